@@ -1,0 +1,1 @@
+"""The admission stages and their Faust binding, post-safety, settlement."""

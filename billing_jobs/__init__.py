@@ -1,0 +1,1 @@
+"""From usage events to tables, prices and answers."""

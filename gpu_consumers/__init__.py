@@ -1,0 +1,1 @@
+"""Workers: engines, scheduling, claims, and the loop that turns lanes into frames."""

@@ -1,0 +1,1 @@
+"""The project's small chat model: what it is trained on, how, and how well it does."""

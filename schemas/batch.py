@@ -1,0 +1,59 @@
+"""Batch producers: the job they write to `intake.batch` and the line they read from their results topic."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.base import Identifier, Record, Scope
+
+SIGNATURE_HEADER = "sluice-signature"
+KEY_ID_HEADER = "sluice-key-id"
+TENANT_HEADER = "sluice-tenant"
+CUSTOM_ID_HEADER = "sluice-custom-id"
+EXPIRES_HEADER = "sluice-expires-ms"
+
+
+class BatchJob(Record):
+    """The value of a record on `intake.batch`. Record headers carry tenant, key id, custom id, expiry and signature.
+
+    `body` is the body of `POST /v1/chat/completions`; the same checks apply, and the same names in errors.
+    """
+
+    type: Literal["job"] = "job"
+    url: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+    body: dict[str, Any]
+
+
+class BatchResponse(BaseModel):
+    """As in OpenAI's batch output lines."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    status_code: int
+    request_id: str
+    body: dict[str, Any]
+
+
+class BatchError(BaseModel):
+    """As in OpenAI's batch error lines, with the retry advice of the endings catalogue."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_ms: int | None = None
+
+
+class BatchResult(Record):
+    """On `results.<tenant>`, keyed by `custom_id`: exactly one of `response` and `error` is set.
+
+    Written at least once; equal `id` means equal content.
+    """
+
+    type: Literal["result"] = "result"
+    scope: Scope
+    id: Identifier = Field(description="The response id.")
+    custom_id: Identifier
+    response: BatchResponse | None = None
+    error: BatchError | None = None

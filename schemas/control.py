@@ -1,0 +1,35 @@
+"""Records on `control`, read by every worker and by post-safety."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from schemas.base import Identifier, Milliseconds, ScopedRecord
+
+
+class Cancel(ScopedRecord):
+    """Someone who may wants the response ended. The worker that runs it ends it; post-safety does if none runs it."""
+
+    type: Literal["cancel"] = "cancel"
+    reason: Literal["client", "disconnect", "operator"]
+    requested_at_ms: Milliseconds
+
+
+class Halt(ScopedRecord):
+    """Post-safety ended the response (safety, deadline, cancel, gap): whoever generates it stops now, silently."""
+
+    type: Literal["halt"] = "halt"
+    reason: str
+
+
+class AttemptVoid(ScopedRecord):
+    """Post-safety's answer to a fence that does not count: that attempt stops, or takes over with a read-back."""
+
+    type: Literal["attempt_void"] = "attempt_void"
+    attempt_id: Identifier
+    worker_id: Identifier
+    why: Literal["tokens_precede", "ended"]
+
+
+ControlRecord = Annotated[Cancel | Halt | AttemptVoid, Field(discriminator="type")]
+CONTROL: TypeAdapter[Cancel | Halt | AttemptVoid] = TypeAdapter(ControlRecord)

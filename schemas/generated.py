@@ -1,0 +1,121 @@
+"""Records on `generated`: the one order of everything about a response.
+
+Per response: `Opened`, then attempts (a `Fence`, then rows of `Frame`s), then the first ending in log order.
+The rule that every reader applies is `streams.accepted_prefix`.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount
+from schemas.endings import EndingCode
+from schemas.request import Lane, ReplyTo
+
+Kind = Literal["content", "reasoning", "tool_name", "tool_arguments"]
+FinishReason = Literal["", "stop", "length"]
+
+
+class Opened(ScopedRecord):
+    """Admission's promise: this response will have an ending, at the latest at its deadline."""
+
+    type: Literal["opened"] = "opened"
+    endpoint: str = "chat.completions"
+    model: Identifier
+    requested_model: str
+    pool: Identifier
+    lane: Lane
+    lane_partition: int = Field(ge=0)
+    choices: int = Field(default=1, ge=1, le=128)
+    prompt_tokens: TokenCount
+    max_tokens: TokenCount
+    reserved_tokens: TokenCount = Field(description="What quota holds until settlement.")
+    reply_to: ReplyTo
+    accepted_at_ms: Milliseconds
+    admitted_at_ms: Milliseconds
+    deadline_ms: Milliseconds
+
+
+class Fence(ScopedRecord):
+    """Start of an attempt. `fresh` is void once accepted tokens precede it; `takeover` never is, before an ending."""
+
+    type: Literal["fence"] = "fence"
+    attempt_id: Identifier
+    worker_id: Identifier
+    kind: Literal["fresh", "takeover"]
+
+
+class Ending(ScopedRecord):
+    """Ends a response other than by the finish of its last choice.
+
+    With `attempt_id` it counts only while that attempt is the current one; without, always. The first that counts
+    is the terminal; whatever follows it is void.
+    """
+
+    type: Literal["ending"] = "ending"
+    code: EndingCode
+    written_by: Literal["admission", "worker", "post-safety", "gateway"]
+    attempt_id: str | None = None
+    message: str = Field(default="", max_length=2_000, description="For the client; never holds prompt text.")
+    param: str | None = Field(default=None, max_length=200, description="The offending field, as the client named it.")
+    retry_after_ms: Annotated[int, Field(ge=0)] | None = None
+    limits: dict[str, int] = Field(default_factory=dict, description="Rate-limit figures for the client's headers.")
+    # What a reader needs when no `opened` precedes (a refusal).
+    endpoint: str = "chat.completions"
+    requested_model: str = ""
+    reply_to: ReplyTo
+    accepted_at_ms: Milliseconds
+    prompt_tokens: TokenCount = 0
+
+
+class Frame(Record):
+    """One engine step of one worker for one partition, as equally long columns; row i is one delta.
+
+    A delta's tokens have the consecutive sequence numbers `first_sequence[i]`, `first_sequence[i] + 1`, …; numbers start
+    at 1 and run over all choices of a response. `text_ends[i][k]` is the length of `text[i]` after token k, so a row can
+    be cut after any token; a token in the middle of a character adds no text. A row without tokens only finishes.
+    """
+
+    type: Literal["frame"] = "frame"
+    worker_id: Identifier
+    emitted_at_us: int = Field(ge=0, description="Unix time in microseconds at which the engine step was published.")
+    scopes: list[Scope] = Field(description="Distinct scopes of the rows; `traceparent` is left to `opened`.")
+    scope: list[int] = Field(description="Per row: index into `scopes`.")
+    response_id: list[str]
+    attempt_id: list[str]
+    choice: list[int]
+    first_sequence: list[int]
+    kind: list[Kind]
+    token_ids: list[list[int]]
+    text: list[str]
+    text_ends: list[list[int]]
+    logprobs: list[list[float] | None]
+    finish: list[FinishReason]
+    cached_tokens: list[int] = Field(description="Prompt tokens found in the engine's prefix cache.")
+
+    def __len__(self) -> int:
+        return len(self.response_id)
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        rows = len(self.response_id)
+        columns = (
+            self.scope, self.attempt_id, self.choice, self.first_sequence, self.kind, self.token_ids, self.text,
+            self.text_ends, self.logprobs, self.finish, self.cached_tokens,
+        )  # fmt: skip
+        if any(len(column) != rows for column in columns):
+            raise ValueError("columns differ in length")
+        if rows and not (0 <= min(self.scope) and max(self.scope) < len(self.scopes)):
+            raise ValueError("scope index out of range")
+        if rows and min(self.first_sequence) < 1:
+            raise ValueError("first_sequence starts at 1")
+        for tokens, text, ends in zip(self.token_ids, self.text, self.text_ends, strict=True):
+            if len(tokens) != len(ends) or (ends[-1] if ends else 0) != len(text):
+                raise ValueError("text_ends does not describe text")
+            if len(ends) > 1 and any(a > b for a, b in zip(ends, ends[1:], strict=False)):
+                raise ValueError("text_ends decreases")
+        return self
+
+
+GeneratedRecord = Annotated[Opened | Fence | Frame | Ending, Field(discriminator="type")]
+GENERATED: TypeAdapter[Opened | Fence | Frame | Ending] = TypeAdapter(GeneratedRecord)

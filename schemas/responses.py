@@ -1,0 +1,85 @@
+"""Records on `responses`: what clients may see. Post-safety is their single writer."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from schemas.base import Milliseconds, Record, Scope, ScopedRecord, TokenCount
+from schemas.endings import EndingCode
+from schemas.generated import Kind
+
+
+class Started(ScopedRecord):
+    """The response was admitted; tokens or a terminal follow. Carries no sequence number."""
+
+    type: Literal["started"] = "started"
+    endpoint: str = "chat.completions"
+    model: str
+    requested_model: str
+    lane: str
+    pool: str
+    prompt_tokens: TokenCount
+    accepted_at_ms: Milliseconds
+    deadline_ms: Milliseconds
+
+
+class Release(Record):
+    """Released text of many responses, as equally long columns; numbering and text ends as in `Frame`.
+
+    Readers ignore tokens whose sequence number they have seen: a rebuilt post-safety emits them again.
+    """
+
+    type: Literal["release"] = "release"
+    scopes: list[Scope]
+    scope: list[int]
+    response_id: list[str]
+    choice: list[int]
+    first_sequence: list[int]
+    kind: list[Kind]
+    text: list[str]
+    text_ends: list[list[int]]
+    emitted_at_us: list[int] = Field(description="When the worker published the newest token of the row.")
+
+    def __len__(self) -> int:
+        return len(self.response_id)
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        rows = len(self.response_id)
+        columns = (
+            self.scope, self.choice, self.first_sequence, self.kind, self.text, self.text_ends, self.emitted_at_us
+        )  # fmt: skip
+        if any(len(column) != rows for column in columns):
+            raise ValueError("columns differ in length")
+        return self
+
+
+class TokenUsage(BaseModel):
+    """Token counts of one response, as shown to its client. `cached_tokens` is part of `prompt_tokens`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    prompt_tokens: TokenCount = 0
+    cached_tokens: TokenCount = 0
+    completion_tokens: TokenCount = 0
+    reasoning_tokens: TokenCount = 0
+
+
+class Terminal(ScopedRecord):
+    """The one ending of a response. `sequence_number` is the last released token's plus one."""
+
+    type: Literal["terminal"] = "terminal"
+    sequence_number: int = Field(ge=1)
+    code: EndingCode
+    finish_reasons: list[str] = Field(default_factory=list, description="Per choice; OpenAI's words.")
+    message: str = ""
+    param: str | None = None
+    retry_after_ms: int | None = None
+    limits: dict[str, int] = Field(default_factory=dict)
+    usage: TokenUsage = TokenUsage()
+    model: str = ""
+    ended_at_ms: Milliseconds
+
+
+ResponseRecord = Annotated[Started | Release | Terminal, Field(discriminator="type")]
+RESPONSES: TypeAdapter[Started | Release | Terminal] = TypeAdapter(ResponseRecord)

@@ -1,0 +1,33 @@
+"""Records on `workers` (compacted, keyed by worker id): what routers know of workers."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Identifier, Milliseconds, Record, Scope
+from schemas.request import Lane
+
+
+class WorkerState(Record):
+    """One worker's heartbeat. A router takes a worker as dead once `beat_at_ms + lease_ms` has passed."""
+
+    type: Literal["worker"] = "worker"
+    scope: Scope = Scope(tenant_id="sluice")
+    worker_id: Identifier
+    pool: Identifier
+    model: Identifier
+    engine: Literal["vllm", "simulated"]
+    state: Literal["starting", "ready", "draining", "failed"]
+    beat_at_ms: Milliseconds
+    lease_ms: int = Field(gt=0)
+    lane_partitions: dict[Lane, list[int]] = Field(default_factory=dict, description="What it consumes now.")
+    home_partitions: list[int] = Field(default_factory=list, description="Partitions of `generated` it writes.")
+    running: int = Field(default=0, ge=0, description="Requests in the engine.")
+    waiting: int = Field(default=0, ge=0, description="Requests read but not in the engine.")
+    queued_tokens: int = Field(default=0, ge=0, description="Prompt plus bounded output of what waits.")
+    max_running: int = Field(default=0, ge=0)
+    kv_blocks_used: int = Field(default=0, ge=0)
+    kv_blocks_total: int = Field(default=0, ge=0)
+    oldest_waiting_ms: int = Field(default=0, ge=0)
+    tokens_per_second: float = Field(default=0, ge=0)
+    accepts_seed: bool = Field(default=True, description="vLLM on CPU dies of a per-request seed.")

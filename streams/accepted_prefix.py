@@ -1,0 +1,87 @@
+"""The rule that every reader of `generated` applies: which tokens count, and what the terminal is.
+
+A pure fold over a response's records in log order. Readers that fold the same records agree, whatever crashed between.
+
+- A `fresh` fence counts only while no token is accepted; a `takeover` fence always; neither after the terminal.
+- A frame row counts when its attempt is the current one and its tokens continue the accepted sequence without a gap.
+- The first counting ending, or the finish of the last open choice, is the terminal; all after it is void.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from schemas.endings import EndingCode
+from schemas.generated import Ending, Fence, FinishReason
+
+FenceVerdict = Literal["current", "tokens_precede", "ended"]
+
+
+class RowVerdict(StrEnum):
+    """What a frame row is to the reader."""
+
+    ACCEPTED = "accepted"
+    VOID = "void"
+    """Of another attempt, or after the terminal."""
+    DUPLICATE = "duplicate"
+    """All of its tokens are accepted already."""
+    GAP = "gap"
+    """Tokens between the accepted prefix and this row are missing."""
+
+
+@dataclass(slots=True)
+class AcceptedPrefix:
+    """State of the fold for one response. `next_sequence - 1` tokens are accepted."""
+
+    choices: int = 1
+    attempt_id: str | None = None
+    attempts: int = 0
+    next_sequence: int = 1
+    finished: dict[int, FinishReason] = field(default_factory=dict)
+    terminal: EndingCode | None = None
+
+    @property
+    def accepted_tokens(self) -> int:
+        return self.next_sequence - 1
+
+    def fence(self, fence: Fence) -> FenceVerdict:
+        """Folds in a fence. Anything but `current` means that the attempt must stop or take over."""
+        if self.terminal is not None:
+            return "ended"
+        if fence.attempt_id == self.attempt_id:
+            return "current"
+        if fence.kind == "fresh" and self.accepted_tokens:
+            return "tokens_precede"
+        self.attempt_id = fence.attempt_id
+        self.attempts += 1
+        return "current"
+
+    def row(
+        self, attempt_id: str, choice: int, first_sequence: int, tokens: int, finish: FinishReason
+    ) -> tuple[RowVerdict, int]:
+        """Folds in one frame row. Returns the verdict and how many of its leading tokens were accepted before."""
+        if self.terminal is not None or attempt_id != self.attempt_id:
+            return RowVerdict.VOID, 0
+        if choice in self.finished:
+            return RowVerdict.DUPLICATE, tokens
+        if first_sequence > self.next_sequence:
+            return RowVerdict.GAP, 0
+        known = self.next_sequence - first_sequence
+        if tokens and known >= tokens and not finish:
+            return RowVerdict.DUPLICATE, tokens
+        known = min(known, tokens)
+        self.next_sequence += tokens - known
+        if finish:
+            self.finished[choice] = finish
+            if len(self.finished) == self.choices:
+                self.terminal = EndingCode.COMPLETED
+        return RowVerdict.ACCEPTED, known
+
+    def ending(self, ending: Ending) -> bool:
+        """Folds in an ending; True when it is the terminal."""
+        if self.terminal is not None:
+            return False
+        if ending.attempt_id is not None and ending.attempt_id != self.attempt_id:
+            return False
+        self.terminal = ending.code
+        return True

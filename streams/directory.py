@@ -1,0 +1,132 @@
+"""Ports to who may do what (tenants) and what can be served (models, pools), as the stages and the gateway need them."""
+
+from decimal import Decimal
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.request import Lane
+
+
+class Limits(BaseModel):
+    """Per tenant. `0` would mean nothing at all, so every limit is at least 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests_per_minute: int = Field(default=6_000, ge=1, le=10**9)
+    tokens_per_minute: int = Field(default=10_000_000, ge=1, le=10**12)
+    concurrent_responses: int = Field(default=2_000, ge=1, le=10**6)
+    max_output_tokens: int = Field(default=4_096, ge=1, le=131_072)
+
+
+class SafetyPolicy(BaseModel):
+    """Deny phrases match normalised text (see `agents.normalise`); an allow phrase lifts denials that lie inside it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = Field(default=1, ge=1)
+    prompt_deny: list[str] = Field(default_factory=list, max_length=10_000)
+    prompt_allow: list[str] = Field(default_factory=list, max_length=10_000)
+    output_deny: list[str] = Field(default_factory=list, max_length=10_000)
+
+
+class ApiKey(BaseModel):
+    """`sha256` of the whole key string, hex; the key itself is stored nowhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key_id: str = Field(min_length=1, max_length=64)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    project_id: str = "default"
+    revoked: bool = False
+
+
+class ProducerKey(BaseModel):
+    """Ed25519 public key of a batch producer, base64 of its 32 raw bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key_id: str = Field(min_length=1, max_length=64)
+    public_key: str
+    project_id: str = "default"
+    revoked: bool = False
+
+
+class Tenant(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenant_id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
+    tier: Literal["free", "paid", "premium"] = "free"
+    limits: Limits = Limits()
+    policy: SafetyPolicy = SafetyPolicy()
+    models: list[str] = Field(default_factory=list, description="Models it may use; empty: all.")
+    api_keys: list[ApiKey] = Field(default_factory=list)
+    producer_keys: list[ProducerKey] = Field(default_factory=list)
+
+
+class Price(BaseModel):
+    """Per million tokens, in `currency`; disjoint classes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    currency: Literal["USD", "EUR"] = "USD"
+    uncached_input: Decimal = Field(default=Decimal("0.10"), ge=0)
+    cached_input: Decimal = Field(default=Decimal("0.02"), ge=0)
+    output: Decimal = Field(default=Decimal("0.40"), ge=0)
+    reasoning: Decimal = Field(default=Decimal("0.40"), ge=0)
+
+
+class Model(BaseModel):
+    """A model as clients name it. `path` holds tokenizer, chat template and, for real engines, weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, max_length=200)
+    aliases: list[str] = Field(default_factory=list)
+    path: str
+    pool: str = Field(description="Pool that serves it.")
+    context_window: int = Field(ge=16, le=2**24)
+    price: Price = Price()
+    description: str = ""
+
+
+class Pool(BaseModel):
+    """Workers that serve one model with one kind of engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
+    engine: Literal["vllm", "simulated"]
+    workers: int = Field(default=1, ge=0, le=1_024, description="Processes that the local runner starts.")
+    max_running: int = Field(default=64, ge=1, le=65_536, description="Requests in the engine at once.")
+    engine_args: dict[str, bool | int | float | str] = Field(
+        default_factory=dict,
+        description="Passed to vLLM's AsyncEngineArgs, or to the simulated engine's settings.",
+    )
+
+
+LANE_OF_TIER: dict[str, Lane] = {"free": Lane.STANDARD, "paid": Lane.STANDARD, "premium": Lane.INTERACTIVE}
+
+
+class TenantDirectory(Protocol):
+    """Reads only; answers from memory; a change becomes visible within seconds without a restart."""
+
+    def tenant(self, tenant_id: str) -> Tenant | None: ...
+
+    def by_api_key(self, api_key: str) -> tuple[Tenant, ApiKey] | None:
+        """None for unknown and for revoked keys. Compares digests, never keys."""
+
+    def producer_key(self, tenant_id: str, key_id: str) -> ProducerKey | None:
+        """None for unknown and for revoked keys."""
+
+    def tenants(self) -> list[Tenant]: ...
+
+
+class ModelCatalog(Protocol):
+    def model(self, name_or_alias: str) -> Model | None: ...
+
+    def models(self) -> list[Model]: ...
+
+    def pool(self, name: str) -> Pool: ...
+
+    def pools(self) -> list[Pool]: ...

@@ -1,0 +1,171 @@
+"""The one settings model. Sources, strongest first: environment (`SLUICE_KAFKA__BOOTSTRAP=…`), the TOML file named by
+`SLUICE_CONFIG`, defaults. An unknown or invalid field fails with its name.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from streams.directory import Model, Pool
+from streams.topics import Partitions, Topics
+
+CONFIG_VARIABLE = "SLUICE_CONFIG"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaSettings(_Section):
+    bootstrap: str = "127.0.0.1:19092"
+    replication_factor: int = Field(default=1, ge=1)
+    min_insync_replicas: int = Field(default=1, ge=1)
+    session_timeout_ms: int = Field(default=3_000, ge=1_000, description="Managed brokers allow 6000 and more.")
+    delivery_timeout_ms: int = Field(default=30_000, ge=1_000)
+    producer_queue_records: int = Field(default=100_000, ge=1)
+    partitions: Partitions = Partitions()
+    extra: dict[str, str] = Field(default_factory=dict, description="librdkafka settings, such as TLS and SASL.")
+
+
+class RedisSettings(_Section):
+    url: str = "redis://127.0.0.1:16379/0"
+    timeout_ms: int = Field(default=500, ge=1, description="Of any one command.")
+
+
+class GatewaySettings(_Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65_535)
+    gateway_id: str = "gateway-1"
+    admission_timeout_ms: int = Field(default=5_000, ge=1, description="Wait for `started` or a refusal; then 503.")
+    request_timeout_ms: int = Field(default=600_000, ge=1_000, description="Deadline of a response.")
+    max_body_bytes: int = Field(default=4_194_304, ge=1_024)
+    max_connections: int = Field(default=20_000, ge=1)
+    max_open_responses: int = Field(default=20_000, ge=1)
+    viewer_queue_bytes: int = Field(default=262_144, ge=4_096)
+    viewer_stall_ms: int = Field(default=10_000, ge=100)
+    history_flush_ms: int = Field(default=250, ge=1)
+    history_retention_s: int = Field(default=3_600, ge=1)
+    coalesce_ms: int = Field(default=20, ge=0, description="Under load only; a first token never waits.")
+
+
+class AdmissionSettings(_Section):
+    placement: Literal["fused", "split"] = "fused"
+    batch_jobs_per_second: int = Field(default=200, ge=1, description="Bound of the intake, per admission worker.")
+    stall_s: float = Field(default=30, gt=0, description="Lag without a commit for so long ends the process.")
+    max_attempts: int = Field(default=5, ge=1, description="Of one event, before its dead letter.")
+    trust_window_ms: int = Field(default=300_000, ge=1_000)
+
+
+class PostSafetySettings(_Section):
+    regroup_ms: int = Field(default=10, ge=0)
+    gap_ms: int = Field(default=2_000, ge=1)
+    unclaimed_cancel_ms: int = Field(default=5_000, ge=0, description="Then a cancel that no worker answered ends it.")
+    max_open_responses: int = Field(default=50_000, ge=1)
+
+
+class WorkerSettings(_Section):
+    worker_id: str = "worker-1"
+    pool: str = "default"
+    lease_ms: int = Field(default=4_000, ge=500)
+    home_partitions: int = Field(default=1, ge=1)
+    max_uncommitted_records: int = Field(default=10_000, ge=1)
+    max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
+    healthy_buffer: int = Field(default=8, ge=0, description="Requests beyond `max_running` that wait in the engine.")
+    drain_timeout_s: float = Field(default=30, gt=0)
+    max_engine_restarts: int = Field(default=5, ge=0)
+
+
+class BillingSettings(_Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=18123, ge=0, le=65_535)
+    clickhouse_url: str = Field(default="", description="`http://user:password@host:8123/database`; empty: embedded.")
+    batch_rows: int = Field(default=10_000, ge=1)
+    batch_wait_ms: int = Field(default=500, ge=1)
+    query_timeout_s: float = Field(default=10, gt=0)
+    max_query_rows: int = Field(default=10_000, ge=1)
+
+
+class Settings(BaseSettings):
+    """Everything a process may know from outside. Frozen; read once, in `__main__`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLUICE_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+    )  # fmt: skip
+
+    region: str = Field(default="local", pattern=r"^[a-z0-9]{1,32}$")
+    config: Path | None = None
+    data_dir: Path = Path(".data")
+    tenants_file: Path = Path(".data/tenants.toml")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    health_port: int = Field(default=0, ge=0, le=65_535, description="`/readyz` and `/metrics`; 0: any free port.")
+    deployment_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="Signs `requests` records and operator calls; 32 characters or more.",
+    )
+    kafka: KafkaSettings = KafkaSettings()
+    redis: RedisSettings = RedisSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    post_safety: PostSafetySettings = PostSafetySettings()
+    worker: WorkerSettings = WorkerSettings()
+    billing: BillingSettings = BillingSettings()
+    models: list[Model] = Field(default_factory=list)
+    pools: list[Pool] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _references_hold(self) -> Self:
+        pools = [pool.name for pool in self.pools]
+        names = [name for model in self.models for name in (model.name, *model.aliases)]
+        if len(set(pools)) != len(pools):
+            raise ValueError("pools: two pools have the same name")
+        if len(set(names)) != len(names):
+            raise ValueError("models: two models share a name or alias")
+        for model in self.models:
+            if model.pool not in pools:
+                raise ValueError(f"models.{model.name}.pool: no pool {model.pool!r}")
+        if self.kafka.min_insync_replicas > self.kafka.replication_factor:
+            raise ValueError("kafka.min_insync_replicas: more than kafka.replication_factor")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = os.environ.get(CONFIG_VARIABLE)
+        files = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
+        return init_settings, env_settings, *files
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(self.region, (pool.name for pool in self.pools), self.kafka.partitions)
+
+
+class SettingsError(Exception):
+    """One line per wrong field, each with its name."""
+
+
+def load_settings() -> Settings:
+    """Reads the sources. Raises SettingsError."""
+    path = os.environ.get(CONFIG_VARIABLE)
+    if path and not Path(path).is_file():
+        raise SettingsError(f"{CONFIG_VARIABLE}: no file {path}")
+    try:
+        return Settings()
+    except ValidationError as error:
+        lines = (f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        raise SettingsError("\n".join(lines)) from None
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error}") from None

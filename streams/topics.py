@@ -1,0 +1,124 @@
+"""The one table of topics: name, key, schema, partitions, retention. Nothing else knows a topic's name."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from schemas.batch import BatchJob, BatchResult
+from schemas.control import CONTROL
+from schemas.dead_letter import DeadLetter
+from schemas.generated import GENERATED
+from schemas.request import LANES, AdmittedRequest, Lane, Request
+from schemas.responses import RESPONSES
+from schemas.usage import USAGE
+from schemas.verdict import Verdict
+from schemas.worker import WorkerState
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`retention_ms` None: compacted by key."""
+
+    name: str
+    key: str
+    schema: type[Any] | TypeAdapter[Any]
+    partitions: int
+    retention_ms: int | None
+    max_message_bytes: int = 4_194_304
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The topic-level settings that provisioning demands."""
+        cleanup = (
+            {"cleanup.policy": "compact"}
+            if self.retention_ms is None
+            else {"cleanup.policy": "delete", "retention.ms": str(self.retention_ms)}
+        )
+        return {
+            **cleanup,
+            "max.message.bytes": str(self.max_message_bytes),
+            "message.timestamp.type": "CreateTime",
+            **self.extra,
+        }
+
+
+_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """How many partitions each topic has; fixed when a region is created."""
+
+    requests: int = 8
+    intake: int = 4
+    lane: int = 8
+    generated: int = 8
+    responses: int = 8
+    usage: int = 4
+    control: int = 1
+
+
+class Topics:
+    """The topics of one region.
+
+    Who writes: `requests` gateways (HMAC header); `intake.batch` outsiders (signature); `generated` admission, workers,
+    post-safety; `responses`, `usage` post-safety (workers and gateways add unpriced records to `usage`).
+    """
+
+    def __init__(self, region: str, pools: Iterable[str], partitions: Partitions = Partitions()) -> None:
+        self.region = region
+        self.pools = tuple(sorted(pools))
+        p = self.counts = partitions
+        name = self._name
+        # Broker time orders, dates and prices these, so no writer's clock can.
+        self.requests = Topic(name("requests"), "response id", Request, p.requests, DAY_MS, extra=_APPEND_TIME)
+        self.intake_batch = Topic(name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS, extra=_APPEND_TIME)
+        # Split placement of the admission stages; unused when they are fused.
+        self.validated = Topic(name("admission.validated"), "response id", AdmittedRequest, p.requests, DAY_MS)
+        self.reserved = Topic(name("admission.reserved"), "response id", AdmittedRequest, p.requests, DAY_MS)
+        self.screened = Topic(name("admission.screened"), "response id", AdmittedRequest, p.requests, DAY_MS)
+        # Longer than any outage to be survived; the only place where unreleased text stands.
+        self.generated = Topic(
+            name("generated"), "response id; worker id for frames", GENERATED, p.generated, 6 * HOUR_MS,
+            extra=_APPEND_TIME,
+        )  # fmt: skip
+        self.responses = Topic(name("responses"), "response id", RESPONSES, p.responses, DAY_MS, extra=_APPEND_TIME)
+        self.usage = Topic(name("usage"), "response id", USAGE, p.usage, 400 * DAY_MS)
+        self.control = Topic(name("control"), "response id", CONTROL, p.control, HOUR_MS, extra=_APPEND_TIME)
+        self.workers = Topic(name("workers"), "worker id", WorkerState, 1, None)
+        self.verdicts = Topic(name("verdicts"), "response id", Verdict, p.usage, 30 * DAY_MS)
+        self.dead_letters = Topic(name("dead-letters"), "origin", DeadLetter, 1, 30 * DAY_MS)
+
+    def _name(self, suffix: str) -> str:
+        return f"{self.region}.{suffix}"
+
+    def lane(self, pool: str, lane: Lane) -> Topic:
+        """`inference.<pool>.<lane>`."""
+        if pool not in self.pools:
+            raise KeyError(f"no pool {pool!r}")
+        return Topic(
+            self._name(f"inference.{pool}.{lane.value}"),
+            "response id",
+            AdmittedRequest,
+            self.counts.lane,
+            DAY_MS,
+        )
+
+    def results(self, tenant_id: str) -> Topic:
+        """`results.<tenant>`: created with its tenant."""
+        return Topic(self._name(f"results.{tenant_id}"), "custom id", BatchResult, self.counts.intake, 7 * DAY_MS)
+
+    def all(self, tenants: Iterable[str]) -> list[Topic]:
+        """Every topic that must exist, given the tenants that have results topics."""
+        return [
+            self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.generated,
+            self.responses, self.usage, self.control, self.workers, self.verdicts, self.dead_letters,
+            *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
+            *(self.results(tenant) for tenant in sorted(tenants)),
+        ]  # fmt: skip
