@@ -4,6 +4,7 @@ Per response: `Opened`, then attempts (a `Fence`, then rows of `Frame`s), then t
 The rule that every reader applies is `streams.accepted_prefix`.
 """
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
@@ -71,9 +72,10 @@ class Ending(ScopedRecord):
 class Frame(Record):
     """One engine step of one worker for one partition, as equally long columns; row i is one delta.
 
-    A delta's tokens have the consecutive sequence numbers `first_sequence[i]`, `first_sequence[i] + 1`, …; numbers start
-    at 1 and run over all choices of a response. `text_ends[i][k]` is the length of `text[i]` after token k, so a row can
-    be cut after any token; a token in the middle of a character adds no text. A row without tokens only finishes.
+    A delta's tokens have the consecutive sequence numbers `first_sequence[i]`, `first_sequence[i] + 1`, …; numbers
+    start at 1 and run over all choices of a response. `text_ends[i][k]` is the length of `text[i]` after token k, so a
+    row can be cut after any token; a token in the middle of a character adds no text. A row without tokens only
+    finishes.
     """
 
     type: Literal["frame"] = "frame"
@@ -105,14 +107,14 @@ class Frame(Record):
         )  # fmt: skip
         if any(len(column) != rows for column in columns):
             raise ValueError("columns differ in length")
-        if rows and not (0 <= min(self.scope) and max(self.scope) < len(self.scopes)):
+        if rows and not (min(self.scope) >= 0 and max(self.scope) < len(self.scopes)):
             raise ValueError("scope index out of range")
         if rows and min(self.first_sequence) < 1:
             raise ValueError("first_sequence starts at 1")
         for tokens, text, ends in zip(self.token_ids, self.text, self.text_ends, strict=True):
             if len(tokens) != len(ends) or (ends[-1] if ends else 0) != len(text):
                 raise ValueError("text_ends does not describe text")
-            if len(ends) > 1 and any(a > b for a, b in zip(ends, ends[1:], strict=False)):
+            if len(ends) > 1 and any(a > b for a, b in pairwise(ends)):
                 raise ValueError("text_ends decreases")
         return self
 

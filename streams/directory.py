@@ -1,4 +1,4 @@
-"""Ports to who may do what (tenants) and what can be served (models, pools), as the stages and the gateway need them."""
+"""Ports to who may do what (tenants) and what can be served (models, pools)."""
 
 from decimal import Decimal
 from typing import Literal, Protocol

@@ -8,8 +8,8 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
-from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client import REGISTRY as DEFAULT_REGISTRY
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 Ready = Callable[[], str | None]
 """None when ready, else why not."""
@@ -44,7 +44,7 @@ def configure_logging(process: str, level: str) -> None:
 
 
 class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         """One line per probe would drown the log."""
 
 

@@ -97,8 +97,12 @@ class Settings(BaseSettings):
     """Everything a process may know from outside. Frozen; read once, in `__main__`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SLUICE_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
-    )  # fmt: skip
+        env_prefix="SLUICE_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
 
     region: str = Field(default="local", pattern=r"^[a-z0-9]{1,32}$")
     config: Path | None = None
