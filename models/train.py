@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -32,7 +32,7 @@ ROLE_TOKENS: Final = {"system": "<|system|>", "user": "<|user|>", "assistant": "
 SPECIAL_TOKENS: Final = (PAD, *ROLE_TOKENS.values(), END)
 CONTEXT_TOKENS: Final = 4096
 ROW_TOKENS: Final = 768
-ROWS_PER_STEP: Final = 8
+ROWS_PER_STEP: Final = 4
 NO_DOCUMENT: Final = -1
 
 CHAT_TEMPLATE: Final = """\
@@ -61,6 +61,14 @@ CHAT_TEMPLATE: Final = """\
 
 
 # ----------------------------------------------------------------------------------------- tokenizer
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token; raises KeyError when the vocabulary has none."""
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise KeyError(token)
+    return found
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
@@ -111,12 +119,12 @@ def encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> tup
     A token of an answer of n tokens weighs n**-0.5: between counting every token alike, which would drown the short
     facts in the long stories, and counting every answer alike.
     """
-    end = tokenizer.token_to_id(END)
+    end = token_id(tokenizer, END)
     tokens: list[int] = []
     weights: list[float] = []
     for message in conversation:
         content: list[int] = tokenizer.encode(message.content, add_special_tokens=False).ids
-        turn = [tokenizer.token_to_id(ROLE_TOKENS[message.role]), *content, end]
+        turn = [token_id(tokenizer, ROLE_TOKENS[message.role]), *content, end]
         weight = (len(turn) - 1) ** -0.5 if message.role == "assistant" else 0.0
         tokens += turn
         weights += [0.0] + [weight] * (len(turn) - 1)
@@ -141,11 +149,11 @@ def pack(encoded: Iterable[tuple[list[int], list[float]]], open_rows: int = 32) 
 
 
 def collate(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tensors for one step: tokens, weights, positions [rows, length] and the attention mask [rows, 1, length, length]."""
+    """Tensors of one step: tokens, weights, positions, each [rows, length], and the mask [rows, 1, length, length]."""
     length = max(len(row.tokens) for row in rows)
 
-    def table(values: Iterable[list[int]] | Iterable[list[float]], fill: float) -> torch.Tensor:
-        return torch.tensor([line + [fill] * (length - len(line)) for line in values])  # type: ignore[operator]
+    def table(values: Iterable[Sequence[float]], fill: float) -> torch.Tensor:
+        return torch.tensor([[*line, *[fill] * (length - len(line))] for line in values])
 
     tokens = table((row.tokens for row in rows), pad)
     weights = table((row.weights for row in rows), 0.0)
@@ -171,8 +179,8 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.token_to_id(END),
-        pad_token_id=tokenizer.token_to_id(PAD),
+        eos_token_id=token_id(tokenizer, END),
+        pad_token_id=token_id(tokenizer, PAD),
     )
 
 
@@ -208,7 +216,7 @@ def train_model(tokenizer: Tokenizer, seed: int, steps: int, peak_learning_rate:
         fused=True,
     )
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
-    pad = tokenizer.token_to_id(PAD)
+    pad = token_id(tokenizer, PAD)
     # A step takes far fewer conversations than this; the stream is lazy, so the bound costs nothing.
     endless = conversations(seed + 1, steps * ROWS_PER_STEP * ROW_TOKENS)
     stream = pack(encode_conversation(tokenizer, conversation) for conversation in endless)
@@ -241,7 +249,7 @@ def train_model(tokenizer: Tokenizer, seed: int, steps: int, peak_learning_rate:
 def save(out: Path, tokenizer: Tokenizer, model: LlamaForCausalLM) -> None:
     """Writes the folder: weights in bf16, configurations, tokenizer, template, and `SHA256SUMS` over all of it."""
     out.mkdir(parents=True, exist_ok=True)
-    end, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+    end, pad = token_id(tokenizer, END), token_id(tokenizer, PAD)
     model.generation_config = GenerationConfig(
         eos_token_id=end, pad_token_id=pad, do_sample=True, temperature=0.7, top_p=0.9, max_new_tokens=1024
     )
@@ -263,7 +271,7 @@ def save(out: Path, tokenizer: Tokenizer, model: LlamaForCausalLM) -> None:
 
 def write_checksums(folder: Path) -> None:
     """Writes `SHA256SUMS`, in the format of `sha256sum`, over every other file of the folder."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in ("SHA256SUMS", "MODEL.md"))
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "SHA256SUMS")
     lines = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
