@@ -1,0 +1,39 @@
+"""JSON Schema (2020-12) of what outsiders write and read. `python -m schemas.export DIR` writes one file per record."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from schemas.base import Record
+from schemas.batch import BatchJob, BatchResult
+from schemas.control import AttemptVoid, Cancel, Halt
+from schemas.dead_letter import DeadLetter
+from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.request import AdmittedRequest, Request
+from schemas.responses import Release, Started, Terminal
+from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+from schemas.verdict import Verdict
+from schemas.worker import WorkerState
+
+RECORDS: tuple[type[Record], ...] = (
+    AdmittedRequest, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount, Ending,
+    Fence, Frame, Halt, Opened, Release, Request, Started, Terminal, UsageEvent, Verdict, WorkerState,
+)  # fmt: skip
+"""Every record that travels on a topic."""
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """Schema by record type, such as `job`; the same text for the same code."""
+    return {record.model_fields["type"].default: record.model_json_schema() for record in RECORDS}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, schema in json_schemas().items():
+        (folder / f"{name}.json").write_text(json.dumps(schema, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

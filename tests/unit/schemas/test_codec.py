@@ -1,0 +1,60 @@
+"""A record that cannot be read gets a reason that names fields and never shows values."""
+
+import json
+
+import pytest
+
+from schemas.codec import Undecodable, decode
+from schemas.generated import GENERATED, Frame
+from schemas.request import Request
+from tests.unit.schemas.examples import EXAMPLES
+
+FRAME = next(example for example in EXAMPLES if isinstance(example, Frame))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "detail"),
+    [
+        (None, "not_json", "no value"),
+        (b"", "not_json", "EOF"),
+        (b"\xff\xfe", "not_json", ""),
+        (b"[" * 10_000, "not_json", "recursion"),
+        (b'{"type": "surprise", "schema_version": 1}', "unknown_type", "surprise"),
+        (b'{"schema_version": 1}', "unknown_type", ""),
+        (b'{"type": "fence", "schema_version": 7}', "unknown_version", "7"),
+        (b'{"type": "fence", "schema_version": 1, "kind": "fresh"}', "invalid", "response_id"),
+        (b"[]", "invalid", ""),
+    ],
+)
+def test_reasons(value: bytes | None, reason: str, detail: str) -> None:
+    with pytest.raises(Undecodable) as refusal:
+        decode(GENERATED, value)
+    assert refusal.value.reason == reason
+    assert detail in refusal.value.detail
+
+
+def test_a_value_never_stands_in_the_detail() -> None:
+    value = json.dumps({"type": "request", "messages": "my secret prompt"}).encode()
+    with pytest.raises(Undecodable) as refusal:
+        decode(Request, value)
+    assert "messages" in refusal.value.detail
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finish": [""]},
+        {"scope": [0, 1]},
+        {"first_sequence": [0, 4]},
+        {"text_ends": [[2, 2], []]},
+        {"text_ends": [[2, 2, 9], []]},
+        {"text_ends": [[3, 2, 3], []]},
+    ],
+    ids=str,
+)
+def test_a_frame_whose_columns_disagree_is_refused(change: dict[str, object]) -> None:
+    value = json.loads(FRAME.encode()) | change
+    with pytest.raises(Undecodable) as refusal:
+        decode(GENERATED, json.dumps(value).encode())
+    assert refusal.value.reason == "invalid"

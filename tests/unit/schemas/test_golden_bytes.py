@@ -1,0 +1,51 @@
+"""What stands on the topics today must be readable tomorrow: bytes are compared with files, not with code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.base import Record
+from schemas.codec import Undecodable, decode
+from schemas.export import RECORDS, json_schemas
+from tests.unit.schemas.examples import EXAMPLES
+
+GOLDEN = Path(__file__).parent / "golden"
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+
+
+def _name(record: Record) -> str:
+    return str(record.model_dump()["type"])
+
+
+def test_every_record_has_an_example() -> None:
+    assert {type(example) for example in EXAMPLES} == set(RECORDS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=_name)
+def test_a_record_is_written_as_the_golden_bytes(example: Record) -> None:
+    assert example.encode() == (GOLDEN / f"{_name(example)}.json").read_bytes()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=_name)
+def test_the_golden_bytes_are_read_back_as_the_record(example: Record) -> None:
+    assert decode(type(example), (GOLDEN / f"{_name(example)}.json").read_bytes()) == example
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=_name)
+def test_a_field_from_the_future_is_ignored(example: Record) -> None:
+    value = json.loads(example.encode()) | {"from_the_future": {"deep": [1]}}
+    assert decode(type(example), json.dumps(value).encode()) == example
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=_name)
+def test_another_version_is_refused_with_that_reason(example: Record) -> None:
+    value = json.loads(example.encode()) | {"schema_version": 2}
+    with pytest.raises(Undecodable, match="schema_version 2") as refusal:
+        decode(type(example), json.dumps(value).encode())
+    assert refusal.value.reason == "unknown_version"
+
+
+@pytest.mark.parametrize("name", sorted(json_schemas()))
+def test_the_published_json_schema_is_the_one_of_the_code(name: str) -> None:
+    assert json.loads((SCHEMAS / f"{name}.json").read_text()) == json_schemas()[name]

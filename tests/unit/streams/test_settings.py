@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from streams.settings import SettingsError, load_settings
+
+CONFIG = """
+region = "eu1"
+[kafka]
+bootstrap = "10.0.0.1:9092"
+[[pools]]
+name = "default"
+engine = "simulated"
+[[models]]
+name = "tiny"
+path = "models/tiny"
+pool = "default"
+context_window = 4096
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "sluice.toml"
+    path.write_text(CONFIG)
+    monkeypatch.setenv("SLUICE_CONFIG", str(path))
+    return path
+
+
+def test_the_environment_beats_the_file_beats_the_defaults(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_KAFKA__SESSION_TIMEOUT_MS", "6000")
+    settings = load_settings()
+    assert settings.kafka.session_timeout_ms == 6_000
+    assert settings.kafka.bootstrap == "10.0.0.1:9092"
+    assert settings.gateway.port == 8080
+    assert settings.topics.requests.name == "eu1.requests"
+
+
+@pytest.mark.parametrize(
+    ("added", "named"),
+    [
+        ("[gateway]\nport = 70000", "gateway.port"),
+        ("[gateway]\nprot = 1", "gateway.prot"),
+        ("[[pools]]\nname = 'default'\nengine = 'vllm'", "pools"),
+        ("[[models]]\nname='m'\npath='p'\npool='nowhere'\ncontext_window=64", "models.m.pool"),
+        ("[[models]]\nname='m'\npath='p'\npool='default'\ncontext_window=1", "models.1.context_window"),
+        ("not toml", "sluice.toml"),
+    ],
+)
+def test_a_wrong_field_is_named(config: Path, added: str, named: str) -> None:
+    config.write_text(CONFIG + added)
+    with pytest.raises(SettingsError, match=named):
+        load_settings()
+
+
+def test_a_missing_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLUICE_CONFIG", str(tmp_path / "nowhere.toml"))
+    with pytest.raises(SettingsError, match=r"SLUICE_CONFIG: no file"):
+        load_settings()
+
+
+def test_a_secret_is_never_printed(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "very-secret")
+    assert "very-secret" not in repr(load_settings())

@@ -1,0 +1,68 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from streams.settings import SettingsError
+from streams.toml_directory import TomlTenantDirectory
+
+KEY = "sk-sluice-one"
+
+
+def _tenant(tenant_id: str, key: str, revoked: bool = False) -> str:
+    return f"""
+[[tenants]]
+tenant_id = "{tenant_id}"
+[[tenants.api_keys]]
+key_id = "key-{tenant_id}"
+sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"
+revoked = {str(revoked).lower()}
+"""
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_revoked_key_stops_working_within_seconds(tmp_path: Path) -> None:
+    path, clock = tmp_path / "tenants.toml", Clock()
+    path.write_text(_tenant("acme", KEY))
+    directory = TomlTenantDirectory(path, clock)
+    found = directory.by_api_key(KEY)
+    assert found is not None
+    assert found[0].tenant_id == "acme"
+    path.write_text(_tenant("acme", KEY, revoked=True))
+    clock.now_s = 1.5
+    assert directory.by_api_key(KEY) is None
+
+
+def test_a_broken_file_keeps_the_last_good_content(tmp_path: Path) -> None:
+    path, clock = tmp_path / "tenants.toml", Clock()
+    path.write_text(_tenant("acme", KEY))
+    directory = TomlTenantDirectory(path, clock)
+    for broken in ("[[tenants]\n", None):
+        path.write_text(broken) if broken is not None else path.unlink()
+        clock.now_s += 2
+        assert directory.by_api_key(KEY) is not None
+    path.write_text(_tenant("beta", KEY))
+    clock.now_s += 2
+    assert [tenant.tenant_id for tenant in directory.tenants()] == ["beta"]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("[[tenants]]\ntenant_id = 'UPPER'", "tenants.0.tenant_id"),
+        ("[[tenants]]\ntenant_id = 'a'\n[tenants.limits]\nrequests_per_minute = 0", "requests_per_minute"),
+        (_tenant("a", "x") + _tenant("a", "y"), "same tenant_id"),
+        (_tenant("a", "x") + _tenant("b", "x"), "same sha256"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, content: str, named: str) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(content)
+    with pytest.raises(SettingsError, match=named):
+        TomlTenantDirectory(path)
