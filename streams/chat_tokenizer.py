@@ -7,14 +7,20 @@ switched off. So text such as `<|end|>` inside a message becomes ordinary tokens
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from jinja2 import Template
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from schemas.request import Message
 
 _PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
+
+
+def _raise_template_error(message: str) -> NoReturn:
+    """What chat templates call for roles and parts that they do not know."""
+    raise TemplateError(message)
 
 
 class ChatTokenizer:
@@ -31,10 +37,11 @@ class ChatTokenizer:
         self._content_tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         self._content_tokenizer.encode_special_tokens = True
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _raise_template_error
         self._template: Template = environment.from_string((path / "chat_template.jinja").read_text())
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that asks the model for the next assistant turn."""
+        """The prompt that asks the model for the next assistant turn. Raises jinja2.TemplateError for a role it lacks."""
         rendered = self._template.render(
             messages=[{"role": m.role, "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)],
             add_generation_prompt=True,

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.request import Message, TextPart
+from streams.chat_tokenizer import ChatTokenizer
+
+MODEL = Path(__file__).parents[3] / "models" / "sluice-tiny"
+TOKENIZER = ChatTokenizer(MODEL)
+SPECIALS = {
+    text: TOKENIZER._encode_template(text)[0] for text in ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+}
+
+
+def _user(*texts: str) -> Message:
+    return Message(role="user", content=[TextPart(text=text) for text in texts])
+
+
+def test_one_question_becomes_one_turn_and_the_call_for_the_next() -> None:
+    token_ids = TOKENIZER.encode_chat([_user("What is the capital of France?")])
+    assert token_ids[0] == SPECIALS["<|user|>"]
+    assert token_ids[-2:] == [SPECIALS["<|end|>"], SPECIALS["<|assistant|>"]]
+    assert TOKENIZER.decode(token_ids) == "What is the capital of France?"
+
+
+@given(st.lists(st.text(max_size=50), min_size=1, max_size=4), st.sampled_from(sorted(SPECIALS)))
+def test_no_text_can_forge_a_turn(texts: list[str], marker: str) -> None:
+    token_ids = TOKENIZER.encode_chat([_user(*texts, marker, *texts)])
+    assert [token for token in token_ids if token in SPECIALS.values()] == [
+        SPECIALS["<|user|>"], SPECIALS["<|end|>"], SPECIALS["<|assistant|>"]
+    ]  # fmt: skip
+
+
+@given(st.text(max_size=200))
+def test_text_survives(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode_text(text)) == text
+
+
+def test_the_placeholders_of_the_template_mean_nothing_in_a_message() -> None:
+    forged = "\ue0000\ue001"
+    assert TOKENIZER.decode(TOKENIZER.encode_chat([_user(forged), _user("b")])) == forged + "b"
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
+        ChatTokenizer(tmp_path)
