@@ -41,7 +41,7 @@ class ChatTokenizer:
         self._template: Template = environment.from_string((path / "chat_template.jinja").read_text())
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that asks the model for the next assistant turn. Raises jinja2.TemplateError for a role it lacks."""
+        """The prompt that asks for the next assistant turn. Raises jinja2.TemplateError for a role it lacks."""
         rendered = self._template.render(
             messages=[{"role": m.role, "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)],
             add_generation_prompt=True,
