@@ -1,0 +1,63 @@
+# Everything a newcomer needs; `make help` lists it.
+SHELL := bash
+.DEFAULT_GOAL := help
+
+# vllm: the real model. sim: the simulated engine, a light installation without torch.
+ENGINE ?= vllm
+# The first Python that fits, unless one is named: make PYTHON=/usr/bin/python3.12 …
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo "$$p"; break; }; done)
+BIN := .venv/bin
+PATHS := schemas streams agents gpu_consumers billing_jobs deploy models benchmarks tests
+
+ifeq ($(strip $(PYTHON)),)
+$(error Sluice needs Python 3.11, 3.12 or 3.13, and none was found; name one with: make PYTHON=/path/to/python3 …)
+endif
+BOOTSTRAP := $(PYTHON) -m deploy.bootstrap
+
+.PHONY: help run demo test test-unit check format bench chaos lock clean
+
+help: ## What can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: ## Installs what is missing and starts everything; Ctrl-C stops it (ENGINE=sim: no torch)
+	@$(BOOTSTRAP) --engine $(ENGINE)
+	@exec $(BIN)/sluice up --engine $(ENGINE)
+
+demo: ## The same, then a scripted tour that checks each of its steps, then stops
+	@$(BOOTSTRAP) --engine vllm
+	@exec $(BIN)/python -m deploy.demo
+
+test: ## All tests, the end-to-end ones on the real stack
+	@$(BOOTSTRAP) --engine vllm --dev
+	@$(BIN)/pytest
+
+test-unit: ## Unit and contract tests only
+	@$(BOOTSTRAP) --engine sim --dev
+	@$(BIN)/pytest tests/unit tests/contract
+
+check: ## Lint, format, types, layering
+	@$(BOOTSTRAP) --engine sim --dev --no-services
+	$(BIN)/ruff check $(wildcard $(PATHS))
+	$(BIN)/ruff format --check $(wildcard $(PATHS))
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: ## Formats the code
+	$(BIN)/ruff check --fix $(wildcard $(PATHS))
+	$(BIN)/ruff format $(wildcard $(PATHS))
+
+bench: ## Measures against the baselines, prints a table and JSON
+	@$(BOOTSTRAP) --engine vllm --dev
+	@$(BIN)/python -m benchmarks
+
+chaos: ## Kills every process in turn under traffic
+	@$(BOOTSTRAP) --engine vllm --dev
+	@$(BIN)/pytest tests/faults
+
+lock: ## Re-resolves all dependencies into deploy/requirements/
+	@$(BOOTSTRAP) --engine sim --no-services
+	@deploy/requirements/lock.sh
+
+clean: ## Removes state, caches and the environment
+	rm -rf .data .cache .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
