@@ -1,0 +1,308 @@
+"""OpenAI's Chat Completions as a pure translation: bodies to requests, events to chunks, completions and errors.
+
+Nothing is ignored: a field is honoured or refused by name. A parameter that Sluice does not offer may still be sent
+with the value that asks for nothing (`"n": 1`, `"logprobs": false`, `null`).
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+
+from schemas.endings import ENDINGS, EndingCode
+from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, MAX_TEXT_CHARS, Message, Sampling, TextPart
+from schemas.responses import TokenUsage
+from streams.gateway.errors import RequestError, ending_error, error_object
+
+__all__ = [
+    "ChatBody", "ChatRequest", "ChunkWriter", "RequestError", "completion_object", "end_user_pseudonym",
+    "ending_error", "error_object", "finish_reason", "parse_chat_request", "usage_object",
+]  # fmt: skip
+
+OnDisconnect = Literal["cancel", "continue"]
+DEFAULT_ON_DISCONNECT: OnDisconnect = "cancel"
+
+# Parameters of the API that are not offered, with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": (),
+    "store": (False,),
+    "web_search_options": (),
+    "safety_identifier": (),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "moderation": (),
+}
+_NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "tool_calls": ([],),
+    "function_call": (),
+    "refusal": (),
+    "audio": (),
+    "annotations": ([],),
+}
+_UNSUPPORTED_ROLES = ("tool", "function")
+_UNSUPPORTED_PARTS = ("image_url", "input_audio", "file", "refusal")
+
+_WIRE = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ChatTextPart(BaseModel):
+    model_config = _WIRE
+
+    type: Literal["text"]
+    text: str = Field(max_length=MAX_TEXT_CHARS)
+
+
+class ChatMessage(BaseModel):
+    """`content` is a string or a list of text parts."""
+
+    model_config = _WIRE
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: list[ChatTextPart] = Field(min_length=1, max_length=256)
+    name: str | None = Field(default=None, max_length=64)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_as_part(cls, content: object) -> object:
+        return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class StreamOptions(BaseModel):
+    model_config = _WIRE
+
+    include_usage: bool = False
+
+
+class ChatBody(Sampling):
+    """The body of `POST /v1/chat/completions`: every parameter that is honoured, and no other."""
+
+    model_config = _WIRE
+
+    model: str = Field(min_length=1, max_length=200)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
+    top_k: int = Field(default=0, ge=-1, le=1_000_000, description="0 or -1: off.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
+    service_tier: Literal["auto", "priority", "default", "batch"] = "auto"
+    metadata: dict[
+        Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]
+    ] = Field(default_factory=dict, max_length=16)
+    on_disconnect: OnDisconnect = Field(
+        default=DEFAULT_ON_DISCONNECT, description="What happens when the last viewer is gone: an extension."
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, stop: object) -> object:
+        return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _token_ids(cls, bias: object) -> object:
+        if not isinstance(bias, Mapping):
+            return bias
+        if not all(isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 for key in bias):
+            raise ValueError("keys are token ids")
+        return {int(key): value for key, value in bias.items()}
+
+
+class ChatRequest(BaseModel):
+    """What a body asks for, in Sluice's words."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    messages: list[Message]
+    sampling: Sampling
+    stream: bool
+    include_usage: bool
+    user: str | None
+    service_tier: Literal["auto", "priority", "default", "batch"]
+    metadata: dict[str, str]
+    on_disconnect: OnDisconnect
+
+
+def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Raises RequestError naming the field, as a client would write it: `messages[0].content`."""
+    given = {name: value for name, value in body.items() if name not in _NEUTRAL}
+    for name in body.keys() & _NEUTRAL.keys():
+        _require_neutral(name, body[name], _NEUTRAL[name])
+    if isinstance(messages := given.get("messages"), list):
+        given["messages"] = [_supported_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    # A null asks for the default, as in OpenAI's own schema.
+    known = {name: value for name, value in given.items() if value is not None or name not in ChatBody.model_fields}
+    try:
+        chat = ChatBody.model_validate(known)
+    except ValidationError as error:
+        raise _explain(error) from None
+    if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
+        raise RequestError(
+            EndingCode.INVALID_REQUEST, "max_tokens and max_completion_tokens differ.", "max_completion_tokens"
+        )
+    if chat.stream_options is not None and not chat.stream:
+        raise RequestError(EndingCode.INVALID_REQUEST, "stream_options needs stream: true.", "stream_options")
+    sampling = {name: getattr(chat, name) for name in Sampling.model_fields}
+    sampling["max_tokens"] = chat.max_completion_tokens or chat.max_tokens
+    sampling["top_k"] = max(chat.top_k, 0)
+    if sampling["max_tokens"] is not None and chat.min_tokens > sampling["max_tokens"]:
+        raise RequestError(EndingCode.INVALID_REQUEST, "min_tokens is above max_tokens.", "min_tokens")
+    return ChatRequest(
+        model=chat.model,
+        messages=[_message(message) for message in chat.messages],
+        sampling=Sampling(**sampling),
+        stream=chat.stream,
+        include_usage=chat.stream_options is not None and chat.stream_options.include_usage,
+        user=chat.user,
+        service_tier=chat.service_tier,
+        metadata=chat.metadata,
+        on_disconnect=chat.on_disconnect,
+    )
+
+
+def _message(message: ChatMessage) -> Message:
+    return Message(
+        role="system" if message.role == "developer" else message.role,
+        content=[TextPart(text=part.text) for part in message.content],
+        name=message.name,
+    )
+
+
+def _require_neutral(name: str, value: object, neutral: tuple[Any, ...]) -> None:
+    # `True == 1` in Python, but not in JSON.
+    if value is None or any(value == other and type(value) is type(other) for other in neutral):
+        return
+    raise _unsupported(name)
+
+
+def _unsupported(name: str) -> RequestError:
+    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{name} is not supported.", name)
+
+
+def _supported_message(path: str, message: object) -> object:
+    """The message without neutral fields. What is merely malformed is left to validation."""
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") in _UNSUPPORTED_ROLES:
+        raise _unsupported(f"{path}.role")
+    for name in message.keys() & _NEUTRAL_IN_MESSAGE.keys():
+        _require_neutral(f"{path}.{name}", message[name], _NEUTRAL_IN_MESSAGE[name])
+    if isinstance(parts := message.get("content"), list):
+        for i, part in enumerate(parts):
+            if isinstance(part, dict) and part.get("type") in _UNSUPPORTED_PARTS:
+                raise _unsupported(f"{path}.content[{i}].type")
+    return {name: value for name, value in message.items() if name not in _NEUTRAL_IN_MESSAGE}
+
+
+def _explain(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = _path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return _unsupported(param)
+    return RequestError(EndingCode.INVALID_REQUEST, f"{param}: {first['msg']}.", param)
+
+
+def _path(location: Sequence[int | str]) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")
+    return "".join(parts).removeprefix(".")[:200]
+
+
+def end_user_pseudonym(secret: bytes, tenant_id: str, user: str | None) -> str:
+    """Stable per deployment, tenant and user; tells nothing about the user without the secret. Empty for none."""
+    if not user:
+        return ""
+    return hmac.digest(secret, f"end-user\0{tenant_id}\0{user}".encode(), hashlib.sha256).hex()[:32]
+
+
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def finish_reason(code: EndingCode, finish_reasons: Sequence[str], choice: int = 0) -> str:
+    """OpenAI's word for why `choice` ended; the catalogue's where the choice did not finish by itself."""
+    own = finish_reasons[choice] if choice < len(finish_reasons) else ""
+    return own or ENDINGS[code].finish_reason
+
+
+def completion_object(
+    *,
+    response_id: str,
+    created_s: int,
+    model: str,
+    texts: Sequence[str],
+    code: EndingCode,
+    finish_reasons: Sequence[str],
+    usage: TokenUsage,
+) -> dict[str, Any]:
+    """A `chat.completion` with one choice per text. Its `id` is the response id."""
+    return {
+        "id": response_id,
+        "object": "chat.completion",
+        "created": created_s,
+        "model": model,
+        "choices": [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": finish_reason(code, finish_reasons, index),
+            }
+            for index, text in enumerate(texts)
+        ],
+        "usage": usage_object(usage),
+    }
+
+
+class ChunkWriter:
+    """Encodes one response's `chat.completion.chunk` objects as JSON; constant parts are encoded once."""
+
+    def __init__(self, response_id: str, created_s: int, model: str, *, include_usage: bool) -> None:
+        head = {"id": response_id, "object": "chat.completion.chunk", "created": created_s, "model": model}
+        self._head = orjson.dumps(head)[:-1]
+        self._tail = b',"usage":null}' if include_usage else b"}"
+        self._text_before = self._head + b',"choices":[{"index":'
+        self._text_after = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+
+    def role(self, choice: int = 0) -> bytes:
+        """The first chunk of a choice."""
+        return b'%b%d,"delta":{"role":"assistant","content":"","refusal":null%b' % (
+            self._text_before, choice, self._text_after,
+        )  # fmt: skip
+
+    def text(self, text: str, choice: int = 0, field: str = "content") -> bytes:
+        """`field` is the member of `delta` that the text belongs to."""
+        return b'%b%d,"delta":{"%b":%b%b' % (
+            self._text_before, choice, field.encode(), orjson.dumps(text), self._text_after,
+        )  # fmt: skip
+
+    def finish(self, reason: str, choice: int = 0) -> bytes:
+        return b'%b%d,"delta":{},"logprobs":null,"finish_reason":%b}]%b' % (
+            self._text_before, choice, orjson.dumps(reason), self._tail,
+        )  # fmt: skip
+
+    def usage(self, usage: TokenUsage) -> bytes:
+        """The last chunk, when the client asked for usage."""
+        return b'%b,"choices":[],"usage":%b}' % (self._head, orjson.dumps(usage_object(usage)))
