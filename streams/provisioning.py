@@ -1,0 +1,175 @@
+"""Creates the topics of the table on a cluster, and refuses a cluster that differs from the table."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from streams.kafka_log import client_config, log_error
+from streams.log import LogError
+from streams.settings import KafkaSettings
+from streams.topics import Topic
+
+_CALL_TIMEOUT_S = 10.0
+_RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionReport:
+    """Names, sorted: what was created now and what stood already."""
+
+    created: tuple[str, ...]
+    present: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """What a cluster says about a topic. `replication_factor` is the smallest of its partitions."""
+
+    partitions: int
+    replication_factor: int
+    config: dict[str, str]
+
+
+class DriftError(Exception):
+    """The cluster differs from the table. `differences`: one line each, sorted by topic."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__("\n".join(differences))
+        self.differences = tuple(differences)
+
+
+def differences(topic: Topic, config: dict[str, str], replication_factor: int, found: TopicState) -> list[str]:
+    """What separates a topic of the cluster from the table, one line each."""
+    wanted = {"partitions": str(topic.partitions), "replication factor": str(replication_factor), **config}
+    actual = {
+        "partitions": str(found.partitions),
+        "replication factor": str(found.replication_factor),
+        **found.config,
+    }
+    return [
+        f"{topic.name}: {name} is {actual.get(name, 'unset')}, must be {value}"
+        for name, value in wanted.items()
+        if actual.get(name) != value
+    ]
+
+
+def topic_config(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
+    """The topic-level settings that provisioning demands on this cluster."""
+    return {**topic.config, "min.insync.replicas": str(settings.min_insync_replicas)}
+
+
+def wait_for_broker(settings: KafkaSettings, timeout_s: float) -> None:
+    """Returns once a broker answers. Raises TimeoutError."""
+    admin = _admin(settings)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            if admin.list_topics(timeout=1).brokers:
+                return
+        except KafkaException as error:
+            if not log_error(error.args[0], "list topics").retriable:
+                raise log_error(error.args[0], "list topics") from None
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError(f"no broker answered at {settings.bootstrap} within {timeout_s:g} s")
+        time.sleep(_RETRY_S)
+
+
+def provision(settings: KafkaSettings, topics: Sequence[Topic], timeout_s: float = 30) -> ProvisionReport:
+    """Creates what is missing, exactly as the table says, and waits until every partition has a leader.
+
+    Idempotent, and safe beside another process that provisions the same. Raises DriftError before anything is
+    created when a topic stands differently, TimeoutError, LogError.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    admin = _admin(settings)
+    wanted = {topic.name: topic for topic in topics}
+    existing = _check(admin, settings, wanted)
+    missing = [topic for name, topic in wanted.items() if name not in existing]
+    created = _create(admin, settings, missing)
+    while not _usable(admin, wanted):
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError(f"topics without a leader after {timeout_s:g} s")
+        time.sleep(_RETRY_S)
+    # Another process may have created them otherwise in between.
+    _check(admin, settings, {topic.name: topic for topic in missing})
+    return ProvisionReport(tuple(sorted(created)), tuple(sorted(wanted.keys() - created)))
+
+
+def _admin(settings: KafkaSettings) -> AdminClient:
+    # What fails is raised by the call that failed; librdkafka need not log it as well.
+    return AdminClient({**client_config(settings, "provisioning"), "log_level": 0})
+
+
+def _check(admin: AdminClient, settings: KafkaSettings, wanted: dict[str, Topic]) -> dict[str, TopicState]:
+    found = _describe(admin, wanted)
+    drift = [
+        line
+        for name, state in sorted(found.items())
+        for line in differences(wanted[name], topic_config(wanted[name], settings), settings.replication_factor, state)
+    ]
+    if drift:
+        raise DriftError(drift)
+    return found
+
+
+def _describe(admin: AdminClient, wanted: dict[str, Topic]) -> dict[str, TopicState]:
+    try:
+        metadata = admin.list_topics(timeout=_CALL_TIMEOUT_S).topics
+        existing = [name for name in wanted if name in metadata]
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in existing]
+        futures = admin.describe_configs(resources, request_timeout=_CALL_TIMEOUT_S) if resources else {}
+        configs = {
+            resource.name: {name: entry.value for name, entry in future.result(_CALL_TIMEOUT_S).items()}
+            for resource, future in futures.items()
+        }
+    except KafkaException as error:
+        raise log_error(error.args[0], "describe topics") from None
+    return {
+        name: TopicState(
+            len(metadata[name].partitions),
+            min((len(partition.replicas) for partition in metadata[name].partitions.values()), default=0),
+            configs[name],
+        )
+        for name in existing
+    }
+
+
+def _create(admin: AdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> set[str]:
+    if not topics:
+        return set()
+    created = set()
+    requests = [
+        NewTopic(topic.name, topic.partitions, settings.replication_factor, config=topic_config(topic, settings))
+        for topic in topics
+    ]
+    for name, future in admin.create_topics(requests, request_timeout=_CALL_TIMEOUT_S).items():
+        try:
+            future.result(_CALL_TIMEOUT_S)
+            created.add(name)
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise log_error(cause, f"create {name}") from None
+    return created
+
+
+def _usable(admin: AdminClient, wanted: dict[str, Topic]) -> bool:
+    try:
+        metadata = admin.list_topics(timeout=_CALL_TIMEOUT_S).topics
+    except KafkaException as error:
+        failure: LogError = log_error(error.args[0], "list topics")
+        if failure.retriable:
+            return False
+        raise failure from None
+    return all(
+        name in metadata
+        and len(metadata[name].partitions) == topic.partitions
+        and all(partition.leader >= 0 for partition in metadata[name].partitions.values())
+        for name, topic in wanted.items()
+    )
