@@ -1,0 +1,86 @@
+"""The port to an inference engine. `vllm_engine` implements it over vLLM, `simulated` without any weights.
+
+Duties of every implementation, held by one contract suite: the deltas of a request arrive in order and end with exactly
+one `finish` or `error`, unless it is aborted; after `abort` returns, no delta of that request is delivered; the text of
+all deltas is whole characters; callbacks run on the event loop that called `start`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.generated import FinishReason
+from schemas.request import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """`request_id` is unique for the life of the engine; `priority` is lower for what goes first."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    max_tokens: int
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(slots=True)
+class EngineDelta:
+    """What one engine step added to one choice of one request.
+
+    `text_ends[k]` is the length of `text` after token k. `error` ends the request, with the reason for operators;
+    `refused_param` names the sampling parameter when the engine cannot honour it.
+    """
+
+    request_id: str
+    choice: int
+    token_ids: list[int]
+    text: str
+    text_ends: list[int]
+    logprobs: list[float] | None = None
+    finish: FinishReason = ""
+    cached_tokens: int = 0
+    error: str | None = None
+    refused_param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Requests in the batch, requests waiting for it, and KV-cache blocks that requests hold."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+
+
+class EngineDied(Exception):
+    """The engine and everything in it is gone. It may be started again."""
+
+
+OnStep = Callable[[list[EngineDelta]], None]
+OnDied = Callable[[EngineDied], None]
+
+
+class Engine(Protocol):
+    @property
+    def accepts_seed(self) -> bool: ...
+
+    async def start(self, on_step: OnStep, on_died: OnDied) -> None:
+        """Returns when requests can be submitted; again after a death. Raises EngineDied when it cannot start.
+
+        `on_step` gets the deltas of all requests of one step at once. `on_died` is called at most once per start; no
+        delta follows it.
+        """
+
+    def submit(self, request: EngineRequest) -> None:
+        """Never blocks. A request that the engine refuses gets a delta with `error`. Raises EngineDied when dead."""
+
+    def abort(self, request_id: str) -> None:
+        """Frees what the request holds within milliseconds. Unknown and ended requests are ignored."""
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None:
+        """Stops without further callbacks; also before `start` and twice."""

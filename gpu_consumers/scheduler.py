@@ -1,0 +1,142 @@
+"""Which of the requests that a worker has read enters the engine next. Pure: no I/O, no clock.
+
+Lanes are strictly ordered; within a lane first come, first served. The order within a lane is `_LaneQueue`'s business
+alone: fairness between tenants will stand there.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from schemas.request import LANES, Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A request that waits. `tokens` is what it may cost: prompt plus bounded output."""
+
+    response_id: str
+    lane: Lane
+    tenant_id: str
+    tokens: int
+    queued_at_ms: int
+    deadline_ms: int
+
+
+class _LaneQueue:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._queue: OrderedDict[str, Queued] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, item: Queued, *, front: bool) -> None:
+        self._queue[item.response_id] = item
+        if front:
+            self._queue.move_to_end(item.response_id, last=False)
+
+    def peek(self) -> Queued | None:
+        return next(iter(self._queue.values()), None)
+
+    def remove(self, response_id: str) -> None:
+        del self._queue[response_id]
+
+    def oldest_ms(self) -> int | None:
+        head = self.peek()
+        return None if head is None else head.queued_at_ms
+
+
+class Scheduler:
+    """Holds what waits. Every request is in it at most once."""
+
+    def __init__(self) -> None:
+        self._lanes = {lane: _LaneQueue() for lane in LANES}
+        self._items: dict[str, Queued] = {}
+        self._deadlines: list[tuple[int, str]] = []
+        self._queued_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._items
+
+    def add(self, item: Queued, *, front: bool = False) -> None:
+        """`front` is for one that had been taken and must not lose its place. Raises ValueError for a known id."""
+        if item.response_id in self._items:
+            raise ValueError(f"{item.response_id} is queued")
+        self._items[item.response_id] = item
+        self._lanes[item.lane].add(item, front=front)
+        self._queued_tokens += item.tokens
+        heappush(self._deadlines, (item.deadline_ms, item.response_id))
+
+    def take(self, slots: int, tokens: int | None = None) -> list[Queued]:
+        """Removes and returns the next requests, at most `slots` and `tokens` in sum.
+
+        The first that does not fit ends the selection: nothing overtakes it, so that it cannot starve.
+        """
+        taken: list[Queued] = []
+        for lane in LANES:
+            queue = self._lanes[lane]
+            while len(taken) < slots and (head := queue.peek()) is not None:
+                if tokens is not None:
+                    if head.tokens > tokens:
+                        return taken
+                    tokens -= head.tokens
+                self._discard(head)
+                taken.append(head)
+        return taken
+
+    def remove(self, response_id: str) -> Queued | None:
+        """None when it does not wait."""
+        item = self._items.get(response_id)
+        if item is not None:
+            self._discard(item)
+        return item
+
+    def expired(self, now_ms: int) -> list[Queued]:
+        """Removes and returns the requests whose deadline has come, earliest first."""
+        gone: list[Queued] = []
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            deadline_ms, response_id = heappop(self._deadlines)
+            item = self._items.get(response_id)
+            if item is not None and item.deadline_ms == deadline_ms:
+                self._discard(item)
+                gone.append(item)
+        return gone
+
+    @property
+    def queued_tokens(self) -> int:
+        return self._queued_tokens
+
+    def waiting(self) -> dict[Lane, int]:
+        return {lane: len(queue) for lane, queue in self._lanes.items()}
+
+    def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
+        """Age of the request that each lane would give next; 0 for an empty lane."""
+        return {lane: max(now_ms - (queue.oldest_ms() or now_ms), 0) for lane, queue in self._lanes.items()}
+
+    def _discard(self, item: Queued) -> None:
+        del self._items[item.response_id]
+        self._lanes[item.lane].remove(item.response_id)
+        self._queued_tokens -= item.tokens
+        # Entries of requests that left are dropped when they come up, or all at once when they are the most.
+        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._items):
+            self._deadlines = sorted((queued.deadline_ms, queued.response_id) for queued in self._items.values())
+
+
+def home_partitions(worker_id: str, partitions: Iterable[int], count: int) -> list[int]:
+    """The partitions of `generated` that a worker writes, by rendezvous hashing (Thaler and Ravishankar, 1998).
+
+    Stable: another number of partitions moves as few workers as possible.
+    """
+    ranked = sorted(partitions, key=lambda partition: (_weight(worker_id, partition), partition), reverse=True)
+    return sorted(ranked[:count])
+
+
+def _weight(worker_id: str, partition: int) -> bytes:
+    return hashlib.blake2b(f"{worker_id}/{partition}".encode(), digest_size=8).digest()

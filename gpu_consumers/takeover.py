@@ -1,0 +1,65 @@
+"""What a worker does with a response that another attempt may have begun. Pure.
+
+The seam for continuation: a decision `interrupted` will become prompt + accepted tokens, on the same fences.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from schemas.generated import Ending, Fence, Frame, Opened
+from streams.accepted_prefix import AcceptedPrefix
+
+Decision = Literal["ended", "superseded", "generate", "interrupted"]
+
+
+class ReadBack:
+    """Folds one response's records, from `opened` up to and including the worker's own fence."""
+
+    def __init__(self, response_id: str, attempt_id: str) -> None:
+        self.response_id = response_id
+        self.attempt_id = attempt_id
+        self._prefix = AcceptedPrefix()
+        self._fenced = False
+
+    def fold(self, record: Opened | Fence | Frame | Ending) -> None:
+        """Records of other responses are ignored, and so is everything after the own fence."""
+        if self._fenced:
+            return
+        if isinstance(record, Frame):
+            for row, response_id in enumerate(record.response_id):
+                if response_id == self.response_id:
+                    self._prefix.row(
+                        record.attempt_id[row],
+                        record.choice[row],
+                        record.first_sequence[row],
+                        len(record.token_ids[row]),
+                        record.finish[row],
+                    )
+        elif record.response_id != self.response_id:
+            return
+        elif isinstance(record, Opened):
+            self._prefix.choices = record.choices
+        elif isinstance(record, Fence):
+            self._prefix.fence(record)
+            self._fenced = record.attempt_id == self.attempt_id
+        else:
+            self._prefix.ending(record)
+
+    def fold_all(self, records: Iterable[Opened | Fence | Frame | Ending]) -> None:
+        for record in records:
+            self.fold(record)
+
+    @property
+    def accepted_tokens(self) -> int:
+        return self._prefix.accepted_tokens
+
+    def decision(self) -> Decision:
+        """`ended`: there is a terminal. `superseded`: the own fence was not found, or does not count.
+
+        `generate`: no token was accepted, the fenced attempt may begin. `interrupted`: tokens were accepted.
+        """
+        if self._prefix.terminal is not None:
+            return "ended"
+        if not self._fenced or self._prefix.attempt_id != self.attempt_id:
+            return "superseded"
+        return "interrupted" if self._prefix.accepted_tokens else "generate"
