@@ -1,0 +1,309 @@
+"""Deny and allow phrases over normalised text, for whole texts and for text that arrives in pieces.
+
+**Normalised text** is a sequence of words with single spaces between them. Each code point is folded on its own (so the
+result does not depend on how a text is cut): NFKD and case folding, diacritics dropped, common look-alikes of Latin
+letters (Cyrillic, Greek, small capitals, letters in boxes) replaced by them, invisible code points removed. Whatever is
+neither letter, digit nor mark separates words. A character of a script that is written without spaces is a word by
+itself.
+
+**A phrase matches** where its words stand in a row: `bad` matches `Bád!` and `BA<soft hyphen>D`, but not `badge`;
+`do it` matches `do,  it`. An **allow phrase** lifts every denial that lies inside one of its own matches.
+
+Digits for letters (`b4d`) and letters spaced apart (`b a d`) are other words here; they are a classifier's work.
+
+The automaton is Aho and Corasick's (CACM 18(6), 1975) over characters; the spaces around a phrase belong to its pattern.
+"""
+
+import re
+import unicodedata
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+_SPACE = " "
+_RUN_OF_SPACES = re.compile(r" {2,}")
+
+# Default-ignorable code points that are not of category Cf: joiners, fillers, variation selectors.
+_INVISIBLE = frozenset(
+    chr(code)
+    for first, last in (
+        (0x034F, 0x034F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x2065, 0x2065), (0x3164, 0x3164),
+        (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0), (0xE0000, 0xE0FFF),
+    )
+    for code in range(first, last + 1)
+)  # fmt: skip
+
+# Scripts written without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Bopomofo, Han.
+_UNSPACED = (
+    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3005, 0x3007), (0x3040, 0x312F), (0x31A0, 0x31FF),
+    (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xA9E0, 0xA9FF), (0xAA60, 0xAA7F), (0xF900, 0xFAFF), (0x1B000, 0x1B16F),
+    (0x20000, 0x3FFFF),
+)  # fmt: skip
+
+# Applied after case folding, so capitals are written as their small letters (`н` for the look of `Н`).
+_LOOK_ALIKE = (
+    dict(zip("авекмнорстухѕіјԁԛԝґһӏ", "abekmhopctyxsijdqwrhl", strict=True))
+    | dict(zip("αβεηικνορτυχγωϲϳ", "abenikvoptuxywcj", strict=True))
+    | dict(zip("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz", strict=True))
+    | dict(zip("ɑɡıȷøđłħŧƅօսոհ", "agijodlhtbounh", strict=True))
+    | {"æ": "ae", "œ": "oe"}
+)
+# Letters in circles, boxes and flags, which NFKD leaves alone.
+_BOXED_ALPHABETS = (0x1F150, 0x1F170, 0x1F1E6)
+
+
+def _fold_code_point(char: str) -> str:
+    for first in _BOXED_ALPHABETS:
+        if first <= ord(char) < first + 26:
+            return chr(ord("a") + ord(char) - first)
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold())
+    return "".join(_fold_part(part) for part in folded)
+
+
+def _fold_part(char: str) -> str:
+    category = unicodedata.category(char)
+    if category in ("Cf", "Me") or char in _INVISIBLE:
+        return ""
+    combining = unicodedata.combining(char)
+    # Overlays and what stands above or below a letter; the lower classes carry meaning (viramas, vowel points).
+    if combining == 1 or combining >= 200:
+        return ""
+    if category[0] not in "LNM":
+        return _SPACE
+    if any(first <= ord(char) <= last for first, last in _UNSPACED):
+        return f" {char} "
+    return _LOOK_ALIKE.get(char, char)
+
+
+class _FoldTable(dict[int, str]):
+    """For `str.translate`; filled as code points are met, so its size is bounded by Unicode's."""
+
+    def __missing__(self, code: int) -> str:
+        folded = self[code] = _fold_code_point(chr(code))
+        return folded
+
+
+_FOLD = _FoldTable()
+
+
+def _fold(text: str) -> str:
+    """Folded text, runs of spaces collapsed; it may begin and end with one."""
+    folded = text.translate(_FOLD)
+    return _RUN_OF_SPACES.sub(_SPACE, folded) if "  " in folded else folded
+
+
+_fold_piece = lru_cache(maxsize=65_536)(_fold)  # pieces are tokens of a vocabulary
+_MAX_CACHED_CHARS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """`text` neither begins nor ends with a space; `text[i]` comes from the original's character `origins[i]`."""
+
+    text: str
+    origins: list[int]
+
+
+def normalise(text: str) -> Normalised:
+    """The normalised form with the way back to the original."""
+    chars: list[str] = []
+    origins: list[int] = []
+    for index, char in enumerate(text):
+        for part in _FOLD[ord(char)]:
+            if part != _SPACE or (chars and chars[-1] != _SPACE):
+                chars.append(part)
+                origins.append(index)
+    if chars and chars[-1] == _SPACE:
+        chars.pop()
+        origins.pop()
+    return Normalised("".join(chars), origins)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A denied phrase, normalised, and where it stands: `[start, end)`.
+
+    In characters of the original text from `PhraseSet.first_match`, of the normalised one from a `StreamMatcher`.
+    """
+
+    phrase: str
+    start: int
+    end: int
+
+
+class PhraseSet:
+    """Compiled phrases; immutable, shared between responses. False when it denies nothing.
+
+    Phrases without any letter or digit cannot match; they are listed in `ignored`.
+    """
+
+    def __init__(self, deny: Iterable[str], allow: Iterable[str] = ()) -> None:
+        denied = {phrase: normalise(phrase).text for phrase in deny}
+        allowed = {phrase: normalise(phrase).text for phrase in allow}
+        self.ignored = tuple(phrase for phrase, words in (denied | allowed).items() if not words)
+        self._goto: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        # Per node: the longest phrase that ends here, also at a suffix of it; "" for none.
+        self._denied = [""]
+        self._allowed = [""]
+        # Per node: the length of its longest suffix that begins a longer denied (allowed) pattern.
+        self._deny_alive = [0]
+        self._allow_alive = [0]
+        for words in sorted(set(denied.values()) - {""}):
+            self._add(words, self._denied, self._deny_alive)
+        if self:
+            for words in sorted(set(allowed.values()) - {""}):
+                self._add(words, self._allowed, self._allow_alive)
+        self._fail = [0] * len(self._goto)
+        self._link()
+        self._start = self._goto[0].get(_SPACE, 0)
+
+    def _add(self, words: str, ends: list[str], alive: list[int]) -> None:
+        node = 0
+        for char in f" {words} ":
+            alive[node] = self._depth[node]
+            child = self._goto[node].get(char)
+            if child is None:
+                child = self._goto[node][char] = len(self._goto)
+                self._goto.append({})
+                self._depth.append(self._depth[node] + 1)
+                self._denied.append("")
+                self._allowed.append("")
+                self._deny_alive.append(0)
+                self._allow_alive.append(0)
+            node = child
+        ends[node] = words
+
+    def _link(self) -> None:
+        """Failure links, breadth first: a node's suffixes are shorter, so they are done before it."""
+        queue = deque([0])
+        while queue:
+            node = queue.popleft()
+            for char, child in self._goto[node].items():
+                fail = self._fail[child] = self._step(self._fail[node], char) if node else 0
+                self._denied[child] = self._denied[child] or self._denied[fail]
+                self._allowed[child] = self._allowed[child] or self._allowed[fail]
+                self._deny_alive[child] = self._deny_alive[child] or self._deny_alive[fail]
+                self._allow_alive[child] = self._allow_alive[child] or self._allow_alive[fail]
+                queue.append(child)
+
+    def _step(self, node: int, char: str) -> int:
+        goto, fail = self._goto, self._fail
+        child = goto[node].get(char)
+        while child is None:
+            if not node:
+                return 0
+            node = fail[node]
+            child = goto[node].get(char)
+        return child
+
+    def __bool__(self) -> bool:
+        return len(self._goto) > 1
+
+    def first_match(self, text: str) -> Match | None:
+        """A denial that no allow phrase lifts, in characters of `text`; None when there is none.
+
+        Exactly when there is one, a `StreamMatcher` fed with the same text, however cut, finds it too.
+        """
+        if not self:
+            return None
+        matcher = StreamMatcher(self)
+        matcher.feed(text)
+        matcher.finish()
+        match = matcher.match
+        if match is None:
+            return None
+        origins = normalise(text).origins
+        return Match(match.phrase, origins[match.start], origins[match.end - 1] + 1)
+
+
+class StreamMatcher:
+    """Matches a text that arrives in pieces; its state does not depend on the cuts and does not grow with the text.
+
+    `position` is the length of the normalised text so far (a trailing space counts). What stands below `hold_from` can
+    never be part of a match; what stands above may still become one, or is one (`match`), and then nothing changes any
+    more. `hold_from` never decreases.
+    """
+
+    __slots__ = ("_after_space", "_node", "_phrases", "_undecided", "hold_from", "match", "position")
+
+    def __init__(self, phrases: PhraseSet) -> None:
+        self._phrases = phrases
+        self._node = phrases._start
+        self._after_space = True
+        self._undecided: list[Match] = []  # denials that an allow phrase may still lift
+        self.position = 0
+        self.hold_from = 0
+        self.match: Match | None = None
+
+    def feed(self, text: str) -> None:
+        """Takes the next piece of the text."""
+        folded = _fold_piece(text) if len(text) <= _MAX_CACHED_CHARS else _fold(text)
+        if self._after_space and folded[:1] == _SPACE:
+            folded = folded[1:]
+        if folded and self.match is None:
+            self._after_space = folded[-1] == _SPACE
+            self._advance(folded)
+
+    def finish(self) -> None:
+        """The text ends: a phrase at its very end is complete, and nothing is held any more. A new text may follow."""
+        if self.match is not None:
+            return
+        if not self._after_space:
+            self._after_space = True
+            self._advance(_SPACE)
+        if self._undecided:
+            self._decide()
+        if self.match is None:
+            self._node = self._phrases._start
+            self.hold_from = self.position
+
+    def _advance(self, folded: str) -> None:
+        phrases = self._phrases
+        goto, fail, denied, start = phrases._goto, phrases._fail, phrases._denied, phrases._start
+        node, begin, index, length = self._node, self.position, 0, len(folded)
+        while index < length:
+            if not node:
+                # Every pattern begins with a space, so none can begin before the next one.
+                index = folded.find(_SPACE, index) + 1
+                if not index:
+                    break
+                node = start
+                continue
+            char = folded[index]
+            index += 1
+            child = goto[node].get(char)
+            while child is None:
+                node = fail[node]
+                child = goto[node].get(char, None if node else 0)
+            node = child
+            if self._undecided or (char == _SPACE and denied[node]):
+                self.position = begin + index
+                self._weigh(node)
+                if self.match is not None:
+                    return
+        self._node = node
+        self.position = begin + length
+        self.hold_from = self.position - max(phrases._deny_alive[node] - 1, 0)
+        if self._undecided:
+            self.hold_from = min(self.hold_from, *(match.start for match in self._undecided))
+
+    def _weigh(self, node: int) -> None:
+        """Adds the denial that ends at this node, and decides on those that wait.
+
+        Of the denials that end here the longest is enough: what lifts it lifts the shorter ones too.
+        """
+        phrases, end = self._phrases, self.position - 1  # without the space behind the phrase
+        if words := phrases._denied[node]:
+            self._undecided.append(Match(words, end - len(words), end))
+        if words := phrases._allowed[node]:
+            self._undecided = [match for match in self._undecided if match.start < end - len(words)]
+        liftable_from = self.position - max(phrases._allow_alive[node] - 1, 0)
+        if any(match.start < liftable_from for match in self._undecided):
+            self._decide()
+
+    def _decide(self) -> None:
+        """Fails closed: of the denials that wait, the one that begins first."""
+        self.match = min(self._undecided, key=lambda match: match.start)
+        self.hold_from = self.match.start
