@@ -1,7 +1,7 @@
 """Brings a bare machine to the point where `sluice up` can run: `python3 -m deploy.bootstrap`.
 
-Standard library only, because it runs before anything is installed. Every step is skipped when what it would produce is there already, so a second run fetches nothing. Linux; Python 3.11
-to 3.13.
+Standard library only, because it runs before anything is installed. Every step is skipped when what it would produce is
+there, so a second run fetches nothing. Linux; Python 3.11 to 3.13.
 """
 
 import argparse
@@ -126,14 +126,8 @@ def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, 
 
 def _works(command: Sequence[str]) -> bool:
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            check=False,
-        )
+        null = subprocess.DEVNULL
+        done = subprocess.run(command, stdin=null, stdout=null, stderr=null, timeout=60, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

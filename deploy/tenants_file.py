@@ -1,0 +1,133 @@
+"""Writes tenants as the TOML that `streams.toml_directory` reads, and makes their keys."""
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from deploy.data_folder import write_atomically
+from streams.directory import ApiKey, ProducerKey, Tenant
+from streams.toml_directory import read_tenants
+
+HEADER = "# Written by `sluice keys`; may be edited by hand. Processes see a change within seconds.\n"
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+
+
+class TenantsFileError(Exception):
+    """No such tenant or key, or one too many of it."""
+
+
+def _string(text: str) -> str:
+    """A TOML basic string (TOML 1.0: control characters are escaped)."""
+    return f'"{"".join(map(_character, text))}"'
+
+
+def _character(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    return f"\\u{ord(character):04x}" if ord(character) < 32 or character == "\x7f" else character
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_value, value))}]"
+    raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def _table(header: str, fields: Mapping[str, Any]) -> str:
+    return "".join([f"{header}\n", *(f"{name} = {_value(value)}\n" for name, value in fields.items())])
+
+
+def render(tenants: Iterable[Tenant]) -> str:
+    """TOML that reads back as equal tenants; fields at their defaults are left out."""
+    parts = [HEADER]
+    for tenant in tenants:
+        fields = tenant.model_dump(exclude_defaults=True)
+        tables = {name: fields.pop(name) for name in ("limits", "policy") if name in fields}
+        arrays = {name: fields.pop(name) for name in ("api_keys", "producer_keys") if name in fields}
+        parts.append(_table("[[tenants]]", fields))
+        parts += [_table(f"[tenants.{name}]", table) for name, table in tables.items()]
+        parts += [_table(f"[[tenants.{name}]]", row) for name, rows in arrays.items() for row in rows]
+    return "\n".join(parts)
+
+
+def write_tenants(path: Path, tenants: Iterable[Tenant]) -> None:
+    """Replaces the file in one step: a reader sees the old content or the new."""
+    write_atomically(path, render(tenants), mode=0o600)
+
+
+def _changed(path: Path, tenant: Tenant) -> None:
+    write_tenants(path, [tenant if other.tenant_id == tenant.tenant_id else other for other in read_tenants(path)])
+
+
+def _tenant(path: Path, tenant_id: str) -> Tenant:
+    found = next((tenant for tenant in read_tenants(path) if tenant.tenant_id == tenant_id), None)
+    if found is None:
+        raise TenantsFileError(
+            f"no tenant {tenant_id!r}; there are: {', '.join(t.tenant_id for t in read_tenants(path))}"
+        )
+    return found
+
+
+def create_api_key(path: Path, tenant_id: str, key_id: str) -> str:
+    """Adds a key and returns it; only its digest is kept. Raises TenantsFileError, SettingsError."""
+    tenant = _tenant(path, tenant_id)
+    if any(key.key_id == key_id for key in tenant.api_keys):
+        raise TenantsFileError(f"{tenant_id} has a key {key_id!r} already")
+    api_key = f"sk-sluice-{secrets.token_urlsafe(32)}"
+    entry = ApiKey(key_id=key_id, sha256=hashlib.sha256(api_key.encode()).hexdigest())
+    _changed(path, tenant.model_copy(update={"api_keys": [*tenant.api_keys, entry]}))
+    return api_key
+
+
+def create_producer_key(path: Path, tenant_id: str, key_id: str, private_key_file: Path) -> None:
+    """Adds an Ed25519 key and writes its private half as PEM, readable by its owner alone."""
+    tenant = _tenant(path, tenant_id)
+    if any(key.key_id == key_id for key in tenant.producer_keys):
+        raise TenantsFileError(f"{tenant_id} has a producer key {key_id!r} already")
+    private_key = Ed25519PrivateKey.generate()
+    pem = private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    write_atomically(private_key_file, pem.decode(), mode=0o600)
+    entry = ProducerKey(key_id=key_id, public_key=base64.b64encode(public).decode())
+    _changed(path, tenant.model_copy(update={"producer_keys": [*tenant.producer_keys, entry]}))
+
+
+def create_tenant(path: Path, tenant: Tenant) -> None:
+    """Raises TenantsFileError when its id is taken."""
+    tenants = read_tenants(path)
+    if any(other.tenant_id == tenant.tenant_id for other in tenants):
+        raise TenantsFileError(f"there is a tenant {tenant.tenant_id!r} already")
+    write_tenants(path, [*tenants, tenant])
+
+
+def revoke_key(path: Path, tenant_id: str, key_id: str) -> None:
+    """Revokes the API and producer keys of that id. Raises TenantsFileError when there is none."""
+    tenant = _tenant(path, tenant_id)
+    if key_id not in {*(key.key_id for key in tenant.api_keys), *(key.key_id for key in tenant.producer_keys)}:
+        raise TenantsFileError(f"{tenant_id} has no key {key_id!r}")
+    _changed(
+        path,
+        tenant.model_copy(
+            update={
+                "api_keys": [
+                    key.model_copy(update={"revoked": True}) if key.key_id == key_id else key for key in tenant.api_keys
+                ],
+                "producer_keys": [
+                    key.model_copy(update={"revoked": True}) if key.key_id == key_id else key
+                    for key in tenant.producer_keys
+                ],
+            }
+        ),
+    )
