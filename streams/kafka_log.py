@@ -23,6 +23,8 @@ from streams.settings import KafkaSettings
 MAX_RECORD_BYTES = 4_194_304
 _CALL_TIMEOUT_S = 10.0
 _SEEK_TIMEOUT_S = 5.0
+_COMMIT_TIMEOUT_S = 5.0
+_RETRY_S = 0.005
 _MAX_POLL_INTERVAL_MS = 120_000
 
 _logger = logging.getLogger(__name__)
@@ -296,7 +298,7 @@ class KafkaConsumer:
                 # A partition takes a moment between its assignment and its first fetch.
                 if error.args[0].code() != KafkaError._STATE or time.monotonic() >= deadline_s:
                     raise log_error(error.args[0], f"seek {position}") from None
-                time.sleep(0.005)
+                time.sleep(_RETRY_S)
             else:
                 return
 
@@ -308,6 +310,19 @@ class KafkaConsumer:
         if self._subscribed and (foreign := [partition for partition in offsets if partition not in self._owned]):
             raise LogError(f"commit: not assigned: {foreign}", retriable=False)
         wanted = [_native(partition, offset, metadata) for partition, offset in offsets.items()]
+        deadline_s = time.monotonic() + _COMMIT_TIMEOUT_S
+        while True:
+            try:
+                self._commit(wanted)
+            except LogError as error:
+                # A balance under way refuses commits for a moment; librdkafka completes it without our polling.
+                if not error.retriable or time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(_RETRY_S)
+            else:
+                return
+
+    def _commit(self, wanted: list[NativePartition]) -> None:
         with _translated("commit"):
             done = self._consumer.commit(offsets=wanted, asynchronous=False)
         for position in done or []:
@@ -352,8 +367,15 @@ class KafkaConsumer:
         return found.offset if found.offset >= 0 else self.watermarks(partition)[1]
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        # librdkafka may leave the group before it calls back, when a balance is under way: a commit would be too late.
+        tell, self._on_revoke, self._on_lost = self._on_revoke, None, None
+        try:
+            if tell is not None and self._owned:
+                tell(self.assignment())
+        finally:
             with _translated("close"):
                 self._consumer.close()
             self._owned.clear()
