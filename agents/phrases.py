@@ -11,7 +11,8 @@ itself.
 
 Digits for letters (`b4d`) and letters spaced apart (`b a d`) are other words here; they are a classifier's work.
 
-The automaton is Aho and Corasick's (CACM 18(6), 1975) over characters; the spaces around a phrase belong to its pattern.
+The automaton is Aho and Corasick's (CACM 18(6), 1975) over characters; a phrase's pattern
+includes the spaces around it.
 """
 
 import re
