@@ -50,6 +50,7 @@ class ProcessRecord(BaseModel):
     state: State
     detail: str = ""
     restarts: int = 0
+    failed_starts: int = Field(default=0, description="In a row.")
     health_port: int | None = None
     log: str = ""
 

@@ -17,6 +17,7 @@ from deploy.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
 from deploy.first_run import provision_keys
 from deploy.kafka_broker import format_command, has_jars, is_formatted, write_properties
 from deploy.plan import Options, Plan, make_plan
+from deploy.supervision import RestartPolicy
 from deploy.supervisor import Supervisor, SupervisorError
 from streams.provisioning import provision, wait_for_broker
 from streams.toml_directory import read_tenants
@@ -47,12 +48,14 @@ class Stack:
         *,
         say: Say = _silent,
         on_change: Callable[[ProcessRecord], None] | None = None,
+        policy: RestartPolicy = RestartPolicy(),
         seed: int | None = None,
     ) -> None:
         self.data = DataFolder(data_dir)
         self._options = options
         self._say = say
         self._on_change = on_change
+        self._policy = policy
         self._rng = random.Random(seed)  # noqa: S311
         self._resources = contextlib.ExitStack()
         self._writing = threading.Lock()
@@ -109,7 +112,9 @@ class Stack:
         self._keys = provision_keys(self.data)
         self._plan = plan = make_plan(self.data, self._keys, self._options, self._rng)
         self._prepare_infrastructure(plan)
-        self._supervisor = supervisor = Supervisor(plan.processes, plan.environment, self.data.logs, self._changed)
+        self._supervisor = supervisor = Supervisor(
+            plan.processes, plan.environment, self.data.logs, self._changed, self._policy
+        )
         supervisor.start(infrastructure=True)
         supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure())
         wait_for_broker(plan.settings.kafka, INFRASTRUCTURE_TIMEOUT_S)

@@ -35,7 +35,7 @@ class RestartPolicy:
 
     first_delay_s: float = 0.1
     max_delay_s: float = 15.0
-    stable_s: float = 30.0
+    stable_s: float = 10.0
 
     def delay_s(self, crashes: int) -> float:
         """Before the restart that follows the given number of crashes in a row (1 or more)."""
@@ -45,11 +45,14 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Times are of one monotonic clock. `crashes` counts in a row, `restarts` in total."""
+    """Times are of one monotonic clock. `restarts` counts in total, `crashes` in a row; `failed_starts`, also in a row,
+    counts ends before it was ready.
+    """
 
     state: State
     since_s: float
     crashes: int = 0
+    failed_starts: int = 0
     restarts: int = 0
     due_s: float = 0.0
 
@@ -59,18 +62,18 @@ class Life:
 
     def ready(self) -> "Life":
         """Ignored unless it is starting; keeps `since_s`, so that a slow start counts towards stability."""
-        return replace(self, state=State.READY) if self.state is State.STARTING else self
+        return replace(self, state=State.READY, failed_starts=0) if self.state is State.STARTING else self
 
     def exited(self, now_s: float, exit_code: int, policy: RestartPolicy) -> "Life":
         """After the exit, with `due_s` set where a restart follows. Negative codes are signals, as in `subprocess`."""
         if self.state is State.STOPPING:
             return replace(self, state=State.STOPPED, since_s=now_s)
         crashes = 1 if now_s - self.since_s >= policy.stable_s else self.crashes + 1
+        failed_starts = self.failed_starts + 1 if self.state is State.STARTING else 0
+        ended = replace(self, since_s=now_s, crashes=crashes, failed_starts=failed_starts)
         if exit_code == WRONG_SETTINGS_EXIT_CODE:
-            return replace(self, state=State.FAILED, since_s=now_s, crashes=crashes)
-        return replace(
-            self, state=State.BACKOFF, since_s=now_s, crashes=crashes, due_s=now_s + policy.delay_s(crashes)
-        )  # fmt: skip
+            return replace(ended, state=State.FAILED)
+        return replace(ended, state=State.BACKOFF, due_s=now_s + policy.delay_s(crashes))
 
     def restarted(self, now_s: float) -> "Life":
         """Ignored unless it is in backoff and due."""

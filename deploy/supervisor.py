@@ -3,6 +3,7 @@
 `supervision` decides about restarts; here are the threads, pipes and signals. One thread watches each process.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ POLL_S = 0.05
 STARTING_PROBE_S = 0.1
 READY_PROBE_S = 2.0
 MAINTENANCE_S = 5.0
+MAX_FAILED_STARTS = 5
 MAX_LOG_BYTES = 32 * 1024 * 1024
 
 # Of every process. The model lies on the disk; nothing is looked up or reported anywhere.
@@ -83,21 +85,24 @@ class Guardian:
                 return
         except BrokenPipeError:
             self._process.wait(timeout=5)
+        with contextlib.suppress(BrokenPipeError):  # what its buffer still holds is told to the next one
+            self._pipe.close()
         self._process = self._spawn()
         self._write("".join(f"+{group}\n" for group in self._groups))
 
     def _write(self, text: str) -> None:
-        pipe: IO[str] | None = self._process.stdin
-        assert pipe is not None
-        pipe.write(text)
-        pipe.flush()
+        self._pipe.write(text)
+        self._pipe.flush()
+
+    @property
+    def _pipe(self) -> IO[str]:
+        assert self._process.stdin is not None
+        return self._process.stdin
 
     def close(self) -> None:
         """Ends what is still registered, like a death of this process would."""
         with self._lock:
-            pipe = self._process.stdin
-            assert pipe is not None
-            pipe.close()
+            self._pipe.close()
             self._process.wait(timeout=guardian_module.GRACE_S + 5)
 
 
@@ -137,6 +142,7 @@ class SupervisedProcess:
                 state=self._life.state,
                 detail=self._detail,
                 restarts=self._life.restarts,
+                failed_starts=self._life.failed_starts,
                 health_port=self.spec.health_port,
                 log=str(self.log),
             )
@@ -168,7 +174,7 @@ class SupervisedProcess:
             thread.join(timeout=10)
 
     def send(self, number: int) -> int:
-        """Signals the process itself, not its children; returns its pid. Raises SupervisorError when it is not alive."""
+        """Signals the process itself, not its children; returns its pid. Raises SupervisorError when it is dead."""
         with self._lock:
             if self._popen is None or self._life.state not in ALIVE:
                 raise SupervisorError(f"{self.spec.name} is not alive")
@@ -337,13 +343,14 @@ class Supervisor:
     def wait_ready(self, timeout_s: float, names: Sequence[str] | None = None) -> None:
         """Until all of them (by default all that are not stopped) are ready.
 
-        Raises SupervisorError with the last log lines when one of them is given up, or at the deadline.
+        Raises SupervisorError with the last log lines when one of them is given up or fails to start again and
+        again, or at the deadline.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             records = [record for record in self.records() if self._counts(record, names)]
             for record in records:
-                if record.state is State.FAILED:
+                if record.state is State.FAILED or record.failed_starts >= MAX_FAILED_STARTS:
                     raise SupervisorError(f"{record.name}: {record.detail}\n{_Tail(Path(record.log)).text()}".rstrip())
             waiting = [record for record in records if record.state is not State.READY]
             if not waiting:

@@ -1,0 +1,88 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord, started_at, write_atomically
+from deploy.supervision import State
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    return DataFolder(tmp_path / "data")
+
+
+def run_with(*processes: ProcessRecord) -> RunRecord:
+    return RunRecord(
+        supervisor_pid=os.getpid(), engine="simulated", gateway="http://g", kafka="k", redis="r", clickhouse="c",
+        processes=list(processes),
+    )  # fmt: skip
+
+
+def test_a_second_supervisor_is_refused_with_the_pid_of_the_first(data: DataFolder) -> None:
+    assert not data.is_locked()
+    with data.lock():
+        data.write_run(run_with())
+        assert data.is_locked()
+        with pytest.raises(DataFolderError, match=f"already running .*pid {os.getpid()}.*sluice down"), data.lock():
+            pytest.fail("two supervisors on one folder")
+    assert not data.is_locked()
+
+
+def test_the_lock_of_a_killed_supervisor_is_free(data: DataFolder) -> None:
+    body = f"""
+import time
+from pathlib import Path
+from deploy.data_folder import DataFolder
+with DataFolder(Path({str(data.path)!r})).lock():
+    print("locked", flush=True)
+    time.sleep(3600)
+"""
+    with subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        assert data.is_locked()
+        holder.kill()
+        holder.wait(timeout=30)
+    with data.lock():
+        pass
+
+
+def test_only_processes_of_the_same_pid_and_creation_time_are_leftovers(data: DataFolder) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as living:
+        created_at = started_at(living.pid)
+        assert created_at is not None
+        ours = ProcessRecord(name="ours", pid=living.pid, started_at=created_at, state=State.READY)
+        stranger = ProcessRecord(name="stranger", pid=living.pid, started_at=created_at - 60, state=State.READY)
+        stopped = ProcessRecord(name="stopped", state=State.STOPPED)
+        data.write_run(run_with(ours, stranger, stopped))
+        assert data.leftovers() == [ours]
+        living.kill()
+        living.wait(timeout=30)
+    assert data.leftovers() == []
+
+
+def test_a_damaged_run_file_is_like_none(data: DataFolder) -> None:
+    data.path.mkdir()
+    data.run_file.write_text('{"version": 1, "supervis')
+    assert data.read_run() is None
+    assert data.leftovers() == []
+
+
+def test_keys_that_cannot_be_read_are_named(data: DataFolder) -> None:
+    with pytest.raises(DataFolderError, match=r"no keys in .*sluice up"):
+        data.keys()
+    write_atomically(data.keys_file, '{"deployment_secret": "short"}')
+    with pytest.raises(DataFolderError, match=r"keys\.json"):
+        data.keys()
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_file_and_no_scrap(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_atomically(file, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(file, "new \ud800")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,101 @@
+import json
+import random
+import socket
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from deploy.data_folder import DataFolder, Keys
+from deploy.plan import Options, PlanError, Stage, make_plan, settings_with
+from deploy.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
+
+KEYS = Keys(deployment_secret="s" * 40)
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    return DataFolder(tmp_path)
+
+
+def test_every_process_of_the_architecture_is_there(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(workers=2, admission=2, gateways=2, free_ports=True), random.Random(1))
+    assert [spec.name for spec in plan.processes] == [
+        "kafka", "redis", "billing", "settlement", "post-safety",
+        "worker-1", "worker-2", "admission-1", "admission-2", "gateway-1", "gateway-2",
+    ]  # fmt: skip
+    assert {spec.stage for spec in plan.processes} == set(Stage)
+
+
+def test_no_port_is_given_twice(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(workers=3, gateways=3, free_ports=True), random.Random(1))
+    settings = plan.settings
+    ports = [
+        int(settings.kafka.bootstrap.rpartition(":")[2]),
+        plan.kafka.controller_port if plan.kafka else 0,
+        settings.billing.port,
+        *(spec.health_port for spec in plan.processes if spec.health_port),
+        *(int(spec.environment["SLUICE_GATEWAY__PORT"]) for spec in plan.processes if spec.stage is Stage.GATEWAYS),
+    ]
+    assert all(count == 1 for count in Counter(ports).values())
+    assert all(FIRST_PORT <= port < LAST_PORT for port in ports), "outside the range of outgoing connections"
+
+
+def test_another_engine_comes_with_its_own_arguments(data: DataFolder) -> None:
+    options = Options(engine="simulated", engine_args={"ttft_ms": 5.0}, workers=3, free_ports=True)
+    plan = make_plan(data, KEYS, options, random.Random(1))
+    [pool] = plan.settings.pools
+    assert (pool.engine, pool.engine_args, pool.workers) == ("simulated", {"ttft_ms": 5.0}, 3)
+    assert json.loads(plan.environment["SLUICE_POOLS"])[0]["engine"] == "simulated"
+    unchanged = make_plan(data, KEYS, Options(engine="vllm", free_ports=True), random.Random(1)).settings.pools[0]
+    assert unchanged.engine_args["dtype"] == "float32"
+
+
+def test_every_process_loads_what_was_planned(data: DataFolder) -> None:
+    options = Options(engine="simulated", free_ports=True, environment={"SLUICE_POST_SAFETY__GAP_MS": "123"})
+    plan = make_plan(data, KEYS, options, random.Random(1))
+    assert settings_with(plan.environment) == plan.settings
+    assert plan.settings.post_safety.gap_ms == 123
+    assert plan.settings.data_dir == data.path
+    assert plan.settings.deployment_secret.get_secret_value() == KEYS.deployment_secret
+
+
+def test_a_taken_port_is_named_with_the_way_out(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ports = free_ports(random.Random(3))
+        monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", f"127.0.0.1:{next(ports)}")
+        monkeypatch.setenv("SLUICE_REDIS__URL", f"redis://127.0.0.1:{next(ports)}/0")
+        monkeypatch.setenv("SLUICE_BILLING__PORT", str(next(ports)))
+        monkeypatch.setenv("SLUICE_GATEWAY__PORT", str(port))
+        with pytest.raises(PlanError, match=rf"port {port} \(gateway\) is in use by .*SLUICE_GATEWAY__PORT"):
+            make_plan(data, KEYS, Options(), random.Random(1))
+
+
+def test_servers_elsewhere_are_used_and_not_started(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", "kafka.example:9092")
+    monkeypatch.setenv("SLUICE_REDIS__URL", "redis://redis.example:6379/3")
+    monkeypatch.setenv("SLUICE_BILLING__CLICKHOUSE_URL", "http://clickhouse.example:8123/sluice")
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert plan.kafka is None
+    assert Stage.INFRASTRUCTURE not in {spec.stage for spec in plan.processes}
+    assert plan.settings.kafka.bootstrap == "kafka.example:9092"
+    assert plan.settings.redis.url == "redis://redis.example:6379/3"
+    assert plan.clickhouse_url == "http://clickhouse.example:8123/sluice"
+
+
+def test_a_listening_port_is_not_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert not is_free(taken.getsockname()[1])

@@ -1,0 +1,122 @@
+import base64
+import hashlib
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deploy.data_folder import DataFolder
+from deploy.first_run import provision_keys
+from deploy.tenants_file import (
+    TenantsFileError,
+    create_api_key,
+    create_producer_key,
+    create_tenant,
+    render,
+    revoke_key,
+    write_tenants,
+)
+from streams.directory import Limits, SafetyPolicy, Tenant
+from streams.signing import sign_job, verify_job
+from streams.toml_directory import TomlTenantDirectory, read_tenants
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+tenants = st.builds(
+    Tenant,
+    tenant_id=st.from_regex(r"[a-z0-9][a-z0-9-]{0,10}", fullmatch=True),
+    tier=st.sampled_from(["free", "paid", "premium"]),
+    limits=st.builds(Limits, requests_per_minute=st.integers(1, 10**9)),
+    policy=st.builds(
+        SafetyPolicy, prompt_deny=st.lists(any_text, max_size=4), output_deny=st.lists(any_text, max_size=4)
+    ),
+    models=st.lists(any_text, max_size=3),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(tenants, min_size=1, max_size=4, unique_by=lambda tenant: tenant.tenant_id))
+def test_what_is_written_reads_back_equal(tmp_path: Path, written: list[Tenant]) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text(render(written), newline="")
+    assert read_tenants(file) == written
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tenants.toml"
+    write_tenants(path, [Tenant(tenant_id="one"), Tenant(tenant_id="two")])
+    return path
+
+
+def test_a_created_key_opens_the_door_until_it_is_revoked(file: Path) -> None:
+    api_key = create_api_key(file, "two", "laptop")
+    found = TomlTenantDirectory(file).by_api_key(api_key)
+    assert found is not None
+    assert (found[0].tenant_id, found[1].key_id) == ("two", "laptop")
+
+    revoke_key(file, "two", "laptop")
+    assert TomlTenantDirectory(file).by_api_key(api_key) is None
+
+
+def test_the_file_holds_digests_and_is_private(file: Path) -> None:
+    api_key = create_api_key(file, "one", "laptop")
+    assert api_key not in file.read_text()
+    assert hashlib.sha256(api_key.encode()).hexdigest() in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_producer_key_signs_what_its_public_half_verifies(file: Path, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    private_file = tmp_path / "keys" / "one.pem"
+    create_producer_key(file, "one", "loader", private_file)
+    assert stat.S_IMODE(private_file.stat().st_mode) == 0o600
+    private_key = load_pem_private_key(private_file.read_bytes(), password=None)
+    assert isinstance(private_key, Ed25519PrivateKey)
+    entry = TomlTenantDirectory(file).producer_key("one", "loader")
+    assert entry is not None
+    assert len(base64.b64decode(entry.public_key)) == 32
+    job = {"topic": "t", "tenant_id": "one", "key_id": "loader", "custom_id": "c", "expires_ms": 1, "value": b"{}"}
+    signature = dict(sign_job(private_key, **job))["sluice-signature"]  # type: ignore[arg-type]
+    verify_job(entry.public_key, **job, signature_base64=signature)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda file: create_api_key(file, "nobody", "k"), "no tenant 'nobody'"),
+        (lambda file: revoke_key(file, "one", "k"), "one has no key 'k'"),
+        (lambda file: create_tenant(file, Tenant(tenant_id="one")), "a tenant 'one' already"),
+        (lambda file: [create_api_key(file, "one", "k") for _ in range(2)], "one has a key 'k' already"),
+    ],
+)
+def test_mistakes_are_named(file: Path, act: object, message: str) -> None:
+    assert callable(act)
+    with pytest.raises(TenantsFileError, match=message):
+        act(file)
+
+
+def test_the_first_run_makes_keys_and_the_second_keeps_them(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path / "data")
+    keys = provision_keys(data)
+    assert set(keys.api_keys) == {"demo", "guarded", "tiny-quota"}
+    assert len(keys.deployment_secret) >= 32
+    assert stat.S_IMODE(data.keys_file.stat().st_mode) == 0o600
+    directory = TomlTenantDirectory(data.tenants_file)
+    for tenant_id, api_key in keys.api_keys.items():
+        found = directory.by_api_key(api_key)
+        assert found is not None
+        assert found[0].tenant_id == tenant_id
+    assert provision_keys(data) == keys
+
+
+def test_a_first_run_that_was_cut_short_starts_over(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path / "data")
+    secret = provision_keys(data).deployment_secret
+    data.tenants_file.unlink()
+    keys = provision_keys(data)
+    assert keys.deployment_secret == secret
+    assert TomlTenantDirectory(data.tenants_file).by_api_key(keys.api_keys["demo"]) is not None
