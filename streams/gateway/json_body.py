@@ -22,7 +22,7 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     except RecursionError:
         _refuse("nested too deeply")
     except orjson.JSONDecodeError as error:
-        _refuse("nested too deeply" if "depth" in str(error) or "ecursion" in str(error) else str(error))
+        _refuse("nested too deeply" if "depth" in str(error) else str(error))
     except ValueError as error:
         _refuse(str(error)[:200])
     if not isinstance(value, dict):

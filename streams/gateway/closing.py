@@ -1,0 +1,46 @@
+"""Why a gateway stops serving a viewer or a socket, in one catalogue: name, WebSocket close code, what to do next."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class CloseReason(StrEnum):
+    """Stable, public names; they stand in `closing` and `error` events and in close frames."""
+
+    NORMAL = "normal"
+    GOING_AWAY = "going_away"
+    UNAUTHENTICATED = "unauthenticated"
+    AUTH_TIMEOUT = "auth_timeout"
+    ORIGIN_REFUSED = "origin_refused"
+    NOT_TEXT = "not_text"
+    TOO_MANY_ERRORS = "too_many_errors"
+    SLOW_VIEWER = "slow_viewer"
+    STREAM_GAP = "stream_gap"
+    PARTITION_MOVED = "partition_moved"
+    REPLAY_UNAVAILABLE = "replay_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """`resumable`: the response may go on; ask again from the last sequence number seen."""
+
+    websocket_code: int
+    message: str
+    resumable: bool
+
+
+CLOSINGS: dict[CloseReason, Closing] = {
+    CloseReason.NORMAL: Closing(1000, "The client closed.", False),
+    CloseReason.GOING_AWAY: Closing(1001, "The gateway is stopping.", True),
+    CloseReason.NOT_TEXT: Closing(1003, "Messages are JSON objects in text frames.", True),
+    CloseReason.TOO_MANY_ERRORS: Closing(1008, "Too many messages could not be understood.", True),
+    CloseReason.UNAUTHENTICATED: Closing(4401, "The API key is missing or wrong.", False),
+    CloseReason.ORIGIN_REFUSED: Closing(4403, "Pages of this origin may not connect.", False),
+    CloseReason.AUTH_TIMEOUT: Closing(4408, "No API key was sent in time.", False),
+    CloseReason.SLOW_VIEWER: Closing(4410, "The viewer read too slowly.", True),
+    CloseReason.STREAM_GAP: Closing(4411, "Part of the stream is missing at this gateway.", True),
+    CloseReason.PARTITION_MOVED: Closing(4412, "Another gateway serves the response now.", True),
+    CloseReason.REPLAY_UNAVAILABLE: Closing(4413, "The position asked for can no longer be replayed.", False),
+}
+
+assert set(CLOSINGS) == set(CloseReason), "every reason has a rule"

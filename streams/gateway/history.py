@@ -1,0 +1,203 @@
+"""Replay: packed entries in Redis, and the `responses` topic behind them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import redis.asyncio
+import redis.exceptions
+import structlog
+
+from schemas.codec import Undecodable, decode
+from schemas.responses import RESPONSES, Release, Started
+from streams.gateway.hub import HistoryEntry
+from streams.gateway.replay import Replay, UnreadableEntry, pack
+from streams.ids import parse_response_id
+from streams.log import LogConsumer, LogError, TopicPartition
+from streams.settings import RedisSettings
+
+COMMANDS_PER_PIPELINE = 512
+LOG_READ_DEADLINE_S = 5.0
+CLOCK_SKEW_MS = 60_000
+MAX_CONCURRENT_LOG_READS = 2
+
+_log = structlog.get_logger()
+
+
+class HistoryUnavailable(Exception):
+    """Redis did not take or give the entries in time."""
+
+
+class RedisHistory:
+    """One Redis list per response, of packed entries, kept for `retention_s` after its last entry's response ended.
+
+    Keys carry the tenant: what another tenant owns is not found. Repeated and overlapping entries are harmless.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
+        self._client = client
+        self._region = region
+        self._retention_s = retention_s
+        self._open_retention_s = retention_s + response_timeout_ms // 1_000
+
+    def key(self, tenant_id: str, response_id: str) -> str:
+        return f"{self._region}:history:{tenant_id}:{response_id}"
+
+    async def append(self, entries: Sequence[HistoryEntry]) -> None:
+        """All entries, in few round trips. Raises HistoryUnavailable; some may stand there then."""
+        for start in range(0, len(entries), COMMANDS_PER_PIPELINE):
+            async with self._client.pipeline(transaction=False) as pipeline:
+                for entry in entries[start : start + COMMANDS_PER_PIPELINE]:
+                    key = self.key(entry.stream.scope.tenant_id, entry.stream.response_id)
+                    pipeline.rpush(key, pack(entry.started, entry.spans, entry.terminal))
+                    if entry.terminal is not None:
+                        pipeline.expire(key, self._retention_s)
+                    elif entry.is_first:
+                        pipeline.expire(key, self._open_retention_s)
+                try:
+                    await pipeline.execute()
+                except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+                    raise HistoryUnavailable(str(error)[:200]) from None
+
+    async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
+        """Everything beyond `after`; `gap` where an entry is missing. Raises HistoryUnavailable."""
+        try:
+            entries = await self._client.lrange(self.key(tenant_id, response_id), 0, -1)
+        except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+            raise HistoryUnavailable(str(error)[:200]) from None
+        replay = Replay(after)
+        try:
+            for entry in entries:
+                replay.add_packed(entry if isinstance(entry, bytes) else entry.encode())
+        except UnreadableEntry as error:
+            _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
+            replay.gap = True
+        return replay
+
+
+def connect_history(settings: RedisSettings) -> redis.asyncio.Redis:
+    """Connects with the first command; every command has the deadline of the settings."""
+    timeout_s = settings.timeout_ms / 1_000
+    return redis.asyncio.Redis.from_url(
+        settings.url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, max_connections=32
+    )
+
+
+def read_log(
+    consumer: LogConsumer, source: TopicPartition, tenant_id: str, response_id: str, after: int, from_ms: int,
+    deadline_s: float,
+) -> Replay:  # fmt: skip
+    """Reads `source` from a minute before `from_ms` to what was its end, or to the response's terminal.
+
+    Blocks. Raises LogError, also when `deadline_s` pass before that.
+    """
+    until = time.monotonic() + deadline_s
+    position = consumer.offset_at(source, max(0, from_ms - CLOCK_SKEW_MS))
+    _, end = consumer.watermarks(source)
+    consumer.assign({source: position})
+    replay = Replay(after)
+    needle = response_id.encode()
+    while position < end and replay.terminal is None:
+        if time.monotonic() > until:
+            raise LogError(f"reading back {source} took more than {deadline_s} s", retriable=True)
+        for record in consumer.poll(1_000, 0.1):
+            position = record.offset + 1
+            if record.value is None or needle not in record.value:
+                continue
+            try:
+                _fold(replay, record.value, tenant_id, response_id)
+            except Undecodable as error:
+                _log.warning("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
+    return replay
+
+
+def _fold(replay: Replay, value: bytes, tenant_id: str, response_id: str) -> None:
+    record = decode(RESPONSES, value)
+    if isinstance(record, Release):
+        owners = {record.scopes[s].tenant_id for s, r in zip(record.scope, record.response_id, strict=True)
+                  if r == response_id}  # fmt: skip
+        if owners == {tenant_id}:
+            replay.add_release(record, response_id)
+    elif record.response_id == response_id and record.scope.tenant_id == tenant_id:
+        if isinstance(record, Started):
+            replay.add_started(record)
+        else:
+            replay.add_terminal(record)
+
+
+class LogHistory:
+    """Reads responses back from the log, a few at a time, on threads of its own."""
+
+    def __init__(self, open_reader: Callable[[], LogConsumer], topic: str) -> None:
+        self._open_reader = open_reader
+        self._topic = topic
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_LOG_READS, thread_name_prefix="read-log")
+        self._waiting = 0
+
+    async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
+        """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
+        identity = parse_response_id(response_id)
+        if identity.unique[12] != "7":
+            raise HistoryUnavailable("the id holds no time")
+        if self._waiting >= 4 * MAX_CONCURRENT_LOG_READS:
+            raise HistoryUnavailable("too many responses are being read back from the log")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._read, identity.partition, tenant_id, response_id, after,
+                int(identity.unique[:12], 16),
+            )  # fmt: skip
+        except LogError as error:
+            raise HistoryUnavailable(str(error)[:200]) from None
+        finally:
+            self._waiting -= 1
+
+    def _read(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int) -> Replay:
+        consumer = self._open_reader()
+        try:
+            source = TopicPartition(self._topic, partition)
+            return read_log(consumer, source, tenant_id, response_id, after, from_ms, LOG_READ_DEADLINE_S)
+        finally:
+            consumer.close()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class History:
+    """Redis first, the log where Redis is silent or has a gap."""
+
+    def __init__(self, near: RedisHistory, far: LogHistory) -> None:
+        self._near = near
+        self._far = far
+        self.log_reads = 0
+
+    async def append(self, entries: Sequence[HistoryEntry]) -> None:
+        await self._near.append(entries)
+
+    async def read(
+        self, tenant_id: str, response_id: str, after: int, *, until: int = 0, ended: bool = False
+    ) -> Replay | None:
+        """What stands there beyond `after`, without a gap, at least to `until`, and to the terminal if it has `ended`.
+
+        None: the tenant has no such response. Raises HistoryUnavailable when that cannot be told or given.
+        """
+        try:
+            replay = await self._near.read(tenant_id, response_id, after)
+        except HistoryUnavailable as error:
+            _log.warning("history_unavailable", why=str(error))
+            replay = Replay(after)
+        if replay.started is not None and _reaches(replay, until, ended):
+            return replay
+        self.log_reads += 1
+        replay = await self._far.read(tenant_id, response_id, after)
+        if not replay.known:
+            return None
+        if not _reaches(replay, until, ended):
+            raise HistoryUnavailable("the log does not hold what comes next")
+        return replay
+
+
+def _reaches(replay: Replay, until: int, ended: bool) -> bool:
+    return not replay.gap and replay.last >= until and (replay.terminal is not None or not ended)

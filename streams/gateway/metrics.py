@@ -1,0 +1,73 @@
+"""What a gateway measures. Per-token figures are plain integers, read when a scrape asks."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from streams.gateway.hub import Hub
+
+_LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+INTER_TOKEN_SAMPLE = 16
+"""Every so many deliveries one is measured: an observation costs as much as a tenth of a delivery."""
+
+
+class GatewayMetrics:
+    """Units stand in the names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.first_token = Histogram(
+            "sluice_gateway_time_to_first_token_seconds", "From acceptance to the first token handed to a socket.",
+            buckets=_LATENCY_S, registry=registry,
+        )  # fmt: skip
+        self.inter_token = Histogram(
+            "sluice_gateway_inter_token_seconds",
+            f"Between deliveries of one response, per token; every {INTER_TOKEN_SAMPLE}th delivery.",
+            buckets=_LATENCY_S, registry=registry,
+        )  # fmt: skip
+        self.end_to_end = Histogram(
+            "sluice_gateway_response_seconds", "From acceptance to the terminal.", buckets=_LATENCY_S, registry=registry
+        )
+        self.worker_lag = Histogram(
+            "sluice_gateway_worker_to_gateway_seconds",
+            "From the worker's publication of the newest token of a record to its arrival here.",
+            buckets=_LATENCY_S, registry=registry,
+        )  # fmt: skip
+        self.history_flush = Histogram(
+            "sluice_gateway_history_flush_seconds", "One flush of packed history.", buckets=_LATENCY_S,
+            registry=registry,
+        )  # fmt: skip
+        self.history_failures = Counter(
+            "sluice_gateway_history_failures", "Flushes that history did not take.", registry=registry
+        )
+        self.accepted = Counter("sluice_gateway_accepted_requests", "Acknowledged by the log.", registry=registry)
+        self.endings = Counter("sluice_gateway_endings", "Terminals seen, by code.", ["code"], registry=registry)
+        self.refused = Counter(
+            "sluice_gateway_refused_requests", "Refused before acceptance, by code.", ["code"], registry=registry
+        )
+        self.unreadable = Counter(
+            "sluice_gateway_unreadable_records", "Records that went to dead letters.", registry=registry
+        )
+
+
+class HubCollector(Collector):
+    """The hub's own counts, and how busy the loop is."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.utilisation = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        hub = self._hub
+        yield GaugeMetricFamily("sluice_gateway_open_viewers", "Viewers attached.", hub.viewers)
+        yield GaugeMetricFamily("sluice_gateway_open_responses", "Responses in memory.", len(hub))
+        yield GaugeMetricFamily("sluice_gateway_unflushed_chars", "Text that history lacks.", hub.unflushed_chars)
+        yield GaugeMetricFamily("sluice_gateway_loop_utilisation_ratio", "CPU of the event loop.", self.utilisation)
+        yield CounterMetricFamily("sluice_gateway_released_tokens", "Read from the log.", hub.released_tokens)
+        yield CounterMetricFamily("sluice_gateway_delivered_tokens", "Taken by viewers.", hub.delivered_tokens)
+        yield CounterMetricFamily("sluice_gateway_duplicate_tokens", "Seen before.", hub.duplicate_tokens)
+        yield CounterMetricFamily("sluice_gateway_stream_gaps", "Streams with missing tokens.", hub.gaps)
+        yield CounterMetricFamily(
+            "sluice_gateway_abandoned_history_chars", "Left to the log alone.", hub.abandoned_chars
+        )

@@ -1,0 +1,179 @@
+"""From the `responses` topic to the hub, and from the hub to history; offsets follow history."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import structlog
+
+from schemas.codec import Undecodable, decode
+from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.responses import RESPONSES, Release, Started, Terminal
+from streams.gateway.closing import CloseReason
+from streams.gateway.history import History, HistoryUnavailable
+from streams.gateway.hub import Hub
+from streams.gateway.metrics import GatewayMetrics
+from streams.log import LogError, LogRecord, TopicPartition
+
+BUSY_RATIO, CALM_RATIO = 0.85, 0.6
+MOVED_AFTER_MS = 10_000
+
+_log = structlog.get_logger()
+_validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_json
+
+
+class Pump:
+    """Feeds the hub with records; runs on the event loop. Owns the positions that may be committed.
+
+    Viewers are woken after each batch; while the loop is busy they are woken every `coalesce_ms`, so that tokens join.
+    A response's first token never waits.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        history: History,
+        metrics: GatewayMetrics,
+        *,
+        dead_letter: Callable[[LogRecord, Undecodable], Awaitable[None]],
+        commit: Callable[[Mapping[TopicPartition, int]], Awaitable[None]],
+        coalesce_ms: int,
+    ) -> None:
+        self._hub = hub
+        self._history = history
+        self._metrics = metrics
+        self._dead_letter = dead_letter
+        self._commit = commit
+        self._coalesce_s = coalesce_ms / 1_000
+        self._owned: dict[TopicPartition, None] = {}
+        self._moved_at_ms: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._dead: set[asyncio.Future[None]] = set()
+        self._wake_timer: asyncio.TimerHandle | None = None
+        self.busy = False
+
+    @property
+    def owned(self) -> list[int]:
+        """Partitions of `responses` that this gateway reads now."""
+        return [source.partition for source in self._owned]
+
+    # Ownership
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """They are read from their committed offsets: what history lacks comes again."""
+        for source in partitions:
+            self._owned[source] = None
+            self._moved_at_ms.pop(source, None)
+            self._positions.pop(source, None)
+            self._committed.pop(source, None)
+
+    def revoked(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
+        """Viewers stay for a while: after a short interruption the partition usually comes back."""
+        for source in partitions:
+            self._owned.pop(source, None)
+            self._positions.pop(source, None)
+            self._moved_at_ms[source] = now_ms
+
+    def close_moved(self, now_ms: int) -> None:
+        """Viewers of partitions that did not come back are told so."""
+        for source, since_ms in list(self._moved_at_ms.items()):
+            if now_ms - since_ms >= MOVED_AFTER_MS:
+                del self._moved_at_ms[source]
+                self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
+
+    # Records
+
+    def handle(self, records: Sequence[LogRecord], now_ms: int, unix_us: int) -> None:
+        """Applies a batch in order. `now_ms` is monotonic, `unix_us` wall-clock time."""
+        hub = self._hub
+        for record in records:
+            try:
+                event = _validate(record.value or b"")
+            except ValueError:
+                self._refuse(record)
+            else:
+                if type(event) is Release:
+                    hub.apply_release(event, record.partition, now_ms)
+                    if event.emitted_at_us:
+                        self._metrics.worker_lag.observe(max(0, unix_us - max(event.emitted_at_us)) / 1e6)
+                elif type(event) is Terminal:
+                    hub.apply_terminal(event, record.partition, now_ms)
+                    self._metrics.endings.labels(event.code.value).inc()
+                elif type(event) is Started:
+                    hub.apply_started(event, record.partition, now_ms)
+            self._positions[record.source] = record.offset + 1
+        if not self.busy:
+            hub.wake_viewers()
+        elif self._wake_timer is None:
+            self._wake_timer = asyncio.get_running_loop().call_later(self._coalesce_s, self._wake)
+
+    def _wake(self) -> None:
+        self._wake_timer = None
+        self._hub.wake_viewers()
+
+    def _refuse(self, record: LogRecord) -> None:
+        error = _why(record.value)
+        self._metrics.unreadable.inc()
+        _log.error("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
+        future = asyncio.ensure_future(self._dead_letter(record, error))
+        self._dead.add(future)
+
+    def measure(self, busy_ratio: float) -> None:
+        """How much of the last interval the loop's thread was computing."""
+        self.busy = busy_ratio > (CALM_RATIO if self.busy else BUSY_RATIO)
+
+    # History and offsets
+
+    async def flush(self) -> None:
+        """Appends to history what it lacks, then commits what that covers. Raises LogError when a dead letter fails."""
+        positions = dict(self._positions)
+        dead = list(self._dead)
+        entries = self._hub.collect()
+        started_s = time.perf_counter()
+        if entries:
+            try:
+                await self._history.append(entries)
+            except HistoryUnavailable as error:
+                self._metrics.history_failures.inc()
+                _log.warning("history_flush_failed", why=str(error), chars=self._hub.unflushed_chars)
+                if left := self._hub.abandon_unflushed():
+                    _log.error("history_left_to_the_log", chars=left)
+                return
+            self._hub.flushed(entries)
+            self._metrics.history_flush.observe(time.perf_counter() - started_s)
+        for future in dead:
+            await future
+            self._dead.discard(future)
+        due = {
+            source: offset
+            for source, offset in positions.items()
+            if source in self._owned and offset > self._committed.get(source, -1)
+        }
+        if due:
+            try:
+                await self._commit(due)
+            except LogError as error:
+                # Rebalanced away, or the coordinator moves: the next owner starts from the last commit.
+                _log.warning("commit_failed", why=str(error))
+                return
+            self._committed.update(due)
+
+
+def _why(value: bytes | None) -> Undecodable:
+    try:
+        decode(RESPONSES, value)
+    except Undecodable as error:
+        return error
+    raise AssertionError("a record cannot be unreadable once and readable then")
+
+
+def dead_letter(record: LogRecord, error: Undecodable, now_ms: int) -> DeadLetter:
+    """The dead letter of a record that this gateway cannot read."""
+    value = record.value or b""
+    return DeadLetter(
+        topic=record.topic, partition=record.partition, offset=record.offset, stage="gateway", reason=error.reason,
+        detail=error.detail, value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
+        truncated=len(value) > MAX_DEAD_LETTER_BYTES, dead_at_ms=now_ms,
+    )  # fmt: skip

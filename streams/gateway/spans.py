@@ -1,0 +1,71 @@
+"""A span of released text: consecutive tokens of one choice and kind, which can be cut after any token and joined."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+from schemas.generated import Kind
+
+MAX_SPAN_CHARS = 32_768
+
+
+class Span(NamedTuple):
+    """Tokens `first_sequence..sequence_number`; token i ends at `text[:text_ends[i]]`, counted in characters."""
+
+    first_sequence: int
+    sequence_number: int
+    choice: int
+    kind: Kind
+    text: str
+    text_ends: Sequence[int]
+    emitted_at_us: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.sequence_number - self.first_sequence + 1
+
+    def after(self, sequence_number: int) -> "Span | None":
+        """What lies beyond that token; None when nothing does."""
+        known = sequence_number - self.first_sequence + 1
+        if known <= 0:
+            return self
+        if known >= self.tokens:
+            return None
+        start = self.text_ends[known - 1]
+        return Span(
+            sequence_number + 1, self.sequence_number, self.choice, self.kind, self.text[start:],
+            [end - start for end in self.text_ends[known:]], self.emitted_at_us,
+        )  # fmt: skip
+
+    def continues(self, other: Self) -> bool:
+        """Whether this span may be joined to the end of `other`."""
+        return (
+            self.first_sequence == other.sequence_number + 1 and self.choice == other.choice and self.kind == other.kind
+        )
+
+
+def join(spans: Sequence[Span]) -> Span:
+    """One span of several, each of which continues the one before."""
+    first, last = spans[0], spans[-1]
+    ends: list[int] = []
+    length = 0
+    for span in spans:
+        ends += [length + end for end in span.text_ends]
+        length += len(span.text)
+    return Span(
+        first.first_sequence, last.sequence_number, first.choice, first.kind,
+        "".join([span.text for span in spans]), ends, last.emitted_at_us,
+    )  # fmt: skip
+
+
+def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Span]:
+    """Few spans that say the same; those that were joined stay near `max_chars`."""
+    runs: list[list[Span]] = []
+    chars = 0
+    for span in spans:
+        if runs and chars < max_chars and span.continues(runs[-1][-1]):
+            runs[-1].append(span)
+            chars += len(span.text)
+        else:
+            runs.append([span])
+            chars = len(span.text)
+    return [join(run) if len(run) > 1 else run[0] for run in runs]

@@ -1,0 +1,79 @@
+"""The port to usage figures, and its client of the billing process.
+
+`GET /internal/usage?tenant_id&start_time&end_time&bucket_width&group_by` with the deployment's secret in the header
+`x-sluice-secret` answers a `UsagePage` as JSON. Times are Unix seconds, `end_time` exclusive; `group_by` is a comma
+list.
+"""
+
+from typing import Any, Literal, Protocol
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+SECRET_HEADER = "x-sluice-secret"  # noqa: S105
+BucketWidth = Literal["1h", "1d"]
+GroupBy = Literal["model", "project_id"]
+
+
+class UsageBucket(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    start_time: int
+    end_time: int
+    results: list[dict[str, Any]]
+
+
+class UsagePage(BaseModel):
+    """`finalized_through` is Unix time in milliseconds: what was accepted before it will not change."""
+
+    model_config = ConfigDict(extra="allow")
+
+    data: list[UsageBucket]
+    finalized_through: int
+
+
+class UsageUnavailable(Exception):
+    """The figures cannot be had now."""
+
+
+class UsageReader(Protocol):
+    async def usage(
+        self,
+        tenant_id: str,
+        *,
+        start_time_s: int,
+        end_time_s: int,
+        bucket_width: BucketWidth,
+        group_by: tuple[GroupBy, ...],
+    ) -> UsagePage:
+        """Raises UsageUnavailable."""
+
+
+class HttpUsageReader:
+    """Asks the billing process. `client` has the base address and the timeout."""
+
+    def __init__(self, client: httpx.AsyncClient, secret: str) -> None:
+        self._client = client
+        self._headers = {SECRET_HEADER: secret}
+
+    async def usage(
+        self,
+        tenant_id: str,
+        *,
+        start_time_s: int,
+        end_time_s: int,
+        bucket_width: BucketWidth,
+        group_by: tuple[GroupBy, ...],
+    ) -> UsagePage:
+        params: dict[str, str | int] = {
+            "tenant_id": tenant_id, "start_time": start_time_s, "end_time": end_time_s, "bucket_width": bucket_width,
+            "group_by": ",".join(group_by),
+        }  # fmt: skip
+        try:
+            response = await self._client.get("/internal/usage", params=params, headers=self._headers)
+            response.raise_for_status()
+            return UsagePage.model_validate_json(response.content)
+        except httpx.HTTPError as error:
+            raise UsageUnavailable(f"billing: {type(error).__name__}") from error
+        except ValidationError as error:
+            raise UsageUnavailable(f"billing answered something else: {error.error_count()} errors") from None
