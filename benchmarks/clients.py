@@ -1,0 +1,72 @@
+"""Clients that measure: a server-sent-events stream and a WebSocket stream, both over aiohttp, timed at arrival."""
+
+import asyncio
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import orjson
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client saw of one response; times are monotonic seconds."""
+
+    asked_at_s: float
+    status: int = 0
+    first_token_at_s: float | None = None
+    ended_at_s: float | None = None
+    tokens: int = 0
+    messages: int = 0
+    largest_gap_s: float = 0.0
+    error: str = ""
+    text: list[str] = field(default_factory=list)
+    response_id: str = ""
+
+    @property
+    def first_token_ms(self) -> float | None:
+        return None if self.first_token_at_s is None else (self.first_token_at_s - self.asked_at_s) * 1000
+
+
+def chat_body(model: str, prompt: str, max_tokens: int, **sampling: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+        **sampling,
+    }
+
+
+async def ask_over_sse(
+    session: aiohttp.ClientSession, url: str, headers: dict[str, str], body: dict[str, Any], timeout_s: float
+) -> Answer:
+    """One streamed `POST {url}/v1/chat/completions`. Usage, when asked for, gives the token count."""
+    answer = Answer(monotonic())
+    last_s = answer.asked_at_s
+    async with (
+        asyncio.timeout(timeout_s),
+        session.post(f"{url}/v1/chat/completions", data=orjson.dumps(body), headers=headers) as response,
+    ):
+        answer.status = response.status
+        if response.status != 200:
+            answer.error = (await response.text())[:500]
+            return answer
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            now_s = monotonic()
+            chunk = orjson.loads(line[6:])
+            if usage := chunk.get("usage"):
+                answer.tokens = usage["completion_tokens"]
+            if any(choice["delta"].get("content") for choice in chunk["choices"]):
+                answer.messages += 1
+                if answer.first_token_at_s is None:
+                    answer.first_token_at_s = now_s
+                else:
+                    answer.largest_gap_s = max(answer.largest_gap_s, now_s - last_s)
+                last_s = now_s
+                answer.text.extend(choice["delta"]["content"] for choice in chunk["choices"])
+        answer.ended_at_s = monotonic()
+    return answer
