@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from schemas.admission import Admission
 from schemas.batch import BatchJob, BatchResult
 from schemas.control import CONTROL
 from schemas.dead_letter import DeadLetter
@@ -80,9 +81,9 @@ class Topics:
         self.requests = Topic(name("requests"), "response id", Request, p.requests, DAY_MS, extra=_APPEND_TIME)
         self.intake_batch = Topic(name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS, extra=_APPEND_TIME)
         # Split placement of the admission stages; unused when they are fused.
-        self.validated = Topic(name("admission.validated"), "response id", AdmittedRequest, p.requests, DAY_MS)
-        self.reserved = Topic(name("admission.reserved"), "response id", AdmittedRequest, p.requests, DAY_MS)
-        self.screened = Topic(name("admission.screened"), "response id", AdmittedRequest, p.requests, DAY_MS)
+        self.validated = Topic(name("admission.validated"), "response id", Admission, p.requests, DAY_MS)
+        self.reserved = Topic(name("admission.reserved"), "response id", Admission, p.requests, DAY_MS)
+        self.screened = Topic(name("admission.screened"), "response id", Admission, p.requests, DAY_MS)
         # Longer than any outage to be survived; the only place where unreleased text stands.
         self.generated = Topic(
             name("generated"), "response id; worker id for frames", GENERATED, p.generated, 6 * HOUR_MS,

@@ -1,0 +1,22 @@
+"""Prometheus metrics of admission and settlement. Units stand in the names."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+ADMISSION_OUTCOMES = Counter(
+    "sluice_admission_outcomes_total", "Requests by outcome: `admitted`, `replayed`, `finished` or an ending's code.",
+    ["code"],
+)  # fmt: skip
+ADMISSION_STAGE_SECONDS = Histogram(
+    "sluice_admission_stage_seconds", "Time in one stage, with its retries.", ["stage"], buckets=_SECONDS
+)
+ADMISSION_SECONDS = Histogram(
+    "sluice_admission_seconds", "From the broker's append time to everything acknowledged.", buckets=_SECONDS
+)
+ADMISSION_RETRIES = Counter("sluice_admission_retries_total", "Repeated stages by stage.", ["stage"])
+ADMISSION_DEAD_LETTERS = Counter("sluice_admission_dead_letters_total", "Dead letters by reason.", ["reason"])
+ADMISSION_IN_FLIGHT = Gauge("sluice_admission_in_flight_requests", "Events being worked on.")
+QUOTA_REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota store had lost its memory.")
+SETTLEMENTS = Counter("sluice_settlements_total", "Usage events by what settling did.", ["result"])
+SWEPT = Counter("sluice_settlement_swept_total", "Overdue reservations by what the sweeper did.", ["result"])

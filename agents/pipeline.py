@@ -1,0 +1,184 @@
+"""Runs the stage table over one event, to everything acknowledged. Knows neither Faust nor Kafka.
+
+An event ends in one of these ways, and only then may be acknowledged: admitted, refused (an ending), or a dead letter.
+Whatever else happens is retried a bounded number of times; a log that does not take an outcome raises MustEnd,
+after which the process ends without acknowledging.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+import structlog
+
+from agents import metrics
+from agents.publication import MustEnd, Publication, Publisher
+from agents.quota import EpochLost, Finished, QuotaUnavailable, Refusal, jittered_ms
+from agents.stages import STAGES, Origin, Refused, Rejected, Services, Stage, StageResult, intake, read_request
+from schemas.admission import Admission
+from schemas.codec import Undecodable, decode
+from schemas.endings import EndingCode
+from schemas.request import Request
+from streams.log import LogRecord
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 0.8
+_log = structlog.get_logger()
+
+T = TypeVar("T")
+Recover = Callable[[], Awaitable[None]]
+"""Rebuilds the quota store after `EpochLost`; returns when decisions may be taken again, or raises MustEnd."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """`handle_*` return when the event may be acknowledged. Raise MustEnd."""
+
+    services: Services
+    publisher: Publisher
+    recover: Recover
+    max_attempts: int
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    @property
+    def publication(self) -> Publication:
+        s = self.services
+        return Publication(s.topics, self.publisher, s.quota, s.directory)
+
+    async def handle_request(self, record: LogRecord, stages: Sequence[Stage] = STAGES) -> None:
+        """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""
+        await self._handle(record, "validation", self._read_request, stages)
+
+    async def handle_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES) -> None:
+        """A record of `intake.batch`."""
+        await self._handle(record, "intake", lambda job: intake(job, self.services), stages)
+
+    async def handle_admission(self, record: LogRecord, stages: Sequence[Stage]) -> None:
+        """A record of a topic between two stages."""
+        await self._handle(record, stages[0].name, self._read_admission, stages)
+
+    async def _read_request(self, record: LogRecord) -> StageResult:
+        return read_request(record, self.services)
+
+    async def _read_admission(self, record: LogRecord) -> StageResult:
+        try:
+            return decode(Admission, record.value)
+        except Undecodable as error:
+            raise Rejected(error.reason, error.detail) from None
+
+    async def _handle(
+        self,
+        record: LogRecord,
+        first_stage: str,
+        read: Callable[[LogRecord], Awaitable[StageResult]],
+        stages: Sequence[Stage],
+    ) -> None:
+        metrics.ADMISSION_IN_FLIGHT.inc()
+        try:
+            event = await self._read(record, first_stage, read)
+            if event is None:
+                return
+            for stage in stages:
+                if not isinstance(event, Request | Admission):
+                    break
+                event = await self._stage(record, stage, event)
+            await self._conclude(record, stages[-1], event)
+        finally:
+            metrics.ADMISSION_IN_FLIGHT.dec()
+        metrics.ADMISSION_SECONDS.observe(max(self.services.clock_ms() - record.timestamp_ms, 0) / 1_000)
+
+    async def _read(
+        self, record: LogRecord, stage: str, read: Callable[[LogRecord], Awaitable[StageResult]]
+    ) -> StageResult | None:
+        try:
+            return await read(record)
+        except Rejected as rejected:
+            await self._dead(record, stage, rejected)
+        except Exception as error:  # noqa: BLE001
+            # A defect of ours in reading: the same bytes would raise it again.
+            _log.exception("stage_failed", stage=stage, topic=record.topic, offset=record.offset)
+            await self._dead(record, stage, Rejected("stage_failed", type(error).__name__))
+        return None
+
+    async def _stage(self, record: LogRecord, stage: Stage, event: Request | Admission) -> StageResult:
+        """The stage's result, after bounded retries; an ending `unavailable` where they were in vain."""
+        started = perf_counter()
+        origin = Origin.of(event)
+        try:
+            result = await self._attempts(stage.name, lambda: stage.function(event, self.services))
+        except QuotaUnavailable:
+            result = Refused(origin, _unavailable(origin.response_id), stored=True)
+        except MustEnd:
+            raise
+        except Exception as error:  # noqa: BLE001
+            _log.exception("stage_failed", stage=stage.name, response_id=origin.response_id)
+            await self._dead(record, stage.name, Rejected("stage_failed", type(error).__name__))
+            result = Refused(origin, _unavailable(origin.response_id))
+        metrics.ADMISSION_STAGE_SECONDS.labels(stage.name).observe(perf_counter() - started)
+        if isinstance(result, Admission):
+            result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
+        return result
+
+    async def _attempts(self, stage: str, call: Callable[[], Awaitable[T]]) -> T:
+        wait_s = FIRST_RETRY_S
+        attempt = 1
+        while True:
+            try:
+                return await call()
+            except EpochLost:
+                # Bounded by `recover` itself, which raises when the store cannot be rebuilt.
+                await self.recover()
+            except MustEnd:
+                raise
+            except Exception:
+                if attempt >= self.max_attempts:
+                    raise
+                attempt += 1
+                metrics.ADMISSION_RETRIES.labels(stage).inc()
+                await self.sleep(wait_s)
+                wait_s = min(wait_s * 2, LAST_RETRY_S)
+
+    async def _conclude(self, record: LogRecord, last: Stage, event: StageResult) -> None:
+        services, publication = self.services, self.publication
+        match event:
+            case Finished():
+                metrics.ADMISSION_OUTCOMES.labels("finished").inc()
+            case Refused():
+                await self._refuse(record, event)
+            case Admission(decision=None) | Request():
+                if last.topic_after is None:
+                    raise AssertionError(f"{last.name} left a request undecided")
+                await self.publisher.publish(last.topic_after(services.topics), event.encode(), key=event.response_id)
+            case Admission(decision=decision) if decision is not None:
+                if last.topic_after is not None:
+                    topic = last.topic_after(services.topics)
+                    await self.publisher.publish(topic, event.encode(), key=event.response_id)
+                    return
+                await publication.admitted(event, decision, services.clock_ms())
+                # Without a verdict of its own, an earlier delivery had decided it.
+                metrics.ADMISSION_OUTCOMES.labels("replayed" if event.verdict is None else "admitted").inc()
+
+    async def _refuse(self, record: LogRecord, refused: Refused) -> None:
+        if refused.dead_letter is not None:
+            rejected = Rejected(refused.dead_letter.reason, refused.dead_letter.detail)
+            await self._dead(record, "intake", rejected)
+        try:
+            await self._attempts("refusal", lambda: self.publication.refused(refused))
+        except QuotaUnavailable:
+            # It cannot be stored, and must be said: the client waits.
+            await self.publication.ended(refused.origin, refused.refusal, None, refused)
+        metrics.ADMISSION_OUTCOMES.labels(refused.refusal.code.value).inc()
+
+    async def _dead(self, record: LogRecord, stage: str, rejected: Rejected) -> None:
+        await self.publication.dead(record, stage, rejected, self.services.clock_ms())
+        metrics.ADMISSION_DEAD_LETTERS.labels(rejected.reason).inc()
+        _log.warning(
+            "dead_letter", stage=stage, reason=rejected.reason, topic=record.topic, partition=record.partition,
+            offset=record.offset,
+        )  # fmt: skip
+
+
+def _unavailable(response_id: str) -> Refusal:
+    return Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=jittered_ms(1_000, response_id))

@@ -1,0 +1,160 @@
+"""How an admission becomes visible: what is written, in which order, and what a crash in between causes.
+
+Before any of it, routing has stored the decision (0). A crash there: the redelivered request replays the decision.
+"""
+
+import asyncio
+import base64
+from dataclasses import dataclass
+from typing import Protocol
+
+from agents.quota import Decided, Finished, QuotaStore, Refusal
+from agents.stages import Origin, Refused, Rejected, ending_of, limits_of
+from schemas.admission import Admission, Decision
+from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.generated import Opened
+from schemas.request import AdmittedRequest
+from streams.directory import TenantDirectory
+from streams.ids import stable_partition
+from streams.log import LogRecord
+from streams.topics import Topics
+
+
+class MustEnd(Exception):
+    """Nothing can be decided or published here: the process ends; another takes its partitions."""
+
+
+class PublishFailed(MustEnd):
+    """The log did not acknowledge a record. The event must not be acknowledged; the process gives up its partitions."""
+
+
+class Publisher(Protocol):
+    """Acknowledged writes to the log."""
+
+    async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
+        """Returns the record's offset once all in-sync replicas have it. Raises PublishFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Writes outcomes. Every method returns when everything is acknowledged; all may be repeated."""
+
+    topics: Topics
+    publisher: Publisher
+    quota: QuotaStore
+    directory: TenantDirectory
+
+    async def admitted(self, admission: Admission, decision: Decision, now_ms: int) -> None:
+        request = admission.request
+        common = {
+            "response_id": admission.response_id,
+            "scope": admission.scope,
+            "stage_ms": admission.stage_ms,
+            "endpoint": request.endpoint,
+            "model": admission.model,
+            "requested_model": request.model,
+            "pool": decision.pool,
+            "lane": decision.lane,
+            "max_tokens": admission.max_tokens,
+            "reply_to": request.reply_to,
+            "accepted_at_ms": request.accepted_at_ms,
+            "admitted_at_ms": now_ms,
+            "deadline_ms": request.deadline_ms,
+        }
+        opened = Opened(
+            **common,
+            lane_partition=decision.lane_partition,
+            prompt_tokens=len(admission.prompt_token_ids),
+            reserved_tokens=admission.reserved_tokens,
+        )
+        # 1. The promise of an ending. A crash after it: the redelivered request opens the response again, in the same
+        #    partition; post-safety takes the first and ends it at its deadline even if nothing follows.
+        opening = self.publisher.publish(
+            self.topics.generated.name,
+            opened.encode(),
+            key=admission.response_id,
+            partition=decision.generated_partition,
+        )
+        if admission.verdict is None:
+            opened_offset = await opening
+        else:
+            # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
+            opened_offset, _ = await asyncio.gather(opening, self._verdict(admission))
+        # 2. The work. A crash after it, before the event's acknowledgement: the redelivered request puts it into the
+        #    same partition again; the worker that claims the second copy finds the claim or the terminal of the first.
+        work = AdmittedRequest(
+            **common,
+            prompt_token_ids=admission.prompt_token_ids,
+            sampling=request.sampling,
+            on_disconnect=request.on_disconnect,
+            generated_partition=decision.generated_partition,
+            opened_offset=opened_offset,
+        )
+        await self.publisher.publish(
+            self.topics.lane(decision.pool, decision.lane).name,
+            work.encode(),
+            key=admission.response_id,
+            partition=decision.lane_partition,
+        )
+        # 3. The caller acknowledges the event.
+
+    async def _verdict(self, carrier: Admission | Refused) -> None:
+        if carrier.verdict is not None:
+            await self.publisher.publish(
+                self.topics.verdicts.name, carrier.verdict.encode(), key=carrier.verdict.response_id
+            )
+
+    async def refused(self, refused: Refused) -> None:
+        """Raises QuotaUnavailable while the refusal cannot be stored, PublishFailed."""
+        origin, refusal = refused.origin, refused.refusal
+        partition = stable_partition(origin.response_id, self.topics.counts.generated)
+        if not refused.stored:
+            # 1. The refusal is stored and what was held is returned, in one step. A crash after it: the redelivered
+            #    request meets the same refusal, whatever has changed in between.
+            limits = limits_of(origin.scope.tenant_id, self.directory)
+            outcome = await self.quota.refuse(origin.scope.tenant_id, limits, origin.response_id, refusal)
+            match outcome:
+                case Finished():
+                    return
+                case Decided(decision, _):
+                    # An earlier delivery routed it, so `opened` may stand there: the ending belongs beside it.
+                    partition = decision.generated_partition
+                case Refusal():
+                    refusal = outcome
+        await self.ended(origin, refusal, partition, refused)
+
+    async def ended(
+        self, origin: Origin, refusal: Refusal, partition: int | None = None, refused: Refused | None = None
+    ) -> None:
+        """Writes the ending without asking quota, to `partition` or to the one that follows from the response id."""
+        if partition is None:
+            partition = stable_partition(origin.response_id, self.topics.counts.generated)
+        # 2. A crash after it: the redelivered request writes the same ending again, which is void.
+        writing = self.publisher.publish(
+            self.topics.generated.name,
+            ending_of(origin, refusal).encode(),
+            key=origin.response_id,
+            partition=partition,
+        )
+        if refused is None or refused.verdict is None:
+            await writing
+        else:
+            await asyncio.gather(writing, self._verdict(refused))
+        # 3. The caller acknowledges the event.
+
+    async def dead(self, record: LogRecord, stage: str, rejected: Rejected, now_ms: int) -> None:
+        """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
+        value = record.value or b""
+        letter = DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            stage=stage,
+            reason=rejected.reason,
+            detail=rejected.detail[:2_000],
+            value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
+            truncated=len(value) > MAX_DEAD_LETTER_BYTES,
+            dead_at_ms=now_ms,
+        )
+        origin = f"{record.topic}-{record.partition}-{record.offset}"
+        await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=origin)

@@ -1,0 +1,269 @@
+"""Quota: what a tenant may use, reserved on entry and settled to the true figure on the end.
+
+**Limits**, checked together and taken together or not at all, by one Lua script per call (`quota.lua`):
+
+- requests per minute by GCRA (the virtual scheduling algorithm of ITU-T I.371, in integers); a full minute may burst;
+- tokens per minute by a token bucket that may go into debt; a full minute may burst;
+- concurrent responses by a set of what is reserved.
+
+**A reservation** is keyed by response id and moves `reserved → settled | refunded`, or is `refused` from the start or
+before it was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing
+decision, set once, so a redelivered request is never routed twice; and a refusal, so it is never admitted later.
+
+**Memory** is bounded: outcomes live until the response's deadline plus `OUTCOME_KEEP_MS`, which must exceed the time
+between the delivery of a request and its redelivery.
+
+**Epoch**: each tenant's hash carries the region's epoch. If Redis lost its memory, the first call of any tenant finds
+neither its marker nor the region's epoch key and raises `EpochLost`; nothing is decided until `recovery` rebuilt it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from schemas.admission import Decision
+from schemas.endings import EndingCode
+from streams.directory import Limits
+
+OUTCOME_KEEP_MS = 900_000
+
+
+class Refusal(BaseModel):
+    """Why a response is not admitted; the part of an `Ending` that is worth storing."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    code: EndingCode
+    message: str = ""
+    param: str | None = None
+    retry_after_ms: int | None = None
+    limits: dict[str, int] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Tokens are held; nothing is decided yet."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Tokens are held and the route is set."""
+
+    decision: Decision
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The response has ended and is settled or refunded: nothing is left to do for its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A reservation rebuilt from the log. `decision` None: it was refused."""
+
+    response_id: str
+    tenant_id: str
+    ended: bool
+    tokens: int
+    deadline_ms: int
+    decision: Decision | None
+    refusal: Refusal | None = None
+
+
+Outcome = Reserved | Decided | Refusal | Finished
+
+
+class QuotaUnavailable(Exception):
+    """The store did not answer in time. The same call may be made again; it may also have taken effect."""
+
+
+class EpochLost(QuotaUnavailable):
+    """The store has lost its memory: nothing may be decided before it is rebuilt."""
+
+
+class QuotaStore(Protocol):
+    """Every method is atomic and idempotent per response id and raises QuotaUnavailable."""
+
+    async def reserve(
+        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        """Takes from all limits or from none. The first outcome of an id stands."""
+
+    async def decide(
+        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        """Stores the route unless one is stored, or the response was refused; returns what stands."""
+
+    async def refuse(self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal) -> Outcome:
+        """Stores the refusal and returns what was held, unless a route is stored; returns what stands."""
+
+    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
+        """Turns what is held into what was used; debits when it was refunded before. Says what happened."""
+
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
+        """Returns what is held. False when nothing was."""
+
+
+def jittered_ms(wait_ms: int, response_id: str) -> int:
+    """`wait_ms` plus up to a quarter of it, at least 250 ms wide; the same for the same response."""
+    digest = int.from_bytes(hashlib.blake2b(response_id.encode(), digest_size=4).digest(), "big")
+    return wait_ms + digest * max(wait_ms // 4, 250) // 2**32
+
+
+class RedisQuota:
+    """The quota store on Redis. `now_ms` replaces Redis' own clock, for tests."""
+
+    def __init__(
+        self, redis: "Redis", region: str, *, keep_ms: int = OUTCOME_KEEP_MS, now_ms: int | None = None
+    ) -> None:
+        self._redis = redis
+        self._region = region
+        self._keep_ms = keep_ms
+        self.now_ms = now_ms
+        self._epoch = ""
+        self._script = redis.register_script(files("agents").joinpath("quota.lua").read_text())
+
+    @property
+    def epoch_key(self) -> str:
+        return f"sluice:{self._region}:epoch"
+
+    def _keys(self, tenant_id: str, response_id: str) -> list[str]:
+        prefix = f"sluice:{self._region}:quota:{{{tenant_id}}}"
+        return [f"{prefix}:bucket", f"{prefix}:active", f"{prefix}:response:{response_id}"]
+
+    async def read_epoch(self) -> str | None:
+        """Raises QuotaUnavailable."""
+        try:
+            epoch = await self._redis.get(self.epoch_key)
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        return None if epoch is None else _text(epoch)
+
+    async def begin_epoch(self, epoch: str) -> str:
+        """Writes the epoch unless another process was faster; returns the one that holds."""
+        try:
+            await self._redis.set(self.epoch_key, epoch, nx=True)
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        return await self.read_epoch() or epoch
+
+    async def _call(
+        self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
+    ) -> list[bytes | str | int]:
+        try:
+            answer = await self._run(operation, tenant_id, limits, response_id, *arguments)
+            if _text(answer[0]) != "epoch":
+                return answer
+            epoch = await self.read_epoch()
+            if epoch is None:
+                raise EpochLost("the epoch key is missing")
+            self._epoch = epoch
+            await self._run("adopt", tenant_id, limits, response_id)
+            answer = await self._run(operation, tenant_id, limits, response_id, *arguments)
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        if _text(answer[0]) == "epoch":
+            raise EpochLost("the epoch changed")
+        return answer
+
+    async def _run(
+        self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
+    ) -> list[bytes | str | int]:
+        now = "" if self.now_ms is None else self.now_ms
+        answer: list[bytes | str | int] = await self._script(
+            self._keys(tenant_id, response_id),
+            [
+                operation, self._epoch, now, limits.requests_per_minute, limits.tokens_per_minute,
+                limits.concurrent_responses, response_id, self._keep_ms, *arguments,
+            ],
+        )  # fmt: skip
+        return answer
+
+    async def reserve(
+        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        return _outcome(await self._call("reserve", tenant_id, limits, response_id, tokens, deadline_ms), response_id)
+
+    async def decide(
+        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        arguments = (tokens, deadline_ms, decision.model_dump_json())
+        return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments), response_id)
+
+    async def refuse(self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal) -> Outcome:
+        answer = await self._call("refuse", tenant_id, limits, response_id, refusal.model_dump_json())
+        return _outcome(answer, response_id)
+
+    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
+        return _text((await self._call("settle", tenant_id, limits, response_id, choice, used_tokens))[0])
+
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
+        return _text((await self._call("refund", tenant_id, limits, response_id))[0]) == "refunded"
+
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[tuple[str, Decision | None]]:
+        """Reservations whose deadline lies before `before_ms`, with their decisions; at most `limit`, oldest first."""
+        prefix = self._keys(tenant_id, "")
+        try:
+            ids = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=0, num=limit)
+            overdue: list[tuple[str, Decision | None]] = []
+            for raw in ids:
+                decision = await self._redis.hget(f"{prefix[2]}{_text(raw)}", "decision")
+                overdue.append((_text(raw), Decision.model_validate_json(decision) if decision else None))
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        return overdue
+
+    async def active_count(self, tenant_id: str) -> int:
+        """Responses that are reserved now."""
+        try:
+            return int(await self._redis.zcard(self._keys(tenant_id, "")[1]))
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+
+    async def restore(self, epoch: str, reservation: Restored, limits: Limits) -> bool:
+        """Puts back what the log proves, under an epoch that does not hold yet. False when it was there."""
+        self._epoch = epoch
+        state = "refused" if reservation.decision is None else "settled" if reservation.ended else "reserved"
+        payload = reservation.decision or reservation.refusal
+        if payload is None:
+            raise ValueError("a reservation without decision needs a refusal")
+        arguments = (state, reservation.tokens, reservation.deadline_ms, payload.model_dump_json())
+        try:
+            await self._run("adopt", reservation.tenant_id, limits, reservation.response_id)
+            answer = await self._run("restore", reservation.tenant_id, limits, reservation.response_id, *arguments)
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        return _text(answer[0]) == "restored"
+
+
+def _outcome(answer: list[bytes | str | int], response_id: str) -> Outcome:
+    kind = _text(answer[0])
+    if kind == "reserved":
+        return Reserved(int(answer[1]))
+    if kind == "decided":
+        return Decided(Decision.model_validate_json(_text(answer[1])), int(answer[2]))
+    if kind == "refused":
+        refusal = Refusal.model_validate_json(_text(answer[1]))
+        if refusal.retry_after_ms is None:
+            return refusal
+        return refusal.model_copy(update={"retry_after_ms": jittered_ms(refusal.retry_after_ms, response_id)})
+    if kind == "finished":
+        return Finished()
+    raise ValueError(f"quota.lua answered {kind!r}")
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _kind(error: RedisError) -> str:
+    # The message may name keys; the type is enough to act on.
+    return type(error).__name__

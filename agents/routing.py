@@ -1,0 +1,155 @@
+"""Which partition an admitted request goes to, from what workers say about themselves.
+
+Pure: time and identity are parameters. `WorkersView` is the fold of the compacted `workers` topic plus what this
+process has routed since; `choose` and `overloaded` decide on it.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.request import Lane
+from schemas.worker import WorkerState
+from streams.ids import stable_partition
+
+PICKUP_MS = 250
+"""A heartbeat may miss what was routed so shortly before it: the worker had not read it yet."""
+RUNNING_TOKENS = 256
+"""What a running request is taken to weigh, in tokens still to be done."""
+MAX_ROUTED = 10_000
+
+QUEUE_SHARE: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
+"""How much of a pool's queue bound a lane may fill: the lowest priority is refused first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One live worker as the router sees it."""
+
+    state: WorkerState
+    routed_tokens: int = 0
+    routed_requests: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.state.queued_tokens + self.routed_tokens + self.state.running * RUNNING_TOKENS
+
+    @property
+    def queued_tokens(self) -> int:
+        return self.state.queued_tokens + self.routed_tokens
+
+    @property
+    def queued_requests(self) -> int:
+        return self.state.waiting + self.routed_requests
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`worker_id` None: no worker lives, the partitions are derived from the response id."""
+
+    lane_partition: int
+    generated_partition: int
+    worker_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBound:
+    """Of one pool, over all of its live workers."""
+
+    tokens: int
+    requests: int
+
+
+@dataclass(slots=True)
+class _Known:
+    state: WorkerState
+    routed: deque[tuple[int, int]] = field(default_factory=deque)
+    routed_tokens: int = 0
+
+    def drop_oldest(self) -> None:
+        self.routed_tokens -= self.routed.popleft()[1]
+
+
+class WorkersView:
+    """What is known of workers. Thread-safe: a reader thread feeds it, the event loop asks it."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+
+    def update(self, worker_id: str, state: WorkerState | None) -> None:
+        """Takes in a heartbeat; None is the tombstone of a worker that is gone for good."""
+        with self._lock:
+            if state is None:
+                self._workers.pop(worker_id, None)
+                return
+            known = self._workers.get(worker_id)
+            if known is None:
+                self._workers[worker_id] = _Known(state)
+                return
+            if state.beat_at_ms < known.state.beat_at_ms:
+                return
+            known.state = state
+            while known.routed and known.routed[0][0] <= state.beat_at_ms - PICKUP_MS:
+                known.drop_oldest()
+
+    def routed(self, worker_id: str | None, tokens: int, now_ms: int) -> None:
+        """Counts what was just sent to a worker, until a heartbeat can have included it."""
+        with self._lock:
+            known = self._workers.get(worker_id) if worker_id else None
+            if known is not None:
+                known.routed.append((now_ms, tokens))
+                known.routed_tokens += tokens
+                if len(known.routed) > MAX_ROUTED:
+                    known.drop_oldest()
+
+    def live(self, pool: str, now_ms: int) -> list[Load]:
+        """Ready workers of the pool whose lease has not run out, ordered by id."""
+        with self._lock:
+            return [
+                Load(known.state, known.routed_tokens, len(known.routed))
+                for _, known in sorted(self._workers.items())
+                if known.state.pool == pool
+                and known.state.state == "ready"
+                and known.state.beat_at_ms + known.state.lease_ms > now_ms
+            ]
+
+
+def choose(
+    loads: Sequence[Load], lane: Lane, response_id: str, *, lane_partitions: int, generated_partitions: int
+) -> Route:
+    """The least loaded live worker that reads `lane` and has a home; one of its partitions of each, by response id.
+
+    Without such a worker the partitions follow from the response id alone: the work waits there for whoever comes.
+    """
+    fit = [load for load in loads if load.state.lane_partitions.get(lane) and load.state.home_partitions]
+    if not fit:
+        return Route(
+            stable_partition(response_id, lane_partitions), stable_partition(response_id, generated_partitions), None
+        )
+    best = min(fit, key=lambda load: (load.tokens, stable_partition(response_id + load.state.worker_id, 2**32)))
+    lanes, homes = best.state.lane_partitions[lane], best.state.home_partitions
+    return Route(
+        lanes[stable_partition(response_id, len(lanes))],
+        homes[stable_partition(response_id, len(homes))],
+        best.state.worker_id,
+    )
+
+
+def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
+    """Whether the pool's queue has no room for one more request of this lane. An unknown queue has room."""
+    share = QUEUE_SHARE[lane]
+    return (
+        sum(load.queued_tokens for load in loads) >= bound.tokens * share
+        or sum(load.queued_requests for load in loads) >= bound.requests * share
+    ) and bool(loads)
+
+
+def drain_ms(loads: Sequence[Load]) -> int:
+    """When to try again: what the pool needs for a quarter of its queue, between 1 and 30 s."""
+    speed = sum(load.state.tokens_per_second for load in loads)
+    queued = sum(load.queued_tokens for load in loads)
+    if speed <= 0:
+        return 5_000
+    return int(min(max(queued / 4 / speed * 1_000, 1_000), 30_000))

@@ -1,0 +1,36 @@
+"""What travels between the admission stages; on topics only where the stages are split."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.base import Identifier, ScopedRecord, TokenCount
+from schemas.request import Lane, Request
+from schemas.verdict import Verdict
+
+
+class Decision(BaseModel):
+    """Where an admitted response goes, for life. Stored with its reservation, set once."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    pool: Identifier
+    lane: Lane
+    lane_partition: int = Field(ge=0)
+    generated_partition: int = Field(ge=0)
+    worker_id: str | None = Field(default=None, description="Whom the router had in mind; None when no worker lived.")
+
+
+class Admission(ScopedRecord):
+    """A validated request and what later stages have added to it."""
+
+    type: Literal["admission"] = "admission"
+    request: Request
+    model: Identifier = Field(description="Canonical model name.")
+    pool: Identifier
+    lane: Lane
+    prompt_token_ids: list[int] = Field(min_length=1)
+    max_tokens: TokenCount = Field(description="Output bound after the context window and tenant limits.")
+    reserved_tokens: TokenCount = Field(default=0, description="What quota holds; 0 before the quota stage.")
+    verdict: Verdict | None = Field(default=None, description="Pre-safety's, once it has decided.")
+    decision: Decision | None = Field(default=None, description="Set by an earlier delivery, or by routing.")
