@@ -1,0 +1,35 @@
+"""`python -m benchmarks [NAME …] [--short] [--seed N] [--save FILE]`: measures, prints a table and JSON."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.figures import Report, machine, save, show
+
+BENCHMARKS = ("first_token", "engine_throughput", "fan_out", "admission", "recovery")
+RESULTS = Path(__file__).parent / "results.json"
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Of: {', '.join(BENCHMARKS)}. None: all.")] = None,
+    short: Annotated[bool, typer.Option(help="Seconds instead of minutes; figures of no weight.")] = False,
+    seed: int = 7,
+    save_to: Annotated[Path | None, typer.Option("--save", help="Merge the figures into this file.")] = None,
+) -> None:
+    reports: list[Report] = []
+    for name in names or BENCHMARKS:
+        if name not in BENCHMARKS:
+            raise typer.BadParameter(f"no benchmark {name!r}")
+        report: Report = importlib.import_module(f"benchmarks.{name}").run(short=short, seed=seed)
+        show([report])
+        reports.append(report)
+        if save_to is not None:
+            save([report], save_to)
+    print(json.dumps({"machine": machine(), "reports": [report.as_json() for report in reports]}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,147 @@
+"""Tokens/s of 32 streams on the real model: the bare engine, vLLM's own API server, and the whole pipeline.
+
+The three take turns in one run. Idle ones cost memory, not CPU.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import orjson
+
+from benchmarks.clients import chat_body
+from benchmarks.figures import Report, percentile
+from benchmarks.stacks import MODEL, MODEL_PATH, ROOT, baseline_server, free_port, running_stack
+from deploy.plan import Options
+
+STREAMS = 32
+MAX_TOKENS = 256
+ENGINE_ARGS: dict[str, bool | int | float | str] = {
+    "dtype": "float32",
+    "max_model_len": 4096,
+    "max_num_seqs": 64,
+    "enforce_eager": True,
+    "enable_prefix_caching": True,
+}
+
+
+def question(number: int) -> str:
+    return f"Tell me a story, number {number}."
+
+
+async def _stream_tokens(url: str, headers: dict[str, str], model: str, seconds: float) -> float:
+    """Tokens/s that `STREAMS` clients read, each asking again as soon as its answer ended."""
+    counted = 0.0
+    end_s = monotonic() + seconds
+    extra: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+
+    async def stream(session: aiohttp.ClientSession, number: int) -> None:
+        nonlocal counted
+        turn = 0
+        while (asked_s := monotonic()) < end_s:
+            body = orjson.dumps(chat_body(model, question((number + turn) % STREAMS), MAX_TOKENS, **extra))
+            usage: dict[str, int] = {}
+            async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
+                response.raise_for_status()
+                async for line in response.content:
+                    if b'"usage":{' in line:
+                        usage = orjson.loads(line[6:])["usage"]
+            # An answer that runs over the end counts by the share of its time that lies before it.
+            took_s = monotonic() - asked_s
+            counted += usage["completion_tokens"] * min(1.0, (end_s - asked_s) / took_s)
+            turn += 1
+
+    began_s = monotonic()
+    headers = {"Content-Type": "application/json", **headers}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(stream(session, number) for number in range(STREAMS)))
+    return counted / (end_s - began_s)
+
+
+class _BareEngine:
+    def __init__(self, seconds: float, rounds: int) -> None:
+        arguments = [json.dumps(ENGINE_ARGS), str(STREAMS), str(MAX_TOKENS), str(int(seconds)), str(rounds)]
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "benchmarks.bare_engine", str(MODEL_PATH), *arguments],
+            cwd=ROOT, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while (line := self._read()) != "ready\n":
+            if not line:
+                raise RuntimeError("the bare engine did not start")
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def tokens_per_s(self) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        while not (line := self._read()).startswith("{"):
+            if not line:
+                raise RuntimeError("the bare engine ended")
+        return float(json.loads(line)["tokens_per_s"])
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=30)
+
+
+@contextlib.contextmanager
+def _bare_engine(seconds: float, rounds: int) -> Iterator[_BareEngine]:
+    engine = _BareEngine(seconds, rounds)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+
+def _api_server_command(port: int) -> list[str]:
+    return [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL_PATH),
+        "--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32",
+        "--max-model-len", "4096", "--max-num-seqs", "64", "--enforce-eager", "--disable-log-requests",
+    ]  # fmt: skip
+
+
+def run(*, short: bool, seed: int) -> Report:
+    seconds, rounds = (8.0, 1) if short else (20.0, 4)
+    report = Report("engine_throughput", {"streams": STREAMS, "max_tokens": MAX_TOKENS, "seconds": seconds * rounds})
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    rates: dict[str, list[float]] = {"bare engine": [], "vLLM's API server": [], "pipeline": []}
+    with (
+        _bare_engine(seconds, rounds + 1) as bare,
+        baseline_server(_api_server_command(port), url, _environment(), "/health"),
+        running_stack(Options(engine="vllm", engine_args=ENGINE_ARGS, free_ports=True)) as stack,
+    ):
+        key = {"Authorization": f"Bearer {stack.api_key()}"}
+        for round_number in range(rounds + 1):
+            measured = {
+                "bare engine": bare.tokens_per_s(),
+                "vLLM's API server": asyncio.run(_stream_tokens(url, {}, MODEL, seconds)),
+                "pipeline": asyncio.run(_stream_tokens(stack.gateway_url, key, MODEL, seconds)),
+            }
+            if round_number:  # the first round warms all three up
+                for name, rate in measured.items():
+                    rates[name].append(rate)
+    medians = {name: percentile(values, 0.5) for name, values in rates.items()}
+    for name, rate in medians.items():
+        report.add(name, rate, "tokens/s")
+    server_ratio = medians["vLLM's API server"] / medians["bare engine"]
+    report.add("vLLM's API server / bare engine", server_ratio, "ratio")
+    report.add(
+        "pipeline / bare engine", medians["pipeline"] / medians["bare engine"], "ratio", server_ratio, at_most=False
+    )
+    return report

@@ -1,0 +1,68 @@
+"""Time to first token that the pipeline adds: Sluice and a thin HTTP server before the same simulated engine.
+
+Both are asked in turn, phase by phase, within one run, at the same rate and with the same prompts.
+"""
+
+import asyncio
+import json
+import os
+import random
+import sys
+
+import aiohttp
+
+from benchmarks.clients import Answer, ask_over_sse, chat_body
+from benchmarks.figures import Report, percentile
+from benchmarks.stacks import MODEL, MODEL_PATH, baseline_server, free_port, running_stack
+from deploy.runner import simulated
+
+ENGINE: dict[str, bool | int | float | str] = {"ttft_ms": 20.0, "inter_token_ms": 18.0}
+MAX_TOKENS = 24
+
+
+async def _phase(url: str, headers: dict[str, str], rate: float, seconds: float, rng: random.Random) -> list[Answer]:
+    """Asks `rate` times a second, each at a random moment of its slot."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(delay_s: float, prompt: str) -> Answer:
+            await asyncio.sleep(delay_s)
+            return await ask_over_sse(session, url, headers, chat_body(MODEL, prompt, MAX_TOKENS), 30)
+
+        prompts = [
+            f"Question {rng.randrange(10**9)}: what is the capital of France?" for _ in range(int(rate * seconds))
+        ]
+        moments = [(slot + rng.random()) / rate for slot in range(len(prompts))]
+        return await asyncio.gather(*map(ask, moments, prompts))
+
+
+def run(*, short: bool, seed: int) -> Report:
+    rate, seconds, rounds = (20.0, 5.0, 2) if short else (20.0, 20.0, 5)
+    rng = random.Random(seed)
+    report = Report("first_token", {"requests/s": rate, "seconds": seconds * rounds, "seed": seed, **ENGINE})
+    port = free_port()
+    thin = [sys.executable, "-m", "benchmarks.thin_server", str(port), str(MODEL_PATH), json.dumps(ENGINE)]
+    waits: dict[str, list[float]] = {"pipeline": [], "thin server": []}
+    failed = 0
+    with (
+        running_stack(simulated(ENGINE)) as stack,
+        baseline_server(thin, f"http://127.0.0.1:{port}", os.environ, "/docs"),
+    ):
+        targets = {
+            "pipeline": (stack.gateway_url, {"Authorization": f"Bearer {stack.api_key()}"}),
+            "thin server": (f"http://127.0.0.1:{port}", {}),
+        }
+        for round_number in range(rounds + 1):
+            for name, (url, headers) in targets.items():
+                answers = asyncio.run(_phase(url, headers, rate, seconds if round_number else 2.0, rng))
+                if round_number == 0:
+                    continue  # warms both up
+                waits[name] += [wait for answer in answers if (wait := answer.first_token_ms) is not None]
+                failed += sum(1 for answer in answers if answer.first_token_ms is None)
+    for name, values in waits.items():
+        report.add(f"{name}: first token p50", percentile(values, 0.5), "ms")
+        report.add(f"{name}: first token p99", percentile(values, 0.99), "ms")
+    for share, goal in ((0.5, 8.0), (0.99, 24.0)):
+        added = percentile(waits["pipeline"], share) - percentile(waits["thin server"], share)
+        report.add(f"added p{share * 100:.0f}", added, "ms", goal)
+    report.add("answers without a token", failed, "answers", 0)
+    return report
