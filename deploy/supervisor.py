@@ -348,10 +348,8 @@ class Supervisor:
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
+            self.raise_if_given_up(names)
             records = [record for record in self.records() if self._counts(record, names)]
-            for record in records:
-                if record.state is State.FAILED or record.failed_starts >= MAX_FAILED_STARTS:
-                    raise SupervisorError(f"{record.name}: {record.detail}\n{_Tail(Path(record.log)).text()}".rstrip())
             waiting = [record for record in records if record.state is not State.READY]
             if not waiting:
                 return
@@ -364,6 +362,13 @@ class Supervisor:
                 )
             with self._changed:
                 self._changed.wait(timeout=min(left_s, 0.2))
+
+    def raise_if_given_up(self, names: Sequence[str] | None = None) -> None:
+        """Raises SupervisorError with the last log lines of a process that will not become ready."""
+        for record in self.records():
+            given_up = record.state is State.FAILED or record.failed_starts >= MAX_FAILED_STARTS
+            if given_up and self._counts(record, names):
+                raise SupervisorError(f"{record.name}: {record.detail}\n{_Tail(Path(record.log)).text()}".rstrip())
 
     @staticmethod
     def _counts(record: ProcessRecord, names: Sequence[str] | None) -> bool:

@@ -1,0 +1,36 @@
+"""What `sluice up` prints when everything is ready: where to look, and three commands to copy."""
+
+import json
+from typing import Any
+
+from rich.markup import escape
+
+
+def banner(status: dict[str, Any]) -> str:
+    """Rich markup, from what `sluice status --json` shows."""
+    gateway, key = status["gateway"], status["api_key"]
+    body = json.dumps(
+        {
+            "model": "default",
+            "stream": True,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        }
+    )
+    headers = f"-H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
+    curl = f"curl -N {gateway}/v1/chat/completions {headers} -d '{body}'"
+    lines = [
+        "",
+        f"[bold]Chat page[/bold]   {escape(gateway)}/",
+        f"[bold]API docs[/bold]    {escape(gateway)}/docs",
+        f"[bold]API key[/bold]     {escape(str(key))}   (tenant {status['tenant']}, for development)",
+        "",
+        "[dim]# server-sent events[/dim]",
+        escape(curl),
+        "[dim]# WebSocket[/dim]",
+        '.venv/bin/sluice chat "Tell me a story about a fox."',
+        "[dim]# batch, through Kafka[/dim]",
+        '.venv/bin/python deploy/examples/producer.py "What is the capital of France?"',
+        "",
+        "[dim]Ctrl-C stops everything.  In another terminal: .venv/bin/sluice status[/dim]",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,416 @@
+"""The `sluice` command. Exit codes: 0 done, 1 it failed (one line on standard error says why), 2 wrong usage."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deploy.banner import banner
+from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord
+from deploy.inspection import consumer_lag, record_counts, worker_states
+from deploy.plan import ROOT, Options, PlanError, settings_with
+from deploy.runner import READY_TIMEOUT_S, Stack
+from deploy.supervision import State
+from deploy.supervisor import SupervisorError
+from deploy.tenants_file import (
+    TenantsFileError,
+    create_api_key,
+    create_producer_key,
+    create_tenant,
+    revoke_key,
+)
+from streams.directory import Tenant
+from streams.log import LogError
+from streams.provisioning import DriftError, provision
+from streams.settings import Settings, SettingsError
+from streams.toml_directory import read_tenants
+
+ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
+STILL_WAITING_S = 10.0
+DOWN_TIMEOUT_S = 90.0
+HTTP_TIMEOUT_S = 30.0
+
+app = typer.Typer(
+    help="Serves language models as a streaming dataflow on Kafka.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+keys_app = typer.Typer(help="API keys and producer keys of the tenants.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys_app, name="keys")
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+DataOption = Annotated[
+    Path, typer.Option("--data", envvar="SLUICE_DATA_DIR", help="The folder that holds the stack's state.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="For scripts.")]
+DEFAULT_DATA = ROOT / ".data"
+
+
+class CommandError(Exception):
+    """What went wrong, in one line."""
+
+
+def _running(data: Path) -> tuple[DataFolder, RunRecord]:
+    folder = DataFolder(data)
+    run = folder.read_run()
+    if run is None or not folder.is_locked():
+        raise CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
+    return folder, run
+
+
+def _settings(folder: DataFolder, run: RunRecord) -> Settings:
+    secret = folder.keys().deployment_secret
+    return settings_with({**run.environment, "SLUICE_DEPLOYMENT_SECRET": secret})
+
+
+class _Progress:
+    """Says on standard error what is ready, what crashed, and every few seconds what is still waited for."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._shown: dict[str, State] = {}
+        self._details: dict[str, str] = {}
+        self._since_s: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        err.print(f"[dim]\\[{time.monotonic() - self._began_s:6.1f} s][/dim] {text}")
+
+    def change(self, record: ProcessRecord) -> None:
+        with self._lock:
+            if record.state is State.STARTING:
+                self._details[record.name] = record.detail
+            else:
+                self._details.pop(record.name, None)
+            if self._shown.get(record.name) is record.state:
+                return
+            self._shown[record.name] = record.state
+            now_s = time.monotonic()
+            if record.state is State.STARTING:
+                self._since_s[record.name] = now_s
+                return
+            name = f"[bold]{record.name:<12}[/bold]"
+            if record.state is State.READY:
+                self.say(f"{name} [green]ready[/green] after {now_s - self._since_s.get(record.name, now_s):.1f} s")
+            elif record.state is State.BACKOFF:
+                self.say(f"{name} [red]{escape(record.detail)}[/red], will be restarted; see {record.log}")
+            elif record.state is State.STOPPED:
+                self.say(f"{name} stopped")
+            elif record.state is State.FAILED:
+                self.say(f"{name} [red]failed[/red]: {escape(record.detail)}; see {record.log}")
+
+    def waiting(self) -> str:
+        with self._lock:
+            return ", ".join(f"{name} ({detail})" for name, detail in sorted(self._details.items()))
+
+
+def _wait_ready(stack: Stack, progress: _Progress, interrupted: threading.Event) -> bool:
+    """False when a signal came first."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    next_word_s = time.monotonic() + STILL_WAITING_S
+    while not interrupted.is_set():
+        try:
+            stack.wait_ready(0.5)
+        except SupervisorError:
+            stack.supervisor.raise_if_given_up()
+            if time.monotonic() > deadline_s:
+                raise
+        else:
+            return True
+        if time.monotonic() >= next_word_s:
+            progress.say(f"still waiting for {escape(progress.waiting())}; the rest is up")
+            next_word_s += STILL_WAITING_S
+    return False
+
+
+@app.command()
+def up(
+    data: DataOption = DEFAULT_DATA,
+    engine: Annotated[str | None, typer.Option(help="vllm, or sim: the simulated engine.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, max=64, help="Worker processes of each pool.")] = None,
+    admission: Annotated[int, typer.Option(min=1, max=16, help="Admission processes.")] = 1,
+    gateways: Annotated[int, typer.Option(min=1, max=16, help="Gateway processes, on ports of their own.")] = 1,
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Any free ports instead of the configured.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Returns when everything is ready; stop: sluice down.")
+    ] = False,
+) -> None:
+    """Starts every process and stays until Ctrl-C, which stops them all."""
+    if engine is not None and engine not in ENGINES:
+        raise CommandError(f"--engine {engine}: it is one of vllm, sim")
+    if detach:
+        words = [word for word in sys.argv[1:] if word != "--detach"]
+        _detached(DataFolder(data), words)
+        return
+    options = Options(
+        engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,
+        free_ports=free_ports,
+    )  # fmt: skip
+    progress = _Progress()
+    interrupted = threading.Event()
+    stack = Stack(data, options, say=progress.say, on_change=progress.change)
+
+    def interrupt(_number: int, _frame: object) -> None:
+        if interrupted.is_set():  # the second time: at once
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            threading.Thread(target=stack.stop, kwargs={"kill": True}, daemon=True).start()
+        interrupted.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    progress.say(f"Sluice starts on {escape(str(stack.data.path))}")
+    with stack:
+        if _wait_ready(stack, progress, interrupted):
+            progress.say("[green]everything is ready[/green]")
+            out.print(banner(_status(stack.data, with_lag=False)))
+        interrupted.wait()
+        progress.say("stopping")
+    progress.say("stopped")
+
+
+def _detached(folder: DataFolder, words: list[str]) -> None:
+    if folder.is_locked():
+        raise CommandError(f"already running on {folder.path}; stop it with: sluice down")
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    log = folder.logs / "supervisor.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "deploy.cli", *words],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    shown = 0
+    deadline_s = time.monotonic() + READY_TIMEOUT_S + 60
+    while time.monotonic() < deadline_s:
+        ended = process.poll()
+        text = log.read_text(errors="replace")
+        sys.stderr.write(text[shown:])
+        shown = len(text)
+        if ended is not None:
+            raise CommandError(f"the runner ended with exit code {ended}; see {log}")
+        run = folder.read_run()
+        ready = run is not None and run.supervisor_pid == process.pid and run.processes
+        if run is not None and ready and all(record.state is State.READY for record in run.processes):
+            return
+        time.sleep(0.2)
+    raise CommandError(f"not ready in time; see {log}")
+
+
+@app.command()
+def down(data: DataOption = DEFAULT_DATA) -> None:
+    """Stops what `up` started and returns when nothing of it lives."""
+    folder, run = _running(data)
+    os.kill(run.supervisor_pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + DOWN_TIMEOUT_S
+    while folder.is_locked():
+        if time.monotonic() > deadline_s:
+            raise CommandError(f"still stopping after {DOWN_TIMEOUT_S:g} s; see {folder.logs}")
+        time.sleep(0.1)
+    err.print("stopped")
+
+
+def _status(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
+    run = folder.read_run()
+    if run is None:
+        raise CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
+    keys = folder.keys()
+    settings = _settings(folder, run)
+    tenant = "demo" if "demo" in keys.api_keys else min(keys.api_keys, default="")
+    producer = keys.producers.get(tenant)
+    return {
+        "gateway": run.gateway,
+        "websocket": f"ws{run.gateway.removeprefix('http')}/v1/stream",
+        "engine": run.engine,
+        "tenant": tenant,
+        "api_key": keys.api_keys.get(tenant),
+        "models": [name for model in settings.models for name in (model.name, *model.aliases)],
+        "kafka": run.kafka,
+        "redis": run.redis,
+        "clickhouse": run.clickhouse,
+        "producer": None
+        if producer is None
+        else {
+            "key_id": producer.key_id,
+            "key_file": producer.key_file,
+            "topics": {
+                "intake": settings.topics.intake_batch.name,
+                "results": settings.topics.results(tenant).name,
+            },
+        },
+        "processes": [record.model_dump(mode="json") for record in run.processes],
+        "lag": consumer_lag(settings.kafka) if with_lag else {},
+        "data": str(folder.path),
+    }
+
+
+@app.command()
+def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Shows each process, each worker and the lag of each topic."""
+    folder, run = _running(data)
+    shown = _status(folder)
+    if as_json:
+        print(json.dumps(shown, indent=1))
+        return
+    settings = _settings(folder, run)
+    processes = Table("process", "pid", "state", "restarts", "detail", title=f"{shown['gateway']}  {shown['engine']}")
+    for record in run.processes:
+        colour = {State.READY: "green", State.STARTING: "yellow"}.get(record.state, "red")
+        processes.add_row(
+            record.name, str(record.pid or ""), f"[{colour}]{record.state}[/{colour}]", str(record.restarts or ""),
+            escape(record.detail),
+        )  # fmt: skip
+    out.print(processes)
+    workers = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", title="workers")
+    for worker in worker_states(settings.kafka, settings.topics):
+        blocks = f"{worker.kv_blocks_used}/{worker.kv_blocks_total}"
+        workers.add_row(
+            worker.worker_id, worker.pool, worker.state, f"{worker.running}/{worker.max_running}", str(worker.waiting),
+            f"{worker.tokens_per_second:.0f}", blocks,
+        )  # fmt: skip
+    out.print(workers)
+    lag = Table("group", "topic", "lag", title="lag")
+    for group, topics in shown["lag"].items():
+        for topic, records in topics.items():
+            lag.add_row(group, topic, str(records))
+    out.print(lag)
+
+
+@app.command()
+def topics(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Lists every topic with its partitions, its retention and how many records it keeps."""
+    folder, run = _running(data)
+    settings = _settings(folder, run)
+    table = settings.topics.all(tenant.tenant_id for tenant in read_tenants(folder.tenants_file))
+    counts = record_counts(settings.kafka, [topic.name for topic in table])
+    rows = [
+        {
+            "name": topic.name, "key": topic.key, "partitions": topic.partitions, "retention_ms": topic.retention_ms,
+            "records": counts.get(topic.name),
+        }
+        for topic in table
+    ]  # fmt: skip
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    shown = Table("topic", "partitions", "key", "kept", "records")
+    for row, topic in zip(rows, table, strict=True):
+        kept = "last per key" if topic.retention_ms is None else f"{topic.retention_ms / 3_600_000:g} h"
+        shown.add_row(topic.name, str(topic.partitions), topic.key, kept, str(row["records"]))
+    out.print(shown)
+
+
+@app.command()
+def models(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Lists the models that clients can ask for."""
+    folder, run = _running(data)
+    settings = _settings(folder, run)
+    if as_json:
+        print(json.dumps([model.model_dump(mode="json") for model in settings.models], indent=1))
+        return
+    pools = {pool.name: pool for pool in settings.pools}
+    shown = Table("model", "aliases", "context", "engine", "workers", "price in/cached/out per million")
+    for model in settings.models:
+        pool, price = pools[model.pool], model.price
+        shown.add_row(
+            model.name, ", ".join(model.aliases), str(model.context_window), pool.engine, str(pool.workers),
+            f"{price.uncached_input} / {price.cached_input} / {price.output} {price.currency}",
+        )  # fmt: skip
+    out.print(shown)
+
+
+@keys_app.command("list")
+def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Lists keys; only digests are kept, so no key can be shown again."""
+    tenants = read_tenants(DataFolder(data).tenants_file)
+    rows = [
+        {"tenant": tenant.tenant_id, "tier": tenant.tier, "key_id": key.key_id, "kind": kind, "revoked": key.revoked}
+        for tenant in tenants
+        for kind, keys in (("api", tenant.api_keys), ("producer", tenant.producer_keys))
+        for key in keys
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    shown = Table("tenant", "tier", "key id", "kind", "state")
+    for row in rows:
+        state = "[red]revoked[/red]" if row["revoked"] else "[green]valid[/green]"
+        shown.add_row(str(row["tenant"]), str(row["tier"]), str(row["key_id"]), str(row["kind"]), state)
+    out.print(shown)
+
+
+@keys_app.command("create")
+def keys_create(
+    tenant: Annotated[str, typer.Argument(help="Tenant id.")],
+    key_id: Annotated[str, typer.Argument(help="A name for the key.")],
+    data: DataOption = DEFAULT_DATA,
+    producer: Annotated[
+        Path | None, typer.Option(help="Makes a producer key instead; its private half goes here.")
+    ] = None,
+    new_tenant: Annotated[
+        bool, typer.Option("--new-tenant", help="Creates the tenant with the default limits.")
+    ] = False,
+    tier: Annotated[str, typer.Option(help="Of a new tenant: free, paid or premium.")] = "free",
+) -> None:
+    """Makes a key and prints it, once. Running processes know it within seconds."""
+    folder = DataFolder(data)
+    if new_tenant:
+        create_tenant(folder.tenants_file, Tenant.model_validate({"tenant_id": tenant, "tier": tier}))
+        run = folder.read_run()
+        if run is not None and folder.is_locked():
+            settings = _settings(folder, run)
+            provision(settings.kafka, [settings.topics.results(tenant)])
+    if producer is None:
+        print(create_api_key(folder.tenants_file, tenant, key_id))
+    else:
+        create_producer_key(folder.tenants_file, tenant, key_id, producer)
+        err.print(f"private key in {producer}")
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    tenant: Annotated[str, typer.Argument(help="Tenant id.")],
+    key_id: Annotated[str, typer.Argument(help="Which key.")],
+    data: DataOption = DEFAULT_DATA,
+) -> None:
+    """Revokes a key. Running processes refuse it within seconds."""
+    revoke_key(DataFolder(data).tenants_file, tenant, key_id)
+    err.print(f"revoked {key_id} of {tenant}")
+
+
+def _explained(error: Exception) -> str:
+    """The line that a person needs, without a type's name or a stack."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error).strip() or type(error).__name__
+
+
+def main() -> NoReturn:
+    """Runs the command line; every expected failure is one message and exit code 1."""
+    run: Callable[[], Any] = app
+    try:
+        run()
+    except (
+        CommandError, DataFolderError, DriftError, LogError, OSError, PlanError, SettingsError, SupervisorError,
+        TenantsFileError, TimeoutError, httpx.HTTPError, ValueError,
+    ) as error:  # fmt: skip
+        err.print(f"[red]sluice:[/red] {escape(_explained(error))}")
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Programs to copy from: what a client of a running stack does."""

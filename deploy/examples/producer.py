@@ -1,0 +1,106 @@
+"""A batch producer: signs one job, puts it on the intake topic and waits for its result.
+
+    .venv/bin/python deploy/examples/producer.py "What is the capital of France?"
+
+Everything that it needs to know (brokers, topics, tenant, signing key) comes from `sluice status --json`; a producer
+elsewhere gets the same from its operator.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from schemas.batch import BatchJob, BatchResult
+from streams.signing import sign_job
+
+EXPIRES_AFTER_MS = 60_000
+
+
+def produce(status: dict[str, Any], prompt: str, custom_id: str, max_tokens: int) -> None:
+    """Writes the signed job; returns once Kafka acknowledged it. Raises RuntimeError when it does not."""
+    producer_key = status["producer"]
+    private_key = load_pem_private_key(Path(producer_key["key_file"]).read_bytes(), password=None)
+    if not isinstance(private_key, Ed25519PrivateKey):
+        raise TypeError(f"{producer_key['key_file']} holds no Ed25519 key")
+    body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
+    value = BatchJob(body=body).model_dump_json().encode()
+    topic = producer_key["topics"]["intake"]
+    headers = sign_job(
+        private_key,
+        topic=topic,
+        tenant_id=status["tenant"],
+        key_id=producer_key["key_id"],
+        custom_id=custom_id,
+        expires_ms=time.time_ns() // 1_000_000 + EXPIRES_AFTER_MS,
+        value=value,
+    )
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = Producer({"bootstrap.servers": status["kafka"], "enable.idempotence": True})
+    producer.produce(topic, value=value, key=custom_id, headers=list(headers), on_delivery=delivered)
+    if producer.flush(10) or failures:
+        raise RuntimeError(f"the job was not acknowledged: {failures[0] if failures else 'timeout'}")
+
+
+def await_result(status: dict[str, Any], custom_id: str, timeout_s: float) -> BatchResult:
+    """The job's line on the tenant's results topic. Raises TimeoutError, RuntimeError."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": status["kafka"],
+            "group.id": f"{status['tenant']}-{uuid.uuid4().hex}",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.subscribe([status["producer"]["topics"]["results"]])
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            failure = message.error()
+            if failure is not None:
+                raise RuntimeError(str(failure))
+            value = message.value()
+            if message.key() == custom_id.encode() and value is not None:
+                return BatchResult.model_validate_json(value)
+        raise TimeoutError(f"no result for {custom_id} after {timeout_s:g} s")
+    finally:
+        consumer.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Sends one batch job through Kafka and prints its result.")
+    parser.add_argument("prompt")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the result")
+    options = parser.parse_args()
+    sluice = Path(sys.executable).with_name("sluice")
+    shown = subprocess.run([sluice, "status", "--json"], stdout=subprocess.PIPE, timeout=60, check=False)  # noqa: S603
+    if shown.returncode != 0:
+        return shown.returncode
+    status = json.loads(shown.stdout)
+    custom_id = f"example-{uuid.uuid4().hex[:12]}"
+    produce(status, options.prompt, custom_id, options.max_tokens)
+    print(f"job {custom_id} is on {status['producer']['topics']['intake']}", file=sys.stderr)
+    result = await_result(status, custom_id, options.timeout)
+    print(result.model_dump_json(indent=1, exclude_none=True))
+    return 0 if result.error is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""What a running stack says about itself, read from Kafka."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaException,
+)
+from confluent_kafka import TopicPartition as NativePartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from schemas.codec import Undecodable, decode
+from schemas.worker import WorkerState
+from streams.kafka_log import KafkaConsumer, client_config, log_error
+from streams.settings import KafkaSettings
+from streams.topics import Topics
+
+CALL_TIMEOUT_S = 10.0
+READ_BATCH = 1_000
+
+Offsets = Mapping[tuple[str, int], int]
+
+
+def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> dict[str, dict[str, int]]:
+    """Records not yet consumed, by group and topic. Partitions without a commit are left out, like deleted topics."""
+    lag: dict[str, dict[str, int]] = {}
+    for group, offsets in sorted(committed.items()):
+        topics: defaultdict[str, int] = defaultdict(int)
+        for partition, offset in offsets.items():
+            if partition in ends:
+                topics[partition[0]] += max(0, ends[partition] - offset)
+        lag[group] = dict(sorted(topics.items()))
+    return lag
+
+
+def _admin(settings: KafkaSettings) -> AdminClient:
+    return AdminClient({**client_config(settings, "sluice-status"), "log_level": 0})
+
+
+def consumer_lag(settings: KafkaSettings) -> dict[str, dict[str, int]]:
+    """Lag of every consumer group, by topic. Raises LogError."""
+    admin = _admin(settings)
+    try:
+        groups = admin.list_consumer_groups(request_timeout=CALL_TIMEOUT_S).result(CALL_TIMEOUT_S)
+        committed: dict[str, dict[tuple[str, int], int]] = {}
+        for group in (listing.group_id for listing in groups.valid):
+            asked = admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=CALL_TIMEOUT_S
+            )
+            partitions = asked[group].result(CALL_TIMEOUT_S).topic_partitions
+            committed[group] = {(p.topic, p.partition): p.offset for p in partitions if p.offset >= 0}
+        wanted = {partition for offsets in committed.values() for partition in offsets}
+        return lag_by_topic(committed, _ends(admin, wanted))
+    except KafkaException as error:
+        raise log_error(error.args[0], "consumer lag") from None
+
+
+def _latest() -> OffsetSpec:
+    return OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+def _earliest() -> OffsetSpec:
+    return OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+
+
+def _ends(admin: AdminClient, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    if not wanted:
+        return {}
+    asked = admin.list_offsets(
+        {NativePartition(*partition): _latest() for partition in wanted},
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        request_timeout=CALL_TIMEOUT_S,
+    )
+    return {
+        (partition.topic, partition.partition): future.result(CALL_TIMEOUT_S).offset
+        for partition, future in asked.items()
+    }
+
+
+def record_counts(settings: KafkaSettings, topics: list[str]) -> dict[str, int]:
+    """Records kept in each of these topics; topics that do not exist are left out. Raises LogError."""
+    admin = _admin(settings)
+    try:
+        metadata = admin.list_topics(timeout=CALL_TIMEOUT_S).topics
+        partitions = [(name, number) for name in topics if name in metadata for number in metadata[name].partitions]
+        counts: defaultdict[str, int] = defaultdict(int)
+        if partitions:
+            first = admin.list_offsets({NativePartition(*each): _earliest() for each in partitions})
+            for partition, future in first.items():
+                counts[partition.topic] -= future.result(CALL_TIMEOUT_S).offset
+        for (name, _number), end in _ends(admin, set(partitions)).items():
+            counts[name] += end
+        return dict(counts)
+    except KafkaException as error:
+        raise log_error(error.args[0], "record counts") from None
+
+
+def worker_states(settings: KafkaSettings, topics: Topics) -> list[WorkerState]:
+    """Each worker's last heartbeat, by worker id. Raises LogError."""
+    consumer = KafkaConsumer(settings, None, "sluice-status")
+    try:
+        partitions = consumer.partitions(topics.workers.name)
+        bounds = {partition: consumer.watermarks(partition) for partition in partitions}
+        left = {partition: end for partition, (first, end) in bounds.items() if end > first}
+        consumer.assign({partition: bounds[partition][0] for partition in left})
+        states: dict[str, WorkerState] = {}
+        while left:
+            records = consumer.poll(READ_BATCH, 2.0)
+            if not records:  # compaction may leave no record at the very end
+                break
+            for record in records:
+                if record.value is not None:
+                    try:
+                        state = decode(WorkerState, record.value)
+                    except Undecodable:
+                        continue  # of another version
+                    states[state.worker_id] = state
+                if record.offset + 1 >= left.get(record.source, 0):
+                    left.pop(record.source, None)
+        return [states[worker_id] for worker_id in sorted(states)]
+    finally:
+        consumer.close()
