@@ -20,7 +20,7 @@ from rich.table import Table
 from deploy.banner import banner
 from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord
 from deploy.inspection import consumer_lag, record_counts, worker_states
-from deploy.plan import ROOT, Options, PlanError, settings_with
+from deploy.plan import ROOT, Options, PlanError, reachable, settings_with
 from deploy.runner import READY_TIMEOUT_S, Stack
 from deploy.supervision import State
 from deploy.supervisor import SupervisorError
@@ -40,7 +40,7 @@ from streams.toml_directory import read_tenants
 ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
 STILL_WAITING_S = 10.0
 DOWN_TIMEOUT_S = 90.0
-HTTP_TIMEOUT_S = 30.0
+HTTP_SLACK_S = 10.0
 
 app = typer.Typer(
     help="Serves language models as a streaming dataflow on Kafka.",
@@ -51,7 +51,7 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="API keys and producer keys of the tenants.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys_app, name="keys")
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DataOption = Annotated[
@@ -330,6 +330,44 @@ def models(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
             f"{price.uncached_input} / {price.cached_input} / {price.output} {price.currency}",
         )  # fmt: skip
     out.print(shown)
+
+
+def query(settings: Settings, sql_text: str) -> dict[str, Any]:
+    """`columns`, `rows` and `truncated` from the billing process. Raises CommandError with ClickHouse's own words."""
+    host = reachable(settings.billing.host)
+    answer = httpx.post(
+        f"http://{host}:{settings.billing.port}/internal/sql",
+        json={"query": sql_text},
+        headers={"Authorization": f"Bearer {settings.deployment_secret.get_secret_value()}"},
+        timeout=settings.billing.query_timeout_s + HTTP_SLACK_S,
+    )
+    if answer.is_error:
+        try:
+            raise CommandError(answer.json()["error"]["message"])
+        except (ValueError, LookupError):
+            raise CommandError(f"billing answered with status {answer.status_code}") from None
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+@app.command()
+def sql(
+    text: Annotated[str, typer.Argument(help="One SELECT, for instance: SELECT * FROM usage_events FINAL LIMIT 5")],
+    data: DataOption = DEFAULT_DATA,
+    as_json: JsonOption = False,
+) -> None:
+    """Asks ClickHouse, read-only; tables: usage_events, compute_records, delivered_counts."""
+    folder, run = _running(data)
+    result = query(_settings(folder, run), text)
+    if as_json:
+        print(json.dumps(result, indent=1))
+        return
+    shown = Table(*result["columns"])
+    for row in result["rows"]:
+        shown.add_row(*(escape("" if value is None else str(value)) for value in row))
+    out.print(shown)
+    if result["truncated"]:
+        err.print("[yellow]more rows match; only the first are shown[/yellow]")
 
 
 @keys_app.command("list")

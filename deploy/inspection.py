@@ -58,11 +58,11 @@ def consumer_lag(settings: KafkaSettings) -> dict[str, dict[str, int]]:
 
 
 def _latest() -> OffsetSpec:
-    return OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return OffsetSpec.latest()  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _earliest() -> OffsetSpec:
-    return OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    return OffsetSpec.earliest()  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _ends(admin: AdminClient, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], int]:

@@ -232,13 +232,14 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         processes=tuple(specs),
         kafka=kafka,
         engine=", ".join(sorted({pool.engine for pool in settings.pools})),
-        gateway_url=f"http://{_reachable(settings.gateway.host)}:{gateways[0]}",
+        gateway_url=f"http://{reachable(settings.gateway.host)}:{gateways[0]}",
         clickhouse_url=settings.billing.clickhouse_url
-        or f"http://{_reachable(settings.billing.host)}:{settings.billing.port}",
+        or f"http://{reachable(settings.billing.host)}:{settings.billing.port}",
     )
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
+    """The address by which this machine reaches what listens on `host`."""
     return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104
 
 
