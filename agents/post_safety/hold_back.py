@@ -46,9 +46,10 @@ class Delta(NamedTuple):
 class _Choice:
     """`with_next`: tokens without text, as (positions of their delta, index), that wait for the next one with text."""
 
-    __slots__ = ("kind", "matcher", "position", "with_next")
+    __slots__ = ("index", "kind", "matcher", "position", "with_next")
 
-    def __init__(self, kind: Kind, matcher: StreamMatcher | None) -> None:
+    def __init__(self, index: int, kind: Kind, matcher: StreamMatcher | None) -> None:
+        self.index = index
         self.kind = kind
         self.matcher = matcher
         self.position = 0
@@ -100,18 +101,19 @@ class _Waiting:
 
 
 class HoldBack:
-    """One response. `released` is the last released sequence number, `match` what halted it.
+    """One response. `released` is the last released sequence number.
 
-    Once `halted`, nothing more is ever released; the tokens before the match were.
+    Once `halted`, nothing more is ever released; the tokens before the `match` (in `halted_choice`) were.
     """
 
-    __slots__ = ("_choices", "_phrases", "_waiting", "halted", "match", "released")
+    __slots__ = ("_choices", "_phrases", "_waiting", "halted", "halted_choice", "match", "released")
 
     def __init__(self, phrases: PhraseSet) -> None:
         self._phrases = phrases
         self._choices: dict[int, _Choice] = {}
         self._waiting: deque[_Waiting] = deque()
         self.halted = False
+        self.halted_choice: int | None = None
         self.match: Match | None = None
         self.released = 0
 
@@ -127,7 +129,7 @@ class HoldBack:
         choice = self._choices.get(delta.choice)
         if choice is None:
             matcher = StreamMatcher(self._phrases) if self._phrases else None
-            choice = self._choices[delta.choice] = _Choice(delta.kind, matcher)
+            choice = self._choices[delta.choice] = _Choice(delta.choice, delta.kind, matcher)
         elif choice.kind != delta.kind:
             choice.end_run()
             choice.kind = delta.kind
@@ -161,6 +163,7 @@ class HoldBack:
     def _is_halted_by(self, choice: _Choice) -> bool:
         if choice.matcher is not None and choice.matcher.match is not None:
             self.match = choice.matcher.match
+            self.halted_choice = choice.index
             self.halted = True
         return self.halted
 

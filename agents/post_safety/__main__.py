@@ -1,0 +1,67 @@
+"""`python -m agents.post_safety`: one member of the post-safety group, until SIGTERM or SIGINT."""
+
+import os
+import signal
+import socket
+import sys
+
+import structlog
+
+from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafetyProcess
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.log import LogError
+from streams.observability import HealthServer, configure_logging
+from streams.settings import Settings, SettingsError, load_settings
+from streams.toml_directory import TomlTenantDirectory
+
+_log = structlog.get_logger()
+
+
+def run(settings: Settings) -> int:
+    """The exit code: 0 after a signal, 1 after a failure that only a rebuild repairs."""
+    stopping = False
+
+    def stop(_signal: int, _frame: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    client_id = f"{GROUP}-{socket.gethostname()}-{os.getpid()}"
+    process = PostSafetyProcess(
+        topics=settings.topics,
+        settings=settings.post_safety,
+        directory=TomlTenantDirectory(settings.tenants_file),
+        generated=KafkaConsumer(settings.kafka, GROUP, client_id),
+        control=KafkaConsumer(settings.kafka, None, f"{client_id}-control"),
+        producer=KafkaProducer(settings.kafka, client_id),
+        metrics=Metrics(),
+    )
+    health = HealthServer(settings.health_port, process.not_ready)
+    _log.info("started", health_port=health.port)
+    try:
+        process.start()
+        while not stopping:
+            process.step()
+        process.close()
+    except (LogError, DeliveryFailed) as error:
+        _log.error("failed", error=str(error))
+        return 1
+    finally:
+        health.close()
+    _log.info("stopped")
+    return 0
+
+
+def main() -> int:
+    try:
+        settings = load_settings()
+        configure_logging(GROUP, settings.log_level)
+        return run(settings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""When a position may be committed: after everything that was sent before it was chosen has been acknowledged."""
+
+from collections.abc import Mapping
+
+from streams.offset_tracker import OffsetTracker
+
+
+class CommitGate:
+    """Pure bookkeeping over tickets: one per record handed to the producer. One proposal at a time.
+
+    The caller flushes its own buffers before it proposes, so that all that lies below the positions has a ticket.
+    """
+
+    def __init__(self) -> None:
+        self._deliveries = OffsetTracker()
+        self._next_ticket = 0
+        self._proposed: dict[int, int] = {}
+        self._barrier = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Records sent and not yet acknowledged."""
+        return self._deliveries.open_count
+
+    def sent(self) -> int:
+        """A ticket for a record that is handed to the producer now."""
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._deliveries.started(ticket)
+        return ticket
+
+    def acknowledged(self, ticket: int) -> None:
+        """Raises KeyError for a ticket that is not outstanding."""
+        self._deliveries.finished(ticket)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is proposed."""
+        return not self._proposed
+
+    def propose(self, offsets: Mapping[int, int]) -> None:
+        """Offsets per partition, to be committed once all that has a ticket by now is acknowledged."""
+        self._proposed = dict(offsets)
+        self._barrier = self._next_ticket
+
+    def ready(self) -> dict[int, int]:
+        """What may be committed now; empty while deliveries are outstanding."""
+        watermark = self._deliveries.watermark
+        return dict(self._proposed) if watermark is None or watermark >= self._barrier else {}
+
+    def done(self) -> None:
+        """The proposal was committed, or given up."""
+        self._proposed = {}
+
+    def forget(self, partition: int) -> None:
+        """The partition is another's now."""
+        self._proposed.pop(partition, None)

@@ -1,0 +1,428 @@
+"""Post-safety's process: reads `generated` and `control`, publishes what the core decides, commits.
+
+A crash is repaired by reading again from the commit: the core then decides alike, and readers of `responses`, `usage`
+and `results.<tenant>` recognise what they have seen.
+"""
+
+import base64
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from agents.post_safety.commits import CommitGate
+from agents.post_safety.core import Effect, Emit, PostSafety, Released
+from agents.post_safety.policies import TenantPhrases
+from agents.post_safety.regroup import Group, Regrouper
+from schemas.codec import DecodeReason, Undecodable, decode
+from schemas.control import CONTROL, Cancel
+from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
+from schemas.responses import Terminal
+from streams.directory import TenantDirectory
+from streams.log import LogConsumer, LogError, LogProducer, LogRecord, OnDelivery, ProducerQueueFull, TopicPartition
+from streams.settings import PostSafetySettings
+from streams.topics import Topics
+
+GROUP = "post-safety"
+STAGE = "post-safety"
+CONTROL_READ_BACK_MS = 600_000
+ENDED_READ_BACK_RECORDS = 5_000
+"""Below the commit, to recognise late records of responses that ended there."""
+COMMIT_EVERY_MS = 500
+QUEUE_FULL_TIMEOUT_S = 10.0
+REVOKE_TIMEOUT_S = 2.0
+"""Shorter than the session timeout, so that a rebalance is not held up by deliveries."""
+CLOSE_TIMEOUT_S = 10.0
+_IDLE_POLL_S = 0.02
+_MAX_RECORDS = 500
+
+_log = structlog.get_logger()
+DeadReason = DecodeReason | Literal["stage_failed"]
+
+
+class DeliveryFailed(Exception):
+    """A record that must not be lost was not delivered. The process ends, and is rebuilt from its commit."""
+
+
+class Metrics:
+    """`registry` is a parameter so that several processes can live in one test."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.decisions = Counter(
+            "sluice_post_safety_decisions", "Running totals of the core, by name.", ["name"], registry=registry
+        )
+        self.released_tokens = Counter(
+            "sluice_post_safety_released_tokens", "Tokens published to `responses`.", registry=registry
+        )
+        self.released_rows = Counter("sluice_post_safety_released_rows", "Rows of Release records.", registry=registry)
+        self.records_read = Counter(
+            "sluice_post_safety_records_read", "Records of `generated` folded.", registry=registry
+        )
+        self.dead_letters = Counter(
+            "sluice_post_safety_dead_letters", "Records that could not be used.", ["reason"], registry=registry
+        )
+        self.failed_results = Counter(
+            "sluice_post_safety_failed_results", "Batch results that went to dead letters instead.", registry=registry
+        )
+        self.open_responses = Gauge("sluice_post_safety_open_responses", "Responses without an end.", registry=registry)
+        self.outstanding = Gauge(
+            "sluice_post_safety_outstanding_records", "Sent and not yet acknowledged.", registry=registry
+        )
+        self.release_seconds = Histogram(
+            "sluice_post_safety_release_seconds",
+            "From a worker's publishing to the release, for the oldest token of each record, held tokens included.",
+            registry=registry,
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+        )
+
+
+class PostSafetyProcess:
+    """One member of group `post-safety`. Single-threaded: everything happens inside `step`.
+
+    `clock_ms` is Unix time, close to the brokers'; `monotonic_s` never runs backwards.
+    """
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        settings: PostSafetySettings,
+        directory: TenantDirectory,
+        generated: LogConsumer,
+        control: LogConsumer,
+        producer: LogProducer,
+        metrics: Metrics,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._topics = topics
+        self._generated = generated
+        self._control = control
+        self._producer = producer
+        self._metrics = metrics
+        self._clock_ms = clock_ms
+        self._monotonic_s = monotonic_s
+        self._core = PostSafety(settings, TenantPhrases(directory))
+        self._regrouper = Regrouper(settings.regroup_ms)
+        self._gate = CommitGate()
+        self._names = {
+            "responses": topics.responses.name,
+            "usage": topics.usage.name,
+            "verdicts": topics.verdicts.name,
+            "control": topics.control.name,
+            "generated": topics.generated.name,
+        }
+        self._starts: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._gone: set[int] = set()  # during one poll
+        self._commit_due_ms = 0.0
+        self._failure: DeliveryFailed | None = None
+        self._failed_results: list[tuple[int, str, bytes, LogError]] = []
+        self._counted: dict[str, int] = {}
+        self._joined = False
+
+    def start(self) -> None:
+        """Joins the group and finds its place in `control`. Raises LogError."""
+        self._generated.subscribe(
+            [self._topics.generated.name],
+            on_assign=self._assigned,
+            on_revoke=self._revoked,
+            on_lost=self._lost,
+        )
+        since_ms = self._clock_ms() - CONTROL_READ_BACK_MS
+        partitions = self._control.partitions(self._topics.control.name)
+        self._control.assign({place: self._control.offset_at(place, since_ms) for place in partitions})
+
+    def not_ready(self) -> str | None:
+        """Why not, for `/readyz`; None when it has joined and is not rebuilding."""
+        if not self._joined:
+            return "not joined yet"
+        return f"rebuilding partitions {sorted(self._ends)}" if self._ends else None
+
+    def step(self) -> None:
+        """Read, decide, publish, commit. Raises LogError and DeliveryFailed; the process must end then."""
+        # 1 Read. After a crash: nothing happened.
+        due_in_ms = self._regrouper.due_in_ms(self._now_ms())
+        timeout_s = _IDLE_POLL_S if due_in_ms is None else min(due_in_ms / 1_000, _IDLE_POLL_S)
+        records = self._poll(timeout_s)
+        self._joined = True
+        # 2 Decide and hand over. After a crash: read again from the commit; what was already sent is sent again, alike.
+        for record in self._control.poll(_MAX_RECORDS, 0):
+            self._take_control(record)
+        for record in records:
+            self._take(record)
+        self._publish(self._core.tick(self._clock_ms()))
+        # 3 Publish what is due. After a crash: as in 2.
+        for group in self._regrouper.take_due(self._now_ms()):
+            self._send_group(group)
+        self._deliver(0)
+        # 4 Commit below what is ended and acknowledged. After a crash: that is not read again, and need not be.
+        self._commit_when_due()
+        self._export()
+
+    def close(self) -> None:
+        """Publishes and commits what it has, then leaves the group."""
+        self._settle(CLOSE_TIMEOUT_S)
+        self._generated.close()
+        self._control.close()
+
+    def _now_ms(self) -> float:
+        return self._monotonic_s() * 1_000
+
+    # Reading
+
+    def _poll(self, timeout_s: float) -> list[LogRecord]:
+        self._gone.clear()
+        records = self._generated.poll(_MAX_RECORDS, timeout_s)
+        if not self._gone:
+            return records
+        # What was read before a partition went belongs to nobody here; if it came back, it starts over.
+        owned = set(self._core.partitions)
+        for number in owned & self._gone & {record.partition for record in records}:
+            self._generated.seek(TopicPartition(self._topics.generated.name, number), self._starts[number])
+        return [record for record in records if record.partition in owned - self._gone]
+
+    def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._joined = True
+        positions = self._generated.committed(partitions)
+        for place in partitions:
+            number, committed = place.partition, positions[place].offset
+            low, high = self._generated.watermarks(place)
+            self._core.assign(number, committed)
+            self._starts[number] = low if committed is None else max(low, committed - ENDED_READ_BACK_RECORDS)
+            self._generated.seek(place, self._starts[number])
+            if (low if committed is None else max(low, committed)) >= high:
+                self._publish(self._core.went_live(number))
+            else:
+                self._ends[number] = high
+        _log.info("partitions_assigned", partitions=[place.partition for place in partitions])
+
+    def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        try:
+            self._settle(REVOKE_TIMEOUT_S)
+        except LogError as error:
+            # The next owner starts from an older commit, and repeats what was done since.
+            _log.warning("commit_on_revoke_failed", error=str(error))
+        self._lost(partitions)
+
+    def _lost(self, partitions: Sequence[TopicPartition]) -> None:
+        for place in partitions:
+            self._gone.add(place.partition)
+            self._core.revoke(place.partition)
+            self._gate.forget(place.partition)
+            self._ends.pop(place.partition, None)
+        _log.info("partitions_gone", partitions=[place.partition for place in partitions])
+
+    # Deciding
+
+    def _take(self, record: LogRecord) -> None:
+        number, offset = record.partition, record.offset
+        if offset < self._core.next_offset(number):
+            self._remember(record)
+            return
+        try:
+            event = decode(GENERATED, record.value)
+            self._check_reply(event)
+        except Undecodable as error:
+            self._core.skip(number, offset)
+            self._bury(record, error)
+        else:
+            self._publish(self._core.fold(event, number, offset, record.timestamp_ms))
+        if number in self._ends and offset + 1 >= self._ends[number]:
+            del self._ends[number]
+            self._publish(self._core.went_live(number))
+        self._metrics.records_read.inc()
+
+    def _remember(self, record: LogRecord) -> None:
+        """A record below the commit: all that it speaks of has ended."""
+        if record.value is None or b'"type":"frame"' in record.value:
+            return
+        try:
+            event = decode(GENERATED, record.value)
+        except Undecodable:
+            return  # buried when it was read first
+        if isinstance(event, Opened | Ending):
+            self._core.remember_ended(record.partition, event.response_id)
+
+    def _check_reply(self, event: Opened | Fence | Frame | Ending) -> None:
+        """An address that cannot be delivered to would end this process again and again."""
+        if not isinstance(event, Opened | Ending):
+            return
+        reply_to = event.reply_to
+        if reply_to.partition >= self._topics.responses.partitions:
+            raise Undecodable("invalid", "reply_to.partition: no such partition")
+        if reply_to.results_topic not in (None, self._topics.results(event.scope.tenant_id).name):
+            raise Undecodable("invalid", "reply_to.results_topic: not the tenant's")
+
+    def _take_control(self, record: LogRecord) -> None:
+        try:
+            event = decode(CONTROL, record.value)
+        except Undecodable as error:
+            self._bury(record, error)
+            return
+        if isinstance(event, Cancel):
+            self._core.cancel(event, record.timestamp_ms)
+
+    # Publishing
+
+    def _publish(self, effects: Iterable[Effect]) -> None:
+        now_ms = self._now_ms()
+        for effect in effects:
+            if isinstance(effect, Released):
+                full = self._regrouper.add(effect, now_ms)
+                if full is not None:
+                    self._send_group(full)
+            else:
+                self._emit(effect)
+
+    def _emit(self, effect: Emit) -> None:
+        value = effect.record.encode()
+        if effect.channel == "results":
+            topic = self._topics.results(effect.record.scope.tenant_id).name
+            self._send_result(topic, effect.key, value)
+            return
+        if isinstance(effect.record, Terminal) and effect.partition is not None:
+            # A response's tokens stand before its terminal.
+            group = self._regrouper.take(effect.partition)
+            if group is not None:
+                self._send_group(group)
+        self._send(self._names[effect.channel], value, key=effect.key, partition=effect.partition)
+
+    def _send_group(self, group: Group) -> None:
+        self._send(self._topics.responses.name, group.value, partition=group.partition)
+        self._metrics.released_tokens.inc(group.tokens)
+        self._metrics.released_rows.inc(group.rows)
+        self._metrics.release_seconds.observe(max(0.0, self._clock_ms() / 1e3 - group.oldest_emitted_at_us / 1e6))
+
+    def _send(self, topic: str, value: bytes, *, key: str | None = None, partition: int | None = None) -> None:
+        ticket = self._gate.sent()
+
+        def delivered(_offset: int | None, error: LogError | None) -> None:
+            if error is None:
+                self._gate.acknowledged(ticket)
+            elif self._failure is None:
+                self._failure = DeliveryFailed(f"{topic}: {error}")
+
+        self._produce(topic, value, key, partition, delivered)
+
+    def _send_result(self, topic: str, key: str, value: bytes) -> None:
+        """A tenant's topic may be missing or refuse a record without stopping everybody's answers."""
+        ticket = self._gate.sent()
+
+        def delivered(_offset: int | None, error: LogError | None) -> None:
+            if error is None:
+                self._gate.acknowledged(ticket)
+            else:
+                self._failed_results.append((ticket, topic, value, error))
+
+        try:
+            self._produce(topic, value, key, None, delivered)
+        except ProducerQueueFull:
+            raise
+        except LogError as error:
+            self._failed_results.append((ticket, topic, value, error))
+
+    def _produce(self, topic: str, value: bytes, key: str | None, partition: int | None, delivered: OnDelivery) -> None:
+        """Waits for room in the producer's queue. Raises ProducerQueueFull after `QUEUE_FULL_TIMEOUT_S`."""
+        deadline_s = self._monotonic_s() + QUEUE_FULL_TIMEOUT_S
+        while True:
+            try:
+                self._producer.produce(topic, value, key=key, partition=partition, on_delivery=delivered)
+            except ProducerQueueFull:
+                if self._monotonic_s() >= deadline_s:
+                    raise
+                self._producer.poll(0.05)
+            else:
+                return
+
+    def _deliver(self, timeout_s: float) -> None:
+        """Hears of deliveries. Raises DeliveryFailed for the first that failed."""
+        self._producer.poll(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        while self._failed_results:
+            ticket, topic, value, error = self._failed_results.pop()
+            _log.error("batch_result_failed", topic=topic, error=str(error))
+            self._metrics.failed_results.inc()
+            self._send_dead_letter(topic, 0, 0, value, "stage_failed", str(error), self._clock_ms())
+            self._gate.acknowledged(ticket)
+
+    def _bury(self, record: LogRecord, error: Undecodable) -> None:
+        _log.error("record_undecodable", topic=record.topic, partition=record.partition, offset=record.offset,
+                   reason=error.reason, detail=error.detail)  # fmt: skip
+        self._metrics.dead_letters.labels(error.reason).inc()
+        self._send_dead_letter(
+            record.topic, record.partition, record.offset, record.value or b"", error.reason, error.detail,
+            record.timestamp_ms,
+        )  # fmt: skip
+
+    def _send_dead_letter(
+        self, topic: str, partition: int, offset: int, value: bytes, reason: DeadReason, detail: str, dead_at_ms: int
+    ) -> None:
+        letter = DeadLetter(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            stage=STAGE,
+            reason=reason,
+            detail=detail[:2_000],
+            value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
+            truncated=len(value) > MAX_DEAD_LETTER_BYTES,
+            dead_at_ms=dead_at_ms,
+        )
+        self._send(self._topics.dead_letters.name, letter.encode(), key=f"{topic}-{partition}-{offset}")
+
+    # Committing
+
+    def _commit_when_due(self) -> None:
+        now_ms = self._now_ms()
+        if self._gate.is_idle and now_ms >= self._commit_due_ms:
+            self._commit_due_ms = now_ms + COMMIT_EVERY_MS
+            self._propose()
+        self._commit_ready()
+
+    def _propose(self) -> None:
+        offsets = self._core.to_commit()
+        if offsets:
+            for group in self._regrouper.take_all():
+                self._send_group(group)
+            self._gate.propose(offsets)
+
+    def _commit_ready(self) -> None:
+        offsets = self._gate.ready()
+        if not offsets:
+            return
+        self._gate.done()
+        try:
+            self._generated.commit(
+                {TopicPartition(self._topics.generated.name, number): offset for number, offset in offsets.items()}
+            )
+        except LogError as error:
+            # Tried again with the next proposal; a partition that is lost is taken away by the next poll.
+            _log.warning("commit_failed", error=str(error), retriable=error.retriable)
+            return
+        for number, offset in offsets.items():
+            self._core.committed(number, offset)
+
+    def _settle(self, timeout_s: float) -> None:
+        """Publishes everything, and commits if all of it is acknowledged in time."""
+        deadline_s = self._monotonic_s() + timeout_s
+        for group in self._regrouper.take_all():
+            self._send_group(group)
+        self._gate.propose(self._core.to_commit())
+        self._deliver(0)
+        while self._gate.outstanding and (left_s := deadline_s - self._monotonic_s()) > 0:
+            self._deliver(min(left_s, 0.05))
+        self._commit_ready()
+        self._gate.done()
+
+    def _export(self) -> None:
+        for name, total in self._core.counts.items():
+            if total > (counted := self._counted.get(name, 0)):
+                self._metrics.decisions.labels(name).inc(total - counted)
+                self._counted[name] = total
+        self._metrics.open_responses.set(self._core.open_responses)
+        self._metrics.outstanding.set(self._gate.outstanding)
