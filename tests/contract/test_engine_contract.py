@@ -1,0 +1,213 @@
+"""What every engine owes the worker; run on the simulated engine and on vLLM with the committed model."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import pytest_asyncio
+
+from gpu_consumers.engine import Engine, EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.vllm_engine import VllmEngine
+from schemas.request import Sampling
+
+MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
+SIMULATED = SimulatedEngineSettings(ttft_ms=2, prompt_token_us=0, inter_token_ms=2, step_ms=1)
+# vLLM and torch warn of their own deprecations while they are imported.
+VLLM_MARKS = [pytest.mark.real_model, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+
+class Client:
+    """Collects what the engine says."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.deltas: defaultdict[str, list[EngineDelta]] = defaultdict(list)
+        self.batches: list[int] = []
+        self.died: list[EngineDied] = []
+        self._news = asyncio.Condition()
+        self._count = 0
+
+    def on_step(self, deltas: list[EngineDelta]) -> None:
+        assert deltas
+        assert not self.died
+        self.batches.append(len(deltas))
+        for delta in deltas:
+            assert len(delta.token_ids) == len(delta.text_ends)
+            assert (delta.text_ends[-1] if delta.text_ends else 0) == len(delta.text)
+            delta.text.encode()
+            assert not self.over(delta.request_id), "nothing follows the end"
+            self.deltas[delta.request_id].append(delta)
+
+    def on_died(self, death: EngineDied) -> None:
+        self.died.append(death)
+
+    def submit(self, name: str, *, prompt: list[int] | None = None, max_tokens: int = 64, **sampling: object) -> None:
+        chosen = Sampling.model_validate({"ignore_eos": True, "temperature": 0, **sampling})
+        self.engine.submit(EngineRequest(name, prompt or [5, 6, 7, 8], chosen, max_tokens, 1, "tenant"))
+
+    def over(self, name: str) -> bool:
+        return any(delta.finish or delta.error for delta in self.deltas.get(name, []))
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for delta in self.deltas[name] for token in delta.token_ids]
+
+    def text(self, name: str) -> str:
+        return "".join(delta.text for delta in self.deltas[name])
+
+    def finish(self, name: str) -> str:
+        return self.deltas[name][-1].finish
+
+    async def until(self, condition: Callable[[], object], timeout_s: float = 30) -> None:
+        deadline_s = monotonic() + timeout_s
+        while not condition():
+            assert monotonic() < deadline_s, "not in time"
+            await asyncio.sleep(0.002)
+
+    async def ended(self, *names: str) -> None:
+        await self.until(lambda: all(self.over(name) for name in names))
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["simulated", pytest.param("vllm", marks=VLLM_MARKS)],
+)
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    engine: Engine
+    if request.param == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed")
+        engine = VllmEngine(str(MODEL), {}, max_running=16)
+    else:
+        engine = SimulatedEngine(SIMULATED.model_copy(update={"max_running": 16}))
+    client = Client(engine)
+    await engine.start(client.on_step, client.on_died)
+    yield client
+    await engine.close()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_max_tokens_ends_with_length(client: Client) -> None:
+    client.submit("length", max_tokens=20)
+    await client.ended("length")
+    assert client.finish("length") == "length"
+    assert len(client.tokens("length")) == 20
+
+
+async def test_the_same_request_gives_the_same_tokens_and_text(client: Client) -> None:
+    for name in ("same-1", "same-2"):
+        client.submit(name, prompt=list(range(5, 45)), max_tokens=40)
+        await client.ended(name)
+    assert client.tokens("same-1") == client.tokens("same-2")
+    assert client.text("same-1") == client.text("same-2") != ""
+
+
+async def test_requests_run_together_and_their_deltas_come_in_batches(client: Client) -> None:
+    client.batches.clear()
+    names = [f"together-{index}" for index in range(12)]
+    for index, name in enumerate(names):
+        client.submit(name, prompt=[5 + index, 9, 11], max_tokens=50)
+    await client.ended(*names)
+    assert all(len(client.tokens(name)) == 50 for name in names)
+    assert sum(client.batches) / len(client.batches) > 3
+
+
+async def test_more_requests_than_the_batch_holds_all_end(client: Client) -> None:
+    names = [f"many-{index}" for index in range(40)]
+    for name in names:
+        client.submit(name, max_tokens=10)
+    await client.until(lambda: client.engine.stats().running > 1)
+    assert client.engine.stats().running <= 16
+    await client.ended(*names)
+
+
+async def test_a_stop_string_ends_the_answer_and_is_not_shown(client: Client) -> None:
+    client.submit("whole", prompt=list(range(20, 40)), max_tokens=60)
+    await client.ended("whole")
+    whole = client.text("whole")
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
+    client.submit("stopped", prompt=list(range(20, 40)), max_tokens=60, stop=[stop])
+    await client.ended("stopped")
+    assert client.finish("stopped") == "stop"
+    assert client.text("stopped") == whole[: whole.find(stop)]
+
+
+async def test_a_stop_token_ends_the_answer(client: Client) -> None:
+    client.submit("tokens", prompt=list(range(20, 40)), max_tokens=60)
+    await client.ended("tokens")
+    tokens = client.tokens("tokens")
+    client.submit("stop-token", prompt=list(range(20, 40)), max_tokens=60, stop_token_ids=[tokens[30]])
+    await client.ended("stop-token")
+    assert client.finish("stop-token") == "stop"
+    assert client.tokens("stop-token") == tokens[: tokens.index(tokens[30]) + 1]
+
+
+async def test_abort_frees_blocks_and_nothing_follows(client: Client) -> None:
+    await client.until(lambda: client.engine.stats().running == 0)
+    client.submit("keeps", max_tokens=1_500)
+    client.submit("goes", prompt=[5] * 500, max_tokens=1_500)
+    await client.until(lambda: client.deltas["keeps"] and client.deltas["goes"])
+    await client.until(lambda: client.engine.stats().running == 2)
+    held = client.engine.stats().kv_blocks_used
+    client.engine.abort("goes")
+    client.engine.abort("goes")
+    client.engine.abort("never seen")
+    seen = len(client.deltas["goes"])
+    await client.until(lambda: client.engine.stats().kv_blocks_used < held, timeout_s=5)
+    assert client.engine.stats().running == 1
+    assert len(client.deltas["goes"]) == seen
+    client.engine.abort("keeps")
+    await client.until(lambda: client.engine.stats().kv_blocks_used == 0, timeout_s=5)
+
+
+async def test_abort_right_after_submit_leaves_nothing_behind(client: Client) -> None:
+    for index in range(20):
+        client.submit(f"brief-{index}", max_tokens=1_000)
+        client.engine.abort(f"brief-{index}")
+    client.submit("after", max_tokens=10)
+    await client.ended("after")
+    await client.until(lambda: client.engine.stats().running + client.engine.stats().waiting == 0)
+    assert not any(client.deltas[f"brief-{index}"] for index in range(20))
+
+
+async def test_a_repeated_prompt_is_found_in_the_cache(client: Client) -> None:
+    prompt = [7 + index % 50 for index in range(300)]
+    for name in ("cold", "warm"):
+        client.submit(name, prompt=prompt, max_tokens=3)
+        await client.ended(name)
+    assert client.deltas["cold"][0].cached_tokens == 0
+    assert client.deltas["warm"][0].cached_tokens >= 200
+
+
+async def test_all_sampling_parameters_are_taken(client: Client) -> None:
+    client.submit(
+        "sampled", max_tokens=30, min_tokens=10, ignore_eos=False, temperature=0.9, top_p=0.9, top_k=20, min_p=0.05,
+        frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.1, stop_token_ids=[3], logit_bias={9: 2.5},
+    )  # fmt: skip
+    await client.ended("sampled")
+    assert client.finish("sampled") in ("stop", "length")
+    assert 10 <= len(client.tokens("sampled")) <= 30
+
+
+async def test_a_seed_is_honoured_or_refused_by_name(client: Client) -> None:
+    for name in ("seed-1", "seed-2"):
+        client.submit(name, prompt=[5] * 200, max_tokens=30, temperature=1.0, seed=7)
+        await client.ended(name)
+    if client.engine.accepts_seed:
+        assert client.tokens("seed-1") == client.tokens("seed-2")
+    else:
+        assert [delta.refused_param for delta in client.deltas["seed-1"]] == ["seed"]
+    assert not client.died
+
+
+async def test_a_prompt_beyond_the_engine_is_an_error_of_that_request_alone(client: Client) -> None:
+    client.submit("huge", prompt=[5] * 2_000_000, max_tokens=10)
+    client.submit("fine", max_tokens=10)
+    await client.ended("huge", "fine")
+    assert client.deltas["huge"][-1].error
+    assert client.finish("fine") == "length"
