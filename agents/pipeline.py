@@ -16,6 +16,7 @@ import structlog
 from agents import metrics
 from agents.publication import MustEnd, Publication, Publisher
 from agents.quota import EpochLost, Finished, QuotaUnavailable, Refusal, jittered_ms
+from agents.routing import overloaded
 from agents.stages import STAGES, Origin, Refused, Rejected, Services, Stage, StageResult, intake, read_request
 from schemas.admission import Admission
 from schemas.codec import Undecodable, decode
@@ -25,6 +26,7 @@ from streams.log import LogRecord
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.8
+HOLD_S = 0.25
 _log = structlog.get_logger()
 
 T = TypeVar("T")
@@ -40,6 +42,8 @@ class Pipeline:
     publisher: Publisher
     recover: Recover
     max_attempts: int
+    on_hold: Callable[[LogRecord, float], None] = lambda _record, _for_s: None
+    """Told that a record waits on purpose, for so many seconds."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     @property
@@ -84,6 +88,8 @@ class Pipeline:
                 if not isinstance(event, Request | Admission):
                     break
                 event = await self._stage(record, stage, event)
+                if first_stage == "intake" and stage is stages[0] and isinstance(event, Admission):
+                    await self._hold(record, event)
             await self._conclude(record, stages[-1], event)
         finally:
             metrics.ADMISSION_IN_FLIGHT.dec()
@@ -120,6 +126,15 @@ class Pipeline:
         if isinstance(result, Admission):
             result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
         return result
+
+    async def _hold(self, record: LogRecord, job: Admission) -> None:
+        """A job of a producer waits in Kafka while its pool's queue is full, until it expires."""
+        services = self.services
+        while (now_ms := services.clock_ms()) < job.request.deadline_ms:
+            if not overloaded(services.workers.live(job.pool, now_ms), job.lane, services.queue_bound):
+                return
+            self.on_hold(record, 10 * HOLD_S)
+            await self.sleep(HOLD_S)
 
     async def _attempts(self, stage: str, call: Callable[[], Awaitable[T]]) -> T:
         wait_s = FIRST_RETRY_S

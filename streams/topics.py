@@ -50,6 +50,8 @@ class Topic:
 
 
 _APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+# Faust's consumer dies of a codec that it has no library for; whatever codec a producer chose, the broker undoes it.
+_PLAIN = {"compression.type": "uncompressed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,16 @@ class Topics:
         p = self.counts = partitions
         name = self._name
         # Broker time orders, dates and prices these, so no writer's clock can.
-        self.requests = Topic(name("requests"), "response id", Request, p.requests, DAY_MS, extra=_APPEND_TIME)
-        self.intake_batch = Topic(name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS, extra=_APPEND_TIME)
+        self.requests = Topic(
+            name("requests"), "response id", Request, p.requests, DAY_MS, extra={**_APPEND_TIME, **_PLAIN}
+        )
+        self.intake_batch = Topic(
+            name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS, extra={**_APPEND_TIME, **_PLAIN}
+        )
         # Split placement of the admission stages; unused when they are fused.
-        self.validated = Topic(name("admission.validated"), "response id", Admission, p.requests, DAY_MS)
-        self.reserved = Topic(name("admission.reserved"), "response id", Admission, p.requests, DAY_MS)
-        self.screened = Topic(name("admission.screened"), "response id", Admission, p.requests, DAY_MS)
+        self.validated = Topic(name("admission.validated"), "response id", Admission, p.requests, DAY_MS, extra=_PLAIN)
+        self.reserved = Topic(name("admission.reserved"), "response id", Admission, p.requests, DAY_MS, extra=_PLAIN)
+        self.screened = Topic(name("admission.screened"), "response id", Admission, p.requests, DAY_MS, extra=_PLAIN)
         # Longer than any outage to be survived; the only place where unreleased text stands.
         self.generated = Topic(
             name("generated"), "response id; worker id for frames", GENERATED, p.generated, 6 * HOUR_MS,

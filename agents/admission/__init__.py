@@ -1,0 +1,1 @@
+"""The admission process: `python -m agents.admission`."""

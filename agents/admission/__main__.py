@@ -1,0 +1,162 @@
+"""Wires and runs one admission worker."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import faust
+import structlog
+from redis.asyncio import BlockingConnectionPool, Redis
+
+from agents.app import AdmissionApp
+from agents.pipeline import Pipeline
+from agents.publication import Publisher
+from agents.quota import RedisQuota
+from agents.recovery import Recovery, RecoveryFailed
+from agents.routing import QueueBound, WorkersView
+from agents.stages import PolicyPhrases, Services
+from agents.watchdog import Excuses, Watchdog
+from agents.workers_reader import WorkersReader
+from streams.chat_tokenizer import ChatTokenizer
+from streams.kafka_log import KafkaConsumer
+from streams.log import LogConsumer, LogRecord
+from streams.observability import HealthServer, configure_logging
+from streams.settings import Settings, SettingsError, load_settings
+from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
+
+RECOVERY_TIMEOUT_S = 60.0
+EXIT_FAILED = 70
+_log = structlog.get_logger()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def end_process(why: str, error: Exception | None = None) -> NoReturn:
+    """At once: an orderly stop would go on committing, and may hang in what has failed."""
+    _log.error("admission_ends", why=why, error=None if error is None else f"{type(error).__name__}: {error}")
+    sys.stdout.flush()
+    os._exit(EXIT_FAILED)
+
+
+def redis_client(settings: Settings) -> Redis:
+    """Bounded in connections and in time; a command that times out is not repeated by the client."""
+    timeout_s = settings.redis.timeout_ms / 1_000
+    pool = BlockingConnectionPool.from_url(
+        settings.redis.url,
+        max_connections=min(settings.admission.in_flight, 64),
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=None,
+    )
+    return Redis(connection_pool=pool)
+
+
+class _Worker(faust.Worker):  # type: ignore[misc]
+    """Faust's worker with this project's logging left in place."""
+
+    def _setup_logging(self) -> None:
+        """`configure_logging` has done it."""
+
+    def _setproctitle(self, info: str, *, ident: str = "") -> None:
+        """The command line says enough."""
+
+
+def run(settings: Settings) -> int:
+    """Runs until a signal. Returns the exit code."""
+    directory = TomlTenantDirectory(settings.tenants_file)
+    catalog = SettingsCatalog(settings)
+    topics = settings.topics
+    workers = WorkersView()
+    excuses = Excuses()
+    quota = RedisQuota(redis_client(settings), settings.region)
+
+    def independent_reader() -> LogConsumer:
+        return KafkaConsumer(settings.kafka, None, "admission-reader")
+
+    recovery = Recovery(
+        quota, directory, independent_reader, topics.generated.name, settings.gateway.request_timeout_ms,
+        RECOVERY_TIMEOUT_S, now_ms, on_start=lambda: excuses.hold("", RECOVERY_TIMEOUT_S),
+    )  # fmt: skip
+
+    def wire(publisher: Publisher) -> Pipeline:
+        services = Services(
+            topics=topics,
+            deployment_secret=settings.deployment_secret.get_secret_value().encode(),
+            directory=directory,
+            catalog=catalog,
+            tokenizers={model.name: ChatTokenizer(Path(model.path)) for model in catalog.models()},
+            quota=quota,
+            workers=workers,
+            queue_bound=QueueBound(settings.admission.max_queued_tokens, settings.admission.max_queued_requests),
+            phrases=PolicyPhrases(),
+            trust_window_ms=settings.admission.trust_window_ms,
+            clock_ms=now_ms,
+        )
+
+        def on_hold(record: LogRecord, for_s: float) -> None:
+            excuses.hold(record.topic, for_s)
+
+        return Pipeline(services, publisher, recovery.run, settings.admission.max_attempts, on_hold)
+
+    admission = AdmissionApp(settings, wire, lambda error: end_process("an event could not be finished", error))
+
+    @admission.faust.task  # type: ignore[untyped-decorator]
+    async def begin() -> None:
+        try:
+            await recovery.run()
+        except RecoveryFailed as error:
+            # Requests are refused as unavailable meanwhile; the first that gets an answer tries again.
+            _log.warning("quota_store_not_ready", error=str(error))
+
+    reader = WorkersReader(independent_reader, topics.workers.name, workers)
+    watchdog = Watchdog(
+        lambda: KafkaConsumer(settings.kafka, admission.group, "admission-watchdog"),
+        lambda: admission.owned,
+        excuses,
+        settings.admission.stall_s,
+        lambda stalled: end_process(f"stalled: {stalled}"),
+    )
+
+    def ready() -> str | None:
+        if reader.failed is not None:
+            return f"workers: {reader.failed}"
+        if not reader.caught_up.is_set():
+            return "reading workers"
+        return None if admission.owned else "no partitions"
+
+    health = HealthServer(settings.health_port, ready)
+    _log.info("admission_starts", health_port=health.port, placement=settings.admission.placement)
+    reader.start()
+    watchdog.start()
+    code = EXIT_FAILED
+    try:
+        _Worker(admission.faust, quiet=True, loglevel="WARN").execute_from_commandline()
+    except SystemExit as stop:
+        # How Faust's worker always ends: 0 after a signal, 1 after a crash.
+        code = stop.code if isinstance(stop.code, int) else EXIT_FAILED
+    finally:
+        watchdog.close()
+        reader.close()
+        health.close()
+    return code
+
+
+def main() -> int:
+    try:
+        settings = load_settings()
+        if len(settings.deployment_secret.get_secret_value()) < 32:
+            raise SettingsError("deployment_secret: must have 32 characters or more")  # noqa: TRY301
+        configure_logging("admission", settings.log_level)
+        return run(settings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

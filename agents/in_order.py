@@ -1,0 +1,91 @@
+"""Several events at once, acknowledged in order.
+
+Faust acknowledges by offset and commits across a gap of one (its `concurrency > 1` commits past unfinished work). So an
+agent keeps `concurrency=1`, turns automatic acknowledgement off, and hands its events to `InOrder`, which acknowledges
+an event only when it and all events before it in its partition are done.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Slot:
+    acknowledge: Callable[[], None]
+    done: bool = False
+
+
+class InOrder:
+    """At most `limit` events in work. Used from one event loop.
+
+    `on_failure` is called with the error of an event that could not be finished; nothing at or behind that event in its
+    line is acknowledged ever after.
+    """
+
+    def __init__(self, limit: int, on_failure: Callable[[Exception], None]) -> None:
+        self._free = asyncio.Semaphore(limit)
+        self._lines: dict[Hashable, deque[_Slot]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_failure = on_failure
+        self._closed = False
+
+    @property
+    def in_work(self) -> int:
+        return len(self._tasks)
+
+    async def start(self, line: Hashable, work: Callable[[], Awaitable[None]], acknowledge: Callable[[], None]) -> None:
+        """Waits for a free place, then starts `work`. Events of a line must be started in their order.
+
+        After `close` it starts nothing.
+        """
+        await self._free.acquire()
+        if self._closed:
+            self._free.release()
+            return
+        slot = _Slot(acknowledge)
+        self._lines.setdefault(line, deque()).append(slot)
+        task = asyncio.create_task(self._run(line, slot, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, line: Hashable, slot: _Slot, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001
+            self._on_failure(error)
+        else:
+            slot.done = True
+            self._acknowledge(line)
+        finally:
+            self._free.release()
+
+    def _acknowledge(self, line: Hashable) -> None:
+        slots = self._lines[line]
+        while slots and slots[0].done:
+            slots.popleft().acknowledge()
+        if not slots:
+            del self._lines[line]
+
+    async def close(self, timeout_s: float) -> bool:
+        """Starts nothing more and waits for what is in work. True when all of it finished in time."""
+        self._closed = True
+        if not self._tasks:
+            return True
+        _, pending = await asyncio.wait(set(self._tasks), timeout=timeout_s)
+        return not pending
+
+
+class Pace:
+    """Spaces events evenly: at most `per_second`, without a burst."""
+
+    def __init__(self, per_second: float) -> None:
+        self._interval_s = 1 / per_second
+        self._next_s = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """How long the next event has to wait. Counts it as started then."""
+        start_s = max(self._next_s, now_s)
+        self._next_s = start_s + self._interval_s
+        return start_s - now_s

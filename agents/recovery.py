@@ -1,0 +1,172 @@
+"""Rebuilds the quota store's memory from `generated` after Redis has lost it, and begins a new epoch.
+
+What is rebuilt: the decision and the reservation of every response that was opened within the last `request_timeout`,
+and every refusal in that time. The budgets of the current minute start full: what was used before is not known.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from agents import metrics
+from agents.publication import MustEnd
+from agents.quota import QuotaUnavailable, RedisQuota, Refusal, Restored
+from agents.stages import limits_of
+from schemas.admission import Decision
+from schemas.codec import Undecodable, decode
+from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
+from streams.accepted_prefix import AcceptedPrefix
+from streams.directory import TenantDirectory
+from streams.log import LogConsumer, LogError
+
+RETRY_S = 0.5
+_log = structlog.get_logger()
+
+
+class RecoveryFailed(MustEnd):
+    """The store could not be rebuilt in time."""
+
+
+@dataclass(slots=True)
+class _Response:
+    prefix: AcceptedPrefix
+    opened: Opened | None = None
+    partition: int = 0
+    refused: Ending | None = None
+
+
+class Rebuild:
+    """Folds records of `generated`, of all partitions, each partition in log order."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, _Response] = {}
+
+    def add(self, record: Opened | Fence | Frame | Ending, partition: int) -> None:
+        match record:
+            case Opened():
+                opening = self._responses.setdefault(record.response_id, _Response(AcceptedPrefix(record.choices)))
+                if opening.opened is None:
+                    opening.opened, opening.partition = record, partition
+            case Fence():
+                if response := self._responses.get(record.response_id):
+                    response.prefix.fence(record)
+            case Ending():
+                ending = self._responses.setdefault(record.response_id, _Response(AcceptedPrefix()))
+                if ending.prefix.ending(record) and ending.opened is None:
+                    ending.refused = record
+            case Frame():
+                for i, response_id in enumerate(record.response_id):
+                    if response := self._responses.get(response_id):
+                        response.prefix.row(
+                            record.attempt_id[i], record.choice[i], record.first_sequence[i],
+                            len(record.token_ids[i]), record.finish[i],
+                        )  # fmt: skip
+
+    def reservations(self) -> Iterator[Restored]:
+        for response_id, response in self._responses.items():
+            opened, refused = response.opened, response.refused
+            if opened is not None:
+                yield Restored(
+                    response_id=response_id,
+                    tenant_id=opened.scope.tenant_id,
+                    ended=response.prefix.terminal is not None,
+                    tokens=opened.reserved_tokens,
+                    deadline_ms=opened.deadline_ms,
+                    decision=Decision(
+                        pool=opened.pool,
+                        lane=opened.lane,
+                        lane_partition=opened.lane_partition,
+                        generated_partition=response.partition,
+                    ),
+                )
+            elif refused is not None:
+                yield Restored(
+                    response_id=response_id,
+                    tenant_id=refused.scope.tenant_id,
+                    ended=True,
+                    tokens=0,
+                    deadline_ms=0,
+                    decision=None,
+                    refusal=Refusal(code=refused.code, message=refused.message, param=refused.param,
+                                    limits=refused.limits),
+                )  # fmt: skip
+
+
+def read_back(consumer: LogConsumer, topic: str, since_ms: int, deadline_s: float) -> Rebuild:
+    """Folds `topic` from `since_ms` to where it ended when the call began. Raises RecoveryFailed, LogError."""
+    rebuild = Rebuild()
+    positions, behind = {}, {}
+    for partition in consumer.partitions(topic):
+        start, (_, end) = consumer.offset_at(partition, since_ms), consumer.watermarks(partition)
+        if start < end:
+            positions[partition], behind[partition] = start, end
+    if not positions:
+        return rebuild
+    consumer.assign(positions)
+    while behind:
+        if time.monotonic() > deadline_s:
+            raise RecoveryFailed(f"{topic} was not read back in time")
+        for record in consumer.poll(1_000, 0.2):
+            try:
+                rebuild.add(decode(GENERATED, record.value), record.partition)
+            except Undecodable as error:
+                _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
+            if record.offset + 1 >= behind.get(record.source, 2**63):
+                del behind[record.source]
+    return rebuild
+
+
+@dataclass(slots=True)
+class Recovery:
+    """`run` may be called by many at once: one rebuilds, the others wait for it."""
+
+    quota: RedisQuota
+    directory: TenantDirectory
+    new_consumer: Callable[[], LogConsumer]
+    generated_topic: str
+    window_ms: int
+    timeout_s: float
+    clock_ms: Callable[[], int]
+    on_start: Callable[[], None] = lambda: None
+    _lock: asyncio.Lock | None = None
+
+    async def run(self) -> None:
+        """Returns once an epoch holds. Raises RecoveryFailed after `timeout_s`."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        deadline_s = time.monotonic() + self.timeout_s
+        self.on_start()
+        async with self._lock:
+            while True:
+                try:
+                    if await self.quota.read_epoch() is None:
+                        await self._rebuild(deadline_s)
+                except (QuotaUnavailable, LogError) as error:
+                    if time.monotonic() > deadline_s:
+                        raise RecoveryFailed(str(error)) from error
+                    _log.warning("rebuild_retries", error=str(error))
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    return
+
+    async def _rebuild(self, deadline_s: float) -> None:
+        since_ms = self.clock_ms() - self.window_ms
+        rebuild = await asyncio.to_thread(self._read, since_ms, deadline_s)
+        epoch, restored = uuid.uuid4().hex, 0
+        for reservation in rebuild.reservations():
+            limits = limits_of(reservation.tenant_id, self.directory)
+            restored += await self.quota.restore(epoch, reservation, limits)
+        holds = await self.quota.begin_epoch(epoch)
+        metrics.QUOTA_REBUILDS.inc()
+        _log.warning("quota_epoch_begun", restored=restored, first=holds == epoch)
+
+    def _read(self, since_ms: int, deadline_s: float) -> Rebuild:
+        consumer = self.new_consumer()
+        try:
+            return read_back(consumer, self.generated_topic, since_ms, deadline_s)
+        finally:
+            consumer.close()
