@@ -60,4 +60,4 @@ lock: ## Re-resolves all dependencies into deploy/requirements/
 	@deploy/requirements/lock.sh
 
 clean: ## Removes state, caches and the environment
-	rm -rf .data .cache .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .data .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

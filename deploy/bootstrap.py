@@ -23,7 +23,6 @@ from deploy.kafka_broker import POM, fetch_jars, has_jars
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-CACHE = ROOT / ".cache"
 REQUIREMENTS = ROOT / "deploy" / "requirements"
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 OLDEST_JAVA = 17
@@ -52,7 +51,7 @@ REDIS = SystemPackage("redis-server", ("redis-server",), "Redis server")
 def kafka_libs() -> Path:
     """Where Kafka's jars lie: one folder per content of the `pom.xml`, so a new version never mixes with an old one."""
     digest = hashlib.sha256(POM.read_bytes()).hexdigest()
-    return CACHE / f"kafka-{digest[:12]}"
+    return VENV / "share" / f"kafka-{digest[:12]}"
 
 
 def inputs_digest(files: Sequence[Path], python: str) -> str:
@@ -285,6 +284,17 @@ def need_kafka(progress: Progress, system: System) -> None:
             raise BootstrapError(f"Maven could not fetch Kafka:\n{error.stdout}") from None
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One bootstrap at a time; the kernel frees the lock when its process ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Installs what Sluice needs on this machine; skips what is there.")
     parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm", help="sim: no torch, no vLLM")
@@ -296,9 +306,7 @@ def main() -> int:
         raise BootstrapError("Sluice needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=python3.12 …")
     progress = Progress()
     system = System(progress)
-    CACHE.mkdir(exist_ok=True)
-    with (CACHE / "bootstrap.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(ROOT):
         profile = options.profile or ("light" if options.engine == "sim" else default_profile())
         need_packages(progress, need_virtualenv(progress, system), profile, dev=options.dev)
         if not options.no_services:

@@ -13,11 +13,13 @@ from typing import Annotated, Any, NoReturn
 
 import httpx
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from deploy.banner import banner
+from deploy.chat import Answer, Chat, ChatError
 from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord
 from deploy.inspection import consumer_lag, record_counts, worker_states
 from deploy.plan import ROOT, Options, PlanError, reachable, settings_with
@@ -332,6 +334,64 @@ def models(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
     out.print(shown)
 
 
+def _ending(answer: Answer) -> str:
+    """How it ended, for a person."""
+    if answer.terminal is None:
+        error = answer.error
+        return (
+            "[red]no answer[/red]" if error is None else f"[red]{error.error.code}[/red]: {escape(error.error.message)}"
+        )
+    terminal = answer.terminal
+    tokens = f"{terminal.usage.prompt_tokens} + {terminal.usage.completion_tokens} tokens"
+    if terminal.error is not None:
+        return f"[red]{terminal.code}[/red]: {escape(terminal.error.message)} ({tokens})"
+    return f"[dim]{terminal.code}, {tokens}, {answer.response_id}[/dim]"
+
+
+def _say(chat_: Chat, messages: list[dict[str, str]], model: str, max_tokens: int | None) -> Answer:
+    body: dict[str, Any] = {"model": model, "messages": messages}
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    answer = chat_.ask(body, lambda text: print(text, end="", flush=True))
+    print()
+    err.print(_ending(answer))
+    return answer
+
+
+@app.command()
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="One question; without it, a conversation.")] = None,
+    data: DataOption = DEFAULT_DATA,
+    model: Annotated[str, typer.Option(help="Name or alias.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Whose development key to use.")] = "demo",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound of each answer.")] = None,
+) -> None:
+    """Talks to a model over WebSocket. Ctrl-C cancels an answer, Ctrl-D ends the conversation."""
+    folder, run = _running(data)
+    api_keys = folder.keys().api_keys
+    if tenant not in api_keys:
+        raise CommandError(f"no development key of tenant {tenant!r}; there are: {', '.join(sorted(api_keys))}")
+    with Chat(f"ws{run.gateway.removeprefix('http')}/v1/stream", api_keys[tenant]) as chat_:
+        if prompt is not None:
+            answer = _say(chat_, [{"role": "user", "content": prompt}], model, max_tokens)
+            if answer.terminal is None or answer.terminal.error is not None:
+                sys.exit(1)
+            return
+        messages: list[dict[str, str]] = []
+        while True:
+            try:
+                question = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return
+            if not question:
+                continue
+            asked = [*messages, {"role": "user", "content": question}]
+            answer = _say(chat_, asked, model, max_tokens)
+            if answer.text:
+                messages = [*asked, {"role": "assistant", "content": answer.text}]
+
+
 def query(settings: Settings, sql_text: str) -> dict[str, Any]:
     """`columns`, `rows` and `truncated` from the billing process. Raises CommandError with ClickHouse's own words."""
     host = reachable(settings.billing.host)
@@ -406,7 +466,12 @@ def keys_create(
     """Makes a key and prints it, once. Running processes know it within seconds."""
     folder = DataFolder(data)
     if new_tenant:
-        create_tenant(folder.tenants_file, Tenant.model_validate({"tenant_id": tenant, "tier": tier}))
+        try:
+            added = Tenant.model_validate({"tenant_id": tenant, "tier": tier})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise CommandError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
+        create_tenant(folder.tenants_file, added)
         run = folder.read_run()
         if run is not None and folder.is_locked():
             settings = _settings(folder, run)
@@ -442,8 +507,8 @@ def main() -> NoReturn:
     try:
         run()
     except (
-        CommandError, DataFolderError, DriftError, LogError, OSError, PlanError, SettingsError, SupervisorError,
-        TenantsFileError, TimeoutError, httpx.HTTPError, ValueError,
+        ChatError, CommandError, DataFolderError, DriftError, LogError, OSError, PlanError, SettingsError,
+        SupervisorError, TenantsFileError, httpx.HTTPError,
     ) as error:  # fmt: skip
         err.print(f"[red]sluice:[/red] {escape(_explained(error))}")
         sys.exit(1)
