@@ -1,0 +1,190 @@
+"""The billing process: the sink in one thread, the HTTP interface beside it, over one ClickHouse."""
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import structlog
+import uvicorn
+
+from billing_jobs.cut import CutUnreadable
+from billing_jobs.metrics import BillingMetrics
+from billing_jobs.pricing import PriceBook, PriceConflict, PriceInexact, price_row, prices_to_append
+from billing_jobs.queries import Reader, read_settings
+from billing_jobs.server import create_app, reader_threads
+from billing_jobs.sink import GROUP, Sink
+from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.log import LogError
+from streams.observability import HealthServer, configure_logging
+from streams.settings import Settings, SettingsError, load_settings
+
+MIN_SECRET_CHARS = 32
+STALE_MS = 60_000
+"""A sink that has not looked at the log for so long is not ready."""
+EXIT_SETTINGS = 2
+EXIT_FAILED = 70
+
+_log = structlog.get_logger()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def check_settings(settings: Settings) -> None:
+    """What only billing asks of the settings. Raises SettingsError."""
+    lines = []
+    if len(settings.deployment_secret.get_secret_value()) < MIN_SECRET_CHARS:
+        lines.append(f"deployment_secret: fewer than {MIN_SECRET_CHARS} characters")
+    for model in settings.models:
+        try:
+            price_row(model, 0)
+        except PriceInexact as error:
+            lines.append(str(error))
+    if lines:
+        raise SettingsError("\n".join(lines))
+
+
+def open_price_book(store: ClickHouseStore, settings: Settings) -> PriceBook:
+    """Brings `prices` up to the settings' catalogue. Raises StoreError, PriceConflict."""
+    known = store.prices()
+    new = prices_to_append(settings.models, known, now_ms())
+    if new:
+        store.append_prices(new)
+        _log.info("prices_appended", price_ids=[row.price_id for row in new])
+    return PriceBook([*known, *new])
+
+
+def make_sink(settings: Settings, store: ClickHouseStore, book: PriceBook, metrics: BillingMetrics) -> Sink:
+    return Sink(
+        consumer=KafkaConsumer(settings.kafka, GROUP, "billing"),
+        producer=KafkaProducer(settings.kafka, "billing"),
+        store=store,
+        book=book,
+        usage_topic=settings.topics.usage.name,
+        dead_letter_topic=settings.topics.dead_letters.name,
+        batch_rows=settings.billing.batch_rows,
+        batch_wait_ms=settings.billing.batch_wait_ms,
+        clock_ms=now_ms,
+        metrics=metrics,
+    )
+
+
+@contextmanager
+def running(sink: Sink, ended: threading.Event, errors: list[Exception]) -> Iterator[None]:
+    """Runs the sink in a thread; `ended` is set when it stops by itself, with the reason in `errors`."""
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            with closing(sink):
+                sink.run(stop)
+        except Exception as error:  # noqa: BLE001 - handed to the main thread, which ends the process with it
+            errors.append(error)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name="sink")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+class _Server(uvicorn.Server):
+    """Signals are this module's business."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(server: uvicorn.Server, ended: threading.Event) -> None:
+    """Until SIGTERM, SIGINT or the end of the sink."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    serving = asyncio.create_task(server.serve())
+    while not serving.done():
+        if ended.is_set():
+            stop()
+        await asyncio.wait([serving], timeout=0.2)
+    await serving
+
+
+def run(settings: Settings) -> int:
+    """Runs until a signal, then returns 0; a failure that it cannot decide returns another code."""
+    errors: list[Exception] = []
+    ended = threading.Event()
+    with ExitStack() as stack:
+        database = stack.enter_context(closing(Database.from_settings(settings)))
+        database.open()
+        store = stack.enter_context(closing(ClickHouseStore(database.connection())))
+        sink = make_sink(settings, store, open_price_book(store, settings), BillingMetrics())
+        limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
+        usage_reader, sql_reader = reader_threads(
+            lambda: Reader(database.connection(limits), settings.billing.max_query_rows),
+            settings.billing.query_timeout_s,
+        )
+        stack.enter_context(closing(usage_reader))
+        stack.enter_context(closing(sql_reader))
+        app = create_app(
+            secret=settings.deployment_secret,
+            usage_reader=usage_reader,
+            sql_reader=sql_reader,
+            progress=lambda: sink.progress,
+        )
+        config = uvicorn.Config(
+            app,
+            host=settings.billing.host,
+            port=settings.billing.port,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=5,
+        )
+        server = _Server(config)
+
+        def ready() -> str | None:
+            if not server.started:
+                return "the HTTP interface is not up"
+            if now_ms() - sink.progress.observed_at_ms > STALE_MS:
+                return "the sink has not looked at the log yet, or no longer does"
+            return None
+
+        stack.enter_context(closing(HealthServer(settings.health_port, ready)))
+        stack.enter_context(running(sink, ended, errors))
+        asyncio.run(serve(server, ended))
+    if errors:
+        _log.error("billing_ends", error=f"{type(errors[0]).__name__}: {errors[0]}")
+        return EXIT_FAILED
+    return 0
+
+
+def main() -> int:
+    try:
+        settings = load_settings()
+        check_settings(settings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return EXIT_SETTINGS
+    configure_logging("billing", settings.log_level)
+    try:
+        return run(settings)
+    except (StoreError, SchemaTooNew, PriceConflict, CutUnreadable, LogError, OSError) as error:
+        _log.error("billing_ends", error=f"{type(error).__name__}: {error}")
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""The billing sink's protocol without its I/O: which records form a batch, and what to do after a crash.
+
+A *cut* is a range of one partition, written into the metadata of the offset commit that takes it out of the log.
+It is inserted only after that commit, under a token made of its offsets. Whoever owns the partition next
+reads the cut from the commit, reads the same records again, inserts them under the same token and goes on behind them:
+the store recognises the token, so every record is counted once wherever the owner before it died.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from billing_jobs.pricing import Charge, PriceBook, charge
+from schemas.base import ScopedRecord
+from schemas.codec import DecodeReason, Undecodable, decode
+from schemas.usage import USAGE, ComputeRecord, DeliveredCount, UsageEvent
+from streams.log import Committed, LogRecord, TopicPartition
+from streams.topics import DAY_MS
+
+ROW_SCHEMA = 1
+"""Version of the mapping from records to rows. A cut made by a newer one is not inserted by an older one."""
+MAX_METADATA_BYTES = 1_024
+"""Brokers refuse commit metadata beyond `offset.metadata.max.bytes`, 4096 by default."""
+MAX_EVENT_AGE_MS = 400 * DAY_MS
+MAX_EVENT_AHEAD_MS = DAY_MS
+
+
+class CutUnreadable(Exception):
+    """A committed cut cannot be inserted as it was cut. Going on would lose or invent usage: an operator decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Records `first` to `last` (inclusive offsets) of one partition. `sha256` covers their offsets and values."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    records: int
+    sha256: str
+    row_schema: int = ROW_SCHEMA
+
+    @property
+    def source(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def token(self) -> str:
+        return f"{self.topic}-{self.partition}-{self.first}-{self.last}"
+
+    def to_metadata(self) -> str:
+        """For the commit of `last + 1` in this partition."""
+        fields = {"a": self.first, "b": self.last, "n": self.records, "sha": self.sha256, "schema": self.row_schema}
+        return json.dumps(fields, separators=(",", ":"))
+
+
+def cut_of(records: Sequence[LogRecord]) -> Cut:
+    """The cut that consists of these records of one partition, in offset order; at least one."""
+    first, last = records[0], records[-1]
+    return Cut(first.topic, first.partition, first.offset, last.offset, len(records), _sha256(records))
+
+
+def committed_cut(source: TopicPartition, committed: Committed) -> Cut | None:
+    """What the group's last commit cut; None when it cut nothing. Raises CutUnreadable."""
+    if committed.offset is None or not committed.metadata:
+        return None
+    try:
+        fields = json.loads(committed.metadata)
+        cut = Cut(
+            source.topic, source.partition, int(fields["a"]), int(fields["b"]), int(fields["n"]), str(fields["sha"]),
+            int(fields["schema"]),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise CutUnreadable(f"{source}: the commit's metadata is not a cut: {error!r}") from None
+    if cut.last + 1 != committed.offset or cut.first > cut.last:
+        raise CutUnreadable(f"{source}: the cut [{cut.first}..{cut.last}] does not end at commit {committed.offset}")
+    if cut.row_schema > ROW_SCHEMA:
+        raise CutUnreadable(f"{source}: the cut has row schema {cut.row_schema}, this program knows {ROW_SCHEMA}")
+    return cut
+
+
+def _sha256(records: Iterable[LogRecord]) -> str:
+    digest = hashlib.sha256()
+    for record in records:
+        value = record.value or b""
+        digest.update(record.offset.to_bytes(8, "big") + len(value).to_bytes(4, "big"))
+        digest.update(value)
+    return digest.hexdigest()
+
+
+Event = TypeVar("Event", bound=ScopedRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Logged(Generic[Event]):
+    """An event and where it stood in the log."""
+
+    event: Event
+    partition: int
+    offset: int
+    logged_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A record for dead letters."""
+
+    record: LogRecord
+    reason: DecodeReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A cut with its records sorted by table. `charges` stands beside `usage`, row for row."""
+
+    cut: Cut
+    first_logged_at_ms: int
+    last_logged_at_ms: int
+    usage: list[Logged[UsageEvent]] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
+    compute: list[Logged[ComputeRecord]] = field(default_factory=list)
+    delivered: list[Logged[DeliveredCount]] = field(default_factory=list)
+    unusable: list[Unusable] = field(default_factory=list)
+
+
+def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook) -> Batch:
+    """Depends on its arguments alone: the same cut read again gives the same batch."""
+    batch = Batch(cut, records[0].timestamp_ms, max(record.timestamp_ms for record in records))
+    for record in records:
+        try:
+            event = decode(USAGE, record.value)
+            _check_integers(event)
+            if isinstance(event, UsageEvent):
+                _check_times(event, record.timestamp_ms)
+                batch.usage.append(Logged(event, record.partition, record.offset, record.timestamp_ms))
+                batch.charges.append(charge(event, book))
+            elif isinstance(event, ComputeRecord):
+                batch.compute.append(Logged(event, record.partition, record.offset, record.timestamp_ms))
+            else:
+                batch.delivered.append(Logged(event, record.partition, record.offset, record.timestamp_ms))
+        except Undecodable as error:
+            batch.unusable.append(Unusable(record, error.reason, error.detail))
+    return batch
+
+
+def _check_integers(event: UsageEvent | ComputeRecord | DeliveredCount) -> None:
+    """What the schema leaves unbounded must fit its column, or one record would stop its batch for ever."""
+    bounds: list[tuple[str, int, int]] = []
+    if isinstance(event, UsageEvent):
+        bounds = [
+            ("choice", event.choice, 2**32),
+            ("attempts", event.attempts, 2**32),
+            ("billing_rule_version", event.billing_rule_version, 2**16),
+            ("scope.policy_version", event.scope.policy_version, 2**32),
+            *((f"stage_ms.{stage[:40]}", at_ms, 2**53) for stage, at_ms in event.stage_ms.items()),
+        ]
+    elif isinstance(event, ComputeRecord):
+        bounds = [("engine_ms", event.engine_ms, 2**53)]
+    for name, value, bound in bounds:
+        if not 0 <= value < bound:
+            raise Undecodable("invalid", f"{name}: not in [0, {bound})")
+
+
+def _check_times(event: UsageEvent, logged_at_ms: int) -> None:
+    """Times that no honest writer can have: they would choose a price, or scatter one batch over many partitions."""
+    times = {"accepted_at_ms": event.accepted_at_ms, "ended_at_ms": event.ended_at_ms}
+    if event.first_token_at_ms:
+        times["first_token_at_ms"] = event.first_token_at_ms
+    for name, at_ms in times.items():
+        if not logged_at_ms - MAX_EVENT_AGE_MS <= at_ms <= logged_at_ms + MAX_EVENT_AHEAD_MS:
+            raise Undecodable("invalid", f"{name}: more than 400 days before or one day after the record's own time")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The next cut to insert. `committed`: it was committed before and is being recovered."""
+
+    cut: Cut
+    records: list[LogRecord]
+    committed: bool
+
+
+@dataclass(slots=True)
+class _Partition:
+    next_offset: int
+    recovering: Cut | None
+    records: list[LogRecord] = field(default_factory=list)
+    size_bytes: int = 0
+    waiting_since_ms: int = 0
+
+
+class CutPlanner:
+    """Buffers records per owned partition and says what to cut next. Holds no clock and does no I/O.
+
+    It holds at most `max_rows` records and `max_bytes` plus what one poll brings, and the records of cuts being
+    recovered, provided that `due` is asked after every poll and what it gives is inserted first.
+    """
+
+    def __init__(self, *, max_rows: int, max_bytes: int, max_wait_ms: int) -> None:
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._max_wait_ms = max_wait_ms
+        self._partitions: dict[TopicPartition, _Partition] = {}
+
+    def owns(self, source: TopicPartition) -> bool:
+        return source in self._partitions
+
+    @property
+    def buffered_records(self) -> int:
+        return sum(len(state.records) for state in self._partitions.values())
+
+    def assign(self, source: TopicPartition, committed: Committed, low_offset: int, stored_offset: int | None) -> int:
+        """Takes over a partition; returns the offset to read from.
+
+        `low_offset` is the first one that the log keeps, `stored_offset` the one below which the tables are complete.
+        Tables that are behind the commit (a lost data folder) are filled from the log. Raises CutUnreadable.
+        """
+        stored = low_offset if stored_offset is None else stored_offset
+        cut = committed_cut(source, committed)
+        if cut is not None and (cut.first > stored or (cut.first < low_offset and cut.last < stored)):
+            cut = None
+        resume = stored if committed.offset is None else min(committed.offset, stored)
+        start = resume if cut is None else cut.first
+        if start < low_offset:
+            raise CutUnreadable(f"{source}: records {start} to {low_offset - 1} left the log before they were stored")
+        self._partitions[source] = _Partition(start, cut)
+        return start
+
+    def revoke(self, source: TopicPartition) -> None:
+        """Forgets the partition and its buffer; its next owner reads the records again."""
+        self._partitions.pop(source, None)
+
+    def offer(self, record: LogRecord, now_ms: int) -> None:
+        """Buffers a record. One seen before, or of a partition that is not owned, is ignored."""
+        state = self._partitions.get(record.source)
+        if state is None or record.offset < state.next_offset:
+            return
+        if state.recovering and not state.records and record.offset != state.recovering.first:
+            return  # Fetched before the seek back to the cut took effect.
+        if not state.records:
+            state.waiting_since_ms = now_ms
+        state.records.append(record)
+        state.size_bytes += len(record.value or b"")
+        state.next_offset = record.offset + 1
+
+    def due(self, now_ms: int) -> Planned | None:
+        """Takes the next batch out of the buffer. Raises CutUnreadable when a recovered cut is not what was cut."""
+        for state in self._partitions.values():
+            cut = state.recovering
+            if cut is not None and state.next_offset > cut.last:
+                state.recovering = None
+                records = self._take(state, sum(record.offset <= cut.last for record in state.records), now_ms)
+                if _sha256(records) != cut.sha256:
+                    raise CutUnreadable(f"{cut.token}: the log no longer holds what was cut")
+                return Planned(cut, records, committed=True)
+        fresh = self._fresh()
+        if not fresh or self._due_at_ms(fresh) > now_ms:
+            return None
+        # The longest waiting is served first, so no partition starves behind a busier one.
+        records = self._take(min(fresh, key=lambda state: state.waiting_since_ms), self._max_rows, now_ms)
+        return Planned(cut_of(records), records, committed=False)
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long nothing becomes due unless records arrive; at most the batch wait."""
+        fresh = self._fresh()
+        return min(self._max_wait_ms, max(0, self._due_at_ms(fresh) - now_ms)) if fresh else self._max_wait_ms
+
+    def _fresh(self) -> list[_Partition]:
+        return [state for state in self._partitions.values() if state.records and state.recovering is None]
+
+    def _due_at_ms(self, fresh: list[_Partition]) -> int:
+        """At once when a bound is reached, else when the first record has waited long enough."""
+        records = sum(len(state.records) for state in fresh)
+        if records >= self._max_rows or sum(state.size_bytes for state in fresh) >= self._max_bytes:
+            return 0
+        return min(state.waiting_since_ms for state in fresh) + self._max_wait_ms
+
+    def _take(self, state: _Partition, count: int, now_ms: int) -> list[LogRecord]:
+        taken, state.records = state.records[:count], state.records[count:]
+        state.size_bytes = sum(len(record.value or b"") for record in state.records)
+        state.waiting_since_ms = now_ms
+        return taken

@@ -1,0 +1,38 @@
+"""What billing shows at `/metrics`. Names end in their unit."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+_INSERT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class BillingMetrics:
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.lag_records = Gauge(
+            "sluice_billing_lag_records", "Usage records in the log that are not in the tables.", registry=registry
+        )
+        self.lag_seconds = Gauge(
+            "sluice_billing_lag_seconds", "Age of the time up to which all usage is stored.", registry=registry
+        )
+        self.rows = Counter(
+            "sluice_billing_rows_total", "Rows given to ClickHouse in stored batches.", ["table"], registry=registry
+        )
+        self.insert_seconds = Histogram(
+            "sluice_billing_insert_seconds", "Of one batch, all tables.", buckets=_INSERT_BUCKETS_S, registry=registry
+        )
+        self.insert_failures = Counter(
+            "sluice_billing_insert_failures_total", "Attempts that will be repeated.", registry=registry
+        )
+        self.recovered_cuts = Counter(
+            "sluice_billing_recovered_cuts_total", "Committed cuts that were inserted again.", registry=registry
+        )
+        self.dropped_cuts = Counter(
+            "sluice_billing_dropped_cuts_total", "Cuts left to another owner of the partition.", registry=registry
+        )
+        self.dead_letters = Counter(
+            "sluice_billing_dead_letters_total", "Records that cannot be billed.", ["reason"], registry=registry
+        )
+        self.suspense_events = Counter(
+            "sluice_billing_suspense_events_total",
+            "Billable events without a known price; they cost nothing until re-rated. Alert on any.",
+            registry=registry,
+        )

@@ -1,0 +1,155 @@
+"""Integer money: what one usage line costs, from prices that are only ever appended.
+
+The unit is the pico-currency (10⁻¹² of a dollar or a euro). A price per million tokens with at most six decimals is a
+whole number of pico per token, so a line's cost is a sum of integer products and nothing is rounded; a price that is
+not whole is refused. Rounding to cents happens once per invoice line, where an invoice is written.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from schemas.usage import BILLING_RULE_VERSION, UsageEvent
+from streams.directory import Model
+
+PICO_PER_UNIT = 10**12
+PICO_PER_TOKEN_OF_PRICE = PICO_PER_UNIT // 1_000_000
+MAX_PICO_PER_TOKEN = 2**63 - 1
+
+ChargeState = Literal["priced", "not_billable", "suspense"]
+
+
+class PriceInexact(ValueError):
+    """A price that is no whole number of pico-currency per token, or too large; the message names the field."""
+
+
+class PriceConflict(ValueError):
+    """Two different prices of one model that start at the same instant."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceRow:
+    """A row of `prices`, in pico per token. It holds from `valid_from_ms` until the model's next row starts."""
+
+    model: str
+    currency: str
+    valid_from_ms: int
+    uncached_input_pico: int
+    cached_input_pico: int
+    output_pico: int
+    reasoning_pico: int
+
+    @property
+    def price_id(self) -> str:
+        return f"{self.model}@{self.valid_from_ms}"
+
+    def same_terms(self, other: "PriceRow") -> bool:
+        """Equal in all but their start."""
+        return self._terms() == other._terms()
+
+    def _terms(self) -> tuple[str, str, int, int, int, int]:
+        return (
+            self.model, self.currency, self.uncached_input_pico, self.cached_input_pico, self.output_pico,
+            self.reasoning_pico,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """`currency` and `price_id` are empty where no price is known."""
+
+    state: ChargeState
+    cost_pico: int
+    currency: str
+    price_id: str
+
+
+def pico_per_token(per_million_tokens: Decimal, field: str) -> int:
+    """Exact. Raises PriceInexact naming `field`."""
+    if not per_million_tokens.is_finite():
+        raise PriceInexact(f"{field}: {per_million_tokens} is no price")
+    numerator, denominator = per_million_tokens.as_integer_ratio()
+    pico, remainder = divmod(numerator * PICO_PER_TOKEN_OF_PRICE, denominator)
+    if remainder:
+        raise PriceInexact(f"{field}: {per_million_tokens} has more than six decimals")
+    if not 0 <= pico <= MAX_PICO_PER_TOKEN:
+        raise PriceInexact(f"{field}: {per_million_tokens} is out of range")
+    return pico
+
+
+def price_row(model: Model, valid_from_ms: int) -> PriceRow:
+    """The catalogue's price of `model`. Raises PriceInexact."""
+
+    def pico(token_class: str) -> int:
+        return pico_per_token(getattr(model.price, token_class), f"models.{model.name}.price.{token_class}")
+
+    return PriceRow(
+        model=model.name,
+        currency=model.price.currency,
+        valid_from_ms=valid_from_ms,
+        uncached_input_pico=pico("uncached_input"),
+        cached_input_pico=pico("cached_input"),
+        output_pico=pico("output"),
+        reasoning_pico=pico("reasoning"),
+    )
+
+
+def prices_to_append(models: Iterable[Model], known: Sequence[PriceRow], now_ms: int) -> list[PriceRow]:
+    """Rows that bring `known` up to the catalogue: a model's first price holds from the epoch, a changed one from now.
+
+    A model that left the catalogue keeps its last price, for usage that is still on its way. Raises PriceInexact.
+    """
+    latest: dict[str, PriceRow] = {}
+    for row in known:
+        if row.model not in latest or row.valid_from_ms > latest[row.model].valid_from_ms:
+            latest[row.model] = row
+    rows = []
+    for model in models:
+        current = latest.get(model.name)
+        wanted = price_row(model, 0 if current is None else now_ms)
+        if current is None or not current.same_terms(wanted):
+            rows.append(wanted)
+    return rows
+
+
+class PriceBook:
+    """Looks up the price in force. Raises PriceConflict when two rows contradict each other."""
+
+    def __init__(self, rows: Iterable[PriceRow]) -> None:
+        by_start: dict[tuple[str, int], PriceRow] = {}
+        for row in rows:
+            known = by_start.setdefault((row.model, row.valid_from_ms), row)
+            if known != row:
+                raise PriceConflict(f"two prices of {row.model} start at {row.valid_from_ms}")
+        self._rows: dict[str, list[PriceRow]] = {}
+        for _, row in sorted(by_start.items()):
+            self._rows.setdefault(row.model, []).append(row)
+        self._starts = {model: [row.valid_from_ms for row in model_rows] for model, model_rows in self._rows.items()}
+
+    def at(self, model: str, accepted_at_ms: int) -> PriceRow | None:
+        """The price of `model` for a request accepted then; None when there is none."""
+        index = bisect_right(self._starts.get(model, ()), accepted_at_ms)
+        return self._rows[model][index - 1] if index else None
+
+
+def price_event(event: UsageEvent, price: PriceRow) -> int:
+    """Pico-currency for all accepted tokens of the event, whether billable or not."""
+    return (
+        event.uncached_input_tokens * price.uncached_input_pico
+        + event.cached_input_tokens * price.cached_input_pico
+        + event.output_tokens * price.output_pico
+        + event.reasoning_tokens * price.reasoning_pico
+    )
+
+
+def charge(event: UsageEvent, book: PriceBook) -> Charge:
+    """What the event costs. Billable usage without a known price or rule is held in suspense, never charged as zero."""
+    price = book.at(event.model, event.accepted_at_ms)
+    currency, price_id = (price.currency, price.price_id) if price else ("", "")
+    if not event.billable:
+        return Charge("not_billable", 0, currency, price_id)
+    if price is None or event.billing_rule_version > BILLING_RULE_VERSION:
+        return Charge("suspense", 0, currency, price_id)
+    return Charge("priced", price_event(event, price), currency, price_id)

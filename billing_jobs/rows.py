@@ -1,0 +1,160 @@
+"""Batches as columns: the one mapping from events to the tables of `tables.sql`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from billing_jobs.cut import Batch, Logged
+from billing_jobs.pricing import Charge
+from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
+
+Row = TypeVar("Row")
+
+TEXT = "String"
+NAME = "LowCardinality(String)"
+TIME = "DateTime64(3, 'UTC')"
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """`type` is ClickHouse's, equal to the one in `tables.sql`; times are given in Unix milliseconds."""
+
+    name: str
+    type: str
+    value: Callable[[Row], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows for one table, column by column. `identity` names the column that tells rows apart."""
+
+    table: str
+    identity: str
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    columns: list[list[Any]]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def column(self, name: str) -> list[Any]:
+        return self.columns[self.names.index(name)]
+
+
+def _rows(table: str, identity: str, columns: Sequence[Column[Row]], rows: Sequence[Row]) -> TableRows:
+    return TableRows(
+        table,
+        identity,
+        tuple(column.name for column in columns),
+        tuple(column.type for column in columns),
+        [[column.value(row) for row in rows] for column in columns],
+    )
+
+
+def _scope_columns(*names: str) -> list[Column[Logged[Any]]]:
+    return [Column(name, NAME, lambda row, name=name: getattr(row.event.scope, name)) for name in names]  # type: ignore[misc]
+
+
+def _log_columns() -> list[Column[Logged[Any]]]:
+    return [
+        Column("log_partition", "UInt32", lambda row: row.partition),
+        Column("log_offset", "UInt64", lambda row: row.offset),
+        Column("logged_at", TIME, lambda row: row.logged_at_ms),
+    ]
+
+
+def _event_column(name: str, type_: str) -> Column[Logged[Any]]:
+    return Column(name, type_, lambda row: getattr(row.event, name))
+
+
+_USAGE: list[Column[Logged[UsageEvent]]] = [
+    _event_column("usage_id", TEXT),
+    _event_column("response_id", TEXT),
+    _event_column("choice", "UInt32"),
+    *_scope_columns("tenant_id", "project_id", "key_id", "region", "encryption_key_id"),
+    Column("end_user", TEXT, lambda row: row.event.scope.end_user),
+    Column("policy_version", "UInt32", lambda row: row.event.scope.policy_version),
+    Column("traceparent", TEXT, lambda row: row.event.scope.traceparent),
+    _event_column("schema_version", "UInt16"),
+    _event_column("stage_ms", "Map(LowCardinality(String), Int64)"),
+    *(
+        _event_column(name, NAME)
+        for name in ("endpoint", "model", "requested_model", "pool", "lane", "worker_id", "finish_reason")
+    ),
+    Column("ending", NAME, lambda row: row.event.ending.value),
+    _event_column("attempts", "UInt32"),
+    _event_column("billable", "Bool"),
+    _event_column("billing_rule_version", "UInt16"),
+    Column("accepted_at", TIME, lambda row: row.event.accepted_at_ms),
+    Column("first_token_at", f"Nullable({TIME})", lambda row: row.event.first_token_at_ms or None),
+    Column("ended_at", TIME, lambda row: row.event.ended_at_ms),
+    *(
+        _event_column(name, "UInt32")
+        for name in (
+            "uncached_input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "released_tokens",
+            "reserved_tokens",
+        )
+    ),
+    *_log_columns(),
+]  # fmt: skip
+
+_CHARGE: list[Column[Charge]] = [
+    Column("charge_state", NAME, lambda charge: charge.state),
+    Column("cost_pico", "Int128", lambda charge: charge.cost_pico),
+    Column("currency", NAME, lambda charge: charge.currency),
+    Column("price_id", NAME, lambda charge: charge.price_id),
+]
+
+_COMPUTE: list[Column[Logged[ComputeRecord]]] = [
+    _event_column("attempt_id", TEXT),
+    _event_column("response_id", TEXT),
+    *_scope_columns("tenant_id", "project_id", "region"),
+    *(_event_column(name, NAME) for name in ("worker_id", "pool", "model", "outcome")),
+    *(_event_column(name, "UInt32") for name in ("prompt_tokens", "cached_tokens", "generated_tokens")),
+    _event_column("engine_ms", "UInt64"),
+    *_log_columns(),
+]
+
+_DELIVERED: list[Column[Logged[DeliveredCount]]] = [
+    Column("delivered_id", TEXT, lambda row: f"{row.partition}-{row.offset}"),
+    _event_column("response_id", TEXT),
+    *_scope_columns("tenant_id", "project_id", "region"),
+    _event_column("gateway_id", NAME),
+    _event_column("delivered_tokens", "UInt32"),
+    *_log_columns(),
+]
+
+_BATCH: list[Column[Batch]] = [
+    Column("batch_id", TEXT, lambda batch: batch.cut.token),
+    Column("topic", NAME, lambda batch: batch.cut.topic),
+    Column("partition", "UInt32", lambda batch: batch.cut.partition),
+    Column("first_offset", "UInt64", lambda batch: batch.cut.first),
+    Column("last_offset", "UInt64", lambda batch: batch.cut.last),
+    Column("records", "UInt64", lambda batch: batch.cut.records),
+    Column("usage_rows", "UInt64", lambda batch: len(batch.usage)),
+    Column("compute_rows", "UInt64", lambda batch: len(batch.compute)),
+    Column("delivered_rows", "UInt64", lambda batch: len(batch.delivered)),
+    Column("dead_letters", "UInt64", lambda batch: len(batch.unusable)),
+    Column("sha256", "FixedString(64)", lambda batch: batch.cut.sha256),
+    Column("row_schema", "UInt16", lambda batch: batch.cut.row_schema),
+    Column("first_logged_at", TIME, lambda batch: batch.first_logged_at_ms),
+    Column("last_logged_at", TIME, lambda batch: batch.last_logged_at_ms),
+]
+
+
+def tables_of(batch: Batch) -> list[TableRows]:
+    """What to insert, in order. The row of `billing_batches` is last: it says that the others are stored."""
+    usage = _rows("usage_events", "usage_id", _USAGE, batch.usage)
+    charges = _rows("usage_events", "usage_id", _CHARGE, batch.charges)
+    tables = [
+        TableRows(
+            "usage_events",
+            "usage_id",
+            usage.names + charges.names,
+            usage.types + charges.types,
+            usage.columns + charges.columns,
+        ),
+        _rows("compute_records", "attempt_id", _COMPUTE, batch.compute),
+        _rows("delivered_counts", "delivered_id", _DELIVERED, batch.delivered),
+    ]
+    return [*(table for table in tables if len(table)), _rows("billing_batches", "batch_id", _BATCH, [batch])]

@@ -1,0 +1,154 @@
+"""Billing's internal HTTP interface, for the gateway and the operator's command line; every call needs the
+deployment secret as `Authorization: Bearer …`.
+
+- `GET /internal/usage`: token classes and money of one tenant in hour or day buckets.
+- `POST /internal/sql`: one SELECT over all tenants, read-only and limited.
+- `GET /internal/status`: lag, newest batch, table sizes.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field, SecretStr
+
+from billing_jobs.queries import InvalidQuery, Reader, UsageQuery
+from billing_jobs.sink import Progress
+from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
+from billing_jobs.store import StoreError
+
+T = TypeVar("T")
+_DEADLINE_SLACK_S = 5.0
+_MAX_WAITING = 16
+
+
+class ReaderBusy(Exception):
+    """Too many questions wait already."""
+
+
+class ReaderThread:
+    """Runs a Reader's blocking calls one after another in a thread of its own; a bounded number may wait."""
+
+    def __init__(self, reader: Reader, name: str, deadline_s: float) -> None:
+        self._reader = reader
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._deadline_s = deadline_s
+        self._waiting = 0
+
+    async def ask(self, question: Callable[[Reader], T]) -> T:
+        """Raises ReaderBusy, TimeoutError, and what `question` raises."""
+        if self._waiting >= _MAX_WAITING:
+            raise ReaderBusy
+        self._waiting += 1
+        answer = asyncio.get_running_loop().run_in_executor(self._executor, question, self._reader)
+        answer.add_done_callback(self._answered)
+        return await asyncio.wait_for(asyncio.shield(answer), self._deadline_s)
+
+    def _answered(self, answer: "asyncio.Future[Any]") -> None:
+        self._waiting -= 1
+        if not answer.cancelled():
+            answer.exception()  # Also when nobody waits for it any more.
+
+    def close(self) -> None:
+        self._executor.submit(self._reader.close)
+        self._executor.shutdown(wait=True)
+
+
+class SqlBody(BaseModel):
+    query: str = Field(min_length=1, max_length=MAX_SQL_CHARS)
+
+
+class _Unauthorized(Exception):
+    pass
+
+
+def _error(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
+
+
+def create_app(
+    *, secret: SecretStr, usage_reader: ReaderThread, sql_reader: ReaderThread, progress: Callable[[], Progress]
+) -> FastAPI:
+    """Two readers, so that a long SELECT of the operator does not hold up the gateway."""
+    expected = secret.get_secret_value().encode()
+    if not expected:
+        raise ValueError("the deployment secret is empty")
+
+    async def authorized(request: Request) -> None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if not hmac.compare_digest(given.strip().encode(), expected) or scheme.lower() != "bearer":
+            raise _Unauthorized
+
+    app = FastAPI(title="Sluice billing", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(_Unauthorized)
+    async def _unauthorized(_request: Request, _error_: _Unauthorized) -> JSONResponse:
+        return _error(401, "the deployment secret is missing or wrong", "invalid_api_key")
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        return _error(400, f"{param}: {first['msg']}", "invalid_value", param)
+
+    @app.exception_handler(InvalidQuery)
+    async def _invalid_query(_request: Request, error: InvalidQuery) -> JSONResponse:
+        return _error(400, str(error), "invalid_value", error.param)
+
+    @app.exception_handler(SqlRefused)
+    async def _refused(_request: Request, error: SqlRefused) -> JSONResponse:
+        return _error(400, str(error), "sql_refused", "query")
+
+    @app.exception_handler(StoreError)
+    async def _store_error(request: Request, error: StoreError) -> JSONResponse:
+        if request.url.path == "/internal/sql" and error.code is not None:
+            return _error(400, str(error)[:2_000], "sql_failed", "query")
+        return _error(503, "ClickHouse does not answer", "unavailable")
+
+    @app.exception_handler(ReaderBusy)
+    async def _busy(_request: Request, _error_: ReaderBusy) -> JSONResponse:
+        return _error(503, "too many queries wait", "overloaded")
+
+    @app.exception_handler(TimeoutError)
+    async def _late(_request: Request, _error_: TimeoutError) -> JSONResponse:
+        return _error(504, "the query took too long", "timeout")
+
+    @app.get("/internal/usage", dependencies=[Depends(authorized)])
+    async def usage(
+        tenant_id: str, start_time: int, end_time: int, bucket_width: str = "1d", group_by: str = ""
+    ) -> dict[str, Any]:
+        groups = tuple(name.strip() for name in group_by.split(",") if name.strip())
+        query = UsageQuery(tenant_id, start_time, end_time, bucket_width, groups)  # type: ignore[arg-type]
+        # Read before the tables are: what this promises to be stored is then in the answer.
+        seen = progress()
+        data = await usage_reader.ask(lambda reader: reader.usage(query))
+        return {"data": data, "finalized_through": seen.stored_through_ms, "lag_records": seen.lag_records}
+
+    @app.post("/internal/sql", dependencies=[Depends(authorized)])
+    async def sql(body: SqlBody) -> dict[str, Any]:
+        result = await sql_reader.ask(lambda reader: reader.sql(body.query))
+        return asdict(result)
+
+    @app.get("/internal/status", dependencies=[Depends(authorized)])
+    async def status() -> dict[str, Any]:
+        seen = progress()
+        stored = await usage_reader.ask(Reader.status)
+        return {"lag_records": seen.lag_records, "finalized_through": seen.stored_through_ms, **stored}
+
+    return app
+
+
+def reader_threads(open_reader: Callable[[], Reader], query_timeout_s: float) -> tuple[ReaderThread, ReaderThread]:
+    """For usage and for SQL."""
+    deadline_s = query_timeout_s + _DEADLINE_SLACK_S
+    return (
+        ReaderThread(open_reader(), "usage-reader", deadline_s),
+        ReaderThread(open_reader(), "sql-reader", deadline_s),
+    )

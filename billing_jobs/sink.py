@@ -1,0 +1,358 @@
+"""Moves `usage` into ClickHouse, cut first and inserted after. The decisions are in `cut`; this is their loop."""
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from threading import Event
+
+import structlog
+
+from billing_jobs.cut import Batch, CutPlanner, Unusable, parse_batch
+from billing_jobs.metrics import BillingMetrics
+from billing_jobs.pricing import PriceBook
+from billing_jobs.store import BatchStore, StoredPosition, StoreError
+from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from streams.log import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
+
+GROUP = "billing"
+MAX_BATCH_BYTES = 16_777_216
+MAX_POLL_RECORDS = 2_000
+FIRST_BACKOFF_MS = 100
+MAX_BACKOFF_MS = 10_000
+PROGRESS_PERIOD_MS = 1_000
+_DELIVERY_TIMEOUT_S = 10.0
+_OUTAGE_POLL_S = 0.1
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the tables are behind the log, as seen at `observed_at_ms`.
+
+    Every record that was in the log by `stored_through_ms` is in the tables; 0 while nothing is known.
+    """
+
+    lag_records: int
+    stored_through_ms: int
+    observed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """`stored` None: nothing of it is stored yet."""
+
+    low_offset: int
+    end_offset: int
+    stored: StoredPosition | None
+
+
+def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Progress:
+    """`observed_at_ms` was read before the end offsets were."""
+    lag_records, through_ms = 0, observed_at_ms
+    for partition in partitions:
+        next_offset = max(partition.low_offset, partition.stored.next_offset if partition.stored else 0)
+        if next_offset < partition.end_offset:
+            lag_records += partition.end_offset - next_offset
+            through_ms = min(through_ms, partition.stored.logged_at_ms if partition.stored else 0)
+    return Progress(lag_records, through_ms, observed_at_ms)
+
+
+def backoff_ms(failures: int) -> int:
+    """Before attempt `failures + 1`."""
+    return min(MAX_BACKOFF_MS, FIRST_BACKOFF_MS * 2 ** min(failures - 1, 16)) if failures else 0
+
+
+def dead_letter(unusable: Unusable, now_ms: int) -> DeadLetter:
+    value = unusable.record.value or b""
+    return DeadLetter(
+        topic=unusable.record.topic,
+        partition=unusable.record.partition,
+        offset=unusable.record.offset,
+        stage="billing",
+        reason=unusable.reason,
+        detail=unusable.detail,
+        value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
+        truncated=len(value) > MAX_DEAD_LETTER_BYTES,
+        dead_at_ms=now_ms,
+    )
+
+
+class _Stage(Enum):
+    """What a pending batch waits for, in this order."""
+
+    DEAD_LETTERS = auto()
+    COMMIT = auto()
+    INSERT = auto()
+
+
+@dataclass(slots=True)
+class _Pending:
+    batch: Batch
+    stage: _Stage
+    recovered: bool
+    insert_attempts: int = 0
+    failures: int = 0
+    retry_at_ms: int = 0
+
+
+class Sink:
+    """One member of the group `billing`. Single-threaded: `step` repeatedly, then `close`.
+
+    `progress` may be read from other threads. Raises CutUnreadable and LogError (not retriable); then the process must
+    end, and the next one resumes from the commits.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: LogConsumer,
+        producer: LogProducer,
+        store: BatchStore,
+        book: PriceBook,
+        usage_topic: str,
+        dead_letter_topic: str,
+        batch_rows: int,
+        batch_wait_ms: int,
+        clock_ms: Callable[[], int],
+        metrics: BillingMetrics,
+    ) -> None:
+        self._consumer = consumer
+        self._producer = producer
+        self._store = store
+        self._book = book
+        self._topic = usage_topic
+        self._dead_letter_topic = dead_letter_topic
+        self._clock_ms = clock_ms
+        self._metrics = metrics
+        self._planner = CutPlanner(max_rows=batch_rows, max_bytes=MAX_BATCH_BYTES, max_wait_ms=batch_wait_ms)
+        self._unpositioned: set[TopicPartition] = set()
+        self._pending: _Pending | None = None
+        self._paused: set[TopicPartition] = set()
+        self._stored: dict[TopicPartition, StoredPosition] = {}
+        self._progress_due_ms = 0
+        self.progress = Progress(0, 0, 0)
+        consumer.subscribe([usage_topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+
+    def run(self, stop: Event) -> None:
+        """Until `stop`. What is pending then is recovered by the next owner."""
+        while not stop.is_set():
+            self.step()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def step(self) -> None:
+        """One turn. Waits at most the batch wait for records. What a crash right after each part leaves behind:
+
+        1. records polled, nothing written: they are polled again;
+        2. dead letters acknowledged: they are written once more, with the same origin;
+        3. cut committed, not inserted: the next owner reads the cut from the commit and inserts it;
+        4. some tables inserted: the next owner's insert is recognised where it is known and completes the rest.
+        """
+        self._poll()
+        self._position()
+        if self._pending is None:
+            self._plan()
+        if self._pending is not None and self._clock_ms() >= self._pending.retry_at_ms:
+            self._advance(self._pending)
+        self._report()
+
+    # -- 1. records in --------------------------------------------------------------------------------------------
+
+    def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._unpositioned.update(partitions)
+
+    def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            self._unpositioned.discard(partition)
+            self._paused.discard(partition)
+            self._forget(partition)
+
+    def _forget(self, partition: TopicPartition) -> None:
+        """Drops what was read of it. A committed cut stays in the commit, for the next owner."""
+        self._planner.revoke(partition)
+        if self._pending is not None and self._pending.batch.cut.source == partition:
+            self._metrics.dropped_cuts.inc()
+            self._pending = None
+
+    def _poll(self) -> None:
+        """While a batch waits for an outage to end, nothing is read, but the group still hears from this member."""
+        if self._pending is None:
+            self._resume()
+            limit, timeout_s = MAX_POLL_RECORDS, self._planner.wait_ms(self._clock_ms()) / 1_000
+        else:
+            self._pause()
+            limit, timeout_s = 1, _OUTAGE_POLL_S
+        try:
+            records = self._consumer.poll(limit, timeout_s)
+        except LogError as error:
+            if not error.retriable:
+                raise
+            # Records of that poll may be gone with the error: read everything again from the commits.
+            _log.warning("poll_failed", error=str(error))
+            self._reread()
+            return
+        now_ms = self._clock_ms()
+        for record in records:
+            self._planner.offer(record, now_ms)
+
+    def _reread(self) -> None:
+        for partition in self._consumer.assignment():
+            self._forget(partition)
+            self._unpositioned.add(partition)
+
+    def _pause(self) -> None:
+        new = set(self._consumer.assignment()) - self._paused
+        if new:
+            self._consumer.pause(new)
+            self._paused |= new
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._consumer.resume(self._paused & set(self._consumer.assignment()))
+            self._paused.clear()
+
+    def _position(self) -> None:
+        """Starts newly assigned partitions at their commit, or at the cut that it holds."""
+        waiting = self._unpositioned & set(self._consumer.assignment())
+        if not waiting:
+            return
+        try:
+            committed = self._consumer.committed(waiting)
+            for partition in sorted(waiting):
+                low_offset, _ = self._consumer.watermarks(partition)
+                stored = self._store.stored_position(partition.topic, partition.partition)
+                start = self._planner.assign(
+                    partition, committed[partition], low_offset, stored.next_offset if stored else None
+                )
+                self._consumer.seek(partition, start)
+                self._unpositioned.discard(partition)
+                self._stored.pop(partition, None)
+                if stored is not None:
+                    self._stored[partition] = stored
+                _log.info("partition_taken", partition=partition.partition, offset=start)
+        except LogError as error:
+            if not error.retriable:
+                raise
+            _log.warning("position_failed", error=str(error))
+        except StoreError as error:
+            _log.warning("position_failed", error=str(error))
+
+    # -- 2. to 4. batches out -------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        planned = self._planner.due(self._clock_ms())
+        if planned is None:
+            return
+        batch = parse_batch(planned.cut, planned.records, self._book)
+        stage = _Stage.INSERT if planned.committed else _Stage.DEAD_LETTERS
+        self._pending = _Pending(batch, stage, recovered=planned.committed)
+
+    def _advance(self, pending: _Pending) -> None:
+        cut = pending.batch.cut
+        try:
+            if pending.stage is _Stage.DEAD_LETTERS:
+                self._write_dead_letters(pending.batch.unusable)
+                pending.stage = _Stage.COMMIT
+            if pending.stage is _Stage.COMMIT:
+                try:
+                    self._consumer.commit({cut.source: cut.last + 1}, metadata=cut.to_metadata())
+                except LogError as error:
+                    if error.retriable:
+                        raise
+                    # Another member owns the partition by now: the records are its to cut.
+                    _log.warning("cut_dropped", cut=cut.token, error=str(error))
+                    self._forget(cut.source)
+                    self._unpositioned.add(cut.source)
+                    return
+                pending.stage = _Stage.INSERT
+            self._insert(pending)
+        except (LogError, StoreError) as error:
+            if isinstance(error, LogError) and not error.retriable:
+                raise
+            pending.failures += 1
+            pending.retry_at_ms = self._clock_ms() + backoff_ms(pending.failures)
+            _log.warning("batch_waits", cut=cut.token, stage=pending.stage.name.lower(), error=str(error))
+            return
+        self._pending = None
+
+    def _insert(self, pending: _Pending) -> None:
+        batch = pending.batch
+        again = pending.recovered or pending.insert_attempts > 0
+        pending.insert_attempts += 1
+        try:
+            with self._metrics.insert_seconds.time():
+                self._store.insert(batch, again=again)
+        except StoreError:
+            self._metrics.insert_failures.inc()
+            raise
+        self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms)
+        self._metrics.rows.labels("usage_events").inc(len(batch.usage))
+        self._metrics.rows.labels("compute_records").inc(len(batch.compute))
+        self._metrics.rows.labels("delivered_counts").inc(len(batch.delivered))
+        self._metrics.recovered_cuts.inc(pending.recovered)
+        if suspense := sum(charge.state == "suspense" for charge in batch.charges):
+            self._metrics.suspense_events.inc(suspense)
+            models = sorted(
+                {row.event.model for row, c in zip(batch.usage, batch.charges, strict=True) if not c.price_id}
+            )
+            _log.error("usage_without_price", events=suspense, models=models[:20])
+
+    def _write_dead_letters(self, unusable: Sequence[Unusable]) -> None:
+        """Returns once all of them are acknowledged. Raises LogError; then any of them may be written again."""
+        if not unusable:
+            return
+        failed: list[LogError] = []
+
+        def delivered(_offset: int | None, error: LogError | None) -> None:
+            if error is not None:
+                failed.append(error)
+
+        now_ms = self._clock_ms()
+        for each in unusable:
+            value = dead_letter(each, now_ms).encode()
+            key = f"{each.record.topic}-{each.record.partition}-{each.record.offset}"
+            try:
+                self._producer.produce(self._dead_letter_topic, value, key=key, on_delivery=delivered)
+            except ProducerQueueFull:
+                self._producer.flush(_DELIVERY_TIMEOUT_S)
+                self._producer.produce(self._dead_letter_topic, value, key=key, on_delivery=delivered)
+        if self._producer.flush(_DELIVERY_TIMEOUT_S):
+            raise LogError("dead letters are not acknowledged yet", retriable=True)
+        if failed:
+            raise failed[0]
+        for each in unusable:
+            self._metrics.dead_letters.labels(each.reason).inc()
+            _log.warning("dead_letter", origin=f"{each.record.source}@{each.record.offset}", reason=each.reason)
+
+    # -- what others see ------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        now_ms = self._clock_ms()
+        if now_ms < self._progress_due_ms:
+            return
+        self._progress_due_ms = now_ms + PROGRESS_PERIOD_MS
+        try:
+            partitions = [self._partition_progress(each) for each in self._consumer.partitions(self._topic)]
+        except LogError as error:
+            if not error.retriable:
+                raise
+            _log.warning("progress_unknown", error=str(error))
+        else:
+            self.progress = measure(partitions, now_ms)
+            self._metrics.lag_records.set(self.progress.lag_records)
+        self._metrics.lag_seconds.set((now_ms - self.progress.stored_through_ms) / 1_000)
+
+    def _partition_progress(self, partition: TopicPartition) -> PartitionProgress:
+        low_offset, end_offset = self._consumer.watermarks(partition)
+        if not self._planner.owns(partition):
+            try:
+                stored = self._store.stored_position(partition.topic, partition.partition)
+            except StoreError as error:
+                _log.warning("stored_position_unknown", error=str(error))
+            else:
+                if stored is not None:
+                    self._stored[partition] = stored
+        return PartitionProgress(low_offset, end_offset, self._stored.get(partition))

@@ -1,0 +1,261 @@
+"""ClickHouse, embedded (chDB, one process owns its folder) or a server, behind one client library.
+
+Calls block; each object here is used from one thread. An error leaves the connection in doubt (an embedded one was seen
+to prefix the next answer with the failed query's output), so every error replaces it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol, Self
+from urllib.parse import urlsplit
+
+import clickhouse_connect
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+from billing_jobs.cut import Batch
+from billing_jobs.pricing import PriceRow
+from billing_jobs.rows import TIME, TableRows, tables_of
+from streams.settings import Settings
+
+SCHEMA_VERSION = 1
+MIGRATIONS = {1: "tables.sql"}
+"""Schema version → the statements that lead to it from the one before."""
+
+EMBEDDED_DATABASE = "sluice"
+_SERVER_TIMEOUT_S = 30
+_IDS_PER_LOOKUP = 1_000
+
+# Explicit: defaults of these moved between versions. A dependent view must recognise what its source recognises.
+_INSERT_SETTINGS = {
+    "async_insert": 0,
+    "insert_deduplicate": 1,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+}
+
+
+class StoreError(Exception):
+    """ClickHouse is away or refused. `code` is ClickHouse's error code, None when it never answered."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SchemaTooNew(Exception):
+    """The tables were made by a newer program."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """Everything below `next_offset` of a partition is stored; the last of it was logged at `logged_at_ms`."""
+
+    next_offset: int
+    logged_at_ms: int
+
+
+class BatchStore(Protocol):
+    """Where batches go. One contract suite holds every implementation.
+
+    `insert` under a cut's token counts its rows once, however often it is called and wherever a call before it died.
+    Raises StoreError; then the rows may be stored, in part, or not.
+    """
+
+    def insert(self, batch: Batch, *, again: bool) -> None:
+        """`again`: an earlier call for this cut may have reached the store, so its outcome is verified."""
+
+    def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
+        """None before the partition's first batch."""
+
+
+class Database:
+    """Where the tables are. An embedded one lives until `close`."""
+
+    def __init__(self, open_client: Callable[[dict[str, Any]], Any]) -> None:
+        self._open_client = open_client
+        self._anchor: Connection | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        url = settings.billing.clickhouse_url
+        return cls.server(url) if url else cls.embedded(settings.data_dir / "clickhouse")
+
+    @classmethod
+    def embedded(cls, path: Path) -> Self:
+        path.mkdir(parents=True, exist_ok=True)
+
+        def open_client(settings: dict[str, Any]) -> Any:
+            client = clickhouse_connect.get_client(interface="chdb", path=str(path))
+            try:
+                client.command(f"CREATE DATABASE IF NOT EXISTS {EMBEDDED_DATABASE}")
+                client.database = EMBEDDED_DATABASE
+                # `USE` is sent with the next query, and must go before `readonly`.
+                client.command("SELECT 1")
+                for name, value in settings.items():
+                    client.set_client_setting(name, value)
+            except ClickHouseError:
+                client.close()
+                raise
+            return client
+
+        return cls(open_client)
+
+    @classmethod
+    def server(cls, url: str) -> Self:
+        """`url` names an existing database: `http://user:password@host:8123/database`."""
+
+        def open_client(settings: dict[str, Any]) -> Any:
+            return clickhouse_connect.get_client(
+                dsn=url,
+                interface=urlsplit(url).scheme,
+                settings=settings,
+                autogenerate_session_id=False,
+                connect_timeout=5,
+                send_receive_timeout=_SERVER_TIMEOUT_S,
+            )
+
+        return cls(open_client)
+
+    def open(self) -> None:
+        """Starts the engine, if embedded, and brings the tables up to date. Raises StoreError, SchemaTooNew."""
+        connection = self.connection()
+        with connection.client() as client:
+            _migrate(client)
+        # An embedded engine stops with its last connection; this one is kept for that and not used otherwise.
+        self._anchor = connection
+
+    def connection(self, settings: dict[str, Any] | None = None) -> "Connection":
+        """`settings` are applied in order, so `readonly` goes last."""
+        return Connection(lambda: self._open_client(settings or {}))
+
+    def close(self) -> None:
+        if self._anchor is not None:
+            self._anchor.close()
+
+
+class Connection:
+    """Opened on first use, replaced after an error."""
+
+    def __init__(self, open_client: Callable[[], Any]) -> None:
+        self._open_client = open_client
+        self._client: Any = None
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Raises StoreError."""
+        try:
+            if self._client is None:
+                self._client = self._open_client()
+            yield self._client
+        except (ClickHouseError, OSError) as error:
+            self.close()
+            raise StoreError(str(error), getattr(error, "code", None)) from error
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+def _statements(sql: str) -> list[str]:
+    """The files under migration hold no `;` and no `--` inside literals."""
+    bare = re.sub(r"--[^\n]*", "", sql)
+    return [statement.strip() for statement in bare.split(";") if statement.strip()]
+
+
+def _migrate(client: Any) -> None:
+    client.command(
+        "CREATE TABLE IF NOT EXISTS schema_version (version UInt32, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
+        " ENGINE = MergeTree ORDER BY version"
+    )
+    found = int(client.query("SELECT max(version) FROM schema_version").first_row[0])
+    if found > SCHEMA_VERSION:
+        raise SchemaTooNew(f"the billing tables have schema version {found}, this program knows {SCHEMA_VERSION}")
+    for version in range(found + 1, SCHEMA_VERSION + 1):
+        for statement in _statements((files("billing_jobs") / MIGRATIONS[version]).read_text()):
+            client.command(statement)
+        client.insert("schema_version", [[version]], column_names=["version"])
+
+
+class ClickHouseStore:
+    """A BatchStore over the tables of `tables.sql`; also keeps `prices`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def insert(self, batch: Batch, *, again: bool) -> None:
+        with self._connection.client() as client:
+            for rows in tables_of(batch):
+                _insert(client, rows, {"insert_deduplication_token": batch.cut.token})
+                # The engine notes the token before the rows become visible. Killed in between, it would take this
+                # token for known and drop the rows for ever.
+                if again and _is_incomplete(client, rows):
+                    _insert(client, rows, {"insert_deduplicate": 0})
+
+    def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
+        with self._connection.client() as client:
+            found = client.query(
+                "SELECT last_offset + 1, toUnixTimestamp64Milli(last_logged_at) FROM billing_batches"
+                " WHERE topic = {topic:String} AND partition = {partition:UInt32}"
+                " ORDER BY topic DESC, partition DESC, first_offset DESC, last_offset DESC LIMIT 1",
+                parameters={"topic": topic, "partition": partition},
+            ).result_rows
+        return StoredPosition(*found[0]) if found else None
+
+    def prices(self) -> list[PriceRow]:
+        with self._connection.client() as client:
+            found = client.query(
+                "SELECT DISTINCT model, currency, toUnixTimestamp64Milli(valid_from), uncached_input_pico,"
+                " cached_input_pico, output_pico, reasoning_pico FROM prices ORDER BY model, valid_from"
+            ).result_rows
+        return [PriceRow(*row) for row in found]
+
+    def append_prices(self, rows: Sequence[PriceRow]) -> None:
+        """The caller appends a row once: `pricing.prices_to_append` says which."""
+        columns = [
+            ("price_id", "String", [row.price_id for row in rows]),
+            ("model", "String", [row.model for row in rows]),
+            ("currency", "String", [row.currency for row in rows]),
+            ("valid_from", TIME, [row.valid_from_ms for row in rows]),
+            ("uncached_input_pico", "Int64", [row.uncached_input_pico for row in rows]),
+            ("cached_input_pico", "Int64", [row.cached_input_pico for row in rows]),
+            ("output_pico", "Int64", [row.output_pico for row in rows]),
+            ("reasoning_pico", "Int64", [row.reasoning_pico for row in rows]),
+        ]
+        names, types, values = zip(*columns, strict=True)
+        with self._connection.client() as client:
+            _insert(client, TableRows("prices", "price_id", names, types, list(values)), {})
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _insert(client: Any, rows: TableRows, settings: dict[str, Any]) -> None:
+    client.insert(
+        rows.table,
+        rows.columns,
+        column_names=rows.names,
+        column_type_names=rows.types,
+        column_oriented=True,
+        settings={**_INSERT_SETTINGS, **settings},
+    )
+
+
+def _is_incomplete(client: Any, rows: TableRows) -> bool:
+    """Whether a row is missing, going by identities."""
+    ids = sorted(set(rows.column(rows.identity)))
+    parameters: dict[str, Any] = {}
+    where = f"{rows.identity} IN {{ids:Array(String)}}"
+    if "tenant_id" in rows.names:
+        parameters["tenants"] = sorted(set(rows.column("tenant_id")))
+        where += " AND tenant_id IN {tenants:Array(String)}"
+    for start in range(0, len(ids), _IDS_PER_LOOKUP):
+        parameters["ids"] = ids[start : start + _IDS_PER_LOOKUP]
+        query = f"SELECT uniqExact({rows.identity}) FROM {rows.table} WHERE {where}"  # noqa: S608 - names are ours
+        found = client.query(query, parameters=parameters)
+        if found.first_row[0] != len(parameters["ids"]):
+            return True
+    return False

@@ -1,0 +1,261 @@
+"""What a BatchStore must do, held for the one in memory and for ClickHouse alike; then what only ClickHouse has."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from pydantic import BaseModel
+
+from billing_jobs.cut import Batch, cut_of, parse_batch
+from billing_jobs.pricing import PriceBook, PriceRow, price_row
+from billing_jobs.rows import tables_of
+from billing_jobs.store import BatchStore, ClickHouseStore, Database, SchemaTooNew, StoredPosition, StoreError
+from schemas.base import Scope
+from schemas.usage import UsageEvent
+from streams.directory import Model
+from streams.log import LogRecord
+from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.stores import MemoryStore
+
+MODEL = Model(name="tiny", path="models/tiny", pool="default", context_window=512)
+BOOK = PriceBook([price_row(MODEL, 0)])
+
+
+def log_record(offset: int, value: bytes, partition: int = 0) -> LogRecord:
+    return LogRecord("local.usage", partition, offset, None, value, (), NOON_MS + offset)
+
+
+def batch_of(values: Sequence[bytes], first: int = 0, partition: int = 0, book: PriceBook = BOOK) -> Batch:
+    records = [log_record(first + index, value, partition) for index, value in enumerate(values)]
+    return parse_batch(cut_of(records), records, book)
+
+
+def usage_batch(first: int, last: int) -> Batch:
+    return batch_of([usage_event(number).encode() for number in range(first, last + 1)], first)
+
+
+class Held(Protocol):
+    """One implementation under test, and what its tables hold."""
+
+    @property
+    def store(self) -> BatchStore: ...
+
+    def raw(self, table: str, column: str) -> list[Any]:
+        """Sorted, with duplicates."""
+
+
+@dataclass
+class InMemory:
+    store: MemoryStore
+
+    def raw(self, table: str, column: str) -> list[Any]:
+        return sorted(self.store.column(table, column))
+
+
+@dataclass
+class InClickHouse:
+    store: ClickHouseStore
+    database: Database
+
+    def raw(self, table: str, column: str) -> list[Any]:
+        return query(self.database, f"SELECT {column} FROM {table} ORDER BY {column}", first_column=True)
+
+
+def query(database: Database, text: str, *, first_column: bool = False) -> list[Any]:
+    with closing(database.connection()) as connection, connection.client() as client:
+        rows = client.query(text).result_rows
+    return [row[0] for row in rows] if first_column else rows
+
+
+@pytest.fixture(params=["memory", "clickhouse"])
+def held(request: pytest.FixtureRequest) -> Iterator[Held]:
+    if request.param == "memory":
+        yield InMemory(MemoryStore())
+        return
+    database: Database = request.getfixturevalue("database")
+    with closing(ClickHouseStore(database.connection())) as store:
+        yield InClickHouse(store, database)
+
+
+# -- the contract ------------------------------------------------------------------------------------------------------
+
+
+def test_every_record_of_a_batch_reaches_its_table(held: Held) -> None:
+    held.store.insert(
+        batch_of([usage_event(1).encode(), compute_record(1).encode(), delivered_count(1).encode(), b"poison"]),
+        again=False,
+    )
+    assert held.raw("usage_events", "usage_id") == [usage_event(1).usage_id]
+    assert held.raw("compute_records", "attempt_id") == [compute_record(1).attempt_id]
+    assert held.raw("delivered_counts", "delivered_id") == ["0-2"]
+    assert held.raw("billing_batches", "dead_letters") == [1]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_batch_inserted_again_under_its_token_counts_once(held: Held, again: bool) -> None:
+    for _ in range(3):
+        held.store.insert(usage_batch(0, 4), again=again)
+    assert held.raw("usage_events", "log_offset") == [0, 1, 2, 3, 4]
+    assert len(held.raw("billing_batches", "batch_id")) == 1
+
+
+def test_equal_content_under_another_token_is_another_insert(held: Held) -> None:
+    """A token stands for offsets, not for bytes: the log may hold an event twice, and FINAL tells them apart."""
+    event = usage_event(7).encode()
+    held.store.insert(batch_of([event], 0), again=False)
+    held.store.insert(batch_of([event], 1), again=False)
+    assert held.raw("usage_events", "log_offset") == [0, 1]
+
+
+def test_the_stored_position_is_behind_the_newest_batch_of_the_partition(held: Held) -> None:
+    assert held.store.stored_position("local.usage", 0) is None
+    held.store.insert(usage_batch(0, 4), again=False)
+    held.store.insert(usage_batch(5, 5), again=False)
+    held.store.insert(batch_of([b"poison"], 90, partition=1), again=False)
+    assert held.store.stored_position("local.usage", 0) == StoredPosition(6, NOON_MS + 5)
+    assert held.store.stored_position("local.usage", 1) == StoredPosition(91, NOON_MS + 90)
+    assert held.store.stored_position("other", 0) is None
+
+
+# -- ClickHouse --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[ClickHouseStore]:
+    with closing(ClickHouseStore(database.connection())) as opened:
+        yield opened
+
+
+def test_a_replay_with_other_batch_boundaries_is_absorbed(database: Database, store: ClickHouseStore) -> None:
+    for cuts in ([0, 10, 20], [0, 3, 4, 17, 20], [0, 20]):
+        for first, following in pairwise(cuts):
+            store.insert(usage_batch(first, following - 1), again=False)
+    tokens = 10 + 4 + 30 + 2
+    cost_pico = 20 * (10 * 100_000 + 4 * 20_000 + 30 * 400_000 + 2 * 400_000)
+    assert query(database, "SELECT count(), uniqExact(usage_id), sum(cost_pico) FROM usage") == [(20, 20, cost_pico)]
+    for view in ("usage_by_hour", "usage_by_day"):
+        assert query(
+            database,
+            "SELECT requests, uncached_input_tokens + cached_input_tokens + output_tokens + reasoning_tokens,"
+            f" cost_pico FROM {view}",
+        ) == [(20, 20 * tokens, cost_pico)]
+
+
+def test_rows_lost_behind_their_token_are_put_back(tmp_path: Path) -> None:
+    """Killed after the engine noted the token and before the rows were visible: the token alone would drop them."""
+    path = tmp_path / "clickhouse"
+    with closing(Database.embedded(path)) as database:
+        database.open()
+        with closing(ClickHouseStore(database.connection())) as store:
+            store.insert(usage_batch(0, 4), again=False)
+            [part] = query(
+                database, "SELECT path FROM system.parts WHERE table = 'usage_events' AND active", first_column=True
+            )
+    shutil.rmtree(part)
+    with closing(Database.embedded(path)) as database:
+        database.open()
+        with closing(ClickHouseStore(database.connection())) as store:
+            store.insert(usage_batch(0, 4), again=False)
+            assert query(database, "SELECT count() FROM usage_events") == [(0,)], "the hazard is gone: simplify insert"
+            store.insert(usage_batch(0, 4), again=True)
+            store.insert(usage_batch(0, 4), again=True)
+            assert query(database, "SELECT count() FROM usage_events") == [(5,)]
+
+
+def test_every_field_of_a_usage_event_is_stored(database: Database, store: ClickHouseStore) -> None:
+    def leaves(schema: type[BaseModel]) -> set[str]:
+        nested = {name for name, field in schema.model_fields.items() if field.annotation is Scope}
+        return (set(schema.model_fields) - nested).union(*(leaves(Scope) for _ in nested))
+
+    columns = set(query(database, "SELECT name FROM system.columns WHERE table = 'usage_events'", first_column=True))
+    renamed = {"accepted_at_ms": "accepted_at", "first_token_at_ms": "first_token_at", "ended_at_ms": "ended_at"}
+    assert {renamed.get(name, name) for name in leaves(UsageEvent)} - {"type"} <= columns
+    event = usage_event(3, stage_ms={"post-safety": NOON_MS}, first_token_at_ms=0, finish_reason="länge 'x'")
+    store.insert(batch_of([event.encode()]), again=False)
+    [row] = query(
+        database,
+        "SELECT toUnixTimestamp64Milli(accepted_at), first_token_at, toUnixTimestamp64Milli(ended_at), stage_ms,"
+        " finish_reason, billable, end_user, ending, toUnixTimestamp64Milli(logged_at) FROM usage_events",
+    )
+    assert row == (
+        NOON_MS, None, NOON_MS + 900, {"post-safety": NOON_MS}, "länge 'x'", True, "u1", "completed", NOON_MS,
+    )  # fmt: skip
+
+
+def test_columns_are_declared_with_the_types_of_the_tables(database: Database) -> None:
+    mixed = [usage_event(1).encode(), compute_record(1).encode(), delivered_count(1).encode()]
+    for rows in tables_of(batch_of(mixed)):
+        types = query(database, f"SELECT name, type FROM system.columns WHERE table = '{rows.table}'")
+        declared = dict(types)
+        assert dict(zip(rows.names, rows.types, strict=True)) == {name: declared[name] for name in rows.names}
+        assert set(declared) - set(rows.names) <= {"inserted_at"}
+
+
+def test_money_beyond_64_bits_is_exact(database: Database, store: ClickHouseStore) -> None:
+    book = PriceBook([PriceRow("tiny", "USD", 0, 2**62, 2**62, 2**62, 2**62)])
+    huge = [usage_event(number, output_tokens=2**31).encode() for number in range(3)]
+    store.insert(batch_of(huge, book=book), again=False)
+    expected = 3 * (2**31 + 10 + 4 + 2) * 2**62
+    assert query(database, "SELECT sum(cost_pico) FROM usage") == [(expected,)]
+
+
+def test_the_shown_cost_is_a_decimal_of_the_currency(database: Database, store: ClickHouseStore) -> None:
+    store.insert(batch_of([usage_event(1).encode()]), again=False)
+    assert query(database, "SELECT toString(cost) FROM usage") == [("0.00001388",)]
+
+
+def test_the_price_check_finds_a_row_that_was_tampered_with(database: Database, store: ClickHouseStore) -> None:
+    store.append_prices([price_row(MODEL, 0)])
+    store.insert(usage_batch(0, 4), again=False)
+    assert query(database, "SELECT * FROM price_differences") == []
+    wrong = PriceBook([PriceRow("tiny", "USD", 0, 1, 1, 1, 1)])
+    store.insert(batch_of([usage_event(9).encode()], 9, book=wrong), again=False)
+    assert query(database, "SELECT usage_id, cost_pico, recomputed_pico FROM price_differences") == [
+        (usage_event(9).usage_id, 46, 13_880_000)
+    ]
+
+
+def test_prices_are_kept_and_end_where_the_next_one_starts(database: Database, store: ClickHouseStore) -> None:
+    rows = [PriceRow("tiny", "USD", 0, 1, 2, 3, 4), PriceRow("tiny", "USD", NOON_MS, 5, 6, 7, 8)]
+    store.append_prices(rows)
+    assert store.prices() == rows
+    intervals = query(
+        database, "SELECT price_id, toUnixTimestamp64Milli(valid_until) FROM price_intervals ORDER BY valid_from"
+    )
+    assert intervals == [("tiny@0", NOON_MS), (f"tiny@{NOON_MS}", None)]
+
+
+def test_tables_survive_a_restart_and_those_of_a_newer_program_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "clickhouse"
+    for _ in range(2):
+        with closing(Database.embedded(path)) as database:
+            database.open()
+            with closing(ClickHouseStore(database.connection())) as store:
+                store.insert(usage_batch(0, 4), again=False)
+                assert query(database, "SELECT count() FROM usage_events") == [(5,)]
+                assert query(database, "SELECT version FROM schema_version") == [(1,)]
+    with closing(Database.embedded(path)) as database:
+        with closing(database.connection()) as connection, connection.client() as client:
+            client.insert("schema_version", [[2]], column_names=["version"])
+        with pytest.raises(SchemaTooNew, match="version 2"):
+            database.open()
+
+
+def test_a_server_that_is_away_is_a_store_error() -> None:
+    database = Database.server("http://user:password@127.0.0.1:1/billing")
+    with closing(ClickHouseStore(database.connection())) as store, pytest.raises(StoreError):
+        store.insert(usage_batch(0, 0), again=False)
+
+
+def test_an_answer_after_a_failed_query_is_its_own(database: Database) -> None:
+    with closing(database.connection({"max_execution_time": 0.2})) as connection:
+        with pytest.raises(StoreError) as failed, connection.client() as client:
+            client.raw_query("SELECT count() FROM numbers(1000000000000)", fmt="JSONCompact")
+        assert failed.value.code == 159
+        with connection.client() as client:
+            assert client.raw_query("SELECT 7", fmt="TSV") == b"7\n"
