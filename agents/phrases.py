@@ -286,7 +286,9 @@ class StreamMatcher:
                     return
         self._node = node
         self.position = begin + length
-        self.hold_from = self.position - max(phrases._deny_alive[node] - 1, 0)
+        # The space in front of a phrase is not held.
+        alive = phrases._deny_alive[node]
+        self.hold_from = self.position - alive + 1 if alive else self.position
         if self._undecided:
             self.hold_from = min(self.hold_from, *(match.start for match in self._undecided))
 

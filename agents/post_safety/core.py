@@ -92,6 +92,8 @@ class _Gap:
 
 @dataclass(slots=True)
 class _Response:
+    response_id: str
+    reply_partition: int
     opened: Opened
     opened_offset: int
     prefix: AcceptedPrefix
@@ -264,6 +266,8 @@ class PostSafety:
             return []
         phrases = self._phrases(opened.scope.tenant_id)
         response = state.responses[response_id] = _Response(
+            response_id=response_id,
+            reply_partition=opened.reply_to.partition,
             opened=opened,
             opened_offset=offset,
             prefix=AcceptedPrefix(choices=opened.choices),
@@ -387,7 +391,7 @@ class PostSafety:
         if verdict is RowVerdict.GAP:
             if response.gap is None:
                 response.gap = _Gap(attempt_id, timestamp_ms, until)
-                state.watched[response.opened.response_id] = response
+                state.watched[response.response_id] = response
             else:
                 response.gap.until = max(response.gap.until, until)
 
@@ -407,7 +411,7 @@ class PostSafety:
     def _watch_cancel(self, state: _Partition, response: _Response, cancelled_at_ms: int) -> None:
         if response.cancelled_at_ms is None:
             response.cancelled_at_ms = cancelled_at_ms
-            state.watched[response.opened.response_id] = response
+            state.watched[response.response_id] = response
 
     def _halted(self, state: _Partition, response: _Response) -> list[Effect]:
         """Nothing more of it is released; says so, and writes the ending unless that may stand in the log already."""
@@ -572,12 +576,11 @@ class PostSafety:
             yield Emit("usage", opened.response_id, event)
 
     def _release(self, response: _Response, delta: Delta) -> Released:
-        opened = response.opened
         tally = response.tallies[delta.choice]
         tally.released += len(delta.text_ends)
         if response.keeps_text:
             (tally.thoughts if delta.kind == "reasoning" else tally.content).append(delta.text)
-        return Released(opened.reply_to.partition, opened.response_id, response.scope_json, delta)
+        return Released(response.reply_partition, response.response_id, response.scope_json, delta)
 
     def _answer(self, response: _Response, record: Started | Terminal) -> Emit:
         return Emit("responses", record.response_id, record, response.opened.reply_to.partition)

@@ -135,10 +135,21 @@ class HoldBack:
             choice.kind = delta.kind
             if self._is_halted_by(choice):
                 return self._release()
-        ends = delta.text_ends
-        if choice.matcher is None and not self._waiting and ends[-1] > (ends[-2] if len(ends) > 1 else 0):
-            self.released += len(ends)
-            return [delta]
+        ends, matcher = delta.text_ends, choice.matcher
+        if matcher is None:
+            if not self._waiting and ends[-1] > (ends[-2] if len(ends) > 1 else 0):
+                self.released += len(ends)
+                return [delta]
+        elif not self._waiting and len(ends) == 1 and ends[0]:
+            # The usual case on its own, for speed.
+            matcher.feed(delta.text)
+            choice.position = matcher.position
+            if matcher.hold_from == matcher.position:
+                self.released += 1
+                return [delta]
+            self._waiting.append(_Waiting(delta, [matcher.position], choice))
+            self._is_halted_by(choice)
+            return self._release()
         positions = choice.positions(delta)
         if not self._waiting and positions[-1] <= choice.hold_from:
             self.released += len(ends)

@@ -577,7 +577,7 @@ def test_the_whole_story_without_a_fault() -> None:
     assert len(world.log.records(TOPICS.results("acme").name)) == 1
 
 
-@pytest.mark.parametrize("at", range(1, 60))
+@pytest.mark.parametrize("at", range(1, 32))
 @pytest.mark.parametrize(
     ("client", "kind"),
     [

@@ -1,0 +1,147 @@
+"""The process itself on a real broker: started, killed, started again, stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from schemas.endings import EndingCode
+from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.responses import RESPONSES, Release, Started, Terminal
+from schemas.usage import UsageEvent
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.provisioning import provision
+from streams.settings import KafkaSettings
+from streams.topics import Topic, Topics
+from tests.conftest import until
+from tests.unit.agents.post_safety.story import Row, fence, frame, opened
+
+ROOT = Path(__file__).resolve().parents[4]
+TENANTS = """
+[[tenants]]
+tenant_id = "acme"
+[tenants.policy]
+output_deny = ["make a bomb"]
+"""
+
+
+class Region:
+    """Topics of its own, a writer, and readers from the beginning."""
+
+    def __init__(self, kafka: KafkaSettings, directory: Path) -> None:
+        self.topics = Topics(f"t{uuid.uuid4().hex[:10]}", [])
+        self.kafka = kafka
+        self.directory = directory
+        provision(kafka, self.topics.all([]))
+        (directory / "tenants.toml").write_text(TENANTS)
+        self.producer = KafkaProducer(kafka, "test")
+
+    def write(self, *records: Opened | Fence | Frame | Ending) -> None:
+        for record in records:
+            self.producer.produce(self.topics.generated.name, record.encode(), partition=3)
+        assert self.producer.flush(10) == 0
+
+    @contextmanager
+    def process(self) -> Iterator[subprocess.Popen[bytes]]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SLUICE_")} | {
+            "SLUICE_REGION": self.topics.region,
+            "SLUICE_TENANTS_FILE": str(self.directory / "tenants.toml"),
+            "SLUICE_KAFKA__BOOTSTRAP": self.kafka.bootstrap,
+            "SLUICE_KAFKA__SESSION_TIMEOUT_MS": "1000",
+        }
+        with (self.directory / "output.log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "agents.post_safety"], cwd=ROOT, env=environment, stdout=output, stderr=output
+            )
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait(timeout=10)
+
+    def read(self, topic: Topic) -> list[bytes]:
+        reader = KafkaConsumer(self.kafka, None, "test-reader", fetch_wait_ms=10)
+        try:
+            places = reader.partitions(topic.name)
+            left = sum(reader.watermarks(place)[1] for place in places)
+            reader.assign(dict.fromkeys(places, 0))
+            values: list[bytes] = []
+            deadline_s = time.monotonic() + 10
+            while len(values) < left and time.monotonic() < deadline_s:
+                values += [record.value or b"" for record in reader.poll(100, 0.05)]
+            return values
+        finally:
+            reader.close()
+
+    def terminals(self) -> dict[str, set[bytes]]:
+        found: dict[str, set[bytes]] = {}
+        for value in self.read(self.topics.responses):
+            event = RESPONSES.validate_json(value)
+            if isinstance(event, Terminal):
+                found.setdefault(event.response_id, set()).add(value)
+        return found
+
+    def text(self, response_id: str) -> str:
+        tokens: dict[int, str] = {}
+        for value in self.read(self.topics.responses):
+            event = RESPONSES.validate_json(value)
+            assert isinstance(event, Started | Release | Terminal)
+            if isinstance(event, Release):
+                for row, first in enumerate(event.first_sequence):
+                    if event.response_id[row] == response_id:
+                        tokens[first] = event.text[row]
+        return "".join(tokens[first] for first in sorted(tokens))
+
+
+def test_a_killed_process_is_rebuilt_and_a_stopped_one_leaves_nothing_open(
+    kafka_settings: KafkaSettings, tmp_path: Path
+) -> None:
+    region = Region(kafka_settings, tmp_path)
+    future_ms = time.time_ns() // 1_000_000 + 600_000
+    region.write(opened("r1", deadline_ms=future_ms), fence("r1"), frame(Row("r1", 1, ["Hello"])))
+    region.write(opened("r2", deadline_ms=future_ms), fence("r2"), frame(Row("r2", 1, ["To", " make"])))
+    region.write(opened("r3", deadline_ms=1))
+    with region.process() as process:
+        until(lambda: region.text("r1") == "Hello", "the first token")
+        until(lambda: "r3" in region.terminals(), "the deadline's ending came back")
+        process.send_signal(signal.SIGKILL)
+    region.write(frame(Row("r1", 2, [" there"], finish="stop"), Row("r2", 3, [" a", " bomb", " now"])))
+    with region.process() as process:
+        until(lambda: set(region.terminals()) == {"r1", "r2", "r3"}, "three terminals")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+
+    assert region.text("r1") == "Hello there"
+    assert region.text("r2") == "To"
+    codes = {}
+    for response_id, values in region.terminals().items():
+        [only] = values
+        codes[response_id] = Terminal.model_validate_json(only).code
+    assert codes == {
+        "r1": EndingCode.COMPLETED,
+        "r2": EndingCode.SAFETY_HALTED,
+        "r3": EndingCode.DEADLINE_EXCEEDED,
+    }
+    bills = set(region.read(region.topics.usage))
+    assert sorted(UsageEvent.model_validate_json(bill).usage_id for bill in bills) == ["r1/0", "r2/0", "r3/0"]
+    committed = KafkaConsumer(kafka_settings, "post-safety", "test-look")
+    try:
+        [place] = [p for p in committed.partitions(region.topics.generated.name) if p.partition == 3]
+        # What may lie above is the halt's ending if it was read after the last commit.
+        assert committed.committed([place])[place].offset == committed.watermarks(place)[1]
+    finally:
+        committed.close()
+
+
+def test_wrong_settings_are_named(tmp_path: Path) -> None:
+    environment = {**os.environ, "SLUICE_POST_SAFETY__GAP_MS": "soon", "SLUICE_TENANTS_FILE": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-m", "agents.post_safety"], cwd=ROOT, env=environment, capture_output=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert b"post_safety.gap_ms" in done.stderr
