@@ -80,7 +80,7 @@ def _settings(folder: DataFolder, run: RunRecord) -> Settings:
     return settings_with({**run.environment, "SLUICE_DEPLOYMENT_SECRET": secret})
 
 
-class _Progress:
+class Progress:
     """Says on standard error what is ready, what crashed, and every few seconds what is still waited for."""
 
     def __init__(self) -> None:
@@ -90,8 +90,11 @@ class _Progress:
         self._details: dict[str, str] = {}
         self._since_s: dict[str, float] = {}
 
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
     def say(self, text: str) -> None:
-        err.print(f"[dim]\\[{time.monotonic() - self._began_s:6.1f} s][/dim] {text}")
+        err.print(f"[dim]\\[{self.elapsed_s():6.1f} s][/dim] {text}")
 
     def change(self, record: ProcessRecord) -> None:
         with self._lock:
@@ -121,7 +124,7 @@ class _Progress:
             return ", ".join(f"{name} ({detail})" for name, detail in sorted(self._details.items()))
 
 
-def _wait_ready(stack: Stack, progress: _Progress, interrupted: threading.Event) -> bool:
+def wait_ready(stack: Stack, progress: Progress, interrupted: threading.Event) -> bool:
     """False when a signal came first."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     next_word_s = time.monotonic() + STILL_WAITING_S
@@ -163,7 +166,7 @@ def up(
         engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,
         free_ports=free_ports,
     )  # fmt: skip
-    progress = _Progress()
+    progress = Progress()
     interrupted = threading.Event()
     stack = Stack(data, options, say=progress.say, on_change=progress.change)
 
@@ -177,9 +180,9 @@ def up(
         signal.signal(number, interrupt)
     progress.say(f"Sluice starts on {escape(str(stack.data.path))}")
     with stack:
-        if _wait_ready(stack, progress, interrupted):
+        if wait_ready(stack, progress, interrupted):
             progress.say("[green]everything is ready[/green]")
-            out.print(banner(_status(stack.data, with_lag=False)))
+            out.print(banner(status_of(stack.data, with_lag=False)))
         interrupted.wait()
         progress.say("stopping")
     progress.say("stopped")
@@ -225,7 +228,8 @@ def down(data: DataOption = DEFAULT_DATA) -> None:
     err.print("stopped")
 
 
-def _status(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
+def status_of(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
+    """What `sluice status --json` prints. Raises CommandError, DataFolderError, LogError."""
     run = folder.read_run()
     if run is None:
         raise CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
@@ -263,7 +267,7 @@ def _status(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
 def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Shows each process, each worker and the lag of each topic."""
     folder, run = _running(data)
-    shown = _status(folder)
+    shown = status_of(folder)
     if as_json:
         print(json.dumps(shown, indent=1))
         return
