@@ -1,8 +1,9 @@
 """Clients that measure: a server-sent-events stream and a WebSocket stream, both over aiohttp, timed at arrival."""
 
 import asyncio
+from array import array
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import aiohttp
@@ -69,4 +70,56 @@ async def ask_over_sse(
                 last_s = now_s
                 answer.text.extend(choice["delta"]["content"] for choice in chunk["choices"])
         answer.ended_at_s = monotonic()
+    return answer
+
+
+@dataclass(slots=True)
+class Meter:
+    """What arrived at all WebSocket clients while `running`. Ages run from the worker's publication to the client."""
+
+    running: bool = False
+    tokens: int = 0
+    messages: int = 0
+    ages_ms: array[float] = field(default_factory=lambda: array("f"))
+    largest_gap_s: float = 0.0
+
+
+async def ask_over_websocket(
+    socket: aiohttp.ClientWebSocketResponse, body: dict[str, Any], request_id: str, meter: Meter
+) -> Answer:
+    """One response on a socket that carries no other."""
+    answer = Answer(monotonic())
+    await socket.send_str(orjson.dumps({"type": "request", "request_id": request_id, "body": body}).decode())
+    last_s = 0.0
+    async for frame in socket:
+        message = orjson.loads(frame.data)
+        kind = message["type"]
+        if kind == "delta":
+            now_s = monotonic()
+            if message["first_sequence"] != answer.tokens + 1:
+                answer.error = f"a gap after token {answer.tokens}"
+            if meter.running:
+                meter.tokens += message["sequence_number"] - answer.tokens
+                meter.messages += 1
+                meter.ages_ms.append(time() * 1000 - message["emitted_at_us"] / 1000)
+                if answer.first_token_at_s is not None:
+                    meter.largest_gap_s = max(meter.largest_gap_s, now_s - last_s)
+            answer.tokens = message["sequence_number"]
+            answer.messages += 1
+            if answer.first_token_at_s is None:
+                answer.first_token_at_s = now_s
+            else:
+                answer.largest_gap_s = max(answer.largest_gap_s, now_s - last_s)
+            last_s = now_s
+        elif kind == "accepted":
+            answer.response_id = message["response_id"]
+        elif kind == "terminal":
+            answer.ended_at_s = monotonic()
+            if message["code"] != "completed":
+                answer.error = message["code"]
+            return answer
+        elif kind in ("error", "closing"):
+            answer.error = str(message)
+            return answer
+    answer.error = "the socket closed"
     return answer

@@ -1,0 +1,97 @@
+"""Admission alone: signed requests with 256-token prompts at a fixed rate, from their write to the lane's record.
+
+One Faust worker with all four stages fused. No worker is running: lanes are read here.
+"""
+
+import random
+import time
+from collections.abc import Mapping
+
+from benchmarks.figures import Report, percentile, sample_processes
+from benchmarks.stacks import MODEL, MODEL_PATH, running_stack
+from deploy.runner import Stack, simulated
+from schemas.base import Scope
+from schemas.request import LANES, Message, ReplyTo, Request, Sampling, TextPart
+from streams.chat_tokenizer import ChatTokenizer
+from streams.ids import mint_response_id
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.signing import sign_request
+
+PROMPT_TOKENS = 256
+WORDS = ("river", "lantern", "mountain", "quiet", "window", "garden", "story", "morning", "bridge", "captain")
+
+
+def _prompt(tokenizer: ChatTokenizer, rng: random.Random) -> str:
+    """Random words, cut to `PROMPT_TOKENS` tokens."""
+    token_ids = tokenizer.encode_text(" ".join(rng.choice(WORDS) for _ in range(PROMPT_TOKENS)))
+    return tokenizer.decode(token_ids[: PROMPT_TOKENS - 3])
+
+
+def _request(stack: Stack, text: str, number: int) -> Request:
+    now_ms = time.time_ns() // 1_000_000
+    settings = stack.plan.settings
+    partition = number % settings.kafka.partitions.responses
+    return Request(
+        response_id=mint_response_id(settings.region, partition),
+        scope=Scope(tenant_id="demo", key_id="dev", region=settings.region),
+        model=MODEL,
+        messages=[Message(role="user", content=[TextPart(text=text)])],
+        sampling=Sampling(max_tokens=16),
+        reply_to=ReplyTo(partition=partition),
+        accepted_at_ms=now_ms,
+        deadline_ms=now_ms + 600_000,
+    )
+
+
+def _drive(stack: Stack, rate: float, seconds: float, rng: random.Random) -> dict[str, float]:
+    """Milliseconds from write to lane by response id; an id that never arrived is missing."""
+    settings = stack.plan.settings
+    topics = settings.topics
+    producer = KafkaProducer(settings.kafka, client_id="bench-admission")
+    lanes = KafkaConsumer(settings.kafka, group=None, client_id="bench-lanes")
+    sources = [p for lane in LANES for p in lanes.partitions(topics.lane("default", lane).name)]
+    lanes.assign({source: lanes.watermarks(source)[1] for source in sources})
+    tokenizer = ChatTokenizer(MODEL_PATH)
+    texts = [_prompt(tokenizer, rng) for _ in range(200)]
+    secret = settings.deployment_secret.get_secret_value().encode()
+    sent_s: dict[str, float] = {}
+    waits_ms: dict[str, float] = {}
+    total = int(rate * seconds)
+    began_s = time.monotonic()
+    deadline_s = began_s + seconds + 30
+    try:
+        while len(waits_ms) < total and time.monotonic() < deadline_s:
+            while len(sent_s) < min(total, int((time.monotonic() - began_s) * rate) + 1):
+                request = _request(stack, texts[len(sent_s) % len(texts)], len(sent_s))
+                value = request.encode()
+                headers = sign_request(secret, topics.requests.name, value)
+                sent_s[request.response_id] = time.monotonic()
+                producer.produce(topics.requests.name, value, key=request.response_id, headers=headers)
+            producer.poll(0)
+            for record in lanes.poll(500, 0.001):
+                response_id = (record.key or b"").decode()
+                if response_id in sent_s and response_id not in waits_ms:
+                    waits_ms[response_id] = (time.monotonic() - sent_s[response_id]) * 1000
+        producer.flush(10)
+    finally:
+        lanes.close()
+    return waits_ms
+
+
+def run(*, short: bool, seed: int) -> Report:
+    rates, seconds = ((100.0,), 3.0) if short else ((20.0, 250.0, 500.0, 600.0), 20.0)
+    rng = random.Random(seed)
+    report = Report("admission", {"prompt tokens": PROMPT_TOKENS, "seconds per rate": seconds, "seed": seed})
+    with running_stack(simulated(workers=0)) as stack:
+        _drive(stack, 50.0, 3.0, rng)  # warms up
+        pids: Mapping[str, int] = {"admission": stack.record("admission").pid or 0}
+        for rate in rates:
+            before = sample_processes(dict(pids))["admission"].cpu_s
+            waits = _drive(stack, rate, seconds, rng)
+            cpu_ms = (sample_processes(dict(pids))["admission"].cpu_s - before) * 1000
+            goal = 100 if rate == 500.0 else None
+            report.add(f"{rate:.0f}/s: admitted", len(waits) / (rate * seconds), "share", 1.0, at_most=False)
+            report.add(f"{rate:.0f}/s: write to lane p50", percentile(list(waits.values()), 0.5), "ms")
+            report.add(f"{rate:.0f}/s: write to lane p99", percentile(list(waits.values()), 0.99), "ms", goal)
+            report.add(f"{rate:.0f}/s: CPU per request", cpu_ms / max(1, len(waits)), "ms")
+    return report
