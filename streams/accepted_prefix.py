@@ -2,7 +2,8 @@
 
 A pure fold over a response's records in log order. Readers that fold the same records agree, whatever crashed between.
 
-- A `fresh` fence counts only while no token is accepted; a `takeover` fence always; neither after the terminal.
+- A `fresh` fence counts only while nothing is accepted, neither token nor finish; a `takeover` fence always; neither
+  after the terminal. An attempt that was superseded never comes back, also not by a late copy of its fence.
 - A frame row counts when its attempt is the current one and its tokens continue the accepted sequence without a gap.
 - The first counting ending, or the finish of the last open choice, is the terminal; all after it is void.
 """
@@ -14,7 +15,7 @@ from typing import Literal
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, FinishReason
 
-FenceVerdict = Literal["current", "tokens_precede", "ended"]
+FenceVerdict = Literal["current", "tokens_precede", "superseded", "ended"]
 
 
 class RowVerdict(StrEnum):
@@ -39,6 +40,7 @@ class AcceptedPrefix:
     next_sequence: int = 1
     finished: dict[int, FinishReason] = field(default_factory=dict)
     terminal: EndingCode | None = None
+    superseded: tuple[str, ...] = ()
 
     @property
     def accepted_tokens(self) -> int:
@@ -50,8 +52,12 @@ class AcceptedPrefix:
             return "ended"
         if fence.attempt_id == self.attempt_id:
             return "current"
-        if fence.kind == "fresh" and self.accepted_tokens:
+        if fence.attempt_id in self.superseded:
+            return "superseded"
+        if fence.kind == "fresh" and (self.accepted_tokens or self.finished):
             return "tokens_precede"
+        if self.attempt_id is not None:
+            self.superseded += (self.attempt_id,)
         self.attempt_id = fence.attempt_id
         self.attempts += 1
         return "current"

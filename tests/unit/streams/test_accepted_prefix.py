@@ -1,0 +1,127 @@
+"""The fence rule, told case by case."""
+
+import pytest
+
+from schemas.base import Scope
+from schemas.endings import EndingCode
+from schemas.generated import Ending, Fence
+from schemas.request import ReplyTo
+from streams.accepted_prefix import AcceptedPrefix, RowVerdict
+
+SCOPE = Scope(tenant_id="acme")
+
+
+def fresh(attempt_id: str) -> Fence:
+    return Fence(response_id="r", scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind="fresh")
+
+
+def takeover(attempt_id: str) -> Fence:
+    return Fence(response_id="r", scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind="takeover")
+
+
+def ending(attempt_id: str | None, code: EndingCode = EndingCode.GENERATION_INTERRUPTED) -> Ending:
+    return Ending(
+        response_id="r", scope=SCOPE, code=code, written_by="worker", attempt_id=attempt_id,
+        reply_to=ReplyTo(partition=0), accepted_at_ms=0,
+    )  # fmt: skip
+
+
+def test_rows_of_the_current_attempt_extend_the_prefix_and_a_finish_ends_it() -> None:
+    prefix = AcceptedPrefix()
+    assert prefix.fence(fresh("a")) == "current"
+    assert prefix.row("a", 0, 1, 3, "") == (RowVerdict.ACCEPTED, 0)
+    assert prefix.row("a", 0, 4, 0, "stop") == (RowVerdict.ACCEPTED, 0)
+    assert (prefix.accepted_tokens, prefix.finished, prefix.terminal) == (3, {0: "stop"}, EndingCode.COMPLETED)
+
+
+def test_nothing_counts_before_the_first_fence() -> None:
+    prefix = AcceptedPrefix()
+    assert prefix.row("a", 0, 1, 1, "") == (RowVerdict.VOID, 0)
+    assert not prefix.ending(ending("a"))
+    assert prefix == AcceptedPrefix()
+
+
+def test_a_fresh_fence_supersedes_an_attempt_without_tokens_but_none_with_tokens() -> None:
+    prefix = AcceptedPrefix()
+    prefix.fence(fresh("a"))
+    assert prefix.fence(fresh("b")) == "current"
+    assert prefix.row("a", 0, 1, 1, "") == (RowVerdict.VOID, 0)
+    prefix.row("b", 0, 1, 1, "")
+    assert prefix.fence(fresh("c")) == "tokens_precede"
+    assert prefix.row("b", 0, 2, 1, "") == (RowVerdict.ACCEPTED, 0)
+    assert (prefix.attempt_id, prefix.attempts) == ("b", 2)
+
+
+def test_a_fresh_fence_does_not_supersede_a_finished_choice() -> None:
+    """An empty choice has no tokens, yet readers have been told that it is over."""
+    prefix = AcceptedPrefix(choices=2)
+    prefix.fence(fresh("a"))
+    assert prefix.row("a", 0, 1, 0, "stop") == (RowVerdict.ACCEPTED, 0)
+    assert prefix.fence(fresh("b")) == "tokens_precede"
+    assert prefix.attempt_id == "a"
+
+
+def test_a_takeover_continues_behind_the_accepted_tokens() -> None:
+    prefix = AcceptedPrefix()
+    prefix.fence(fresh("a"))
+    prefix.row("a", 0, 1, 3, "")
+    assert prefix.fence(takeover("b")) == "current"
+    assert prefix.row("a", 0, 4, 1, "stop") == (RowVerdict.VOID, 0)
+    assert prefix.row("b", 0, 4, 1, "length") == (RowVerdict.ACCEPTED, 0)
+    assert (prefix.accepted_tokens, prefix.terminal) == (4, EndingCode.COMPLETED)
+
+
+@pytest.mark.parametrize("late", [fresh("a"), takeover("a")])
+def test_a_late_copy_of_a_superseded_fence_changes_nothing(late: Fence) -> None:
+    prefix = AcceptedPrefix()
+    prefix.fence(late)
+    prefix.fence(takeover("b"))
+    assert prefix.fence(late) == "superseded"
+    assert prefix.row("b", 0, 1, 2, "") == (RowVerdict.ACCEPTED, 0)
+    assert prefix.fence(late) == "superseded"
+    assert prefix.row("a", 0, 1, 5, "") == (RowVerdict.VOID, 0)
+    assert prefix.fence(takeover("b")) == "current"
+    assert (prefix.attempts, prefix.accepted_tokens) == (2, 2)
+
+
+def test_known_tokens_are_counted_out_and_missing_ones_are_a_gap() -> None:
+    prefix = AcceptedPrefix()
+    prefix.fence(fresh("a"))
+    prefix.row("a", 0, 1, 4, "")
+    assert prefix.row("a", 0, 2, 2, "") == (RowVerdict.DUPLICATE, 2)
+    assert prefix.row("a", 0, 3, 4, "") == (RowVerdict.ACCEPTED, 2)
+    assert prefix.row("a", 0, 8, 1, "") == (RowVerdict.GAP, 0)
+    assert prefix.row("a", 0, 8, 0, "stop") == (RowVerdict.GAP, 0)
+    assert prefix.accepted_tokens == 6
+    assert prefix.terminal is None
+
+
+def test_a_known_row_may_still_bring_its_finish() -> None:
+    prefix = AcceptedPrefix()
+    prefix.fence(fresh("a"))
+    prefix.row("a", 0, 1, 4, "")
+    assert prefix.row("a", 0, 3, 2, "stop") == (RowVerdict.ACCEPTED, 2)
+    assert (prefix.accepted_tokens, prefix.terminal) == (4, EndingCode.COMPLETED)
+
+
+def test_the_last_choice_to_finish_ends_the_response() -> None:
+    prefix = AcceptedPrefix(choices=2)
+    prefix.fence(fresh("a"))
+    prefix.row("a", 1, 1, 1, "stop")
+    assert prefix.row("a", 1, 1, 1, "stop") == (RowVerdict.DUPLICATE, 1)
+    assert prefix.terminal is None
+    prefix.row("a", 0, 2, 1, "length")
+    assert prefix.terminal is EndingCode.COMPLETED
+    assert prefix.finished == {0: "length", 1: "stop"}
+
+
+def test_the_first_ending_that_counts_is_the_terminal() -> None:
+    prefix = AcceptedPrefix()
+    prefix.fence(fresh("a"))
+    prefix.fence(takeover("b"))
+    assert not prefix.ending(ending("a"))
+    assert prefix.ending(ending(None, EndingCode.CANCELLED))
+    assert not prefix.ending(ending("b"))
+    assert prefix.fence(takeover("c")) == "ended"
+    assert prefix.row("b", 0, 1, 1, "") == (RowVerdict.VOID, 0)
+    assert prefix.terminal is EndingCode.CANCELLED
