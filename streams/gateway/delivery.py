@@ -30,7 +30,9 @@ class Follower:
         self._abandoned = False
         self.viewer: Viewer | None = None
         self.started: Started | None = None
-        self.on_stalled: Callable[[], None] | None = None
+        self.is_handed_over = False
+        """Whether whoever streams it will release it."""
+        self.on_stalled: Callable[[], object] | None = None
         """Called when the hub gave the viewer up while its owner was busy sending."""
 
     # Filling

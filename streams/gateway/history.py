@@ -126,6 +126,12 @@ def _fold(replay: Replay, value: bytes, tenant_id: str, response_id: str) -> Non
             replay.add_terminal(record)
 
 
+def _written_at_ms(response_id: str) -> int | None:
+    """When the id was minted (UUID version 7); None for ids that hold no time."""
+    unique = parse_response_id(response_id).unique
+    return int(unique[:12], 16) if unique[12] == "7" else None
+
+
 class LogHistory:
     """Reads responses back from the log, a few at a time, on threads of its own."""
 
@@ -137,16 +143,16 @@ class LogHistory:
 
     async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
         """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
-        identity = parse_response_id(response_id)
-        if identity.unique[12] != "7":
+        from_ms = _written_at_ms(response_id)
+        if from_ms is None:
             raise HistoryUnavailable("the id holds no time")
         if self._waiting >= 4 * MAX_CONCURRENT_LOG_READS:
             raise HistoryUnavailable("too many responses are being read back from the log")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._read, identity.partition, tenant_id, response_id, after,
-                int(identity.unique[:12], 16),
+                self._threads, self._read, parse_response_id(response_id).partition, tenant_id, response_id, after,
+                from_ms,
             )  # fmt: skip
         except LogError as error:
             raise HistoryUnavailable(str(error)[:200]) from None
@@ -185,6 +191,8 @@ class History:
         """
         try:
             replay = await self._near.read(tenant_id, response_id, after)
+            if not replay.known and _written_at_ms(response_id) is None:
+                return None
         except HistoryUnavailable as error:
             _log.warning("history_unavailable", why=str(error))
             replay = Replay(after)

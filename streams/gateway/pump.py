@@ -51,6 +51,7 @@ class Pump:
         self._positions: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._dead: set[asyncio.Future[None]] = set()
+        self._flushing = asyncio.Lock()
         self._wake_timer: asyncio.TimerHandle | None = None
         self.busy = False
 
@@ -128,6 +129,10 @@ class Pump:
 
     async def flush(self) -> None:
         """Appends to history what it lacks, then commits what that covers. Raises LogError when a dead letter fails."""
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         positions = dict(self._positions)
         dead = list(self._dead)
         entries = self._hub.collect()

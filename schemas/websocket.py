@@ -1,0 +1,179 @@
+"""Messages on the WebSocket `/v1/stream`: JSON objects in text frames, told apart by `type`.
+
+Unknown fields are refused in what clients send and to be ignored in what they receive.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from schemas.base import Identifier, TokenCount
+from schemas.generated import Kind
+
+
+class _ClientMessage(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class AuthMessage(_ClientMessage):
+    """First message of a client that cannot set headers."""
+
+    type: Literal["auth"]
+    api_key: str = Field(min_length=1, max_length=512)
+
+
+class RequestMessage(_ClientMessage):
+    """Asks for a response. Answered by `accepted` or `error`, both with this `request_id`."""
+
+    type: Literal["request"]
+    request_id: Identifier = Field(description="The client's own; unique among its open requests on this socket.")
+    body: dict[str, Any] = Field(description="As for `POST /v1/chat/completions`; it always streams.")
+
+
+class CancelMessage(_ClientMessage):
+    """Ends a response; its `terminal` still comes. Idempotent."""
+
+    type: Literal["cancel"]
+    response_id: Identifier
+
+
+class ResumeMessage(_ClientMessage):
+    """Watches a response from the token after `starting_after`; answered by its events, or by `error`."""
+
+    type: Literal["resume"]
+    response_id: Identifier
+    starting_after: TokenCount = 0
+
+
+class PingMessage(_ClientMessage):
+    type: Literal["ping"]
+    nonce: str = Field(default="", max_length=64)
+
+
+class EditMessage(BaseModel):
+    """Known to the protocol, not offered yet."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["edit"]
+
+
+class ToolResultMessage(BaseModel):
+    """Known to the protocol, not offered yet."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["tool_result"]
+
+
+ClientMessage = (
+    AuthMessage | RequestMessage | CancelMessage | ResumeMessage | PingMessage | EditMessage | ToolResultMessage
+)
+CLIENT_MESSAGE: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
+
+
+class _ServerMessage(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    def encode(self) -> str:
+        return self.model_dump_json()
+
+
+class ErrorBody(BaseModel):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+
+
+class Accepted(_ServerMessage):
+    """The request is stored and will have a `terminal`."""
+
+    type: Literal["accepted"] = "accepted"
+    request_id: str
+    response_id: str
+
+
+class StartedMessage(_ServerMessage):
+    """It was admitted. Comes once, before the first `delta`, unless the viewer resumed later."""
+
+    type: Literal["started"] = "started"
+    response_id: str
+    model: str
+    requested_model: str
+    prompt_tokens: TokenCount
+    accepted_at_ms: int
+    deadline_ms: int
+
+
+class Delta(_ServerMessage):
+    """Text of the tokens `first_sequence..sequence_number`, without a gap to the delta before."""
+
+    type: Literal["delta"] = "delta"
+    response_id: str
+    first_sequence: int
+    sequence_number: int
+    choice: int
+    kind: Kind
+    text: str
+
+
+class UsageBody(BaseModel):
+    """OpenAI's usage object."""
+
+    prompt_tokens: TokenCount
+    completion_tokens: TokenCount
+    total_tokens: TokenCount
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class TerminalMessage(_ServerMessage):
+    """The last event of a response. `error` is set when the ending is one."""
+
+    type: Literal["terminal"] = "terminal"
+    response_id: str
+    sequence_number: int
+    code: str
+    finish_reason: str
+    finish_reasons: list[str]
+    usage: UsageBody
+    model: str
+    error: ErrorBody | None = None
+    retry_after_ms: int | None = None
+    limits: dict[str, int] = Field(default_factory=dict)
+
+
+class ErrorMessage(_ServerMessage):
+    """A message was refused (`request_id` or `response_id` say which), or a response can no longer be followed here.
+
+    `resumable`: the response may go on; `resume` from the last sequence number seen.
+    """
+
+    type: Literal["error"] = "error"
+    error: ErrorBody
+    request_id: str | None = None
+    response_id: str | None = None
+    retry_after_ms: int | None = None
+    resumable: bool = False
+
+
+class Pong(_ServerMessage):
+    type: Literal["pong"] = "pong"
+    nonce: str = ""
+
+
+class Closing(_ServerMessage):
+    """The socket closes next, with this close code."""
+
+    type: Literal["closing"] = "closing"
+    code: int
+    reason: str
+    message: str
+    resumable: bool
+
+
+ServerMessage = Accepted | StartedMessage | Delta | TerminalMessage | ErrorMessage | Pong | Closing
+SERVER_MESSAGE: TypeAdapter[ServerMessage] = TypeAdapter(Annotated[ServerMessage, Field(discriminator="type")])

@@ -1,0 +1,107 @@
+"""`python -m streams.gateway`: reads settings, wires one gateway, serves until SIGTERM or SIGINT."""
+
+import asyncio
+import resource
+import signal
+import sys
+
+import httpx
+import structlog
+import uvloop
+from prometheus_client import REGISTRY
+
+from streams.gateway.history import connect_history
+from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer, server_config
+from streams.gateway.usage_reader import HttpUsageReader
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.log import LogConsumer, LogProducer
+from streams.observability import HealthServer, configure_logging
+from streams.settings import Settings, SettingsError, load_settings
+from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
+
+MIN_SECRET_CHARS = 32
+
+_log = structlog.get_logger()
+
+
+class KafkaClients:
+    """Opens this gateway's clients of Kafka."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._kafka = settings.kafka
+        self._gateway_id = settings.gateway.gateway_id
+
+    def producer(self) -> LogProducer:
+        return KafkaProducer(self._kafka, self._gateway_id)
+
+    def member(self) -> LogConsumer:
+        return KafkaConsumer(self._kafka, GROUP, self._gateway_id, instance_id=self._gateway_id)
+
+    def reader(self) -> LogConsumer:
+        return KafkaConsumer(self._kafka, None, f"{self._gateway_id}-reader")
+
+
+async def serve(settings: Settings) -> None:
+    """Until a signal; raises when a part of the gateway fails for good."""
+    secret = settings.deployment_secret.get_secret_value()
+    base_url = f"http://{settings.billing.host}:{settings.billing.port}"
+    timeout = httpx.Timeout(settings.billing.query_timeout_s + 1)
+    async with httpx.AsyncClient(base_url=base_url, timeout=timeout, trust_env=False) as client:
+        runtime = GatewayRuntime(
+            settings,
+            clients=KafkaClients(settings),
+            redis=connect_history(settings.redis),
+            directory=TomlTenantDirectory(settings.tenants_file),
+            catalog=SettingsCatalog(settings),
+            usage=HttpUsageReader(client, secret),
+            registry=REGISTRY,
+        )
+        health = HealthServer(settings.health_port, runtime.gateway.why_not_ready)
+        server = GatewayServer(server_config(settings, runtime.edge), runtime.gateway.stop)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.stop_soon)
+        try:
+            await runtime.start()
+            running = asyncio.ensure_future(runtime.run())
+            serving = asyncio.ensure_future(server.serve())
+            await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
+            server.stop_soon()
+            await serving
+            if not running.done():
+                running.cancel()
+            await asyncio.wait((running,))
+        finally:
+            await runtime.close()
+            health.close()
+        if not running.cancelled():
+            running.result()
+
+
+def checked_settings() -> Settings:
+    """The settings, with what a gateway needs of them. Raises SettingsError."""
+    settings = load_settings()
+    if len(settings.deployment_secret.get_secret_value()) < MIN_SECRET_CHARS:
+        raise SettingsError(f"deployment_secret: needs {MIN_SECRET_CHARS} characters or more")
+    read_tenants(settings.tenants_file)
+    return settings
+
+
+def main() -> int:
+    try:
+        settings = checked_settings()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    configure_logging(settings.gateway.gateway_id, settings.log_level)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _log.info("gateway_starting", host=settings.gateway.host, port=settings.gateway.port)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings))
+    _log.info("gateway_stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

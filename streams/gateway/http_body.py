@@ -1,0 +1,53 @@
+"""Reading a JSON body from a stranger: bounded in size and time, refused before it is held in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from streams.gateway.errors import ApiError
+from streams.gateway.json_body import parse_json_object
+
+BODY_TIMEOUT_S = 30.0
+MAX_DISCARDED_BYTES = 134_217_728
+
+
+async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Raises ApiError 408, 413 or 415, RequestError for what is not a JSON object, ClientDisconnect."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise ApiError(415, "unsupported_media_type", "The body must be application/json.", param="content-type")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise ApiError(415, "unsupported_media_type", "Compressed bodies are not taken.", param="content-encoding")
+    declared = request.headers.get("content-length", "")
+    too_large = declared.isdecimal() and (len(declared) > 15 or int(declared) > max_bytes)
+    body = bytearray()
+    chunks = request.stream()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in chunks:
+                body += chunk
+                if too_large or len(body) > max_bytes:
+                    body.clear()
+                    await _discard(chunks)
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise ApiError(408, "request_timeout", f"The body took more than {BODY_TIMEOUT_S:g} s.") from None
+    return parse_json_object(bytes(body))
+
+
+async def _discard(chunks: AsyncIterator[bytes]) -> None:
+    """Lets the client finish sending, within bounds: one that is cut off while it sends never reads the answer."""
+    seen = 0
+    async for chunk in chunks:
+        seen += len(chunk)
+        if seen > MAX_DISCARDED_BYTES:
+            return
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, "request_too_large", f"The body is larger than {max_bytes} bytes.")
+
+
+__all__ = ["ClientDisconnect", "read_json_object"]

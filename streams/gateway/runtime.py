@@ -1,0 +1,257 @@
+"""Wires a gateway over any log and runs it: the pump, the flush and the sweep beside the server."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from schemas.codec import Undecodable
+from schemas.usage import DeliveredCount
+from streams.consumer_thread import ConsumerThread, ProducerThread
+from streams.directory import ModelCatalog, TenantDirectory
+from streams.gateway.app import build_app
+from streams.gateway.history import History, LogHistory, RedisHistory
+from streams.gateway.hub import Hub, Stream
+from streams.gateway.metrics import GatewayMetrics, HubCollector
+from streams.gateway.pump import Pump, dead_letter
+from streams.gateway.service import Gateway, monotonic_ms, now_ms
+from streams.gateway.usage_reader import UsageReader
+from streams.gateway.websocket import StreamEndpoint
+from streams.log import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
+from streams.settings import Settings
+
+GROUP = "gateways"
+DISCONNECT_GRACE_MS = 2_000
+"""How long a response without viewers goes on under `on_disconnect: cancel`: long enough to reconnect and resume."""
+SWEEP_S = 0.5
+DRAIN_TIMEOUT_S = 10
+MAX_POLL_RECORDS = 500
+
+_log = structlog.get_logger()
+
+
+class LogClients(Protocol):
+    """Opens clients of the log."""
+
+    def producer(self) -> LogProducer: ...
+
+    def member(self) -> LogConsumer:
+        """Of group `gateways`, with this gateway's static identity."""
+
+    def reader(self) -> LogConsumer:
+        """Outside of any group."""
+
+
+class Edge:
+    """The ASGI application: `/v1/stream` on WebSocket, everything else over HTTP."""
+
+    def __init__(self, http: ASGIApp, stream: StreamEndpoint) -> None:
+        self._http = http
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and scope["path"] == "/v1/stream":
+            await self._stream(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+
+class GatewayRuntime:
+    """One gateway in one event loop. `start`, serve `edge`, `run` beside it, `close`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clients: LogClients,
+        redis: Redis,
+        directory: TenantDirectory,
+        catalog: ModelCatalog,
+        usage: UsageReader,
+        registry: CollectorRegistry,
+        disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
+    ) -> None:
+        edge = settings.gateway
+        self._settings = settings
+        self._topics = settings.topics
+        self._redis = redis
+        self.hub = Hub(
+            max_lag_chars=edge.viewer_queue_bytes,
+            stall_ms=edge.viewer_stall_ms,
+            disconnect_grace_ms=disconnect_grace_ms,
+        )
+        self._metrics = GatewayMetrics(registry)
+        self._collector = HubCollector(self.hub)
+        registry.register(self._collector)
+        self._log_history = LogHistory(clients.reader, self._topics.responses.name)
+        near = RedisHistory(
+            redis, settings.region, retention_s=edge.history_retention_s, response_timeout_ms=edge.request_timeout_ms
+        )
+        history = History(near, self._log_history)
+        self._producer = ProducerThread(clients.producer())
+        self._consumer = ConsumerThread(clients.member(), max_records=MAX_POLL_RECORDS)
+        self.pump = Pump(
+            self.hub,
+            history,
+            self._metrics,
+            dead_letter=self._dead_letter,
+            commit=self._consumer.commit,
+            coalesce_ms=edge.coalesce_ms,
+        )
+        self.gateway = Gateway(
+            settings,
+            directory=directory,
+            catalog=catalog,
+            hub=self.hub,
+            history=history,
+            sender=self._producer,
+            ownership=self.pump,
+            metrics=self._metrics,
+        )
+        self.edge = Edge(build_app(self.gateway, usage, registry), StreamEndpoint(self.gateway))
+
+    async def start(self) -> None:
+        """Joins the group; partitions arrive while `run` runs."""
+        await self._consumer.subscribe(
+            [self._topics.responses.name], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. Raises what a loop failed with: the process cannot go on then."""
+        loops = [asyncio.ensure_future(work) for work in (self._pump(), self._flush(), self._sweep())]
+        try:
+            await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for loop in loops:
+                loop.cancel()
+            outcomes = await asyncio.gather(*loops, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def close(self) -> None:
+        """Writes what history lacks, commits, leaves the group, waits for deliveries."""
+        try:
+            await self.pump.flush()
+            self._count_delivered(self.gateway.sweep())
+        finally:
+            await self._consumer.close()
+            await self._producer.close(DRAIN_TIMEOUT_S)
+            self._log_history.close()
+            await self._redis.aclose()
+
+    async def _pump(self) -> None:
+        while True:
+            records = await self._consumer.poll()
+            self.pump.handle(records, monotonic_ms(), time.time_ns() // 1_000)
+
+    async def _flush(self) -> None:
+        busy_s, wall_s = time.thread_time(), time.monotonic()
+        while True:
+            await asyncio.sleep(self._settings.gateway.history_flush_ms / 1_000)
+            await self.pump.flush()
+            now_busy_s, now_wall_s = time.thread_time(), time.monotonic()
+            ratio = (now_busy_s - busy_s) / max(now_wall_s - wall_s, 1e-6)
+            busy_s, wall_s = now_busy_s, now_wall_s
+            self._collector.utilisation = ratio
+            self.pump.measure(ratio)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.pump.close_moved(monotonic_ms())
+            self._count_delivered(self.gateway.sweep())
+
+    def _count_delivered(self, finished: Sequence[Stream]) -> None:
+        for stream in finished:
+            if stream.viewed:
+                count = DeliveredCount(
+                    response_id=stream.response_id, scope=stream.scope, delivered_tokens=stream.delivered_tokens,
+                    gateway_id=self._settings.gateway.gateway_id, stage_ms={"gateway": now_ms()},
+                )  # fmt: skip
+                try:
+                    self._producer.produce(
+                        self._topics.usage.name, count.encode(), key=stream.response_id, on_delivery=_unpriced
+                    )
+                except LogError as error:
+                    _unpriced(None, error)
+
+    async def _dead_letter(self, record: LogRecord, error: Undecodable) -> None:
+        letter = dead_letter(record, error, now_ms())
+        key = f"{record.topic}/{record.partition}/{record.offset}"
+        await self._producer.send(self._topics.dead_letters.name, letter.encode(), key=key)
+
+    async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.pump.assigned(partitions)
+        _log.info("partitions_assigned", partitions=sorted(p.partition for p in partitions))
+
+    async def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        try:
+            await self.pump.flush()
+        finally:
+            self.pump.revoked(partitions, monotonic_ms())
+        _log.info("partitions_revoked", partitions=sorted(p.partition for p in partitions))
+
+    async def _lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.pump.revoked(partitions, monotonic_ms())
+        _log.warning("partitions_lost", partitions=sorted(p.partition for p in partitions))
+
+
+def _unpriced(_offset: int | None, error: LogError | None) -> None:
+    if error is not None:
+        _log.warning("delivered_count_lost", why=str(error))
+
+
+class GatewayServer(uvicorn.Server):
+    """Tells viewers to come back elsewhere before it stops listening to them."""
+
+    def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._before_shutdown = before_shutdown
+
+    def stop_soon(self) -> None:
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's: uvicorn would raise them again before the gateway has cleaned up."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._before_shutdown()
+        await super().shutdown(sockets)
+
+    @property
+    def port(self) -> int:
+        """The port listened to, once `started`."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+
+def server_config(settings: Settings, app: ASGIApp) -> uvicorn.Config:
+    """uvicorn as measured best here: sans-I/O WebSockets, no deflate (which also rules out deflate bombs)."""
+    edge = settings.gateway
+    return uvicorn.Config(
+        app,
+        host=edge.host,
+        port=edge.port,
+        http="httptools",
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,
+        ws_max_size=edge.max_body_bytes,
+        limit_concurrency=edge.max_connections,
+        backlog=4_096,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+    )

@@ -1,0 +1,240 @@
+"""A gateway over the log in memory and a real Redis, with the pipeline behind it played by the test."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from schemas.base import Scope
+from schemas.control import Cancel
+from schemas.endings import EndingCode
+from schemas.request import Request
+from schemas.responses import Release, Started, Terminal, TokenUsage
+from streams.directory import ApiKey, Model, Pool, Tenant
+from streams.gateway.history import connect_history
+from streams.gateway.runtime import GatewayRuntime, GatewayServer, server_config
+from streams.gateway.service import now_ms
+from streams.gateway.usage_reader import BucketWidth, GroupBy, UsageBucket, UsagePage
+from streams.ids import parse_response_id
+from streams.log import LogRecord
+from streams.memory_log import MemoryConsumer, MemoryLog
+from streams.settings import GatewaySettings, KafkaSettings, RedisSettings, Settings
+from streams.toml_directory import SettingsCatalog
+from streams.topics import Partitions
+
+KEY, OTHER_KEY = "sk-test-acme", "sk-test-beta"
+SECRET = "s" * 32
+
+
+def tenant(tenant_id: str, api_key: str) -> Tenant:
+    return Tenant(
+        tenant_id=tenant_id, api_keys=[ApiKey(key_id="k1", sha256=hashlib.sha256(api_key.encode()).hexdigest())]
+    )
+
+
+class Directory:
+    """Two tenants, each with one key."""
+
+    def __init__(self) -> None:
+        self._tenants = {KEY: tenant("acme", KEY), OTHER_KEY: tenant("beta", OTHER_KEY)}
+
+    def tenant(self, tenant_id: str) -> Tenant | None:
+        return next((t for t in self._tenants.values() if t.tenant_id == tenant_id), None)
+
+    def by_api_key(self, api_key: str) -> tuple[Tenant, ApiKey] | None:
+        found = self._tenants.get(api_key)
+        return None if found is None else (found, found.api_keys[0])
+
+    def producer_key(self, tenant_id: str, key_id: str) -> None:
+        return None
+
+    def tenants(self) -> list[Tenant]:
+        return list(self._tenants.values())
+
+
+class Usage:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    async def usage(
+        self, tenant_id: str, *, start_time_s: int, end_time_s: int, bucket_width: BucketWidth,
+        group_by: tuple[GroupBy, ...],
+    ) -> UsagePage:  # fmt: skip
+        self.asked.append({"tenant_id": tenant_id, "start": start_time_s, "end": end_time_s, "by": group_by})
+        bucket = UsageBucket(start_time=start_time_s, end_time=end_time_s, results=[{"model": "tiny", "requests": 3}])
+        return UsagePage(data=[bucket], finalized_through=end_time_s * 1_000)
+
+
+class PatientConsumer(MemoryConsumer):
+    """Waits a moment when there is nothing, as a thread that polls needs it."""
+
+    def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        records = super().poll(max_records, timeout_s)
+        if not records:
+            time.sleep(min(timeout_s, 0.002))
+        return records
+
+
+class MemoryClients:
+    def __init__(self, log: MemoryLog) -> None:
+        self.log = log
+
+    def producer(self) -> Any:
+        return self.log.producer("gateway-1")
+
+    def member(self) -> Any:
+        return PatientConsumer(self.log, "gateways", "gateway-1", "earliest")
+
+    def reader(self) -> Any:
+        return PatientConsumer(self.log, None, "gateway-1-reader", "earliest")
+
+
+def gateway_settings(redis_url: str, region: str, **gateway: Any) -> Settings:
+    edge = {"port": 0, "history_flush_ms": 20, "admission_timeout_ms": 2_000, **gateway}
+    return Settings(
+        region=region,
+        deployment_secret=SECRET,
+        kafka=KafkaSettings(partitions=Partitions(responses=2, requests=2)),
+        redis=RedisSettings(url=redis_url),
+        gateway=GatewaySettings.model_validate(edge),
+        models=[Model(name="tiny", aliases=["small"], path="models/tiny", pool="default", context_window=2_048)],
+        pools=[Pool(name="default", engine="simulated")],
+    )
+
+
+class Pipeline:
+    """Plays admission to post-safety: reads `requests`, writes `responses`."""
+
+    def __init__(self, log: MemoryLog, settings: Settings) -> None:
+        self.log = log
+        self.topics = settings.topics
+        self._read = 0
+
+    def requests(self) -> list[Request]:
+        return [Request.model_validate_json(r.value or b"") for r in self.log.records(self.topics.requests.name)]
+
+    async def next_request(self) -> Request:
+        """The next one that was not asked for yet."""
+        await until(lambda: len(self.requests()) > self._read, "a request arrives")
+        self._read += 1
+        return sorted(self.requests(), key=lambda r: r.accepted_at_ms)[self._read - 1]
+
+    def cancels(self) -> list[Cancel]:
+        return [Cancel.model_validate_json(r.value or b"") for r in self.log.records(self.topics.control.name)]
+
+    def write(self, response_id: str, record: Started | Release | Terminal) -> None:
+        partition = parse_response_id(response_id).partition
+        self.log.append(self.topics.responses.name, record.encode(), key=response_id, partition=partition)
+
+    def start(self, request: Request) -> None:
+        self.write(request.response_id, started(request.response_id, request.scope))
+
+    def release(self, request: Request, first: int, tokens: Sequence[str]) -> None:
+        self.write(request.response_id, release(request.response_id, request.scope, first, tokens))
+
+    def end(self, request: Request, sequence: int, code: EndingCode = EndingCode.COMPLETED, **fields: Any) -> None:
+        self.write(request.response_id, terminal(request.response_id, request.scope, sequence, code, **fields))
+
+    async def answer(self, tokens: Sequence[str]) -> Request:
+        """Answers the next request in full."""
+        request = await self.next_request()
+        self.start(request)
+        for number, token in enumerate(tokens, 1):
+            self.release(request, number, [token])
+        self.end(request, len(tokens) + 1)
+        return request
+
+
+def started(response_id: str, scope: Scope) -> Started:
+    return Started(
+        response_id=response_id, scope=scope, model="tiny", requested_model="small", lane="standard", pool="default",
+        prompt_tokens=4, accepted_at_ms=now_ms(), deadline_ms=now_ms() + 60_000,
+    )  # fmt: skip
+
+
+def release(response_id: str, scope: Scope, first: int, tokens: Sequence[str]) -> Release:
+    ends = [len("".join(tokens[: i + 1])) for i in range(len(tokens))]
+    return Release(
+        scopes=[scope], scope=[0], response_id=[response_id], choice=[0], first_sequence=[first], kind=["content"],
+        text=["".join(tokens)], text_ends=[ends], emitted_at_us=[time.time_ns() // 1_000],
+    )  # fmt: skip
+
+
+def terminal(
+    response_id: str, scope: Scope, sequence: int, code: EndingCode = EndingCode.COMPLETED, **fields: Any
+) -> Terminal:
+    usage = TokenUsage(prompt_tokens=4, cached_tokens=1, completion_tokens=sequence - 1)
+    reasons = ["stop"] if code is EndingCode.COMPLETED else []
+    return Terminal(
+        response_id=response_id, scope=scope, sequence_number=sequence, code=code, finish_reasons=reasons, usage=usage,
+        model="tiny", ended_at_ms=now_ms(), **fields,
+    )  # fmt: skip
+
+
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        await asyncio.sleep(0.005)
+
+
+class Stack:
+    """A served gateway and what stands behind it."""
+
+    def __init__(self, settings: Settings, log: MemoryLog, runtime: GatewayRuntime, usage: Usage) -> None:
+        self.settings = settings
+        self.log = log
+        self.runtime = runtime
+        self.usage = usage
+        self.pipeline = Pipeline(log, settings)
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def websocket_url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/stream"
+
+
+def memory_log(settings: Settings) -> MemoryLog:
+    log = MemoryLog(now_ms)
+    for topic in settings.topics.all([]):
+        log.create_topic(topic.name, topic.partitions)
+    return log
+
+
+@asynccontextmanager
+async def serving(settings: Settings, log: MemoryLog, *, disconnect_grace_ms: int = 50) -> AsyncIterator[Stack]:
+    """A gateway on a free port until the block ends."""
+    usage = Usage()
+    runtime = GatewayRuntime(
+        settings, clients=MemoryClients(log), redis=connect_history(settings.redis), directory=Directory(),
+        catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
+        disconnect_grace_ms=disconnect_grace_ms,
+    )  # fmt: skip
+    server = GatewayServer(server_config(settings, runtime.edge), runtime.gateway.stop)
+    stack = Stack(settings, log, runtime, usage)
+    await runtime.start()
+    running = asyncio.ensure_future(runtime.run())
+    serve = asyncio.ensure_future(server.serve())
+    try:
+        await until(lambda: server.started and runtime.pump.owned, "the gateway is ready")
+        stack.port = server.port
+        yield stack
+    finally:
+        server.stop_soon()
+        await serve
+        running.cancel()
+        await asyncio.wait((running,))
+        await runtime.close()
+    if not running.cancelled():
+        running.result()

@@ -1,0 +1,444 @@
+"""Chat clients over HTTP: OpenAI's own package, raw SSE, and everything that is refused."""
+
+import asyncio
+import gzip
+import json
+import resource
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from schemas.endings import EndingCode
+from schemas.usage import DeliveredCount
+from streams.ids import mint_response_id
+from streams.signing import verify_request
+from tests.unit.streams.gateway.gateway_stack import (
+    KEY,
+    OTHER_KEY,
+    SECRET,
+    Stack,
+    gateway_settings,
+    memory_log,
+    serving,
+    until,
+)
+
+HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
+AUTH = {"authorization": f"Bearer {KEY}"}
+
+
+def sdk(stack: Stack, *, max_retries: int = 0) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=KEY, max_retries=max_retries)
+
+
+def client(stack: Stack, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=stack.url, headers={**AUTH, **headers}, timeout=20, trust_env=False)
+
+
+def events_of(text: str) -> list[tuple[str | None, str]]:
+    """(id, data) of each server-sent event."""
+    events = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in fields:
+            events.append((fields.get("id"), fields["data"]))
+    return events
+
+
+def text_of(events: list[tuple[str | None, str]]) -> str:
+    chunks = [json.loads(data) for _, data in events if data != "[DONE]"]
+    return "".join(c["delta"].get("content", "") for chunk in chunks for c in chunk.get("choices", []))
+
+
+async def test_openais_package_streams_an_answer_with_usage(stack: Stack) -> None:
+    async with sdk(stack) as api:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is", "."]))
+        stream = await api.chat.completions.create(
+            model="small", messages=[{"role": "user", "content": "Capital of France?"}], stream=True,
+            stream_options={"include_usage": True}, max_tokens=16, user="ann",
+        )  # fmt: skip
+        chunks = [chunk async for chunk in stream]
+    request = await answering
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Paris."
+    assert {chunk.id for chunk in chunks} == {request.response_id}
+    assert {chunk.model for chunk in chunks} == {"tiny"}
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (4, 3, 7)
+
+
+async def test_openais_package_gets_a_whole_answer(stack: Stack) -> None:
+    async with sdk(stack) as api:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is", "."]))
+        completion = await api.chat.completions.create(model="small", messages=[{"role": "user", "content": "Hi"}])
+    request = await answering
+    assert completion.choices[0].message.content == "Paris."
+    assert completion.id == request.response_id == completion._request_id
+
+
+async def test_what_is_accepted_is_signed_scoped_and_holds_no_raw_user(stack: Stack) -> None:
+    async with client(stack, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01") as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["x"]))
+        body = {**HELLO, "user": "ann@example.com", "temperature": 0.5, "on_disconnect": "continue"}
+        await http.post("/api/chat/completions", json=body)
+    request = await answering
+    [record] = stack.log.records(stack.settings.topics.requests.name)
+    verify_request(SECRET.encode(), record.topic, dict(record.headers), record.value or b"")
+    assert record.key == request.response_id.encode()
+    assert b"ann@example.com" not in (record.value or b"")
+    assert (request.scope.tenant_id, request.scope.key_id) == ("acme", "k1")
+    assert len(request.scope.end_user) == 32
+    assert request.scope.traceparent.startswith("00-aaaa")
+    assert (request.sampling.temperature, request.on_disconnect) == (0.5, "continue")
+    assert request.deadline_ms - request.accepted_at_ms == stack.settings.gateway.request_timeout_ms
+
+
+async def test_the_status_waits_for_admission_so_a_refusal_is_a_real_status(stack: Stack) -> None:
+    async def refuse() -> None:
+        request = await stack.pipeline.next_request()
+        limits = {"requests_limit": 10, "requests_remaining": 0, "requests_reset_ms": 1500, "odd\r\nname": 1}
+        stack.pipeline.end(request, 1, EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=1500, limits=limits)
+
+    async with client(stack) as http:
+        refusing = asyncio.ensure_future(refuse())
+        answer = await http.post("/v1/chat/completions", json={**HELLO, "stream": True})
+    await refusing
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "rate_limited_requests"
+    assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("2", "1500")
+    assert answer.headers["x-ratelimit-limit-requests"] == "10"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
+    assert answer.headers["x-ratelimit-reset-requests"] == "1500ms"
+    assert answer.headers["x-should-retry"] == "true"
+
+
+async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:
+    async def refuse(code: EndingCode) -> None:
+        stack.pipeline.end(await stack.pipeline.next_request(), 1, code, param="model")
+
+    async with sdk(stack) as api:
+        for code, kind in (
+            (EndingCode.MODEL_NOT_FOUND, openai.NotFoundError),
+            (EndingCode.CONTEXT_LENGTH_EXCEEDED, openai.BadRequestError),
+            (EndingCode.RATE_LIMITED_TOKENS, openai.RateLimitError),
+            (EndingCode.ENGINE_FAILED, openai.InternalServerError),
+        ):
+            refusing = asyncio.ensure_future(refuse(code))
+            with pytest.raises(kind) as error:
+                await api.chat.completions.create(model="small", messages=[{"role": "user", "content": "Hi"}])
+            await refusing
+            assert error.value.code == code.value
+            assert error.value.param == "model"
+
+
+async def test_an_error_after_the_first_token_is_an_error_event(stack: Stack) -> None:
+    async def fail() -> None:
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["Once"])
+        stack.pipeline.end(request, 2, EndingCode.GENERATION_INTERRUPTED)
+
+    async with sdk(stack) as api:
+        failing = asyncio.ensure_future(fail())
+        stream = await api.chat.completions.create(
+            model="small", messages=[{"role": "user", "content": "Hi"}], stream=True
+        )
+        seen: list[str] = []
+        with pytest.raises(openai.APIError) as error:
+            await _collect(stream, seen)
+        await failing
+    assert "".join(seen) == "Once"
+    assert error.value.code == "generation_interrupted"
+
+
+async def _collect(stream: openai.AsyncStream[ChatCompletionChunk], seen: list[str]) -> None:
+    async for chunk in stream:
+        seen.append(chunk.choices[0].delta.content or "")
+
+
+async def test_a_halted_answer_finishes_with_content_filter(stack: Stack) -> None:
+    async def halt() -> None:
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["Once"])
+        stack.pipeline.end(request, 2, EndingCode.SAFETY_HALTED)
+
+    async with client(stack) as http:
+        halting = asyncio.ensure_future(halt())
+        answer = (await http.post("/v1/chat/completions", json=HELLO)).json()
+    await halting
+    assert answer["choices"][0]["finish_reason"] == "content_filter"
+    assert answer["choices"][0]["message"]["content"] == "Once"
+
+
+async def test_no_admission_in_time_is_503_with_advice_and_cancels(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "slowadmission", admission_timeout_ms=50)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        answer = await http.post("/v1/chat/completions", json={**HELLO, "on_disconnect": "continue"})
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after-ms"]) >= 1_000
+        [request] = stack.pipeline.requests()
+        await until(stack.pipeline.cancels, "the request is cancelled, whatever its policy")
+        assert stack.pipeline.cancels()[0].response_id == request.response_id
+
+
+async def test_every_event_has_an_id_and_a_client_resumes_after_it(stack: Stack) -> None:
+    async with client(stack) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["Once", " upon", " a", " time", "\r\n\r\ndata: x"]))
+        whole = await http.post("/v1/chat/completions", json={**HELLO, "stream": True})
+        request = await answering
+        events = events_of(whole.text)
+        assert whole.headers["content-type"].startswith("text/event-stream")
+        assert whole.headers["x-request-id"] == request.response_id
+        assert "retry: 1000" in whole.text
+        assert text_of(events) == "Once upon a time\r\n\r\ndata: x"
+        assert events[-1] == ("6", "[DONE]")
+        path = f"/v1/responses/{request.response_id}"
+        for position in range(6):
+            by_header = await http.get(f"{path}?stream=true", headers={"last-event-id": str(position)})
+            by_query = await http.get(f"{path}?stream=true&starting_after={position}")
+            expected = "".join(["Once", " upon", " a", " time", "\r\n\r\ndata: x"][position:])
+            assert text_of(events_of(by_header.text)) == text_of(events_of(by_query.text)) == expected
+            assert events_of(by_query.text)[-1] == ("6", "[DONE]")
+        everything_seen = await http.get(f"{path}?stream=true", headers={"last-event-id": "6"})
+        assert everything_seen.status_code == 204
+        from_the_future = await http.get(f"{path}?stream=true&starting_after=7")
+        assert (from_the_future.status_code, from_the_future.json()["error"]["param"]) == (400, "starting_after")
+
+
+async def test_two_viewers_follow_one_running_response(stack: Stack) -> None:
+    async def watch(path: str) -> str:
+        async with client(stack) as http:
+            return text_of(events_of((await http.get(path)).text))
+
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["a", "b", "c"])
+        await until(lambda: stack.runtime.hub.released_tokens == 3, "the gateway has the tokens")
+        path = f"/v1/responses/{request.response_id}?stream=true&starting_after="
+        watching = [asyncio.ensure_future(watch(path + str(after))) for after in (0, 2, 3)]
+        await until(lambda: stack.runtime.hub.viewers == 4, "all are watching")
+        stack.pipeline.release(request, 4, ["d", "e"])
+        stack.pipeline.end(request, 6)
+        assert [await w for w in watching] == ["abcde", "cde", "de"]
+        assert text_of(events_of((await asking).text)) == "abcde"
+
+
+async def test_a_response_can_be_retrieved_while_it_runs_and_afterwards(stack: Stack) -> None:
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+        request = await stack.pipeline.next_request()
+        path = f"/v1/responses/{request.response_id}"
+        assert (await http.get(path)).json()["status"] == "queued"
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["Hel", "lo"])
+        await until(lambda: stack.runtime.hub.released_tokens == 2, "tokens arrive")
+        running = (await http.get(path)).json()
+        assert (running["status"], running["output_text"], running["usage"]) == ("in_progress", "Hello", None)
+        stack.pipeline.end(request, 3)
+        await asking
+        await until(lambda: stack.runtime.hub.get(request.response_id) is None, "it left memory")
+        ended = (await http.get(path)).json()
+        assert (ended["status"], ended["output_text"], ended["sequence_number"]) == ("completed", "Hello", 3)
+        assert ended["usage"]["completion_tokens"] == 2
+
+
+async def test_another_tenants_response_is_as_unknown_as_one_that_never_was(stack: Stack) -> None:
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["secret"])
+        stranger = {"authorization": f"Bearer {OTHER_KEY}"}
+        never = mint_response_id(stack.settings.region, 0)
+        for when in ("running", "ended"):
+            if when == "ended":
+                stack.pipeline.end(request, 2)
+                await asking
+                await until(lambda: stack.runtime.hub.get(request.response_id) is None, "it left memory")
+            for method, suffix in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel")):
+                theirs = await http.request(method, f"/v1/responses/{request.response_id}{suffix}", headers=stranger)
+                unknown = await http.request(method, f"/v1/responses/{never}{suffix}", headers=stranger)
+                assert theirs.status_code == unknown.status_code == 404
+                same = theirs.text.replace(request.response_id, "") == unknown.text.replace(never, "")
+                assert same, (theirs.text, unknown.text)
+        assert stack.pipeline.cancels() == []
+
+
+async def test_cancel_is_idempotent(stack: Stack) -> None:
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["a"])
+        path = f"/v1/responses/{request.response_id}/cancel"
+        assert (await http.post(path)).status_code == 200
+        assert [c.reason for c in stack.pipeline.cancels()] == ["client"]
+        stack.pipeline.end(request, 2, EndingCode.CANCELLED)
+        events = events_of((await asking).text)
+        assert json.loads(events[-2][1])["error"]["code"] == "cancelled"
+        again = (await http.post(path)).json()
+        assert (again["status"], again["output_text"]) == ("cancelled", "a")
+        assert len(stack.pipeline.cancels()) == 1
+
+
+@pytest.mark.parametrize(("policy", "cancelled"), [("cancel", True), ("continue", False)])
+async def test_a_client_that_leaves_detaches_and_its_policy_decides(stack: Stack, policy: str, cancelled: bool) -> None:
+    async with client(stack) as http:
+        body = {**HELLO, "stream": True, "on_disconnect": policy}
+        asking = asyncio.ensure_future(_first_bytes(http, body))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        await asking
+    await until(lambda: stack.runtime.hub.viewers == 0, "the viewer is gone")
+    if cancelled:
+        await until(stack.pipeline.cancels, "the response is cancelled")
+        assert stack.pipeline.cancels()[0].reason == "disconnect"
+    else:
+        stack.pipeline.release(request, 1, ["still"])
+        stack.pipeline.end(request, 2)
+        await until(lambda: stack.runtime.hub.get(request.response_id) is None, "it ends without a viewer")
+        assert stack.pipeline.cancels() == []
+
+
+async def _first_bytes(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for _ in answer.aiter_bytes():
+            return
+
+
+async def test_what_a_viewer_got_is_counted(stack: Stack) -> None:
+    async with client(stack) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["a", "b", "c"]))
+        await http.post("/v1/chat/completions", json={**HELLO, "stream": True})
+    request = await answering
+    usage = stack.settings.topics.usage.name
+    await until(lambda: stack.log.records(usage), "a count is written")
+    [record] = stack.log.records(usage)
+    count = DeliveredCount.model_validate_json(record.value or b"")
+    assert (count.response_id, count.delivered_tokens, count.gateway_id) == (request.response_id, 3, "gateway-1")
+
+
+async def test_models_are_listed_with_prices_and_windows(stack: Stack) -> None:
+    async with sdk(stack) as api:
+        [listed] = [model async for model in await api.models.list()]
+        assert listed.id == "tiny"
+        assert (await api.models.retrieve("small")).id == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            await api.models.retrieve("huge")
+    async with client(stack) as http:
+        [model] = (await http.get("/api/models")).json()["data"]
+    assert model["context_window"] == 2_048
+    assert model["prices"]["per_1m_tokens"]["output"] == "0.40"
+    assert model["prices"]["per_1k_tokens"]["output"] == "0.0004"
+
+
+async def test_usage_is_asked_for_the_keys_own_tenant(stack: Stack) -> None:
+    async with client(stack) as http:
+        page = (await http.get("/v1/usage?start_time=0&end_time=3600&bucket_width=1h&group_by=model")).json()
+        assert page["data"][0]["results"] == [{"model": "tiny", "requests": 3}]
+        assert page["finalized_through"] == 3_600_000
+        assert stack.usage.asked == [{"tenant_id": "acme", "start": 0, "end": 3_600, "by": ("model",)}]
+        assert (await http.get("/v1/usage?org_id=acme")).status_code == 200
+        for query in ("org_id=beta", "start_time=9&end_time=3", "bucket_width=2h", "group_by=price", "start_time=x"):
+            answer = await http.get(f"/v1/usage?{query}")
+            assert answer.status_code in (400, 404)
+            assert answer.json()["error"]["param"] == query.split("=")[0]
+
+
+async def test_health_metrics_docs_and_the_page_need_no_key(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        assert (await http.get("/healthz")).text == "ok"
+        assert (await http.get("/readyz")).text == "ready"
+        assert "sluice_gateway_open_viewers" in (await http.get("/metrics")).text
+        docs = (await http.get("/docs")).text
+        assert "/v1/chat/completions" in docs
+        assert "repetition_penalty" in docs
+        page = await http.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        for text in (docs, page.text):
+            assert "//cdn" not in text
+            assert 'src="http' not in text
+        document = (await http.get("/openapi.json")).json()
+        assert "ChatBody" in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status", "code", "param"),
+    [
+        ({}, b"{", 400, "invalid_request", None),
+        ({}, b"[]", 400, "invalid_request", None),
+        ({}, b'{"a": NaN}', 400, "invalid_request", None),
+        ({}, b'{"a":' * 10_000 + b"1" + b"}" * 10_000, 400, "invalid_request", None),
+        ({}, json.dumps({**HELLO, "n": 10**9}).encode(), 400, "unsupported_parameter", "n"),
+        ({}, json.dumps({**HELLO, "max_tokens": 10**9}).encode(), 400, "invalid_request", "max_tokens"),
+        ({}, json.dumps({**HELLO, "frobnicate": 1}).encode(), 400, "unsupported_parameter", "frobnicate"),
+        ({}, json.dumps({**HELLO, "messages": []}).encode(), 400, "invalid_request", "messages"),
+        ({"content-type": "text/plain"}, b"{}", 415, "unsupported_media_type", "content-type"),
+        ({"content-encoding": "gzip"}, gzip.compress(b"{}"), 415, "unsupported_media_type", "content-encoding"),
+        ({}, b" " * 5_000_000, 413, "request_too_large", None),
+        ({"authorization": "Bearer sk-wrong"}, b"{}", 401, "invalid_api_key", None),
+        ({"authorization": "Basic eDp5"}, b"{}", 401, "invalid_api_key", None),
+        ({"authorization": "Bearer " + "k" * 5_000}, b"{}", 401, "invalid_api_key", None),
+        ({"authorization": "Bearer \xe9\xff".encode("latin-1").decode("latin-1")}, b"{}", 401, "invalid_api_key", None),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+async def test_bad_input_is_named_in_openais_shape_and_reaches_no_topic(
+    stack: Stack, headers: dict[str, str], content: bytes, status: int, code: str, param: str | None
+) -> None:
+    raw = [
+        (k.encode(), v.encode("latin-1")) for k, v in {**AUTH, "content-type": "application/json", **headers}.items()
+    ]
+    async with httpx.AsyncClient(base_url=stack.url, timeout=20, trust_env=False) as http:
+        answer = await http.post("/v1/chat/completions", content=content, headers=raw)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["message"]
+    assert stack.pipeline.requests() == []
+
+
+async def test_a_body_of_100_mb_is_refused_without_being_held(stack: Stack) -> None:
+    chunk = b" " * 65_536
+
+    async def huge() -> AsyncIterator[bytes]:
+        for _ in range(1_600):
+            yield chunk
+
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with client(stack, **{"content-type": "application/json"}) as http:
+        answer = await http.post("/v1/chat/completions", content=huge())
+    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50_000
+
+
+async def test_unknown_paths_and_methods_answer_in_openais_shape(stack: Stack) -> None:
+    async with client(stack) as http:
+        for answer, status in ((await http.get("/v1/nothing"), 404), (await http.get("/v1/chat/completions"), 405)):
+            assert answer.status_code == status
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        for position in ("-1", "1.5", "x", "99999999999999999999"):
+            response_id = f"resp_{stack.settings.region}-0_" + "0" * 32
+            answer = await http.get(f"/v1/responses/{response_id}?stream=true", headers={"last-event-id": position})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last-event-id")
+
+
+async def test_a_raw_half_request_disturbs_nobody(stack: Stack) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nab")
+    await writer.drain()
+    assert (await reader.read(15)).startswith(b"HTTP/1.1 400")
+    writer.close()
+    await writer.wait_closed()
+    async with client(stack) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
+        await answering
