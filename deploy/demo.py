@@ -34,6 +34,12 @@ DRAGON = "Tell me a story about a dragon."
 QUESTION = "What is the capital of France?"
 DENIED_PHRASE = "the silver dragon"
 
+USAGE_SQL = """
+    SELECT response_id, tenant_id, ending, billable, uncached_input_tokens, cached_input_tokens, output_tokens,
+           released_tokens, cost_pico, currency
+    FROM usage_events FINAL WHERE response_id IN ($ids) ORDER BY accepted_at, usage_id
+"""
+
 # What `--engine sim` says: it has no model, so the phrase that the policy denies is in its script.
 SIMULATED_SCRIPT = (
     "The capital of France is Paris. A fox went for a walk and met an old friend by the river. "
@@ -218,12 +224,7 @@ def quota_refused(tour: Tour) -> None:
 
 def usage_in_clickhouse(tour: Tour) -> None:
     """The usage rows of all that, from ClickHouse"""
-    ids = ", ".join(f"'{response_id}'" for response_id in tour.responses)
-    sql = (
-        "SELECT response_id, tenant_id, ending, billable, uncached_input_tokens, cached_input_tokens, output_tokens,"
-        " released_tokens, cost_pico, currency FROM usage_events FINAL"
-        f" WHERE response_id IN ({ids}) ORDER BY accepted_at, usage_id"
-    )
+    sql = USAGE_SQL.replace("$ids", ", ".join(f"'{response_id}'" for response_id in tour.responses))
     deadline_s = time.monotonic() + USAGE_TIMEOUT_S
     while True:
         result = query(tour.stack.plan.settings, sql)
@@ -311,9 +312,7 @@ def main() -> int:
     if failed:
         out.print(f"\n[red]{len(failed)} of {len(STEPS)} steps failed: {', '.join(failed)}[/red]")
         return 1
-    out.print(
-        f"\n[green]All {len(STEPS)} steps did what they say[/green] [dim]{time.monotonic() - began_s:.0f} s[/dim]"
-    )
+    out.print(f"\n[green]All {len(STEPS)} steps did what they say[/green] ({progress.elapsed_s():.0f} s)")
     return 0
 
 

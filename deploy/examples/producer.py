@@ -31,7 +31,8 @@ def produce(status: dict[str, Any], prompt: str, custom_id: str, max_tokens: int
     private_key = load_pem_private_key(Path(producer_key["key_file"]).read_bytes(), password=None)
     if not isinstance(private_key, Ed25519PrivateKey):
         raise TypeError(f"{producer_key['key_file']} holds no Ed25519 key")
-    body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": "default", "messages": messages, "max_tokens": max_tokens, "temperature": 0}
     value = BatchJob(body=body).model_dump_json().encode()
     topic = producer_key["topics"]["intake"]
     headers = sign_job(
