@@ -8,7 +8,7 @@ from streams.offset_tracker import OffsetTracker
 class CommitGate:
     """Pure bookkeeping over tickets: one per record handed to the producer. One proposal at a time.
 
-    The caller flushes its own buffers before it proposes, so that all that lies below the positions has a ticket.
+    The caller proposes only positions below which everything has a ticket.
     """
 
     def __init__(self) -> None:

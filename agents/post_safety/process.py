@@ -381,15 +381,9 @@ class PostSafetyProcess:
         now_ms = self._now_ms()
         if self._gate.is_idle and now_ms >= self._commit_due_ms:
             self._commit_due_ms = now_ms + COMMIT_EVERY_MS
-            self._propose()
+            # Rows that still wait are of open responses: a terminal sends what waits in front of it.
+            self._gate.propose(self._core.to_commit())
         self._commit_ready()
-
-    def _propose(self) -> None:
-        offsets = self._core.to_commit()
-        if offsets:
-            for group in self._regrouper.take_all():
-                self._send_group(group)
-            self._gate.propose(offsets)
 
     def _commit_ready(self) -> None:
         offsets = self._gate.ready()

@@ -13,6 +13,7 @@ from agents.phrases import PhraseSet
 from agents.post_safety.process import DeliveryFailed
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import ENDINGS, EndingCode
+from streams.log import LogRecord
 from streams.memory_log import Fault, FaultKind
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
@@ -263,14 +264,28 @@ def test_the_deadline_ends_what_no_worker_ends() -> None:
     assert world.committed() == 6
 
 
-def test_what_ended_during_an_outage_gets_no_deadline_ending() -> None:
+def test_what_ended_during_an_outage_gets_no_ending_of_ours() -> None:
     world = World()
-    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["Hi"])))
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["Hi"])), frame(Row("r1", 3, [" there"])))
+    world.cancel("r1")
+    world.write(*(frame(Row("elsewhere", 1, ["x"])) for _ in range(1_000)))
     world.write(frame(Row("r1", 2, ["!"], finish="stop")))
     world.now_ms = DEADLINE_MS + 1
     Member(world).run()
     assert world.answer("r1").terminal.code is EndingCode.COMPLETED
     assert not world.endings()
+
+
+def test_a_halt_that_stands_in_the_log_is_not_written_again() -> None:
+    world = World()
+    world.write(opened("open"), opened("r1"), fence("r1"), frame(Row("r1", 1, ["My", " secret", " sauce", " is"])))
+    member = Member(world)
+    member.run()
+    assert world.committed() == 0, "another response holds the commit"
+    member.kill()
+    member.run()
+    assert len(world.endings()) == 1
+    assert world.answer("r1").terminal.code is EndingCode.SAFETY_HALTED
 
 
 def test_a_cancel_that_nobody_claimed_ends_at_once() -> None:
@@ -496,6 +511,42 @@ def test_a_zombie_member_adds_nothing_that_differs() -> None:
     answer = world.answer("r0")
     assert (answer.text, answer.terminal.code) == ("a make tea", EndingCode.COMPLETED)
     assert answer.bill.released_tokens == 3
+
+
+def test_a_partition_that_goes_is_committed_first() -> None:
+    world = World()
+    first = Member(world, "one")
+    first.run(50)
+    plain_answer(world, "r0")
+    world.write(opened("r1"), ending("r1", EndingCode.CANCELLED), partition=1)
+    first.run(10)
+    assert (world.committed(0), world.committed(1)) == (None, None)
+    second = Member(world, "two")
+    second.run(10)
+    first.run(10)
+    assert (world.committed(0), world.committed(1)) == (5, 2)
+
+
+def test_a_partition_that_goes_and_comes_back_within_one_poll_is_rebuilt_from_its_commit() -> None:
+    world = World()
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["a"])))
+    member = Member(world)
+    member.run(100)
+    world.write(frame(Row("r1", 2, ["b"])))
+    poll = member.generated.poll
+
+    def interrupted(max_records: int, timeout_s: float) -> list[LogRecord]:
+        member.generated.poll = poll  # type: ignore[method-assign]
+        records = poll(max_records, timeout_s)
+        member.generated.drop()
+        return records + poll(max_records, timeout_s)
+
+    member.generated.poll = interrupted  # type: ignore[method-assign]
+    member.run(100)
+    world.write(frame(Row("r1", 3, ["c"], finish="stop")))
+    member.run()
+    answer = world.answer("r1")
+    assert (answer.text, answer.bill.output_tokens, answer.terminal.code) == ("abc", 3, EndingCode.COMPLETED)
 
 
 def test_close_leaves_nothing_behind() -> None:
