@@ -45,10 +45,6 @@ class _LaneQueue:
     def remove(self, response_id: str) -> None:
         del self._queue[response_id]
 
-    def oldest_ms(self) -> int | None:
-        head = self.peek()
-        return None if head is None else head.queued_at_ms
-
 
 class Scheduler:
     """Holds what waits. Every request is in it at most once."""
@@ -118,7 +114,8 @@ class Scheduler:
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         """Age of the request that each lane would give next; 0 for an empty lane."""
-        return {lane: max(now_ms - (queue.oldest_ms() or now_ms), 0) for lane, queue in self._lanes.items()}
+        heads = {lane: queue.peek() for lane, queue in self._lanes.items()}
+        return {lane: 0 if head is None else max(now_ms - head.queued_at_ms, 0) for lane, head in heads.items()}
 
     def _discard(self, item: Queued) -> None:
         del self._items[item.response_id]

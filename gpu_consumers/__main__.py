@@ -1,0 +1,139 @@
+"""`python -m gpu_consumers`: one worker of the pool `worker.pool`."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+import uvloop
+from pydantic import ValidationError
+from redis.asyncio import Redis
+
+from gpu_consumers.claim import RedisClaims
+from gpu_consumers.core import CoreConfig, WorkerCore
+from gpu_consumers.engine import Engine
+from gpu_consumers.metrics import WorkerMetrics
+from gpu_consumers.scheduler import home_partitions
+from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.vllm_engine import VllmEngine
+from gpu_consumers.worker import FLUSH_S, Ports, Worker, WorkerFailed
+from streams.consumer_thread import ConsumerThread, ProducerThread
+from streams.directory import Model, Pool
+from streams.ids import mint_attempt_id
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.log import LogError
+from streams.observability import HealthServer, configure_logging
+from streams.settings import Settings, SettingsError, load_settings
+from streams.toml_directory import SettingsCatalog
+
+_log = structlog.get_logger()
+
+
+def pool_and_model(settings: Settings) -> tuple[Pool, Model]:
+    """The pool of this worker and the model that it serves. Raises SettingsError."""
+    catalog = SettingsCatalog(settings)
+    name = settings.worker.pool
+    try:
+        pool = catalog.pool(name)
+    except KeyError:
+        raise SettingsError(f"worker.pool: no pool {name!r}") from None
+    models = [model for model in catalog.models() if model.pool == name]
+    if len(models) != 1:
+        raise SettingsError(f"pools.{name}: serves {len(models)} models, a worker needs exactly one")
+    return pool, models[0]
+
+
+def make_engine(pool: Pool, model: Model) -> Engine:
+    """The pool's engine, not started. Raises SettingsError for arguments that the simulated engine does not know."""
+    if pool.engine == "vllm":
+        if not Path(model.path).is_dir():
+            raise SettingsError(f"models.{model.name}.path: no folder {model.path}")
+        return VllmEngine(model.path, pool.engine_args, pool.max_running)
+    try:
+        settings = SimulatedEngineSettings.model_validate({"max_running": pool.max_running, **pool.engine_args})
+    except ValidationError as error:
+        lines = (f"pools.{pool.name}.engine_args.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise SettingsError("\n".join(lines)) from None
+    return SimulatedEngine(settings)
+
+
+async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) -> None:
+    """Wires a worker and runs it until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    topics = settings.topics
+    worker = settings.worker
+    client_id = worker.worker_id
+    config = CoreConfig(
+        worker_id=worker.worker_id,
+        pool=pool.name,
+        model=model.name,
+        engine=pool.engine,
+        topics=topics,
+        home_partitions=tuple(
+            home_partitions(worker.worker_id, range(topics.generated.partitions), worker.home_partitions)
+        ),
+        lease_ms=worker.lease_ms,
+        max_running=pool.max_running,
+        healthy_buffer=worker.healthy_buffer,
+        max_uncommitted_records=worker.max_uncommitted_records,
+        max_uncommitted_bytes=worker.max_uncommitted_bytes,
+    )
+    timeout_s = settings.redis.timeout_ms / 1_000
+    async with contextlib.AsyncExitStack() as stack:
+        redis = Redis.from_url(
+            settings.redis.url, decode_responses=True, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+        )
+        stack.push_async_callback(redis.aclose)
+        claims = RedisClaims(
+            redis,
+            region=settings.region,
+            pool=pool.name,
+            incarnation=f"{worker.worker_id}/{mint_attempt_id()}",
+            lease_ms=worker.lease_ms,
+        )
+        producer = ProducerThread(KafkaProducer(settings.kafka, client_id))
+        stack.push_async_callback(producer.close, FLUSH_S)
+        control = ConsumerThread(KafkaConsumer(settings.kafka, None, f"{client_id}-control", fetch_wait_ms=20))
+        stack.push_async_callback(control.close)
+        lanes = ConsumerThread(
+            KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id, fetch_wait_ms=20)
+        )
+        stack.push_async_callback(lanes.close)
+        metrics = WorkerMetrics()
+        core = WorkerCore(config, mint_attempt_id, metrics)
+        ports = Ports(
+            engine, lanes, control, producer, claims,
+            lambda: KafkaConsumer(settings.kafka, None, f"{client_id}-read-back"),
+        )  # fmt: skip
+        shell = Worker(core, ports, worker, metrics)
+        health = HealthServer(settings.health_port, lambda: shell.not_ready)
+        stack.callback(health.close)
+        _log.info("started", pool=pool.name, engine=pool.engine, health_port=health.port)
+        await shell.run(stop)
+    _log.info("stopped")
+
+
+def main() -> int:
+    try:
+        settings = load_settings()
+        pool, model = pool_and_model(settings)
+        engine = make_engine(pool, model)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    configure_logging(settings.worker.worker_id, settings.log_level)
+    try:
+        uvloop.run(serve(settings, pool, model, engine))
+    except (WorkerFailed, LogError) as error:
+        _log.error("failed", error=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

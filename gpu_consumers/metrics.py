@@ -1,0 +1,71 @@
+"""What a worker shows on `/metrics`. Names carry their units."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from gpu_consumers.engine import EngineStats
+from schemas.request import Lane
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30, 60, 120)
+_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
+
+
+class WorkerMetrics:
+    """An `Observer` of the core, and gauges that the heartbeat sets."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._running = Gauge("sluice_worker_running_requests", "Requests in the engine's batch", registry=registry)
+        self._engine_waiting = Gauge(
+            "sluice_worker_engine_waiting_requests", "Requests in the engine, not in its batch", registry=registry
+        )
+        self._waiting = Gauge(
+            "sluice_worker_waiting_requests", "Requests read but not in the engine", ["lane"], registry=registry
+        )
+        self._queue_age = Gauge(
+            "sluice_worker_queue_age_seconds", "Age of the request that is next", ["lane"], registry=registry
+        )
+        self._kv_used = Gauge("sluice_worker_kv_blocks_used", "KV-cache blocks that requests hold", registry=registry)
+        self._kv_total = Gauge("sluice_worker_kv_blocks", "KV-cache blocks", registry=registry)
+        self._queue_time = Histogram(
+            "sluice_worker_queue_seconds", "From read to start", ["lane"], buckets=_SECONDS, registry=registry
+        )
+        self._ttft = Histogram(
+            "sluice_worker_time_to_first_token_seconds", "From acceptance to the first token published", ["lane"],
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._inter_token = Histogram(
+            "sluice_worker_inter_token_seconds", "Mean of each attempt", buckets=_TOKEN_SECONDS, registry=registry
+        )
+        self._tokens = Counter("sluice_worker_generated_tokens", "Tokens published", registry=registry)
+        self._closed = Counter(
+            "sluice_worker_attempts", "Attempts that left the engine", ["outcome"], registry=registry
+        )
+        self.claim_failures = Counter(
+            "sluice_worker_claim_failures", "Calls to the claim store that failed", registry=registry
+        )
+        self.delivery_failures = Counter(
+            "sluice_worker_delivery_failures", "Records that Kafka did not take", registry=registry
+        )
+        self.engine_deaths = Counter("sluice_worker_engine_deaths", "Deaths of the engine", registry=registry)
+
+    def started(self, lane: Lane, waited_ms: int) -> None:
+        self._queue_time.labels(lane.value).observe(waited_ms / 1_000)
+
+    def first_token(self, lane: Lane, since_accepted_ms: int) -> None:
+        self._ttft.labels(lane.value).observe(since_accepted_ms / 1_000)
+
+    def tokens(self, count: int) -> None:
+        self._tokens.inc(count)
+
+    def closed(self, outcome: str, tokens: int, first_token_ms: int, last_token_ms: int) -> None:
+        self._closed.labels(outcome).inc()
+        if tokens > 1:
+            self._inter_token.observe((last_token_ms - first_token_ms) / (tokens - 1) / 1_000)
+
+    def gauges(self, stats: EngineStats, waiting: dict[Lane, int], oldest_waiting_ms: dict[Lane, int]) -> None:
+        self._running.set(stats.running)
+        self._engine_waiting.set(stats.waiting)
+        self._kv_used.set(stats.kv_blocks_used)
+        self._kv_total.set(stats.kv_blocks_total)
+        for lane, count in waiting.items():
+            self._waiting.labels(lane.value).set(count)
+            self._queue_age.labels(lane.value).set(oldest_waiting_ms[lane] / 1_000)

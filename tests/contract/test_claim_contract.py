@@ -1,0 +1,125 @@
+"""Claims: the Redis script against the table in memory, and what happens to claims in time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Literal
+
+import hypothesis.strategies as st
+import pytest
+import redis as sync_redis
+from hypothesis import HealthCheck, given, settings
+from redis.asyncio import Redis
+
+from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, ClaimTable, RedisClaims
+
+LONG_MS = 600_000
+_regions = count()
+
+Step = tuple[Literal["claim", "finish", "release", "resign"], str, str]
+STEPS: st.SearchStrategy[list[Step]] = st.lists(
+    st.tuples(
+        st.sampled_from(["claim", "claim", "finish", "release", "resign"]),
+        st.sampled_from(["a/1", "a/2", "b/1"]),
+        st.sampled_from(["r1", "r2"]),
+    ),
+    max_size=25,
+)
+
+
+def claims(redis: Redis, region: str, incarnation: str = "a/1", lease_ms: int = LONG_MS) -> RedisClaims:
+    return RedisClaims(redis, region=region, pool="p", incarnation=incarnation, lease_ms=lease_ms)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = Redis.from_url(redis_url, decode_responses=True, socket_timeout=5)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def region() -> str:
+    return f"claims{next(_regions)}"
+
+
+@given(script=STEPS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> None:
+    async def play() -> None:
+        client = Redis.from_url(redis_url, decode_responses=True, socket_timeout=5)
+        region = f"claims{next(_regions)}"
+        stores = {name: claims(client, region, name) for name in ("a/1", "a/2", "b/1")}
+        table = ClaimTable(LONG_MS)
+        for number, (what, incarnation, response_id) in enumerate(script):
+            store = stores[incarnation]
+            if what == "claim":
+                request = ClaimRequest(response_id, f"att_{number}")
+                [found] = await store.claim([request])
+                expected = table.claim(incarnation, request, 0)
+                assert found.state == expected.state
+                if found.state == "expired":
+                    assert found.previous_attempt_id == expected.previous_attempt_id
+                if found.state == "leased":
+                    assert 0 < found.retry_in_ms <= LONG_MS
+            elif what == "finish":
+                await store.finish([response_id])
+                table.finish(response_id)
+            elif what == "release":
+                await store.release([response_id])
+                table.release(incarnation, response_id)
+            else:
+                await store.resign()
+                table.resign(incarnation)
+        await client.aclose()
+
+    asyncio.run(play())
+
+
+async def test_of_many_that_claim_at_once_one_gets_it(redis: Redis, region: str) -> None:
+    workers = [claims(redis, region, f"w{number}/1") for number in range(20)]
+    answers = await asyncio.gather(*(worker.claim([ClaimRequest("r", "att")]) for worker in workers))
+    assert sorted(answer.state for [answer] in answers) == ["fresh"] + ["leased"] * 19
+
+
+async def test_one_renewal_keeps_everything_and_its_absence_loses_everything(redis: Redis, region: str) -> None:
+    holder, other = claims(redis, region, "a/1", lease_ms=400), claims(redis, region, "b/1")
+    requests = [ClaimRequest(f"r{number}", f"att{number}") for number in range(50)]
+    assert {claim.state for claim in await holder.claim(requests)} == {"fresh"}
+    for _ in range(4):
+        await asyncio.sleep(0.15)
+        await holder.renew()
+    leased = await other.claim(requests)
+    assert {claim.state for claim in leased} == {"leased"}
+    assert all(0 < claim.retry_in_ms <= 400 for claim in leased)
+    await asyncio.sleep(leased[0].retry_in_ms / 1_000 + 0.02)
+    assert await other.claim(requests) == [Claim("expired", f"att{number}") for number in range(50)]
+
+
+async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
+    store = claims(redis, region)
+    await store.claim([ClaimRequest("r1", "att1"), ClaimRequest("r2", "att2")])
+    await store.finish(["r2", "r3"])
+    keys = [key async for key in redis.scan_iter(f"sluice:{{claims.{region}.p}}*")]
+    assert len(keys) == 4
+    assert all([await redis.pttl(key) > 0 for key in keys])
+
+
+async def test_a_store_that_does_not_answer_says_so() -> None:
+    client = Redis.from_url("redis://127.0.0.1:1/0", decode_responses=True, socket_timeout=0.2)
+    store = claims(client, "nowhere")
+    for call in (store.claim([ClaimRequest("r", "a")]), store.renew(), store.finish(["r"]), store.release(["r"])):
+        with pytest.raises(ClaimsUnavailable):
+            await call
+    with pytest.raises(ClaimsUnavailable):
+        await store.resign()
+    await client.aclose()
+
+
+async def test_the_script_survives_a_flushed_script_cache(redis: Redis, redis_url: str, region: str) -> None:
+    store = claims(redis, region)
+    await store.claim([ClaimRequest("r1", "att1")])
+    with sync_redis.Redis.from_url(redis_url) as admin:
+        admin.script_flush()
+    [claim] = await store.claim([ClaimRequest("r2", "att2")])
+    assert claim.state == "fresh"
