@@ -148,7 +148,6 @@ class PostSafetyProcess:
         due_in_ms = self._regrouper.due_in_ms(self._now_ms())
         timeout_s = _IDLE_POLL_S if due_in_ms is None else min(due_in_ms / 1_000, _IDLE_POLL_S)
         records = self._poll(timeout_s)
-        self._joined = True
         # 2 Decide and hand over. After a crash: read again from the commit; what was already sent is sent again, alike.
         for record in self._control.poll(_MAX_RECORDS, 0):
             self._take_control(record)
