@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from agents.script_pipeline import Answer, ScriptPipeline
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from streams.directory import Limits
@@ -76,6 +77,15 @@ class Restored:
     deadline_ms: int
     decision: Decision | None
     refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A reservation that nobody has settled by its deadline."""
+
+    response_id: str
+    deadline_ms: int
+    decision: Decision | None
 
 
 Outcome = Reserved | Decided | Refusal | Finished
@@ -129,7 +139,7 @@ class RedisQuota:
         self._keep_ms = keep_ms
         self.now_ms = now_ms
         self._epoch = ""
-        self._script = redis.register_script(files("agents").joinpath("quota.lua").read_text())
+        self._script = ScriptPipeline(redis, files("agents").joinpath("quota.lua").read_text())
 
     @property
     def epoch_key(self) -> str:
@@ -157,7 +167,7 @@ class RedisQuota:
 
     async def _call(
         self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
-    ) -> list[bytes | str | int]:
+    ) -> Answer:
         try:
             answer = await self._run(operation, tenant_id, limits, response_id, *arguments)
             if _text(answer[0]) != "epoch":
@@ -176,16 +186,15 @@ class RedisQuota:
 
     async def _run(
         self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
-    ) -> list[bytes | str | int]:
+    ) -> Answer:
         now = "" if self.now_ms is None else self.now_ms
-        answer: list[bytes | str | int] = await self._script(
+        return await self._script.call(
             self._keys(tenant_id, response_id),
             [
                 operation, self._epoch, now, limits.requests_per_minute, limits.tokens_per_minute,
                 limits.concurrent_responses, response_id, self._keep_ms, *arguments,
             ],
         )  # fmt: skip
-        return answer
 
     async def reserve(
         self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
@@ -208,15 +217,17 @@ class RedisQuota:
     async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
         return _text((await self._call("refund", tenant_id, limits, response_id))[0]) == "refunded"
 
-    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[tuple[str, Decision | None]]:
-        """Reservations whose deadline lies before `before_ms`, with their decisions; at most `limit`, oldest first."""
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[Overdue]:
+        """Reservations whose deadline lies before `before_ms`; at most `limit`, oldest first."""
         prefix = self._keys(tenant_id, "")
         try:
-            ids = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=0, num=limit)
-            overdue: list[tuple[str, Decision | None]] = []
-            for raw in ids:
+            due = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=0, num=limit, withscores=True)
+            overdue = []
+            for entry in due:
+                raw, deadline_ms = entry[0], float(entry[1])
                 decision = await self._redis.hget(f"{prefix[2]}{_text(raw)}", "decision")
-                overdue.append((_text(raw), Decision.model_validate_json(decision) if decision else None))
+                route = Decision.model_validate_json(decision) if decision else None
+                overdue.append(Overdue(_text(raw), int(deadline_ms), route))
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
         return overdue
@@ -244,7 +255,7 @@ class RedisQuota:
         return _text(answer[0]) == "restored"
 
 
-def _outcome(answer: list[bytes | str | int], response_id: str) -> Outcome:
+def _outcome(answer: Answer, response_id: str) -> Outcome:
     kind = _text(answer[0])
     if kind == "reserved":
         return Reserved(int(answer[1]))

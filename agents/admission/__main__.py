@@ -1,5 +1,6 @@
 """Wires and runs one admission worker."""
 
+import asyncio
 import os
 import sys
 import time
@@ -8,6 +9,7 @@ from typing import NoReturn
 
 import faust
 import structlog
+import uvloop
 from redis.asyncio import BlockingConnectionPool, Redis
 
 from agents.app import AdmissionApp
@@ -47,7 +49,7 @@ def redis_client(settings: Settings) -> Redis:
     timeout_s = settings.redis.timeout_ms / 1_000
     pool = BlockingConnectionPool.from_url(
         settings.redis.url,
-        max_connections=min(settings.admission.in_flight, 64),
+        max_connections=8,
         timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
@@ -135,7 +137,10 @@ def run(settings: Settings) -> int:
     watchdog.start()
     code = EXIT_FAILED
     try:
-        _Worker(admission.faust, quiet=True, loglevel="WARN").execute_from_commandline()
+        # Faust's consumer thread makes a loop of its own, by the policy.
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+        worker = _Worker(admission.faust, quiet=True, loglevel="WARN", loop=uvloop.new_event_loop())
+        worker.execute_from_commandline()
     except SystemExit as stop:
         # How Faust's worker always ends: 0 after a signal, 1 after a crash.
         code = stop.code if isinstance(stop.code, int) else EXIT_FAILED

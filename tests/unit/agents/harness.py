@@ -35,6 +35,9 @@ ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "models" / "sluice-tiny"
 SECRET = b"a deployment secret of the tests, 32+"
 POOL = "default"
+MODEL_SETTINGS = {
+    "name": "sluice-tiny", "aliases": ["default"], "path": str(MODEL), "pool": POOL, "context_window": 4_096,
+}  # fmt: skip
 
 
 def now_ms() -> int:
@@ -122,9 +125,7 @@ requests_per_minute = 1
             "SLUICE_REDIS__URL": self.redis_url,
             "SLUICE_ADMISSION__PLACEMENT": placement,
             "SLUICE_POOLS": json.dumps([{"name": POOL, "engine": "simulated"}]),
-            "SLUICE_MODELS": json.dumps(
-                [{"name": "sluice-tiny", "aliases": ["default"], "path": str(MODEL), "pool": POOL, "context_window": 4096}]
-            ),
+            "SLUICE_MODELS": json.dumps([MODEL_SETTINGS]),
             **extra,
         }  # fmt: skip
 

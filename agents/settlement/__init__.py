@@ -1,0 +1,1 @@
+"""The settlement process: `python -m agents.settlement`."""

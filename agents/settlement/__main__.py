@@ -1,0 +1,84 @@
+"""Wires and runs settlement until SIGTERM or SIGINT."""
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+
+import structlog
+from redis.asyncio import Redis
+
+from agents.quota import RedisQuota
+from agents.settlement.core import LaneQueues, Settlement
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.log import LogConsumer, LogError
+from streams.observability import HealthServer, configure_logging
+from streams.settings import Settings, SettingsError, load_settings
+from streams.toml_directory import TomlTenantDirectory
+
+_log = structlog.get_logger()
+
+
+def run(settings: Settings) -> int:
+    """0 after a signal, 1 after a failure of the log."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    timeout_s = settings.redis.timeout_ms / 1_000
+    redis = Redis.from_url(settings.redis.url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None)
+    readers: dict[str, LogConsumer] = {}
+
+    def reader_of(pool: str) -> LogConsumer:
+        if pool not in readers:
+            readers[pool] = KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool}", "settlement-reader")
+        return readers[pool]
+
+    with asyncio.Runner() as loop:
+        settlement = Settlement(
+            topics=settings.topics,
+            consumer=KafkaConsumer(settings.kafka, f"{settings.region}.settlement", "settlement"),
+            producer=KafkaProducer(settings.kafka, "settlement"),
+            quota=RedisQuota(redis, settings.region),
+            directory=TomlTenantDirectory(settings.tenants_file),
+            queued=LaneQueues(settings.topics, reader_of),
+            clock_ms=lambda: time.time_ns() // 1_000_000,
+            wait=stopping.wait,
+            run=loop.run,
+        )
+
+        def ready() -> str | None:
+            if not settlement.assigned:
+                return "no partitions yet"
+            return None if settlement.store_answers else "the quota store does not answer"
+
+        health = HealthServer(settings.health_port, ready)
+        _log.info("settlement_starts", health_port=health.port)
+        try:
+            settlement.start()
+            while not stopping.is_set():
+                settlement.step()
+            settlement.close()
+        except LogError as error:
+            _log.error("settlement_failed", error=str(error))
+            return 1
+        finally:
+            for reader in readers.values():
+                reader.close()
+            loop.run(redis.aclose())
+            health.close()
+    return 0
+
+
+def main() -> int:
+    try:
+        settings = load_settings()
+        configure_logging("settlement", settings.log_level)
+        return run(settings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Turns reservations into what was used, from `usage`; and returns what nobody will ever settle.
+
+`step()` reads, settles, commits. Settling is idempotent per response and choice, so a crash between the two only
+repeats it. While the quota store does not answer, the same records are kept and tried again; nothing is committed past
+them.
+"""
+
+import asyncio
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from agents import metrics
+from agents.quota import QuotaUnavailable, RedisQuota
+from agents.stages import limits_of
+from schemas.admission import Decision
+from schemas.codec import Undecodable, decode
+from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.usage import USAGE, UsageEvent
+from streams.directory import TenantDirectory
+from streams.log import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
+from streams.topics import Topics
+
+MAX_RECORDS = 500
+POLL_S = 0.2
+RETRY_S = 0.5
+SWEEP_INTERVAL_MS = 5_000
+SWEEP_GRACE_MS = 60_000
+"""How long after its deadline a reservation may still be settled in the usual way."""
+SWEEP_LIMIT = 200
+FLUSH_TIMEOUT_S = 30.0
+_log = structlog.get_logger()
+
+
+def used_tokens(event: UsageEvent) -> int:
+    """What counts against tokens per minute: everything that is billed; nothing where the fault was ours."""
+    if not event.billable:
+        return 0
+    return (
+        event.uncached_input_tokens + event.cached_input_tokens + event.output_tokens + event.reasoning_tokens
+    )  # fmt: skip
+
+
+class Queued(Protocol):
+    """Whether work may still be waiting, or running, somewhere."""
+
+    def may_be(self, decision: Decision, deadline_ms: int) -> bool: ...
+
+
+@dataclass(slots=True)
+class LaneQueues:
+    """Asks the broker how far the workers of a pool have committed a lane; they commit only what has ended."""
+
+    topics: Topics
+    consumer_of: Callable[[str], LogConsumer]
+    """An independent reader of the positions of a pool's group of workers; kept by the caller."""
+
+    def may_be(self, decision: Decision, deadline_ms: int) -> bool:
+        """Work is written before its deadline: when all up to there is committed, none of it is left."""
+        consumer = self.consumer_of(decision.pool)
+        partition = TopicPartition(self.topics.lane(decision.pool, decision.lane).name, decision.lane_partition)
+        first, end = consumer.watermarks(partition)
+        committed = consumer.committed([partition])[partition].offset
+        return max(first if committed is None else committed, first) < min(
+            consumer.offset_at(partition, deadline_ms), end
+        )
+
+
+class Settlement:
+    """One member of the group. Not thread-safe. `run` runs a coroutine to its end on the process's event loop."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        consumer: LogConsumer,
+        producer: LogProducer,
+        quota: RedisQuota,
+        directory: TenantDirectory,
+        queued: Queued,
+        clock_ms: Callable[[], int],
+        wait: Callable[[float], object],
+        run: Callable[..., object],
+    ) -> None:
+        self._topics = topics
+        self._consumer = consumer
+        self._producer = producer
+        self._quota = quota
+        self._directory = directory
+        self._queued = queued
+        self._clock_ms = clock_ms
+        self._wait = wait
+        self._run = run
+        self._kept: list[LogRecord] = []
+        self._next_sweep_ms = 0
+        self.assigned = False
+        self.store_answers = True
+
+    def start(self) -> None:
+        self._consumer.subscribe(
+            [self._topics.usage.name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+        )
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _on_assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.assigned = True
+        if self._kept:
+            self._consumer.pause(partitions)
+
+    def _on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
+        gone = set(partitions)
+        self._kept = [record for record in self._kept if record.source not in gone]
+
+    def step(self) -> int:
+        """Reads, settles, commits, sweeps when it is time. Returns how many records it finished. Raises LogError."""
+        if self._kept:
+            # Keeps the membership alive; everything is paused, so nothing comes.
+            self._kept += self._consumer.poll(MAX_RECORDS, 0)
+        else:
+            self._kept = self._consumer.poll(MAX_RECORDS, POLL_S)
+        records = list(self._kept)
+        try:
+            self._run(self._settle_all(records))
+        except QuotaUnavailable as error:
+            if self.store_answers:
+                _log.warning("quota_store_does_not_answer", error=str(error))
+                self._consumer.pause(self._consumer.assignment())
+            self.store_answers = False
+            self._wait(RETRY_S)
+            return 0
+        if not self.store_answers:
+            self.store_answers = True
+            self._consumer.resume(self._consumer.assignment())
+        self._kept = []
+        self._commit(records)
+        if not records:
+            self._sweep_when_due()
+        return len(records)
+
+    def _commit(self, records: Sequence[LogRecord]) -> None:
+        owned = set(self._consumer.assignment())
+        offsets = {record.source: record.offset + 1 for record in records if record.source in owned}
+        if offsets:
+            if self._producer.flush(FLUSH_TIMEOUT_S):
+                raise LogError("dead letters were not acknowledged in time", retriable=True)
+            self._consumer.commit(offsets)
+
+    async def _settle_all(self, records: Sequence[LogRecord]) -> None:
+        events = [event for record in records if (event := self._decode(record)) is not None]
+        results = await asyncio.gather(*(self._settle(event) for event in events), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        for result in results:
+            metrics.SETTLEMENTS.labels(result).inc()
+
+    async def _settle(self, event: UsageEvent) -> str:
+        tenant_id = event.scope.tenant_id
+        limits = limits_of(tenant_id, self._directory)
+        return await self._quota.settle(tenant_id, limits, event.response_id, event.choice, used_tokens(event))
+
+    def _decode(self, record: LogRecord) -> UsageEvent | None:
+        try:
+            event = decode(USAGE, record.value)
+        except Undecodable as error:
+            self._bury(record, error)
+            return None
+        return event if isinstance(event, UsageEvent) else None
+
+    def _bury(self, record: LogRecord, error: Undecodable) -> None:
+        value = record.value or b""
+        letter = DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            stage="settlement",
+            reason=error.reason,
+            detail=error.detail,
+            value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
+            truncated=len(value) > MAX_DEAD_LETTER_BYTES,
+            dead_at_ms=self._clock_ms(),
+        )
+        origin = f"{record.topic}-{record.partition}-{record.offset}"
+        self._producer.produce(self._topics.dead_letters.name, letter.encode(), key=origin)
+
+    def _sweep_when_due(self) -> None:
+        now_ms = self._clock_ms()
+        if now_ms < self._next_sweep_ms:
+            return
+        self._next_sweep_ms = now_ms + SWEEP_INTERVAL_MS
+        try:
+            self._run(self.sweep(now_ms))
+        except (QuotaUnavailable, LogError) as error:
+            _log.warning("sweep_put_off", error=str(error))
+
+    async def sweep(self, now_ms: int) -> None:
+        """Refunds what was due long ago, unless its work may still be queued. A late settlement then debits it.
+
+        Called only when `usage` is read to its end, so a response that has ended is not taken for a lost one.
+        """
+        before_ms = now_ms - SWEEP_GRACE_MS
+        for tenant in self._directory.tenants():
+            for due in await self._quota.overdue(tenant.tenant_id, before_ms, SWEEP_LIMIT):
+                if due.decision is not None and self._queued.may_be(due.decision, due.deadline_ms):
+                    metrics.SWEPT.labels("queued").inc()
+                    continue
+                refunded = await self._quota.refund(tenant.tenant_id, tenant.limits, due.response_id)
+                metrics.SWEPT.labels("refunded" if refunded else "unchanged").inc()
