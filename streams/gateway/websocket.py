@@ -191,7 +191,7 @@ class Socket:
             case RequestMessage(request_id=request_id):
                 if request_id in self._requests:
                     self._refuse(_invalid("The request_id is in use on this socket.", "request_id"), request_id)
-                elif len(self._requests) + len(self._watched) >= MAX_RESPONSES_PER_SOCKET:
+                elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
                     self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
                 else:
                     self._requests.add(request_id)
@@ -200,7 +200,7 @@ class Socket:
                 if response_id in self._watched:
                     error = _invalid("The response is on this socket already.", "response_id")
                     self._refuse(error, response_id=response_id)
-                elif len(self._requests) + len(self._watched) >= MAX_RESPONSES_PER_SOCKET:
+                elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
                     error = RequestError(EndingCode.OVERLOADED, "Too many responses on this socket.")
                     self._refuse(error, response_id=response_id)
                 else:
@@ -229,7 +229,6 @@ class Socket:
             self._requests.discard(request_id)
             self._refuse(error, request_id)
             return
-        self._requests.discard(request_id)
         self._say(Accepted(request_id=request_id, response_id=response_id))
         self._watch(response_id, follower, request_id)
 
@@ -281,6 +280,8 @@ class Socket:
     def _unwatch(self, watched: _Watched) -> None:
         self._watched.pop(watched.response_id, None)
         self._by_follower.pop(watched.follower, None)
+        if watched.request_id is not None:
+            self._requests.discard(watched.request_id)
         self._gateway.release(watched.follower)
 
     def _on_ready(self, follower: Follower) -> None:

@@ -1,0 +1,235 @@
+"""Replay: packed entries on a real Redis, the log behind them, and offsets that never run ahead of either."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from schemas.base import Scope
+from schemas.endings import EndingCode
+from streams.gateway.history import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
+from streams.gateway.hub import HistoryEntry, Stream
+from streams.gateway.replay import Replay, UnreadableEntry, pack
+from streams.gateway.service import now_ms
+from streams.gateway.spans import Span
+from streams.ids import mint_response_id
+from streams.log import TopicPartition
+from streams.memory_log import MemoryLog
+from streams.settings import RedisSettings, Settings
+from tests.unit.streams.gateway.gateway_stack import (
+    KEY,
+    MemoryClients,
+    Stack,
+    memory_log,
+    release,
+    serving,
+    started,
+    terminal,
+    until,
+)
+
+ACME = Scope(tenant_id="acme")
+HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "on_disconnect": "continue"}
+
+
+def entry(
+    response_id: str, *spans: Span, with_start: bool = False, end: int = 0, is_first: bool = False
+) -> HistoryEntry:
+    return HistoryEntry(
+        Stream(response_id, 0, ACME, 1, 0), started(response_id, ACME) if with_start else None, list(spans),
+        terminal(response_id, ACME, end) if end else None, 0, is_first,
+    )  # fmt: skip
+
+
+def span(first: int, text: str) -> Span:
+    """One token per character."""
+    return Span(first, first + len(text) - 1, 0, "content", text, list(range(1, len(text) + 1)))
+
+
+@pytest.fixture
+async def near(settings: Settings) -> AsyncIterator[RedisHistory]:
+    client = connect_history(settings.redis)
+    yield RedisHistory(client, settings.region, retention_s=100, response_timeout_ms=50_000)
+    await client.aclose()
+
+
+async def test_entries_are_read_back_cut_at_any_token(near: RedisHistory, settings: Settings) -> None:
+    response_id = mint_response_id(settings.region, 0)
+    await near.append([entry(response_id, span(1, "abc"), with_start=True, is_first=True)])
+    await near.append([entry(response_id, span(4, "de")), entry(mint_response_id(settings.region, 0), span(1, "x"))])
+    await near.append([entry(response_id, end=6)])
+    for after in range(6):
+        replay = await near.read("acme", response_id, after)
+        assert "".join(s.text for s in replay.spans) == "abcde"[after:]
+        assert (replay.gap, replay.terminal is not None, replay.last) == (False, True, max(after, 5))
+
+
+async def test_repeated_and_overlapping_entries_tell_each_token_once(near: RedisHistory, settings: Settings) -> None:
+    response_id = mint_response_id(settings.region, 0)
+    for spans in ([span(1, "abc")], [span(1, "abc")], [span(2, "bcde")], [span(4, "de")]):
+        await near.append([entry(response_id, *spans, with_start=True)])
+    replay = await near.read("acme", response_id, 1)
+    assert "".join(s.text for s in replay.spans) == "bcde"
+
+
+async def test_a_missing_entry_is_a_gap_and_nothing_is_skipped(near: RedisHistory, settings: Settings) -> None:
+    response_id = mint_response_id(settings.region, 0)
+    await near.append([entry(response_id, span(1, "ab"), span(4, "de"), with_start=True)])
+    replay = await near.read("acme", response_id, 0)
+    assert (replay.gap, replay.last) == (True, 2)
+    assert not (await near.read("acme", response_id, 3)).gap
+
+
+async def test_another_tenants_entries_are_not_found_and_entries_expire(
+    near: RedisHistory, settings: Settings, redis_url: str
+) -> None:
+    response_id = mint_response_id(settings.region, 0)
+    await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
+    assert not (await near.read("beta", response_id, 0)).known
+    with redis.Redis.from_url(redis_url) as client:
+        assert 100 < int(client.ttl(near.key("acme", response_id))) <= 150
+        await near.append([entry(response_id, end=3)])
+        assert int(client.ttl(near.key("acme", response_id))) <= 100
+
+
+def test_entries_of_another_format_are_said_to_be_unreadable() -> None:
+    for raw in (b"", b"{}", b"[2,null,[],null]", b"[1,null,[[1]],null]", b'[1,{"a":1},[],null]'):
+        with pytest.raises(UnreadableEntry):
+            Replay().add_packed(raw)
+    Replay().add_packed(pack(None, [], None))
+
+
+def log_with(settings: Settings, response_id: str, tokens: str, *, other_tenant: bool = False) -> MemoryLog:
+    log = memory_log(settings)
+    topic = settings.topics.responses.name
+    scope = Scope(tenant_id="beta") if other_tenant else ACME
+    log.append(topic, b"not json, but " + response_id.encode())
+    log.append(topic, started(response_id, scope).encode())
+    for number, token in enumerate(tokens, 1):
+        log.append(topic, release(response_id, scope, number, [token]).encode())
+        log.append(topic, release(mint_response_id(settings.region, 0), scope, number, ["?"]).encode())
+    log.append(topic, terminal(response_id, scope, len(tokens) + 1).encode())
+    return log
+
+
+async def test_the_log_tells_what_redis_lost(near: RedisHistory, settings: Settings) -> None:
+    response_id = mint_response_id(settings.region, 0)
+    log = log_with(settings, response_id, "abcde")
+    far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
+    history = History(near, far)
+    replay = await history.read("acme", response_id, 2)
+    assert replay is not None
+    assert "".join(s.text for s in replay.spans) == "cde"
+    assert replay.complete
+    assert await history.read("acme", mint_response_id(settings.region, 0), 0) is None
+    far.close()
+
+
+async def test_the_log_tells_nothing_to_another_tenant(near: RedisHistory, settings: Settings) -> None:
+    response_id = mint_response_id(settings.region, 0)
+    log = log_with(settings, response_id, "abcde", other_tenant=True)
+    far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
+    assert await History(near, far).read("acme", response_id, 0) is None
+    far.close()
+
+
+async def test_what_neither_has_any_more_is_said_to_be_unavailable(near: RedisHistory, settings: Settings) -> None:
+    response_id = mint_response_id(settings.region, 0)
+    log = log_with(settings, response_id, "abcde")
+    log.delete_records(TopicPartition(settings.topics.responses.name, 0), 5)
+    far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
+    with pytest.raises(HistoryUnavailable):
+        await History(near, far).read("acme", response_id, 0)
+    far.close()
+
+
+def http(stack: Stack) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {KEY}"}
+    return httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=20, trust_env=False)
+
+
+async def text_after(stack: Stack, response_id: str, after: int) -> dict[str, Any]:
+    async with http(stack) as client:
+        answer = await client.get(f"/v1/responses/{response_id}?stream=true&starting_after={after}")
+    return {"status": answer.status_code, "text": answer.text}
+
+
+async def test_a_restarted_gateway_continues_a_running_response(settings: Settings) -> None:
+    log = memory_log(settings)
+    async with AsyncExitStack() as served:
+        stack = await served.enter_async_context(serving(settings, log))
+        async with http(stack) as client:
+            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+            request = await stack.pipeline.next_request()
+            stack.pipeline.start(request)
+            stack.pipeline.release(request, 1, ["one ", "two "])
+            await until(lambda: stack.runtime.hub.released_tokens == 2, "tokens arrive")
+            await served.aclose()
+            assert "going_away" in (await asking).text
+    async with serving(settings, log) as stack:
+        watching = asyncio.ensure_future(text_after(stack, request.response_id, 1))
+        await until(lambda: stack.runtime.hub.viewers == 1, "the client is back")
+        stack.pipeline.release(request, 3, ["three"])
+        stack.pipeline.end(request, 4)
+        answer = await watching
+    assert '"two "' in answer["text"]
+    assert '"three"' in answer["text"]
+    assert '"one "' not in answer["text"]
+    assert answer["text"].endswith("id: 4\ndata: [DONE]\n\n")
+
+
+async def test_without_redis_answers_flow_nothing_is_committed_and_the_log_replays(settings: Settings) -> None:
+    gone = settings.model_copy(update={"redis": RedisSettings(url="redis://127.0.0.1:1/0", timeout_ms=50)})
+    log = memory_log(gone)
+    async with serving(gone, log) as stack, http(stack) as client:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["a", "b", "c"]))
+        answer = await client.post("/v1/chat/completions", json=HELLO)
+        request = await answering
+        assert answer.json()["choices"][0]["message"]["content"] == "abc"
+        replay = await text_after(stack, request.response_id, 1)
+        assert '"b' in replay["text"]
+        assert '"a"' not in replay["text"]
+        topic = gone.topics.responses.name
+        committed = [log.committed("gateways", TopicPartition(topic, p)).offset for p in range(2)]
+        assert committed == [None, None]
+
+
+async def test_offsets_follow_history(stack: Stack, redis_url: str) -> None:
+    async with http(stack) as client:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["a", "b"]))
+        await client.post("/v1/chat/completions", json=HELLO)
+        request = await answering
+    partition = int(request.response_id.split("-")[1].split("_")[0])
+    source = TopicPartition(stack.settings.topics.responses.name, partition)
+    await until(lambda: stack.log.committed("gateways", source).offset == 4, "everything is committed")
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.exists(f"{stack.settings.region}:history:acme:{request.response_id}")
+
+
+async def test_an_unreadable_record_goes_to_dead_letters_and_the_others_flow(stack: Stack) -> None:
+    topic = stack.settings.topics.responses.name
+    for partition in range(2):
+        stack.log.append(topic, b'{"type":"release","schema_version":9}', partition=partition)
+    async with http(stack) as client:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["fine"]))
+        answer = await client.post("/v1/chat/completions", json=HELLO)
+        await answering
+    assert answer.json()["choices"][0]["message"]["content"] == "fine"
+    letters = stack.settings.topics.dead_letters.name
+    await until(lambda: len(stack.log.records(letters)) == 2, "the dead letters are written")
+    assert all(b"unknown_version" in (record.value or b"") for record in stack.log.records(letters))
+
+
+async def test_a_cancelled_response_stays_cancelled_on_replay(stack: Stack) -> None:
+    async with http(stack) as client:
+        asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=HELLO))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.end(request, 1, EndingCode.CANCELLED)
+        assert (await asking).status_code == 499
+    assert now_ms() >= request.accepted_at_ms
+    assert "cancelled" in (await text_after(stack, request.response_id, 0))["text"]

@@ -1,0 +1,337 @@
+"""The hub: whatever is merged, repeated, trimmed or resumed, each viewer's text is the released text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from schemas.base import Scope
+from schemas.endings import EndingCode
+from schemas.responses import Started, Terminal
+from streams.gateway.closing import CloseReason
+from streams.gateway.hub import Behind, Closed, Hub, Viewer
+from streams.gateway.replay import Replay, pack
+from streams.gateway.spans import Span, join, join_runs
+from tests.unit.streams.gateway.gateway_stack import release, started, terminal
+
+ACME = Scope(tenant_id="acme")
+R = "resp_local-0_" + "0" * 12 + "7" + "0" * 19
+MAX_LAG_CHARS = 40
+
+
+def hub(**options: int) -> Hub:
+    return Hub(**{"max_lag_chars": MAX_LAG_CHARS, "stall_ms": 1_000, "disconnect_grace_ms": 500, **options})
+
+
+class Reader:
+    """A viewer, what history gave it, and the text it has seen."""
+
+    def __init__(self, watched: Hub, after: int, history: Callable[[int], Replay], now_ms: int = 0) -> None:
+        self.hub = watched
+        self.history = history
+        self.text = ""
+        self.last = self.first_after = after
+        self.terminal: Terminal | None = None
+        self.closed: CloseReason | None = None
+        self.starts = 0
+        self.viewer: Viewer = watched.attach(R, 0, ACME, after, lambda _: None, now_ms)
+        if self.viewer.needs_history:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        replay = self.history(self.last)
+        assert not replay.gap
+        for span in replay.spans:
+            self.see(span)
+        if replay.terminal is not None:
+            self.terminal = replay.terminal
+        elif not self.viewer.caught_up(replay.last, started=replay.started is not None):
+            assert self.viewer.closed
+
+    def see(self, span: Span) -> None:
+        assert span.first_sequence == self.last + 1
+        assert len(span.text_ends) == span.tokens
+        self.last = span.sequence_number
+        self.text += span.text
+
+    def take(self, times: int = 1_000) -> None:
+        for _ in range(times):
+            if self.terminal is not None or self.closed is not None:
+                return
+            match self.viewer.take(max_chars=16):
+                case None:
+                    return
+                case Span() as span:
+                    self.see(span)
+                case Behind():
+                    self.catch_up()
+                case Started():
+                    self.starts += 1
+                case Terminal() as end:
+                    self.terminal = end
+                case Closed(reason):
+                    self.closed = reason
+
+
+class HubMachine(RuleBasedStateMachine):
+    """One response; its tokens are pushed with repetitions and re-grouping, flushed now and then, viewed by many."""
+
+    @initialize(tokens=st.lists(st.text("abé🙂", max_size=3), max_size=40))
+    def begin(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+        self.hub = hub()
+        self.released = 0
+        self.ended = False
+        self.entries: list[bytes] = []
+        self.readers: list[Reader] = []
+        self.now_ms = 0
+        self.hub.open(R, 0, ACME, "continue", 0)
+        self.reader(0)
+        self.hub.apply_started(started(R, ACME), 0, 0)
+
+    def reader(self, after: int) -> None:
+        self.readers.append(Reader(self.hub, after, self.history, self.now_ms))
+
+    def history(self, after: int) -> Replay:
+        replay = Replay(after)
+        for entry in self.entries:
+            replay.add_packed(entry)
+        return replay
+
+    @rule(back=st.integers(0, 8), count=st.integers(0, 8))
+    def push(self, back: int, count: int) -> None:
+        """Tokens arrive, from some that were there already."""
+        first = max(1, self.released + 1 - back)
+        tokens = self.tokens[first - 1 : self.released + count]
+        if tokens and not self.ended:
+            self.hub.apply_release(release(R, ACME, first, tokens), 0, self.now_ms)
+            self.hub.wake_viewers()
+            self.released = max(self.released, first + len(tokens) - 1)
+
+    @rule()
+    def end(self) -> None:
+        if self.released == len(self.tokens):
+            self.hub.apply_terminal(terminal(R, ACME, self.released + 1), 0, self.now_ms)
+            self.ended = True
+
+    @rule()
+    def flush(self) -> None:
+        entries = self.hub.collect()
+        self.entries += [pack(entry.started, entry.spans, entry.terminal) for entry in entries]
+        self.hub.flushed(entries)
+
+    @rule()
+    def flush_is_lost_on_the_way_back(self) -> None:
+        """Redis took it, but the answer did not arrive: the same text comes again."""
+        self.entries += [pack(e.started, e.spans, e.terminal) for e in self.hub.collect()]
+
+    @rule(position=st.floats(0, 1))
+    def join_late(self, position: float) -> None:
+        if len(self.readers) < 6 and self.hub.get(R) is not None:
+            self.reader(int(position * self.released))
+
+    @rule(which=st.integers(0, 5), times=st.integers(1, 30))
+    def take(self, which: int, times: int) -> None:
+        if self.readers:
+            self.readers[which % len(self.readers)].take(times)
+
+    @rule(which=st.integers(0, 5))
+    def leave_and_resume(self, which: int) -> None:
+        if not self.readers:
+            return
+        old = self.readers.pop(which % len(self.readers))
+        self.hub.detach(old.viewer, self.now_ms)
+        self.check(old)
+        if self.hub.get(R) is not None:
+            self.reader(old.last)
+
+    def check(self, reader: Reader) -> None:
+        assert reader.text == "".join(self.tokens[reader.first_after : reader.last])
+        if reader.terminal is not None:
+            assert reader.last == len(self.tokens)
+        assert reader.closed in (None, CloseReason.SLOW_VIEWER)
+        assert reader.starts <= 1
+
+    @invariant()
+    def every_text_is_a_piece_of_the_released_text(self) -> None:
+        for reader in getattr(self, "readers", []):
+            self.check(reader)
+
+    @invariant()
+    def memory_is_bounded_by_lag_and_unflushed_text(self) -> None:
+        if hasattr(self, "hub") and (stream := self.hub.get(R)) is not None:
+            flushed = stream.spans[: max(0, stream.flushed - stream.trimmed)]
+            assert sum(len(span.text) for span in flushed) <= MAX_LAG_CHARS or not self.entries
+            unflushed = stream.spans[max(0, stream.flushed - stream.trimmed) :]
+            assert self.hub.unflushed_chars == sum(len(span.text) for span in unflushed)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "hub"):
+            return
+        self.push(0, len(self.tokens))
+        self.end()
+        for reader in self.readers:
+            reader.take()
+            self.check(reader)
+            assert reader.terminal is not None or reader.closed is not None
+        self.flush()
+        for reader in self.readers:
+            self.hub.detach(reader.viewer, self.now_ms)
+        assert self.hub.viewers == 0
+        assert len(self.hub) == 0
+        assert self.hub.unflushed_chars == 0
+
+
+TestHubMachine = HubMachine.TestCase
+TestHubMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def open_with(tokens: list[str], **options: int) -> Hub:
+    watched = hub(**options)
+    watched.open(R, 0, ACME, "cancel", 0)
+    watched.apply_started(started(R, ACME), 0, 0)
+    watched.apply_release(release(R, ACME, 1, tokens), 0, 0)
+    return watched
+
+
+def viewer_of(watched: Hub, after: int = 0, on_ready: Callable[[Viewer], Any] = lambda _: None) -> Viewer:
+    return watched.attach(R, 0, ACME, after, on_ready, 0)
+
+
+def flush(watched: Hub) -> None:
+    watched.flushed(watched.collect())
+
+
+def test_a_viewer_is_woken_once_until_it_has_taken_everything() -> None:
+    woken: list[Viewer] = []
+    watched = open_with(["a"])
+    viewer = viewer_of(watched, on_ready=woken.append)
+    watched.apply_release(release(R, ACME, 2, ["b"]), 0, 0)
+    watched.wake_viewers()
+    assert len(woken) == 1
+    assert isinstance(viewer.take(), Started)
+    span = viewer.take()
+    assert isinstance(span, Span)
+    assert (span.text, span.first_sequence, span.sequence_number, viewer.ready) == ("ab", 1, 2, False)
+    watched.apply_release(release(R, ACME, 3, ["c"]), 0, 0)
+    assert len(woken) == 1, "later tokens wait for wake_viewers, so that they can join"
+    watched.wake_viewers()
+    assert len(woken) == 2
+
+
+def test_only_the_first_terminal_counts() -> None:
+    watched = open_with(["a"])
+    viewer = viewer_of(watched, 1)
+    watched.apply_terminal(terminal(R, ACME, 2, EndingCode.CANCELLED), 0, 0)
+    watched.apply_terminal(terminal(R, ACME, 2), 0, 0)
+    end = viewer.take()
+    assert isinstance(end, Terminal)
+    assert end.code is EndingCode.CANCELLED
+    assert viewer.take() is None
+    flush(watched)
+    watched.detach(viewer, 0)
+    watched.apply_terminal(terminal(R, ACME, 2), 0, 0)
+    assert watched.get(R) is None, "repetitions of what has ended do not bring it back"
+
+
+def test_missing_tokens_close_the_viewers_and_are_never_skipped() -> None:
+    watched = open_with(["a"])
+    viewer = viewer_of(watched, 1)
+    watched.apply_release(release(R, ACME, 3, ["c"]), 0, 0)
+    assert viewer.take() == Closed(CloseReason.STREAM_GAP)
+    assert watched.gaps == 1
+
+
+def test_a_viewer_that_does_not_take_is_closed_after_the_stall_time() -> None:
+    watched = open_with(["a"])
+    slow, quick = viewer_of(watched), viewer_of(watched, 1)
+    assert quick.take() is None
+    watched.sweep(100)
+    assert watched.sweep(1_099).stalled == []
+    assert watched.sweep(1_100).stalled == [slow]
+    assert slow.take() == Closed(CloseReason.SLOW_VIEWER)
+    assert not quick.closed, "a viewer with nothing to take is not slow"
+
+
+def test_a_viewer_that_lags_beyond_the_bound_is_closed_when_history_has_the_text() -> None:
+    watched = open_with(["x" * 30])
+    slow = viewer_of(watched)
+    flush(watched)
+    assert not slow.closed
+    watched.apply_release(release(R, ACME, 2, ["y" * 30]), 0, 0)
+    flush(watched)
+    assert slow.closed
+    stream = watched.get(R)
+    assert stream is not None
+    assert sum(len(span.text) for span in stream.spans) <= MAX_LAG_CHARS
+
+
+def test_the_last_viewer_to_leave_starts_the_grace_and_coming_back_ends_it() -> None:
+    watched = open_with(["a"])
+    one, two = viewer_of(watched), viewer_of(watched)
+    watched.detach(one, 0)
+    assert watched.sweep(10_000).cancel == []
+    watched.detach(two, 10_000)
+    assert watched.sweep(10_400).cancel == []
+    back = viewer_of(watched)
+    assert watched.sweep(11_000).cancel == []
+    watched.detach(back, 11_000)
+    [stream] = watched.sweep(11_500).cancel
+    assert stream.response_id == R
+    assert watched.sweep(20_000).cancel == [], "once is enough"
+
+
+def test_a_response_first_seen_in_the_middle_needs_history_for_its_beginning() -> None:
+    watched = hub()
+    watched.apply_release(release(R, ACME, 5, ["e"]), 0, 0)
+    viewer = viewer_of(watched, 2)
+    assert viewer.needs_history
+    assert viewer.until == 4
+    assert viewer.take() == Behind(2, 4)
+    assert not viewer.caught_up(3, started=True)
+    assert viewer.caught_up(4, started=True)
+    assert isinstance(viewer.take(), Span)
+
+
+def test_another_tenant_cannot_attach() -> None:
+    with pytest.raises(PermissionError):
+        open_with(["a"]).attach(R, 0, Scope(tenant_id="beta"), 0, lambda _: None, 0)
+
+
+def test_text_that_history_never_takes_is_left_to_the_log() -> None:
+    watched = open_with(["x" * 20], max_unflushed_chars=10)
+    assert watched.abandon_unflushed() == 20
+    assert watched.unflushed_chars == 0
+    assert watched.abandon_unflushed() == 0
+
+
+def test_idle_responses_without_viewers_leave_memory() -> None:
+    watched = hub()
+    for number in range(100):
+        watched.apply_release(release(f"{R}{number}", ACME, 1, ["a"]), 0, 0)
+    flush(watched)
+    watched.sweep(59_999)
+    assert len(watched) == 100
+    watched.sweep(60_000)
+    assert len(watched) == 0
+
+
+def test_spans_are_cut_after_any_token_and_joined_again() -> None:
+    span = Span(4, 7, 0, "content", "aé🙂b", [1, 1, 3, 4])
+    for after in range(3, 7):
+        rest = span.after(after)
+        assert rest is not None
+        head = span.text[: len(span.text) - len(rest.text)]
+        cut = after - 3
+        if cut:
+            front = Span(4, after, 0, "content", head, span.text_ends[:cut])
+            assert join([front, rest]) == span
+    assert span.after(7) is None
+    assert span.after(1) is span
+    other = Span(8, 8, 1, "content", "c", [1])
+    assert join_runs([span, other]) == [span, other]

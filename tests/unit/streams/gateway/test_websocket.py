@@ -1,0 +1,314 @@
+"""Chat frontends over one WebSocket: many responses, resume, cancel, and every refusal as a typed event."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from schemas.endings import EndingCode
+from schemas.websocket import SERVER_MESSAGE, Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
+from streams.gateway import websocket as edge
+from streams.gateway.websocket import origin_allowed
+from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
+
+HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
+AUTH = {"authorization": f"Bearer {KEY}"}
+
+
+def dial(stack: Stack, **options: Any) -> connect:
+    return connect(stack.websocket_url, **{"additional_headers": AUTH, "proxy": None, **options})
+
+
+async def say(socket: ClientConnection, **message: Any) -> None:
+    await socket.send(json.dumps(message))
+
+
+async def hear(socket: ClientConnection) -> Any:
+    """The next message, checked against the catalogue."""
+    async with asyncio.timeout(20):
+        return SERVER_MESSAGE.validate_json(await socket.recv())
+
+
+async def hear_until_terminal(socket: ClientConnection) -> tuple[list[Any], str]:
+    """Everything up to a terminal, and the text; checks that sequence numbers have no gap."""
+    seen: list[Any] = []
+    text, last = "", None
+    while not (seen and isinstance(seen[-1], TerminalMessage)):
+        message = await hear(socket)
+        seen.append(message)
+        if isinstance(message, Delta):
+            assert last is None or message.first_sequence == last + 1
+            last = message.sequence_number
+            text += message.text
+    return seen, text
+
+
+async def test_a_request_is_accepted_started_streamed_and_ended(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        accepted = await hear(socket)
+        assert isinstance(accepted, Accepted)
+        assert accepted.request_id == "r1"
+        request = await stack.pipeline.answer(["Par", "is", "."])
+        assert request.response_id == accepted.response_id
+        seen, text = await hear_until_terminal(socket)
+    assert isinstance(seen[0], StartedMessage)
+    assert text == "Paris."
+    end = seen[-1]
+    assert (end.code, end.finish_reason, end.sequence_number, end.error) == ("completed", "stop", 4, None)
+    assert (end.usage.completion_tokens, end.usage.prompt_tokens_details) == (3, {"cached_tokens": 1})
+
+
+async def test_one_socket_carries_many_responses_at_once(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        for number in range(20):
+            await say(socket, type="request", request_id=str(number), body=HELLO)
+        await until(lambda: len(stack.pipeline.requests()) == 20, "all are accepted")
+        requests = stack.pipeline.requests()
+        for request in requests:
+            stack.pipeline.start(request)
+        for number in range(1, 6):
+            for request in requests:
+                stack.pipeline.release(request, number, [f"{request.response_id[-4:]}{number} "])
+        for request in requests:
+            stack.pipeline.end(request, 6)
+        texts: dict[str, str] = {}
+        ended: set[str] = set()
+        while len(ended) < 20:
+            message = await hear(socket)
+            if isinstance(message, Delta):
+                texts[message.response_id] = texts.get(message.response_id, "") + message.text
+            elif isinstance(message, TerminalMessage):
+                ended.add(message.response_id)
+    assert texts == {r.response_id: "".join(f"{r.response_id[-4:]}{n} " for n in range(1, 6)) for r in requests}
+
+
+async def test_a_refusal_is_a_terminal_with_code_advice_and_error(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        stack.pipeline.end(await stack.pipeline.next_request(), 1, EndingCode.RATE_LIMITED_TOKENS, limits={"a": 1})
+        seen, text = await hear_until_terminal(socket)
+    end = seen[-1]
+    assert (end.code, text, end.limits) == ("rate_limited_tokens", "", {"a": 1})
+    assert end.error.code == "rate_limited_tokens"
+    assert end.retry_after_ms >= 1_000
+
+
+async def test_a_dropped_socket_resumes_where_it_stopped(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body={**HELLO, "on_disconnect": "continue"})
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["one ", "two "])
+        while not isinstance(message := await hear(socket), Delta):
+            pass
+        seen = message.sequence_number
+    stack.pipeline.release(request, 3, ["three ", "four "])
+    await until(lambda: stack.runtime.hub.released_tokens == 4, "tokens arrive meanwhile")
+    async with dial(stack) as socket:
+        await say(socket, type="resume", response_id=request.response_id, starting_after=seen)
+        stack.pipeline.release(request, 5, ["five"])
+        stack.pipeline.end(request, 6)
+        _, rest = await hear_until_terminal(socket)
+    words = ["one ", "two ", "three ", "four ", "five"]
+    assert rest == "".join(words[seen:])
+    async with dial(stack) as socket:
+        await say(socket, type="resume", response_id=request.response_id, starting_after=1)
+        assert (await hear_until_terminal(socket))[1] == "two three four five"
+
+
+async def test_cancel_reaches_control_and_ends_with_the_terminal(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        await say(socket, type="cancel", response_id=request.response_id)
+        await until(stack.pipeline.cancels, "the cancel is on the log")
+        stack.pipeline.end(request, 1, EndingCode.CANCELLED)
+        seen, _ = await hear_until_terminal(socket)
+    assert (seen[-1].code, seen[-1].error.code) == ("cancelled", "cancelled")
+
+
+async def test_a_client_that_closes_cancels_by_default(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        stack.pipeline.start(await stack.pipeline.next_request())
+        await hear(socket)
+    await until(stack.pipeline.cancels, "the response is cancelled")
+    assert stack.pipeline.cancels()[0].reason == "disconnect"
+
+
+async def test_ping_is_answered_and_later_message_types_are_named(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="ping", nonce="n1")
+        assert await hear(socket) == Pong(nonce="n1")
+        for kind in ("edit", "tool_result"):
+            await say(socket, type=kind, response_id="resp_x", text="new")
+            message = await hear(socket)
+            assert isinstance(message, ErrorMessage)
+            assert (message.error.code, message.response_id) == ("unsupported_parameter", "resp_x")
+            assert kind in message.error.message
+
+
+@pytest.mark.parametrize("way", ["header", "x-api-key", "subprotocol", "message"])
+async def test_the_key_comes_by_header_subprotocol_or_first_message(stack: Stack, way: str) -> None:
+    ways: dict[str, dict[str, Any]] = {
+        "header": {},
+        "x-api-key": {"additional_headers": {"x-api-key": KEY}},
+        "subprotocol": {"additional_headers": {}, "subprotocols": ["sluice.v1", f"sluice.key.{KEY}"]},
+        "message": {"additional_headers": {}},
+    }
+    async with dial(stack, **ways[way]) as socket:
+        assert socket.subprotocol == ("sluice.v1" if way == "subprotocol" else None)
+        if way == "message":
+            await say(socket, type="auth", api_key=KEY)
+        await say(socket, type="ping")
+        assert isinstance(await hear(socket), Pong)
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "code", "reason"),
+    [
+        ({"additional_headers": {"authorization": "Bearer wrong"}}, None, 4401, "unauthenticated"),
+        ({"additional_headers": {}}, '{"type":"auth","api_key":"wrong"}', 4401, "unauthenticated"),
+        ({"additional_headers": {}}, '{"type":"ping"}', 4401, "unauthenticated"),
+        ({}, b"\x00\x01", 1003, "not_text"),
+    ],
+    ids=["bad header", "bad message", "no key first", "binary"],
+)
+async def test_a_socket_is_closed_with_a_named_reason(
+    stack: Stack, options: dict[str, Any], first: str | bytes | None, code: int, reason: str
+) -> None:
+    async with dial(stack, **options) as socket:
+        if first is not None:
+            await socket.send(first)
+        closing = await hear(socket)
+        assert (closing.type, closing.code, closing.reason) == ("closing", code, reason)
+        with pytest.raises(ConnectionClosed):
+            await hear(socket)
+        assert (socket.close_code, socket.close_reason) == (code, reason)
+
+
+async def test_no_key_in_time_closes(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "AUTH_TIMEOUT_S", 0.05)
+    async with dial(stack, additional_headers={}) as socket:
+        assert (await hear(socket)).reason == "auth_timeout"
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ("{", "invalid_request", None),
+        ("[1]", "invalid_request", None),
+        ('{"type":"ping","type":"ping"}', "invalid_request", None),
+        ('{"type":' * 5_000 + "1" + "}" * 5_000, "invalid_request", None),
+        ("{}", "invalid_request", "type"),
+        ('{"type":"shout"}', "invalid_request", "type"),
+        ('{"type":"request","request_id":"a"}', "invalid_request", "body"),
+        ('{"type":"request","request_id":7,"body":{}}', "invalid_request", "request_id"),
+        ('{"type":"request","request_id":"a","body":{},"extra":1}', "unsupported_parameter", "extra"),
+        (json.dumps({"type": "request", "request_id": "a", "body": {**HELLO, "n": 9}}), "unsupported_parameter", "n"),
+        (
+            json.dumps({"type": "request", "request_id": "a", "body": {**HELLO, "stream": False}}),
+            "invalid_request", "body.stream",
+        ),
+        ('{"type":"resume","response_id":"x","starting_after":-1}', "invalid_request", "starting_after"),
+        ('{"type":"resume","response_id":"../etc"}', "response_not_found", "response_id"),
+        ('{"type":"cancel","response_id":"resp_a-1_b"}', "response_not_found", "response_id"),
+        (json.dumps({"type": "auth", "api_key": KEY}), "invalid_request", "type"),
+    ],
+    ids=lambda value: str(value)[:50],
+)  # fmt: skip
+async def test_a_bad_message_gets_an_error_and_the_socket_lives(
+    stack: Stack, message: str, code: str, param: str | None
+) -> None:
+    async with dial(stack) as socket:
+        await socket.send(message)
+        answer = await hear(socket)
+        assert isinstance(answer, ErrorMessage)
+        assert (answer.error.code, answer.error.param) == (code, param)
+        await say(socket, type="ping")
+        assert isinstance(await hear(socket), Pong)
+    assert stack.pipeline.requests() == []
+
+
+async def test_a_flood_of_nonsense_closes_the_socket(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        for _ in range(50):
+            await socket.send("nonsense")
+        kinds = [message.type async for message in _all(socket)]
+    assert kinds[-1] == "closing"
+    assert kinds.count("error") == edge.MAX_ERRORS
+    assert socket.close_reason == "too_many_errors"
+
+
+async def _all(socket: ClientConnection) -> Any:
+    try:
+        while True:
+            yield await hear(socket)
+    except ConnectionClosed:
+        return
+
+
+async def test_too_large_a_message_closes_with_1009_and_disturbs_nobody(stack: Stack) -> None:
+    async with dial(stack) as other, dial(stack) as socket:
+        with pytest.raises(ConnectionClosed):
+            await _send_and_hear(socket, " " * 5_000_000)
+        assert socket.close_code == 1009
+        await say(other, type="ping")
+        assert isinstance(await hear(other), Pong)
+
+
+async def _send_and_hear(socket: ClientConnection, text: str) -> None:
+    await socket.send(text)
+    await hear(socket)
+
+
+async def test_a_request_id_is_taken_until_its_response_has_ended(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="same", body=HELLO)
+        assert isinstance(await hear(socket), Accepted)
+        await say(socket, type="request", request_id="same", body=HELLO)
+        refused = await hear(socket)
+        assert (refused.request_id, refused.error.param) == ("same", "request_id")
+        await stack.pipeline.answer(["x"])
+        await hear_until_terminal(socket)
+        await say(socket, type="request", request_id="same", body=HELLO)
+        assert isinstance(await hear(socket), Accepted)
+
+
+async def test_another_tenant_cannot_watch_or_cancel(stack: Stack) -> None:
+    async with dial(stack) as socket, dial(stack, additional_headers={"x-api-key": OTHER_KEY}) as stranger:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        for kind in ("resume", "cancel"):
+            await say(stranger, type=kind, response_id=request.response_id)
+            assert (await hear(stranger)).error.code == "response_not_found"
+        assert stack.pipeline.cancels() == []
+
+
+async def test_a_stopping_gateway_says_so_and_the_stream_can_be_resumed(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        stack.pipeline.start(await stack.pipeline.next_request())
+        while not isinstance(await hear(socket), StartedMessage):
+            pass
+        await stack.runtime.gateway.stop()
+        messages = [message async for message in _all(socket)]
+    assert [m.type for m in messages] == ["error", "closing"]
+    assert (messages[0].error.code, messages[0].resumable) == ("going_away", True)
+    assert socket.close_code == 1001
+
+
+def test_pages_of_other_origins_can_be_kept_out() -> None:
+    allowed = {"https://chat.example"}
+    assert origin_allowed(None, "gw:8080", allowed)
+    assert origin_allowed("https://chat.example", "gw:8080", allowed)
+    assert origin_allowed("http://gw:8080", "gw:8080", allowed)
+    assert not origin_allowed("https://evil.example", "gw:8080", allowed)
+    assert not origin_allowed("null", "gw:8080", allowed)
+    assert origin_allowed("https://evil.example", "gw:8080", None)
