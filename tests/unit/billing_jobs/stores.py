@@ -13,6 +13,7 @@ from billing_jobs.store import StoredPosition, StoreError
 class StoreFault(Enum):
     """What happens at one table of one insert."""
 
+    NONE = auto()
     DIES_BEFORE = auto()
     DIES_BETWEEN = auto()
     """After the token is noted, before the rows are visible: the engine's own crash window."""
