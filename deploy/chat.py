@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -74,6 +75,7 @@ class Chat:
         self._url = url
         self._api_key = api_key
         self._socket: ClientConnection | None = None
+        self._connection = ExitStack()
 
     def __enter__(self) -> Self:
         self._connect()
@@ -82,14 +84,16 @@ class Chat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        self._connection.close()
 
     def _connect(self) -> ClientConnection:
         headers = {"Authorization": f"Bearer {self._api_key}"}
+        self._connection.close()
         try:
-            self._socket = connect(
-                self._url, additional_headers=headers, compression=None, open_timeout=OPEN_TIMEOUT_S, max_size=None
+            self._socket = self._connection.enter_context(
+                connect(
+                    self._url, additional_headers=headers, compression=None, open_timeout=OPEN_TIMEOUT_S, max_size=None
+                )
             )
         except InvalidStatus as error:
             raise ChatError(f"the gateway answered with status {error.response.status_code}") from None

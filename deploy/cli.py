@@ -499,9 +499,9 @@ def keys_revoke(
 
 
 def _explained(error: Exception) -> str:
-    """The line that a person needs, without a type's name or a stack."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+    """What a person needs, without a type's name or a stack."""
+    if isinstance(error, DriftError):
+        return f"the topics differ from this version's; a local stack starts afresh without its data folder\n{error}"
     return str(error).strip() or type(error).__name__
 
 

@@ -160,6 +160,8 @@ class SupervisedProcess:
     def stop(self, *, kill: bool = False) -> None:
         """SIGTERM, then SIGKILL to the whole group at the deadline. Returns when nothing of it lives."""
         with self._lock:
+            if self._life.state is State.STOPPED:
+                return
             self._life = self._life.stopping(time.monotonic())
             self._wake.set()
             if self._life.state is State.STOPPING:
