@@ -20,7 +20,7 @@ class Limits(BaseModel):
 
 
 class SafetyPolicy(BaseModel):
-    """Deny phrases match normalised text (see `agents.normalise`); an allow phrase lifts denials that lie inside it."""
+    """Deny phrases match normalised text (see `agents.phrases`); an allow phrase lifts denials that lie inside it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
