@@ -223,11 +223,17 @@ requests_per_minute = 1
             written.admitted.setdefault(work.response_id, []).append((topic, record.partition, work))
             written.admitted_at_ms.setdefault(work.response_id, now_ms())
 
-    def read_until(self, concluded: Sequence[str], timeout_s: float = 40) -> Written:
-        """Reads until every one of these responses is in a lane or has an ending."""
+    def read_until(
+        self, concluded: Sequence[str], timeout_s: float = 40, *, dead_letters: int = 0, at_least: int = 0
+    ) -> Written:
+        """Reads until every one of these responses is in a lane or has an ending, and so many in all."""
         deadline_s = time.monotonic() + timeout_s
         wanted = set(concluded)
-        while not wanted <= self.read(0.05).concluded:
+        while not (
+            wanted <= self.read(0.05).concluded
+            and len(self.written.dead) >= dead_letters
+            and len(self.written.concluded) >= at_least
+        ):
             assert time.monotonic() < deadline_s, (
                 f"{len(wanted - self.written.concluded)} of {len(wanted)} have no outcome:\n{self.logs()}"
             )

@@ -1,10 +1,16 @@
 """The admission process on a real broker and a real Redis."""
 
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
+from schemas.endings import EndingCode
+from schemas.request import Request
+from streams.ids import derive_response_id
 from streams.settings import KafkaSettings
 from tests.unit.agents.harness import Region
 
@@ -16,15 +22,157 @@ def region(kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path) -> Ite
     region.close()
 
 
+def job_id(region: Region, custom_id: str) -> str:
+    return derive_response_id(region.name, region.topics.counts.responses, "acme", "intake.batch", custom_id)
+
+
 @pytest.mark.parametrize("placement", ["fused", "split"])
 def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) -> None:
     region.beat()
-    good = region.request("Tell me something")
-    with region.admission(placement):
-        region.send(good)
-        written = region.read_until([good.response_id])
+    good, absent = region.request("Tell me something"), region.request(model="absent")
+    denied = region.request("Now open the vault!")
+    first, second = region.request(tenant="tiny"), region.request(tenant="tiny")
+    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}
+    with region.admission(placement) as process:
+        for request in (good, absent, denied, first, second):
+            region.send(request)
+        region.send(region.request("from an outsider"), headers=())
+        region.put(region.topics.requests.name, b"no json at all")
+        region.job("line-1", body)
+        region.job("line-2", body | {"n": 5})
+        region.flush()
+        jobs = [job_id(region, "line-1"), job_id(region, "line-2")]
+        written = region.read_until([r.response_id for r in (good, absent, denied)] + jobs, dead_letters=2, at_least=7)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0, region.logs()
+
     [(topic, partition, work)] = written.admitted[good.response_id]
     [(home, offset, opened)] = written.opened[good.response_id]
     assert topic == region.topics.lane("default", work.lane).name
     assert partition in (2, 6)
-    assert home == work.generated_partition == 5
+    assert (home, offset) == (work.generated_partition, work.opened_offset)
+    assert opened.scope.traceparent == good.scope.traceparent
+    assert set(work.stage_ms) == {"validation", "quota", "pre-safety", "routing"}
+
+    [(_, ending)] = written.endings[absent.response_id]
+    assert (ending.code, ending.param) == (EndingCode.MODEL_NOT_FOUND, "model")
+    [(_, ending)] = written.endings[denied.response_id]
+    assert ending.code is EndingCode.PROMPT_REFUSED
+    assert [verdict.decision for verdict in written.verdicts[denied.response_id]] == ["refuse"]
+
+    # Which of two requests of a tenant comes first is not promised between partitions; that one of them is refused, is.
+    [limited] = {first.response_id, second.response_id} & set(written.endings)
+    [(_, ending)] = written.endings[limited]
+    assert ending.code is EndingCode.RATE_LIMITED_REQUESTS
+    assert ending.retry_after_ms is not None
+    assert ending.limits["requests_remaining"] == 0
+
+    [(topic, _, work)] = written.admitted[jobs[0]]
+    assert topic == region.topics.lane("default", work.lane).name == f"{region.name}.inference.default.batch"
+    assert work.reply_to.results_topic == region.topics.results("acme").name
+    [(_, ending)] = written.endings[jobs[1]]
+    assert (ending.code, ending.param) == (EndingCode.UNSUPPORTED_PARAMETER, "n")
+    assert {letter.reason for letter in written.dead} == {"untrusted"}
+
+
+@pytest.mark.parametrize("placement", ["fused", "split"])
+def test_killed_in_mid_traffic_it_loses_nothing_and_routes_nothing_twice(region: Region, placement: str) -> None:
+    region.beat("worker-1", home_partitions=[5, 1])
+    region.beat("worker-2", home_partitions=[0], lane_partitions={"standard": [0, 1, 3, 4]})
+    requests: list[Request] = []
+
+    def send(count: int) -> None:
+        for _ in range(count):
+            requests.append(region.request("Tell me a story", deadline_ms=time.time_ns() // 10**6 + 300_000))
+            region.send(requests[-1])
+            time.sleep(0.002)
+        region.flush()
+
+    send(20)
+    for round_ in range(3):
+        with region.admission(placement) as process:
+            region.read_until([request.response_id for request in requests[: 20 if round_ == 0 else 1]])
+            send(150)
+            # Somewhere in the middle of what is left.
+            halfway = len(requests) - 75
+            while len(region.read(0.005).concluded) < halfway:
+                assert process.poll() is None, region.logs()
+            process.kill()
+            process.wait(timeout=10)
+    with region.admission(placement) as process:
+        written = region.read_until([request.response_id for request in requests], timeout_s=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0, region.logs()
+    region.read(0.5)
+
+    assert len(requests) == 470
+    assert not written.endings, "nothing was refused"
+    for request in requests:
+        places = {(topic, partition) for topic, partition, _ in written.admitted[request.response_id]}
+        homes = {partition for partition, _, _ in written.opened[request.response_id]}
+        assert len(places) == 1, "never routed twice"
+        assert homes == {work.generated_partition for _, _, work in written.admitted[request.response_id]}
+        assert len(homes) == 1
+        for _, _, work in written.admitted[request.response_id]:
+            assert work.opened_offset in {offset for _, offset, _ in written.opened[request.response_id]}
+
+
+def test_after_redis_has_lost_its_memory_decisions_are_rebuilt_from_the_log(region: Region) -> None:
+    region.beat()
+    requests = [region.request() for _ in range(5)]
+    refused = region.request("open the vault")
+    with region.admission():
+        for request in (*requests, refused):
+            region.send(request)
+        before = region.read_until([request.response_id for request in (*requests, refused)])
+        with redis.Redis.from_url(region.redis_url) as operator:
+            keys = list(operator.scan_iter(match=f"sluice:{region.name}:*"))
+            operator.delete(*keys)
+            # The same requests again, as after a crash before their acknowledgement; and a better worker.
+            region.beat("worker-1", running=50)
+            region.beat("worker-2", home_partitions=[0], lane_partitions={"standard": [0]})
+            time.sleep(0.5)
+            fresh = region.request()
+            for request in (*requests, refused, fresh):
+                region.send(request)
+            region.flush()
+            deadline_s = time.monotonic() + 30
+            while fresh.response_id not in before.admitted or any(
+                len(before.admitted[request.response_id]) < 2 for request in requests
+            ):
+                region.read(0.05)
+                assert time.monotonic() < deadline_s, region.logs()
+            assert operator.get(f"sluice:{region.name}:epoch") is not None
+    for request in requests:
+        assert {(topic, partition) for topic, partition, _ in before.admitted[request.response_id]} <= {
+            (f"{region.name}.inference.default.standard", partition) for partition in (2, 6)
+        }
+        assert {home for home, _, _ in before.opened[request.response_id]} == {5}
+    assert refused.response_id not in before.admitted
+    assert before.admitted[fresh.response_id][0][2].generated_partition == 0
+
+
+def test_while_redis_is_silent_requests_end_as_unavailable_and_then_work_again(region: Region) -> None:
+    region.beat()
+    warm = region.request()
+    with region.admission(SLUICE_REDIS__TIMEOUT_MS="100") as process:
+        region.send(warm)
+        region.read_until([warm.response_id])
+        silent, later = region.request(), region.request()
+        with redis.Redis.from_url(region.redis_url) as operator:
+            operator.execute_command("CLIENT", "PAUSE", "6000")
+            region.send(silent)
+            written = region.read_until([silent.response_id], timeout_s=20)
+            operator.execute_command("CLIENT", "UNPAUSE")
+        region.send(later)
+        region.read_until([later.response_id])
+        assert process.poll() is None
+    [(_, ending)] = written.endings[silent.response_id]
+    assert (ending.code, ending.retry_after_ms is not None) == (EndingCode.UNAVAILABLE, True)
+    assert later.response_id in written.admitted
+
+
+def test_wrong_settings_end_it_with_the_name_of_the_field(region: Region) -> None:
+    with region.admission(SLUICE_ADMISSION__PLACEMENT="sideways") as process:
+        assert process.wait(timeout=30) == 2
+    assert "admission.placement" in region.logs()

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,6 +34,12 @@ PUBLIC_KEY = base64.b64encode(
     PRODUCER_KEY.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 ).decode()
 RESPONSE = "resp_local-3_018f3c2e9d7a7b4e8c1d2e3f4a5b6c7d"
+
+
+R = TypeVar("R", bound=Record)
+_ANY: TypeAdapter[Opened | Ending | AdmittedRequest | DeadLetter | Verdict] = TypeAdapter(
+    Opened | Ending | AdmittedRequest | DeadLetter | Verdict
+)
 
 
 class Words:
@@ -92,26 +99,19 @@ class Log:
         self.records.append(LogRecord(topic, partition or 0, offset, key.encode(), value, (), NOW))
         return offset
 
-    def of(self, kind: type[Record], topic: str) -> list[tuple[LogRecord, Record]]:
-        found = []
-        for record in self.records:
-            if record.topic == topic and record.value is not None:
-                entry = TypeAdapter(Opened | Ending | AdmittedRequest | DeadLetter | Verdict).validate_json(
-                    record.value
-                )
-                if isinstance(entry, kind):
-                    found.append((record, entry))
-        return found
+    def of(self, kind: type[R], topic: str) -> list[tuple[LogRecord, R]]:
+        entries = [
+            (record, _ANY.validate_json(record.value or b"")) for record in self.records if record.topic == topic
+        ]
+        return [(record, entry) for record, entry in entries if isinstance(entry, kind)]
 
     @property
     def endings(self) -> list[Ending]:
-        return [entry for _, entry in self.of(Ending, self.topics.generated.name) if isinstance(entry, Ending)]
+        return [entry for _, entry in self.of(Ending, self.topics.generated.name)]
 
     @property
     def dead(self) -> list[DeadLetter]:
-        return [
-            entry for _, entry in self.of(DeadLetter, self.topics.dead_letters.name) if isinstance(entry, DeadLetter)
-        ]
+        return [entry for _, entry in self.of(DeadLetter, self.topics.dead_letters.name)]
 
     @property
     def kinds(self) -> list[str]:

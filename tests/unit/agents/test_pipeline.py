@@ -1,0 +1,166 @@
+"""What is written in which order, and what redelivery after a crash at each step makes of it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from agents.app import bindings
+from agents.pipeline import Pipeline
+from agents.publication import MustEnd, PublishFailed
+from agents.quota import EpochLost
+from agents.stages import STAGES
+from schemas.endings import EndingCode
+from schemas.generated import Ending, Opened
+from schemas.request import AdmittedRequest
+from streams.log import LogRecord
+from tests.unit.agents.world import RESPONSE, World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.beat()
+    return world
+
+
+@pytest.mark.parametrize("writes_before_the_crash", [0, 1, 2, 3])
+async def test_a_redelivered_request_goes_where_it_went_before(world: World, writes_before_the_crash: int) -> None:
+    world.log.fail_after = writes_before_the_crash
+    record = world.record(world.request())
+    if writes_before_the_crash < 3:
+        with pytest.raises(PublishFailed):
+            await world.pipeline.handle_request(record)
+    else:
+        await world.pipeline.handle_request(record)
+    world.log.fail_after = None
+    # Another worker looks better now; the stored decision stands.
+    world.beat("worker-1", running=50)
+    world.beat("worker-2", home_partitions=[0], lane_partitions={"standard": [7]})
+    await world.pipeline.handle_request(record)
+    assert {place.partition for place, _ in world.log.of(Opened, "local.generated")} == {5}
+    assert {place.partition for place, _ in world.log.of(AdmittedRequest, "local.inference.default.standard")} == {2}
+    assert world.quota.tenants["acme"].tokens == 500 - 15
+    assert not world.log.endings
+
+
+@pytest.mark.parametrize("writes_before_the_crash", [0, 1])
+async def test_a_redelivered_refusal_is_the_same_refusal(world: World, writes_before_the_crash: int) -> None:
+    world.log.fail_after = writes_before_the_crash
+    record = world.record(world.request("open the vault"))
+    with pytest.raises(PublishFailed):
+        await world.pipeline.handle_request(record)
+    world.log.fail_after = None
+    policy = world.directory.all["acme"].policy.model_copy(update={"prompt_deny": []})
+    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"policy": policy})
+    await world.pipeline.handle_request(record)
+    assert {ending.code for ending in world.log.endings} == {EndingCode.PROMPT_REFUSED}
+    assert not world.log.of(Opened, "local.generated")
+
+
+async def test_a_request_that_outlived_its_deadline_ends_beside_its_opened(world: World) -> None:
+    world.log.fail_after = 2
+    record = world.record(world.request())
+    with pytest.raises(PublishFailed):
+        await world.pipeline.handle_request(record)
+    world.log.fail_after = None
+    world.now_ms += 60_000
+    await world.pipeline.handle_request(record)
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.DEADLINE_EXCEEDED
+    assert {place.partition for place, _ in world.log.of(Ending, "local.generated")} == {5}
+
+
+async def test_a_request_that_has_ended_and_is_settled_leaves_no_trace_when_it_comes_again(world: World) -> None:
+    record = world.record(world.request())
+    await world.pipeline.handle_request(record)
+    await world.quota.settle("acme", world.directory.all["acme"].limits, RESPONSE, 0, 12)
+    written = len(world.log.records)
+    await world.pipeline.handle_request(record)
+    assert len(world.log.records) == written
+
+
+async def test_a_short_failure_of_the_quota_store_is_not_noticed(world: World) -> None:
+    world.quota.failures = 2
+    await world.pipeline.handle_request(world.record(world.request()))
+    assert world.log.kinds == ["generated", "verdicts", "inference.default.standard"]
+
+
+async def test_a_quota_store_that_stays_away_ends_requests_as_unavailable(world: World) -> None:
+    world.quota.failures = 10**6
+    await world.pipeline.handle_request(world.record(world.request()))
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.UNAVAILABLE
+    assert ending.retry_after_ms is not None
+    assert not world.log.of(Opened, "local.generated")
+
+
+async def test_refusals_are_said_also_while_they_cannot_be_stored(world: World) -> None:
+    world.quota.failures = 10**6
+    await world.pipeline.handle_request(world.record(world.request(model="absent")))
+    assert [ending.code for ending in world.log.endings] == [EndingCode.MODEL_NOT_FOUND]
+
+
+async def test_lost_memory_is_rebuilt_before_the_request_goes_on(world: World) -> None:
+    world.quota.failures, world.quota.error = 1, EpochLost
+    await world.pipeline.handle_request(world.record(world.request()))
+    assert world.recoveries == 1
+    assert world.log.of(Opened, "local.generated")
+
+
+async def test_memory_that_cannot_be_rebuilt_ends_the_process_without_an_outcome(world: World) -> None:
+    async def fails() -> None:
+        raise MustEnd("cannot")
+
+    world.quota.failures, world.quota.error = 1, EpochLost
+    pipeline = Pipeline(world.services, world.log, fails, 3)
+    with pytest.raises(MustEnd):
+        await pipeline.handle_request(world.record(world.request()))
+    assert not world.log.records
+
+
+async def test_a_defect_in_a_stage_kills_one_request_and_tells_its_client(world: World) -> None:
+    class Broken:
+        def encode_chat(self, _messages: object) -> list[int]:
+            raise ZeroDivisionError
+
+    world.services.tokenizers["tiny"] = Broken()  # type: ignore[index]
+    await world.pipeline.handle_request(world.record(world.request()))
+    assert [letter.reason for letter in world.log.dead] == ["stage_failed"]
+    assert [ending.code for ending in world.log.endings] == [EndingCode.UNAVAILABLE]
+
+
+async def test_split_stages_write_what_the_fused_ones_write() -> None:
+    """Records are carried by hand from topic to topic, as the agents of the split placement do."""
+
+    async def split(world: World, first: LogRecord) -> None:
+        agents = {agent.topic: agent for agent in bindings("split", world.topics, world.pipeline, 100)}
+        await agents["local.requests"].handle(first)
+        done = 0
+        while done < len(world.log.records):
+            record = world.log.records[done]
+            done += 1
+            if record.topic in agents:
+                await agents[record.topic].handle(record)
+
+    async def fused(world: World, first: LogRecord) -> None:
+        [requests, _] = bindings("fused", world.topics, world.pipeline, 100)
+        await requests.handle(first)
+
+    async def run(placement: Callable[[World, LogRecord], object], **fields: object) -> list[tuple[str, int, bytes]]:
+        world = World()
+        world.beat()
+        await placement(world, world.record(world.request(**fields)))  # type: ignore[misc, arg-type]
+        return [
+            (record.topic, record.partition, record.value or b"")
+            for record in world.log.records
+            if not record.topic.startswith("local.admission.")
+        ]
+
+    for fields in ({}, {"model": "absent"}, {"text": "open the vault"}, {"text": "w " * 99}):
+        assert await run(split, **fields) == await run(fused, **fields) != []
+
+
+async def test_a_record_between_stages_that_cannot_be_read_is_a_dead_letter(world: World) -> None:
+    record = LogRecord("local.admission.validated", 0, 3, None, b"{", (), world.now_ms)
+    await world.pipeline.handle_admission(record, (STAGES[1],))
+    assert [letter.reason for letter in world.log.dead] == ["not_json"]
