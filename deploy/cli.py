@@ -136,6 +136,8 @@ def wait_ready(stack: Stack, progress: Progress, interrupted: threading.Event) -
             if time.monotonic() > deadline_s:
                 raise
         else:
+            for record in stack.processes():  # what was noticed this very moment
+                progress.change(record)
             return True
         if time.monotonic() >= next_word_s:
             progress.say(f"still waiting for {escape(progress.waiting())}; the rest is up")

@@ -1,0 +1,47 @@
+from deploy.banner import banner
+from deploy.chat import Answer
+from schemas.websocket import Delta
+
+
+def delta(first: int, last: int, text: str, kind: str = "content") -> Delta:
+    return Delta.model_validate(
+        {
+            "response_id": "r", "first_sequence": first, "sequence_number": last, "choice": 0, "kind": kind,
+            "text": text,
+        }
+    )  # fmt: skip
+
+
+def test_deltas_add_up_to_the_text() -> None:
+    answer = Answer()
+    assert [answer.take(delta(1, 1, "Once")), answer.take(delta(2, 4, " upon a time"))] == ["Once", " upon a time"]
+    assert (answer.text, answer.sequence_number, answer.deltas, answer.gaps) == ("Once upon a time", 4, 2, [])
+
+
+def test_what_comes_again_after_a_resume_is_shown_once() -> None:
+    answer = Answer()
+    answer.take(delta(1, 3, "one two three"))
+    assert answer.take(delta(1, 3, "one two three")) == ""
+    assert answer.take(delta(4, 4, " four")) == " four"
+    assert answer.text == "one two three four"
+
+
+def test_a_gap_is_noticed() -> None:
+    answer = Answer()
+    answer.take(delta(1, 2, "a"))
+    answer.take(delta(4, 5, "b"))
+    assert answer.gaps == [(2, 4)]
+
+
+def test_reasoning_counts_but_is_not_part_of_the_text() -> None:
+    answer = Answer()
+    assert answer.take(delta(1, 5, "hm", kind="reasoning")) == ""
+    assert (answer.text, answer.sequence_number) == ("", 5)
+
+
+def test_the_banner_shows_the_address_the_key_and_three_commands() -> None:
+    shown = banner({"gateway": "http://127.0.0.1:8080", "api_key": "sk-sluice-x", "tenant": "demo"})
+    assert "http://127.0.0.1:8080/" in shown
+    assert "curl -N http://127.0.0.1:8080/v1/chat/completions -H 'Authorization: Bearer sk-sluice-x'" in shown
+    assert "sluice chat" in shown
+    assert "deploy/examples/producer.py" in shown
