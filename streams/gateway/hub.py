@@ -82,10 +82,11 @@ class Viewer:
             if span.first_sequence > self.after + 1:
                 return Behind(self.after, span.first_sequence - 1)
             index += 1
-            if span.sequence_number <= self.after:
-                continue
             if span.first_sequence <= self.after:
-                span = span.after(self.after) or span
+                rest = span.after(self.after)
+                if rest is None:
+                    continue
+                span = rest
             if index < len(spans):
                 run = [span]
                 chars = len(span.text)
@@ -344,6 +345,8 @@ class Hub:
     def apply_release(self, record: Release, partition: int, now_ms: int) -> None:
         """Viewers that wait for their first token are woken at once, the others by `wake_viewers`."""
         streams, dirty, lazy = self._streams, self._dirty, self._lazy
+        new_span = tuple.__new__
+        chars = released = 0
         for scope, response_id, choice, first, kind, text, ends, emitted_at_us in zip(
             record.scope, record.response_id, record.choice, record.first_sequence, record.kind, record.text,
             record.text_ends, record.emitted_at_us, strict=True,
@@ -351,25 +354,29 @@ class Hub:
             stream = streams.get(response_id) or self._stream(response_id, partition, record.scopes[scope], now_ms)
             if stream is None or not ends:
                 continue
-            last = first + len(ends) - 1
-            span = Span(first, last, choice, kind, text, ends, emitted_at_us)
+            # The way of every token: kept free of method calls and of attributes read twice.
+            tokens = len(ends)
+            last = first + tokens - 1
+            span = new_span(Span, (first, last, choice, kind, text, ends, emitted_at_us))
             if first != stream.next_sequence:
                 known = self._reconcile(stream, span)
                 if known is None:
                     continue
-                span = known
+                span, text, tokens = known, known.text, known.tokens
             stream.next_sequence = last + 1
             stream.spans.append(span)
             stream.active_at_ms = now_ms
             dirty[response_id] = stream
-            self.unflushed_chars += len(span.text)
-            self.released_tokens += span.sequence_number - span.first_sequence + 1
+            chars += len(text)
+            released += tokens
             for viewer in stream.viewers:
                 if not viewer.ready:
                     if viewer.after:
                         lazy.append(viewer)
                     else:
                         viewer.wake()
+        self.unflushed_chars += chars
+        self.released_tokens += released
 
     def wake_viewers(self) -> None:
         """Wakes those whom `apply_release` has something for."""

@@ -34,6 +34,7 @@ DISCONNECT_GRACE_MS = 2_000
 SWEEP_S = 0.5
 DRAIN_TIMEOUT_S = 10
 MAX_POLL_RECORDS = 500
+RECORDS_AT_ONCE = 32
 
 _log = structlog.get_logger()
 
@@ -151,7 +152,11 @@ class GatewayRuntime:
     async def _pump(self) -> None:
         while True:
             records = await self._consumer.poll()
-            self.pump.handle(records, monotonic_ms(), time.time_ns() // 1_000)
+            for start in range(0, len(records), RECORDS_AT_ONCE):
+                batch = records[start : start + RECORDS_AT_ONCE]
+                self.pump.handle(batch, monotonic_ms(), time.time_ns() // 1_000)
+                # Writers send before the next batch: a backlog must not starve the sockets.
+                await asyncio.sleep(0)
 
     async def _flush(self) -> None:
         busy_s, wall_s = time.thread_time(), time.monotonic()

@@ -115,6 +115,7 @@ class Gateway:
         metrics: GatewayMetrics,
     ) -> None:
         self.settings = settings
+        self._topics = settings.topics
         self.directory = directory
         self.catalog = catalog
         self.hub = hub
@@ -179,7 +180,7 @@ class Gateway:
         )  # fmt: skip
         self.hub.open(response_id, partition, scope, chat.on_disconnect, monotonic_ms())
         follower = self._follow(response_id, partition, scope, 0, on_ready)
-        topic = self.settings.topics.requests.name
+        topic = self._topics.requests.name
         value = request.encode()
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
@@ -275,9 +276,7 @@ class Gateway:
             identity = parse_response_id(response_id)
         except ValueError:
             raise not_found(response_id) from None
-        known = (
-            identity.region == self.settings.region and identity.partition < self.settings.topics.responses.partitions
-        )
+        known = identity.region == self.settings.region and identity.partition < self._topics.responses.partitions
         if not known:
             raise not_found(response_id)
         return identity.partition
@@ -331,7 +330,7 @@ class Gateway:
         )
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
-                await self._sender.send(self.settings.topics.control.name, record.encode(), key=response_id)
+                await self._sender.send(self._topics.control.name, record.encode(), key=response_id)
         except (LogError, TimeoutError):
             raise unavailable("The cancellation could not be stored.") from None
 

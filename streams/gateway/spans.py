@@ -49,8 +49,12 @@ def join(spans: Sequence[Span]) -> Span:
     ends: list[int] = []
     length = 0
     for span in spans:
-        ends += [length + end for end in span.text_ends]
-        length += len(span.text)
+        if len(span[5]) == 1:
+            length += len(span[4])
+            ends.append(length)
+        else:
+            ends += [length + end for end in span[5]]
+            length += len(span[4])
     return Span(
         first.first_sequence, last.sequence_number, first.choice, first.kind,
         "".join([span.text for span in spans]), ends, last.emitted_at_us,
@@ -60,12 +64,13 @@ def join(spans: Sequence[Span]) -> Span:
 def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Span]:
     """Few spans that say the same; those that were joined stay near `max_chars`."""
     runs: list[list[Span]] = []
-    chars = 0
+    following, choice, kind, chars = -1, -1, "", 0
     for span in spans:
-        if runs and chars < max_chars and span.continues(runs[-1][-1]):
+        if span[0] == following and chars < max_chars and span[2] == choice and span[3] == kind:
             runs[-1].append(span)
-            chars += len(span.text)
+            chars += len(span[4])
         else:
             runs.append([span])
-            chars = len(span.text)
+            choice, kind, chars = span[2], span[3], len(span[4])
+        following = span[1] + 1
     return [join(run) if len(run) > 1 else run[0] for run in runs]
