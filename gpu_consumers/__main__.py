@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ from streams.log import LogError
 from streams.observability import HealthServer, configure_logging
 from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import SettingsCatalog
+
+GC_THRESHOLD = 100_000
 
 _log = structlog.get_logger()
 
@@ -111,6 +114,9 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
             lambda: KafkaConsumer(settings.kafka, None, f"{client_id}-read-back"),
         )  # fmt: skip
         shell = Worker(core, ports, worker, metrics)
+        # Deltas are many, short-lived and acyclic: collecting as often as by default took a third of the CPU time.
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD, 50, 50)
         health = HealthServer(settings.health_port, lambda: shell.not_ready)
         stack.callback(health.close)
         _log.info("started", pool=pool.name, engine=pool.engine, health_port=health.port)

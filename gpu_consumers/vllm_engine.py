@@ -5,6 +5,7 @@ differs, the contract suite fails.
 """
 
 import asyncio
+import gc
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -259,3 +260,6 @@ class VllmEngine:
             task.cancel()
         if llm is not None:
             llm.shutdown()
+            # It is part of reference cycles, and its finalizer fails once the interpreter is being taken down.
+            del llm
+            gc.collect()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -17,7 +18,7 @@ from schemas.request import Sampling
 MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
 SIMULATED = SimulatedEngineSettings(ttft_ms=2, prompt_token_us=0, inter_token_ms=2, step_ms=1)
 # vLLM and torch warn of their own deprecations while they are imported.
-VLLM_MARKS = [pytest.mark.real_model, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+VLLM_MARKS = [pytest.mark.real_model, pytest.mark.timeout(580), pytest.mark.filterwarnings("ignore")]
 
 
 class Client:
@@ -211,3 +212,30 @@ async def test_a_prompt_beyond_the_engine_is_an_error_of_that_request_alone(clie
     await client.ended("huge", "fine")
     assert client.deltas["huge"][-1].error
     assert client.finish("fine") == "length"
+
+
+async def test_a_dead_engine_says_so_once_refuses_work_and_starts_again(client: Client) -> None:
+    """The last test of the module: it leaves vLLM's engine restarted."""
+    if isinstance(client.engine, SimulatedEngine):
+        client = Client(SimulatedEngine(SIMULATED.model_copy(update={"die_after_tokens": 5})))
+        await client.engine.start(client.on_step, client.on_died)
+        client.submit("dies")
+    else:
+        client.submit("dies", max_tokens=1_500)
+        await client.until(lambda: client.deltas["dies"])
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+    await client.until(lambda: client.died, timeout_s=10)
+    assert not client.over("dies")
+    with pytest.raises(EngineDied):
+        client.submit("refused")
+    client.engine.abort("dies")
+    assert client.engine.stats().running == 0
+    [death] = client.died
+    client.died.clear()
+    await client.engine.start(client.on_step, client.on_died)
+    client.submit("again", max_tokens=10)
+    await client.ended("again")
+    assert client.finish("again") == "length"
+    assert str(death)
+    await client.engine.close()
