@@ -1,0 +1,74 @@
+"""A client that does not read is bounded, cut off by name, and delays nobody."""
+
+import asyncio
+import json
+import socket
+
+from websockets.asyncio.client import connect
+
+from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
+
+HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "on_disconnect": "continue"}
+CHARS, RECORDS = 50_000, 200
+
+
+def deaf_socket(stack: Stack) -> socket.socket:
+    """Connected, with the smallest receive buffer; whoever holds it will not read."""
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    deaf.connect(("127.0.0.1", stack.port))
+    return deaf
+
+
+async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "deaf", viewer_stall_ms=300, viewer_queue_bytes=100_000)
+    async with serving(settings, memory_log(settings)) as stack:
+        deaf = deaf_socket(stack)
+        body = json.dumps({**HELLO, "stream": True}).encode()
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        deaf.sendall(head.encode() + body)
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        async with connect(
+            stack.websocket_url, additional_headers={"x-api-key": KEY}, proxy=None, max_size=None
+        ) as reader:
+            await reader.send(json.dumps({"type": "resume", "response_id": request.response_id}))
+            await until(lambda: stack.runtime.hub.viewers == 2, "both are watching")
+            received = 0
+            for number in range(1, RECORDS + 1):
+                stack.pipeline.release(request, number, ["x" * CHARS])
+                while received < number * CHARS:
+                    async with asyncio.timeout(20):
+                        message = json.loads(await reader.recv())
+                    received += len(message.get("text", ""))
+                stream = stack.runtime.hub.get(request.response_id)
+                assert stream is not None
+                flushed = sum(len(span.text) for span in stream.spans[: max(0, stream.flushed - stream.trimmed)])
+                assert flushed <= 100_000, "a slow viewer holds no more than its bound"
+            await until(lambda: stack.runtime.hub.viewers == 1, "the deaf viewer is given up")
+            stack.pipeline.end(request, RECORDS + 1)
+            async with asyncio.timeout(20):
+                assert json.loads(await reader.recv())["type"] == "terminal"
+        deaf.close()
+
+
+async def test_a_deaf_websocket_is_cut_off(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "deafws", viewer_stall_ms=300)
+    async with serving(settings, memory_log(settings)) as stack:
+        deaf = deaf_socket(stack)
+        async with asyncio.timeout(20):
+            client = await connect(
+                stack.websocket_url, sock=deaf, additional_headers={"x-api-key": KEY}, proxy=None, max_queue=1
+            )
+        await client.send(json.dumps({"type": "request", "request_id": "1", "body": HELLO}))
+        request = await stack.pipeline.next_request()
+        client.transport.pause_reading()
+        stack.pipeline.start(request)
+        for number in range(1, RECORDS + 1):
+            stack.pipeline.release(request, number, ["x" * CHARS])
+        await until(lambda: stack.runtime.hub.released_tokens == RECORDS, "the gateway has read everything")
+        await until(lambda: stack.runtime.hub.viewers == 0, "the deaf viewer is given up")
+        client.transport.abort()
