@@ -121,6 +121,9 @@ class QuotaStore(Protocol):
     async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
         """Returns what is held. False when nothing was."""
 
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[Overdue]:
+        """Reservations whose deadline lies before `before_ms`; at most `limit`, oldest first."""
+
 
 def jittered_ms(wait_ms: int, response_id: str) -> int:
     """`wait_ms` plus up to a quarter of it, at least 250 ms wide; the same for the same response."""
@@ -218,7 +221,6 @@ class RedisQuota:
         return _text((await self._call("refund", tenant_id, limits, response_id))[0]) == "refunded"
 
     async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[Overdue]:
-        """Reservations whose deadline lies before `before_ms`; at most `limit`, oldest first."""
         prefix = self._keys(tenant_id, "")
         try:
             due = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=0, num=limit, withscores=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from agents import metrics
-from agents.quota import QuotaUnavailable, RedisQuota
+from agents.quota import QuotaStore, QuotaUnavailable
 from agents.stages import limits_of
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
@@ -78,7 +78,7 @@ class Settlement:
         topics: Topics,
         consumer: LogConsumer,
         producer: LogProducer,
-        quota: RedisQuota,
+        quota: QuotaStore,
         directory: TenantDirectory,
         queued: Queued,
         clock_ms: Callable[[], int],

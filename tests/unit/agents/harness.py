@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,12 +129,15 @@ requests_per_minute = 1
             **extra,
         }  # fmt: skip
 
+    def admission(self, placement: str = "fused", **extra: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        return self.process("agents.admission", placement, **extra)
+
     @contextmanager
-    def admission(self, placement: str = "fused", **extra: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A running admission process; killed at the end unless it has ended."""
-        log = (self.directory / f"admission-{uuid.uuid4().hex[:6]}.log").open("wb")
+    def process(self, module: str, placement: str = "fused", **extra: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A running process; killed at the end unless it has ended."""
+        log = (self.directory / f"{module}-{uuid.uuid4().hex[:6]}.log").open("wb")
         process = subprocess.Popen(
-            [sys.executable, "-m", "agents.admission"], cwd=ROOT, env=self.environment(placement, **extra),
+            [sys.executable, "-m", module], cwd=ROOT, env=self.environment(placement, **extra),
             stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
@@ -173,9 +176,9 @@ requests_per_minute = 1
         self._producer.poll(0)
 
     def job(
-        self, custom_id: str, body: dict[str, object], *, key: Ed25519PrivateKey | None = None, for_ms: int = 60_000
+        self, custom_id: str, body: Mapping[str, object], *, key: Ed25519PrivateKey | None = None, for_ms: int = 60_000
     ) -> None:
-        value, topic = BatchJob(body=body).encode(), self.topics.intake_batch.name
+        value, topic = BatchJob(body=dict(body)).encode(), self.topics.intake_batch.name
         headers = sign_job(
             key or self.producer_key, topic=topic, tenant_id="acme", key_id="producer-1", custom_id=custom_id,
             expires_ms=now_ms() + for_ms, value=value,

@@ -8,6 +8,7 @@ from agents.quota import (
     Decided,
     Finished,
     Outcome,
+    Overdue,
     QuotaUnavailable,
     Refusal,
     Reserved,
@@ -208,3 +209,14 @@ class ModelQuota:
 
     async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
         return self._tenant(tenant_id, limits).refund(response_id)
+
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[Overdue]:
+        tenant = self.tenants.get(tenant_id)
+        if tenant is None:
+            return []
+        due = [(r.deadline_ms, id_) for id_, r in tenant.reservations.items() if id_ in tenant.active]
+        return [
+            Overdue(id_, deadline_ms, tenant.reservations[id_].decision)
+            for deadline_ms, id_ in sorted(due)[:limit]
+            if deadline_ms <= before_ms
+        ]

@@ -1,0 +1,147 @@
+"""After a loss of memory the log says who was routed where, who was refused, and who has ended."""
+
+import time
+
+import pytest
+
+from agents.quota import Restored
+from agents.recovery import Rebuild, RecoveryFailed, read_back
+from agents.routing import WorkersView
+from agents.workers_reader import WorkersReader
+from schemas.base import Scope
+from schemas.endings import EndingCode
+from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.request import Lane, ReplyTo
+from schemas.worker import WorkerState
+from streams.memory_log import MemoryLog
+
+NOW = 1_790_000_000_000
+SCOPE = Scope(tenant_id="acme")
+
+
+def opened(response_id: str) -> Opened:
+    return Opened(
+        response_id=response_id, scope=SCOPE, model="m", requested_model="m", pool="default", lane=Lane.BATCH,
+        lane_partition=4, prompt_tokens=3, max_tokens=5, reserved_tokens=8, reply_to=ReplyTo(partition=0),
+        accepted_at_ms=NOW, admitted_at_ms=NOW, deadline_ms=NOW + 9,
+    )  # fmt: skip
+
+
+def ending(response_id: str, code: EndingCode, attempt_id: str | None = None) -> Ending:
+    return Ending(
+        response_id=response_id, scope=SCOPE, code=code, written_by="worker", attempt_id=attempt_id,
+        reply_to=ReplyTo(partition=0), accepted_at_ms=NOW, limits={"requests_limit": 3},
+    )  # fmt: skip
+
+
+def frame(response_id: str, attempt_id: str, finish: str) -> Frame:
+    return Frame(
+        worker_id="w", emitted_at_us=1, scopes=[SCOPE], scope=[0], response_id=[response_id], attempt_id=[attempt_id],
+        choice=[0], first_sequence=[1], kind=["content"], token_ids=[[7]], text=["a"], text_ends=[[1]],
+        logprobs=[None], finish=[finish], cached_tokens=[0],
+    )  # fmt: skip
+
+
+def fence(response_id: str, attempt_id: str) -> Fence:
+    return Fence(response_id=response_id, scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind="fresh")
+
+
+def rebuilt(*records: Opened | Ending | Frame | Fence) -> dict[str, Restored]:
+    rebuild = Rebuild()
+    for record in records:
+        rebuild.add(record, 6)
+    return {reservation.response_id: reservation for reservation in rebuild.reservations()}
+
+
+def test_an_open_response_keeps_its_route_and_its_reservation() -> None:
+    [reservation] = rebuilt(opened("r"), fence("r", "a"), frame("r", "a", "")).values()
+    assert reservation.decision is not None
+    assert (reservation.decision.lane, reservation.decision.lane_partition) == (Lane.BATCH, 4)
+    assert reservation.decision.generated_partition == 6
+    assert (reservation.ended, reservation.tokens, reservation.deadline_ms) == (False, 8, NOW + 9)
+
+
+def test_a_response_that_finished_holds_nothing() -> None:
+    assert rebuilt(opened("r"), fence("r", "a"), frame("r", "a", "stop"))["r"].ended
+    assert rebuilt(opened("r"), ending("r", EndingCode.DEADLINE_EXCEEDED))["r"].ended
+
+
+def test_a_void_ending_ends_nothing() -> None:
+    records = (opened("r"), fence("r", "a"), ending("r", EndingCode.ENGINE_FAILED, "older attempt"))
+    assert not rebuilt(*records)["r"].ended
+
+
+def test_a_refusal_stays_a_refusal() -> None:
+    reservation = rebuilt(ending("r", EndingCode.RATE_LIMITED_TOKENS))["r"]
+    assert reservation.decision is None
+    assert reservation.refusal is not None
+    assert reservation.refusal.code is EndingCode.RATE_LIMITED_TOKENS
+    assert reservation.refusal.limits == {"requests_limit": 3}
+
+
+def test_rows_of_responses_opened_before_the_window_are_left_out() -> None:
+    assert rebuilt(fence("old", "a"), frame("old", "a", "stop")) == {}
+
+
+def test_the_log_is_read_from_the_window_to_its_end_and_unreadable_records_are_skipped() -> None:
+    clock = [NOW]
+    log = MemoryLog(lambda: clock[0])
+    log.create_topic("generated", 2)
+    log.append("generated", opened("too old").encode(), partition=0)
+    clock[0] += 1_000
+    log.append("generated", opened("r0").encode(), partition=0)
+    log.append("generated", b"{", partition=1)
+    log.append("generated", opened("r1").encode(), partition=1)
+    rebuild = read_back(log.consumer(None, "test"), "generated", NOW + 1_000, time.monotonic() + 30)
+    partitions = {r.response_id: r.decision.generated_partition for r in rebuild.reservations() if r.decision}
+    assert partitions == {"r0": 0, "r1": 1}
+
+
+def test_an_empty_log_is_read_at_once() -> None:
+    log = MemoryLog()
+    log.create_topic("generated", 2)
+    assert not list(read_back(log.consumer(None, "test"), "generated", 0, time.monotonic() + 30).reservations())
+
+
+def test_reading_back_has_a_deadline() -> None:
+    log = MemoryLog()
+    log.create_topic("generated", 1)
+    log.append("generated", opened("r").encode())
+    with pytest.raises(RecoveryFailed):
+        read_back(log.consumer(None, "test"), "generated", 0, time.monotonic() - 1)
+
+
+def heartbeat(worker_id: str) -> bytes:
+    return WorkerState(
+        worker_id=worker_id,
+        pool="default",
+        model="m",
+        engine="simulated",
+        state="ready",
+        beat_at_ms=NOW,
+        lease_ms=4_000,
+    ).encode()
+
+
+def test_the_view_of_workers_follows_the_topic() -> None:
+    log = MemoryLog()
+    log.create_topic("workers", 1)
+    log.append("workers", heartbeat("gone"), key="gone")
+    log.append("workers", heartbeat("here"), key="here")
+    log.append("workers", b"{", key="broken")
+    log.append("workers", None, key="gone")
+    view = WorkersView()
+    reader = WorkersReader(lambda: log.consumer(None, "reader"), "workers", view)
+    reader.start()
+    assert reader.caught_up.wait(20)
+    reader.close()
+    assert [load.state.worker_id for load in view.live("default", NOW)] == ["here"]
+    assert reader.failed is None
+
+
+def test_a_topic_that_does_not_exist_is_a_failure_and_no_empty_view() -> None:
+    reader = WorkersReader(lambda: MemoryLog().consumer(None, "reader"), "workers", WorkersView())
+    reader.start()
+    reader.close()
+    assert reader.failed is not None
+    assert not reader.caught_up.is_set()

@@ -1,0 +1,69 @@
+"""The settlement process on a real broker and a real Redis."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from agents.quota import Finished, RedisQuota
+from schemas.base import Scope
+from schemas.endings import EndingCode
+from schemas.usage import UsageEvent
+from streams.directory import Limits
+from streams.settings import KafkaSettings
+from tests.unit.agents.harness import Region, now_ms
+
+LIMITS = Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000, concurrent_responses=100_000)
+
+
+def usage(response_id: str) -> UsageEvent:
+    at_ms = now_ms()
+    return UsageEvent(
+        response_id=response_id, scope=Scope(tenant_id="acme"), usage_id=f"{response_id}/0", choice=0,
+        endpoint="chat.completions", model="m", requested_model="m", pool="default", lane="standard", worker_id="w",
+        attempts=1, ending=EndingCode.COMPLETED, finish_reason="stop", billable=True, accepted_at_ms=at_ms,
+        first_token_at_ms=at_ms, ended_at_ms=at_ms, uncached_input_tokens=5, cached_input_tokens=0, output_tokens=5,
+        reasoning_tokens=0, released_tokens=5, reserved_tokens=100,
+    )  # fmt: skip
+
+
+def test_killed_and_started_again_it_settles_everything_once(
+    kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path
+) -> None:
+    region = Region(kafka_settings, redis_url, tmp_path)
+    names = [f"r{i}" for i in range(200)]
+
+    async def story() -> None:
+        async with Redis.from_url(redis_url, retry=None) as client:
+            quota = RedisQuota(client, region.name)
+            await quota.begin_epoch("epoch-1")
+            for name in names:
+                await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=now_ms() + 60_000)
+
+            async def until_active(at_most: int) -> None:
+                deadline_s = time.monotonic() + 40
+                while await quota.active_count("acme") > at_most:
+                    assert time.monotonic() < deadline_s, region.logs()
+                    await asyncio.sleep(0.01)
+
+            with region.process("agents.settlement") as process:
+                for name in names[:100]:
+                    region.put(region.topics.usage.name, usage(name).encode(), key=name)
+                region.flush()
+                await until_active(150)
+                process.kill()
+            for name in names[100:]:
+                region.put(region.topics.usage.name, usage(name).encode(), key=name)
+            region.flush()
+            with region.process("agents.settlement") as process:
+                await until_active(0)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=20) == 0, region.logs()
+            for name in names:
+                outcome = await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=now_ms())
+                assert outcome == Finished()
+
+    asyncio.run(story())
+    region.close()
