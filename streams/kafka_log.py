@@ -1,8 +1,11 @@
 """The log port over librdkafka. The classic group protocol; see `streams.log` for what callers may rely on."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
 from typing import Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -199,6 +202,7 @@ class KafkaConsumer:
         self._subscribed = False
         self._closed = False
         self._owned: dict[TopicPartition, None] = {}
+        self._in_callback = False
         # While `on_assign` runs: where the new partitions will start, and which of them paused.
         self._starting: dict[TopicPartition, int] | None = None
         self._starting_paused: set[TopicPartition] = set()
@@ -229,6 +233,7 @@ class KafkaConsumer:
         if instance_id is not None:
             config["group.instance.id"] = instance_id
         self._consumer = Consumer(config, logger=_logger)
+        self._committer = _Committer(self._consumer)
 
     def subscribe(
         self,
@@ -312,7 +317,7 @@ class KafkaConsumer:
         deadline_s = time.monotonic() + _COMMIT_TIMEOUT_S
         while True:
             try:
-                self._commit(wanted)
+                self._committer.commit(wanted, deadline_s, in_callback=self._in_callback)
             except LogError as error:
                 # A balance under way refuses commits for a moment; librdkafka completes it without our polling.
                 if not error.retriable or time.monotonic() >= deadline_s:
@@ -321,13 +326,6 @@ class KafkaConsumer:
             else:
                 return
 
-    def _commit(self, wanted: list[NativePartition]) -> None:
-        with _translated("commit"):
-            done = self._consumer.commit(offsets=wanted, asynchronous=False)
-        for position in done or []:
-            if position.error is not None:
-                raise log_error(position.error, f"commit {position.topic}-{position.partition}")
-
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         self._require_group()
         wanted = [_native(partition) for partition in partitions]
@@ -335,10 +333,9 @@ class KafkaConsumer:
             return {}
         with _translated("committed"):
             found = self._consumer.committed(wanted, timeout=_CALL_TIMEOUT_S)
+        _require_success(found, "committed")
         result = {}
         for position in found:
-            if position.error is not None:
-                raise log_error(position.error, f"committed {position.topic}-{position.partition}")
             offset = position.offset if position.offset >= 0 else None
             result[TopicPartition(position.topic, position.partition)] = Committed(offset, position.metadata or "")
         return result
@@ -375,9 +372,10 @@ class KafkaConsumer:
             if tell is not None and self._owned:
                 tell(self.assignment())
         finally:
+            self._owned.clear()
+            self._committer.close()
             with _translated("close"):
                 self._consumer.close()
-            self._owned.clear()
 
     def _require_group(self) -> None:
         if self._group is None:
@@ -389,6 +387,7 @@ class KafkaConsumer:
             self._owned.clear()
         self._owned.update(dict.fromkeys(added))
         # `on_assign` may look up and seek: nothing is fetched before it has returned.
+        self._in_callback = True
         self._starting, self._starting_paused = {}, set()
         self._starting.update((partition, native.offset) for partition, native in zip(added, partitions, strict=True))
         try:
@@ -402,7 +401,7 @@ class KafkaConsumer:
             if self._starting_paused:
                 consumer.pause([_native(partition) for partition in self._starting_paused])
         finally:
-            self._starting = None
+            self._in_callback, self._starting = False, None
 
     def _revoked(self, consumer: Consumer, partitions: list[NativePartition]) -> None:
         self._release(consumer, partitions, self._on_revoke)
@@ -412,16 +411,77 @@ class KafkaConsumer:
 
     def _release(self, consumer: Consumer, partitions: list[NativePartition], tell: OnPartitions | None) -> None:
         removed = _own(partitions)
+        self._in_callback = True
         try:
             if tell is not None:
                 tell(removed)
         finally:
+            self._in_callback = False
             for partition in removed:
                 self._owned.pop(partition, None)
             if self._cooperative:
                 consumer.incremental_unassign(partitions)
             else:
                 consumer.unassign()
+
+
+class _Committer:
+    """Gives commits a deadline. librdkafka's own waits for as long as the group's coordinator is away.
+
+    One commit is outstanding at a time, so an old one that comes through late cannot undo a newer one.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._outstanding: Future[None] = Future()
+        self._outstanding.set_result(None)
+        self._jobs: SimpleQueue[tuple[list[NativePartition], Future[None]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def commit(self, positions: list[NativePartition], deadline_s: float, *, in_callback: bool) -> None:
+        """Raises LogError, retriable when the deadline (of `time.monotonic`) passed or an older commit hangs.
+
+        While a rebalance callback runs, only its own thread gets through to librdkafka; the coordinator, which has
+        just called, is there then.
+        """
+        self._wait(deadline_s)
+        if in_callback:
+            self._commit(positions)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="log-commit", daemon=True)
+            self._thread.start()
+        self._outstanding = Future()
+        self._jobs.put((positions, self._outstanding))
+        self._wait(deadline_s).result()
+
+    def close(self) -> None:
+        """Raises LogError when a commit still hangs: the consumer must not be closed under it."""
+        if self._thread is not None:
+            self._wait(time.monotonic() + _COMMIT_TIMEOUT_S)
+            self._jobs.put(None)
+            self._thread.join(timeout=_COMMIT_TIMEOUT_S)
+            self._thread = None
+
+    def _wait(self, deadline_s: float) -> Future[None]:
+        if not wait([self._outstanding], max(0.0, deadline_s - time.monotonic())).done:
+            raise LogError("commit: the group's coordinator does not answer", retriable=True)
+        return self._outstanding
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            positions, outcome = job
+            try:
+                self._commit(positions)
+            except Exception as error:  # noqa: BLE001 - raised in the thread that commits
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(None)
+
+    def _commit(self, positions: list[NativePartition]) -> None:
+        with _translated("commit"):
+            done = self._consumer.commit(offsets=positions, asynchronous=False)
+        _require_success(done or [], "commit")
 
 
 class _translated:
@@ -462,6 +522,12 @@ def _native(partition: TopicPartition, offset: int | None = None, metadata: str 
     if metadata:
         return NativePartition(partition.topic, partition.partition, offset, metadata)
     return NativePartition(partition.topic, partition.partition, offset)
+
+
+def _require_success(positions: Iterable[NativePartition], what: str) -> None:
+    for position in positions:
+        if position.error is not None:
+            raise log_error(position.error, f"{what} {position.topic}-{position.partition}")
 
 
 def _own(partitions: Iterable[NativePartition]) -> list[TopicPartition]:

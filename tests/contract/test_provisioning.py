@@ -1,0 +1,75 @@
+"""Provisioning against a real broker."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from streams.kafka_log import KafkaConsumer
+from streams.provisioning import DriftError, TopicState, differences, provision, wait_for_broker
+from streams.settings import KafkaSettings
+from streams.topics import Topic, Topics
+from tests.conftest import free_ports
+
+_regions = (f"provision{number}" for number in count(1))
+
+
+@pytest.fixture
+def topics() -> list[Topic]:
+    return Topics(next(_regions), ["default"]).all(["acme"])
+
+
+def test_it_creates_the_table_once(kafka_settings: KafkaSettings, topics: list[Topic]) -> None:
+    names = tuple(sorted(topic.name for topic in topics))
+
+    first = provision(kafka_settings, topics)
+    second = provision(kafka_settings, topics)
+
+    assert (first.created, first.present) == (names, ())
+    assert (second.created, second.present) == ((), names)
+    reader = KafkaConsumer(kafka_settings, None, "reader")
+    assert {topic.name: len(reader.partitions(topic.name)) for topic in topics} == {
+        topic.name: topic.partitions for topic in topics
+    }
+    reader.close()
+
+
+def test_it_adds_what_is_missing(kafka_settings: KafkaSettings, topics: list[Topic]) -> None:
+    provision(kafka_settings, topics[:-1])
+    report = provision(kafka_settings, topics)
+    assert report.created == (topics[-1].name,)
+    assert len(report.present) == len(topics) - 1
+
+
+def test_it_refuses_drift_by_name_and_creates_nothing(kafka_settings: KafkaSettings, topics: list[Topic]) -> None:
+    first, second, third, *_ = topics
+    provision(kafka_settings, [first, second])
+    wanted = [replace(first, partitions=first.partitions + 1), replace(second, retention_ms=1_000), third]
+
+    with pytest.raises(DriftError) as caught:
+        provision(kafka_settings, wanted)
+
+    assert set(caught.value.differences) == {
+        f"{first.name}: partitions is {first.partitions}, must be {first.partitions + 1}",
+        f"{second.name}: retention.ms is {second.retention_ms}, must be 1000",
+    }
+    assert provision(kafka_settings, [first, second, third]).created == (third.name,)
+
+
+def test_replication_and_in_sync_replicas_are_drift_too() -> None:
+    topic = Topic("t", "key", dict, 2, None)
+    found = TopicState(2, 1, {"cleanup.policy": "delete", "min.insync.replicas": "1"})
+    config = {"cleanup.policy": "compact", "min.insync.replicas": "2", "retention.ms": "5"}
+    assert differences(topic, config, 3, found) == [
+        "t: replication factor is 1, must be 3",
+        "t: cleanup.policy is delete, must be compact",
+        "t: min.insync.replicas is 1, must be 2",
+        "t: retention.ms is unset, must be 5",
+    ]
+    assert differences(topic, found.config, 1, found) == []
+
+
+def test_waiting_for_a_broker_ends_at_its_deadline() -> None:
+    [port] = free_ports(1)
+    with pytest.raises(TimeoutError, match=str(port)):
+        wait_for_broker(KafkaSettings(bootstrap=f"127.0.0.1:{port}"), timeout_s=0.2)
