@@ -259,13 +259,17 @@ def need_packages(progress: Progress, python: Path, profile: str, *, dev: bool) 
     env = {**os.environ, "UV_PYTHON_DOWNLOADS": "never", "VIRTUAL_ENV": str(VENV)}
     if "PIP_INDEX_URL" in env and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & env.keys():
         env["UV_DEFAULT_INDEX"] = env["PIP_INDEX_URL"]
+    quiet = [] if sys.stderr.isatty() else ["--quiet"]
     for name in missing:
         requirements = REQUIREMENTS / f"{name}.txt"
         count = sum(1 for line in requirements.read_text().splitlines() if re.match(r"^[A-Za-z0-9]", line))
         size = "" if name not in ("cpu", "gpu") else ", several GB with torch"
         with progress.step(f"{count} Python packages of {requirements.relative_to(ROOT)}{size}"):
             # --no-config: the overrides in pyproject.toml cannot be combined with --require-hashes.
-            run([uv, "pip", "install", "--no-config", "--no-deps", "--require-hashes", "-r", requirements], env=env)
+            run(
+                [uv, "pip", "install", *quiet, "--no-config", "--no-deps", "--require-hashes", "-r", requirements],
+                env=env,
+            )
     with progress.step("Sluice itself"):
         run([uv, "pip", "install", "--no-config", "--quiet", "--no-deps", "-e", "."], env=env)
     stamp_file.write_text(json.dumps(stamped(stamp, {name: wanted[name] for name in missing})))

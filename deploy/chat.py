@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pydantic import BaseModel
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from schemas.websocket import (
@@ -97,7 +97,7 @@ class Chat:
             )
         except InvalidStatus as error:
             raise ChatError(f"the gateway answered with status {error.response.status_code}") from None
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, InvalidHandshake) as error:
             raise ChatError(f"{self._url}: {error}") from None
         return self._socket
 

@@ -287,7 +287,7 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
             name = f"worker-{number}"
             environment = {"SLUICE_WORKER__WORKER_ID": name, "SLUICE_WORKER__POOL": pool.name}
             specs.append(
-                process(name, Stage.WORKERS, "gpu_consumers", environment, start_timeout_s=300,
+                process(name, Stage.WORKERS, "gpu_consumers", environment, start_timeout_s=600,
                         stop_timeout_s=settings.worker.drain_timeout_s + 10)
             )  # fmt: skip
     specs += [

@@ -23,7 +23,7 @@ from streams.provisioning import provision, wait_for_broker
 from streams.toml_directory import read_tenants
 
 INFRASTRUCTURE_TIMEOUT_S = 60.0
-READY_TIMEOUT_S = 300.0
+READY_TIMEOUT_S = 600.0
 FORMAT_TIMEOUT_S = 60.0
 KILL_NOTICED_TIMEOUT_S = 10.0
 
