@@ -175,12 +175,15 @@ class AdmissionApp:
             window = InOrder(self._in_flight, self._on_failure)
             self._windows.append(window)
             pace = Pace(binding.per_second) if binding.per_second else None
-            stream = stream.noack()
-            events: AsyncIterable[Any] = stream.events()
-            async for event in events:
-                if pace is not None:
-                    await asyncio.sleep(pace.wait_s(monotonic()))
-                await self._start(window, binding, event)
+            events: AsyncIterable[Any] = stream.noack().events()
+            try:
+                async for event in events:
+                    if pace is not None:
+                        await asyncio.sleep(pace.wait_s(monotonic()))
+                    await self._start(window, binding, event)
+            except Exception as error:  # noqa: BLE001
+                # Faust would start the agent again behind this event, and commit past it.
+                self._on_failure(error)
 
         app.agent(raw_topic(app, binding.topic), name=binding.name, concurrency=1)(agent)
 

@@ -12,6 +12,7 @@ from schemas.endings import EndingCode
 from schemas.request import Request
 from streams.ids import derive_response_id
 from streams.settings import KafkaSettings
+from tests.conftest import until
 from tests.unit.agents.harness import Region
 
 
@@ -45,6 +46,8 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
         written = region.read_until([r.response_id for r in (good, absent, denied)] + jobs, dead_letters=2, at_least=7)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0, region.logs()
+    # Written before the refusal was acknowledged, but to another topic than the one waited for above.
+    until(lambda: denied.response_id in region.read(0.05).verdicts, "the verdict of the refusal")
 
     [(topic, partition, work)] = written.admitted[good.response_id]
     [(home, offset, opened)] = written.opened[good.response_id]

@@ -2,7 +2,10 @@
 
 import base64
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,6 +21,7 @@ from streams.log import LogRecord
 from streams.signing import sign_request
 from tests.unit.agents.world import NOW, RESPONSE, SECRET, World
 
+ROOT = Path(__file__).resolve().parents[3]
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 
 
@@ -292,3 +296,8 @@ async def test_a_job_waits_while_the_pool_is_full(world: World) -> None:
     assert world.now_ms >= NOW + 2_000
     assert not world.log.endings
     assert world.log.of(AdmittedRequest, "local.inference.default.batch")
+
+
+def test_stages_know_nothing_of_faust() -> None:
+    check = "import sys, agents.pipeline; assert not {'faust', 'aiokafka'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60, cwd=ROOT)
