@@ -9,7 +9,7 @@ from streams.kafka_log import KafkaConsumer
 from streams.provisioning import DriftError, TopicState, differences, provision, wait_for_broker
 from streams.settings import KafkaSettings
 from streams.topics import Topic, Topics
-from tests.conftest import free_ports
+from tests.servers import free_ports
 
 _regions = (f"provision{number}" for number in count(1))
 

@@ -1,0 +1,63 @@
+"""A broker is killed and comes back: what its clients may rely on."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.log import LogError, LogRecord, TopicPartition
+from streams.provisioning import provision
+from streams.topics import HOUR_MS, Topic
+from tests.servers import new_kafka_node, running, until
+
+PLACE = TopicPartition("t", 0)
+
+
+def test_nothing_acknowledged_is_lost_and_clients_go_on_by_themselves(tmp_path: Path, kafka_libs: Path) -> None:
+    node = new_kafka_node(tmp_path / "kafka", kafka_libs)
+    delivered: list[int] = []
+
+    def on_delivery(offset: int | None, error: LogError | None) -> None:
+        assert error is None
+        assert offset is not None
+        delivered.append(offset)
+
+    with running(node) as (settings, process):
+        provision(settings, [Topic("t", "key", dict, 1, HOUR_MS)])
+        producer = KafkaProducer(settings, "producer")
+        consumer = KafkaConsumer(settings, "group", "consumer")
+        consumer.subscribe(["t"])
+        producer.produce("t", b"0", on_delivery=on_delivery)
+        assert producer.flush(30) == 0
+        until(lambda: consumer.poll(10, 0.1), "the first record is read")
+        consumer.commit({PLACE: 1})
+        process.kill()
+        process.wait(timeout=10)
+
+        for number in range(1, 5):
+            producer.produce("t", b"%d" % number, on_delivery=on_delivery)
+        before_s = time.monotonic()
+        with pytest.raises(LogError, match="does not answer") as caught:
+            consumer.commit({PLACE: 1})
+        assert caught.value.retriable
+        assert time.monotonic() - before_s < 30
+
+    found: list[LogRecord] = []
+
+    def read() -> bool:
+        producer.poll()
+        found.extend(consumer.poll(10, 0.1))
+        return len(found) >= 4
+
+    with running(node) as (settings, _process):
+        until(read, "what was written while the broker was away is read", timeout_s=60)
+        assert producer.flush(30) == 0
+        assert delivered == [0, 1, 2, 3, 4]
+        assert [record.value for record in found] == [b"1", b"2", b"3", b"4"]
+        consumer.commit({PLACE: 5})
+        consumer.close()
+        successor = KafkaConsumer(settings, "group", "successor")
+        assert successor.committed([PLACE])[PLACE].offset == 5
+        assert successor.watermarks(PLACE) == (0, 5)
+        successor.close()

@@ -1,0 +1,68 @@
+"""Real servers and waiting, for tests."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from deploy.kafka_broker import KafkaNode, format_command, run_command, write_properties
+from streams.provisioning import wait_for_broker
+from streams.settings import KafkaSettings
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct free loopback ports."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def server(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a process in the background; ends it on exit, by force if it does not go within 10 s."""
+    with output.open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=10)
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = 30, every_s: float = 0.02) -> None:
+    """Waits for something that another process or thread does."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(every_s)
+
+
+def new_kafka_node(directory: Path, libs: Path) -> KafkaNode:
+    """A formatted node on free ports, not running yet."""
+    port, controller_port = free_ports(2)
+    node = KafkaNode(directory, libs, port, controller_port, heap_mb=256)
+    write_properties(node)
+    subprocess.run(format_command(node), check=True, timeout=60, capture_output=True)
+    return node
+
+
+@contextmanager
+def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[bytes]]]:
+    """Runs a node until it answers, and stops it at the end. Consumers' sessions are short."""
+    settings = KafkaSettings(bootstrap=node.bootstrap, session_timeout_ms=1_000)
+    output = node.directory / "output.log"
+    with server(run_command(node), output) as process:
+        try:
+            wait_for_broker(settings, timeout_s=90)
+        except TimeoutError as error:
+            raise RuntimeError(f"the broker did not start:\n{output.read_text()[-4_000:]}") from error
+        yield settings, process
