@@ -1,9 +1,12 @@
 """The billing sink's protocol without its I/O: which records form a batch, and what to do after a crash.
 
 A *cut* is a range of one partition, written into the metadata of the offset commit that takes it out of the log.
-It is inserted only after that commit, under a token made of its offsets. Whoever owns the partition next
+It is inserted only after that commit, under a token made of its offsets and time. Whoever owns the partition next
 reads the cut from the commit, reads the same records again, inserts them under the same token and goes on behind them:
 the store recognises the token, so every record is counted once wherever the owner before it died.
+
+The time is part of the token so that a deliberate replay of the same range is never swallowed by an older token whose
+rows are gone (a kill between token and rows, a dropped partition). Such a replay adds rows, which FINAL absorbs.
 """
 
 import hashlib
@@ -33,7 +36,10 @@ class CutUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Records `first` to `last` (inclusive offsets) of one partition. `sha256` covers their offsets and values."""
+    """Records `first` to `last` (inclusive offsets) of one partition. `sha256` covers their offsets and values.
+
+    `cut_at_ms` (Unix time) tells this cut from a later one of the same range.
+    """
 
     topic: str
     partition: int
@@ -41,6 +47,7 @@ class Cut:
     last: int
     records: int
     sha256: str
+    cut_at_ms: int
     row_schema: int = ROW_SCHEMA
 
     @property
@@ -49,18 +56,25 @@ class Cut:
 
     @property
     def token(self) -> str:
-        return f"{self.topic}-{self.partition}-{self.first}-{self.last}"
+        return f"{self.topic}-{self.partition}-{self.first}-{self.last}-{self.cut_at_ms}"
 
     def to_metadata(self) -> str:
         """For the commit of `last + 1` in this partition."""
-        fields = {"a": self.first, "b": self.last, "n": self.records, "sha": self.sha256, "schema": self.row_schema}
+        fields = {
+            "a": self.first,
+            "b": self.last,
+            "n": self.records,
+            "sha": self.sha256,
+            "t": self.cut_at_ms,
+            "schema": self.row_schema,
+        }
         return json.dumps(fields, separators=(",", ":"))
 
 
-def cut_of(records: Sequence[LogRecord]) -> Cut:
+def cut_of(records: Sequence[LogRecord], cut_at_ms: int) -> Cut:
     """The cut that consists of these records of one partition, in offset order; at least one."""
     first, last = records[0], records[-1]
-    return Cut(first.topic, first.partition, first.offset, last.offset, len(records), _sha256(records))
+    return Cut(first.topic, first.partition, first.offset, last.offset, len(records), _sha256(records), cut_at_ms)
 
 
 def committed_cut(source: TopicPartition, committed: Committed) -> Cut | None:
@@ -71,7 +85,7 @@ def committed_cut(source: TopicPartition, committed: Committed) -> Cut | None:
         fields = json.loads(committed.metadata)
         cut = Cut(
             source.topic, source.partition, int(fields["a"]), int(fields["b"]), int(fields["n"]), str(fields["sha"]),
-            int(fields["schema"]),
+            int(fields["t"]), int(fields["schema"]),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise CutUnreadable(f"{source}: the commit's metadata is not a cut: {error!r}") from None
@@ -262,7 +276,7 @@ class CutPlanner:
             return None
         # The longest waiting is served first, so no partition starves behind a busier one.
         records = self._take(min(fresh, key=lambda state: state.waiting_since_ms), self._max_rows, now_ms)
-        return Planned(cut_of(records), records, committed=False)
+        return Planned(cut_of(records, now_ms), records, committed=False)
 
     def wait_ms(self, now_ms: int) -> int:
         """How long nothing becomes due unless records arrive; at most the batch wait."""

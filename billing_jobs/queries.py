@@ -64,7 +64,7 @@ class UsageQuery:
             raise InvalidQuery("group_by", "group_by names a field twice")
         if len(self.bucket_starts()) > MAX_BUCKETS[self.bucket_width]:
             limit = MAX_BUCKETS[self.bucket_width]
-            raise InvalidQuery("end_time", f"at most {limit} buckets of {self.bucket_width} at once")
+            raise InvalidQuery("end_time", f"end_time: at most {limit} buckets of {self.bucket_width} at once")
 
     def bucket_starts(self) -> range:
         """Starts of the UTC hours or days that the interval touches."""
@@ -176,7 +176,7 @@ class Reader:
         with self._connection.client() as client:
             rows = client.query(text, parameters={**parameters, "limit": self._max_rows + 1}).result_rows
         if len(rows) > self._max_rows:
-            raise InvalidQuery("group_by", f"more than {self._max_rows} results: shorten the interval or group by less")
+            raise InvalidQuery("group_by", f"group_by: more than {self._max_rows} results; group by less")
         return usage_buckets(query, rows)
 
     def sql(self, text: str) -> SqlResult:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import clickhouse_connect
+from clickhouse_connect.driver.binding import quote_identifier
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from billing_jobs.cut import Batch
@@ -84,18 +85,19 @@ class Database:
         return cls.server(url) if url else cls.embedded(settings.data_dir / "clickhouse")
 
     @classmethod
-    def embedded(cls, path: Path) -> Self:
+    def embedded(cls, path: Path, name: str = EMBEDDED_DATABASE) -> Self:
+        """Database `name` in the folder `path`. A process can have one such folder open at a time."""
         path.mkdir(parents=True, exist_ok=True)
 
         def open_client(settings: dict[str, Any]) -> Any:
             client = clickhouse_connect.get_client(interface="chdb", path=str(path))
             try:
-                client.command(f"CREATE DATABASE IF NOT EXISTS {EMBEDDED_DATABASE}")
-                client.database = EMBEDDED_DATABASE
+                client.command(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(name)}")
+                client.database = name
                 # `USE` is sent with the next query, and must go before `readonly`.
                 client.command("SELECT 1")
-                for name, value in settings.items():
-                    client.set_client_setting(name, value)
+                for setting, value in settings.items():
+                    client.set_client_setting(setting, value)
             except ClickHouseError:
                 client.close()
                 raise

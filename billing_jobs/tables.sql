@@ -100,7 +100,7 @@ SETTINGS non_replicated_deduplication_window = 10000, fsync_after_insert = 1, fs
 -- One row per cut of the log, written after all of its rows: what is stored, for lag and audit.
 CREATE TABLE IF NOT EXISTS billing_batches
 (
-    batch_id        String COMMENT '<topic>-<partition>-<first>-<last>, the insert token',
+    batch_id        String COMMENT '<topic>-<partition>-<first>-<last>-<Unix ms of the cut>, the insert token',
     topic           LowCardinality(String),
     partition       UInt32,
     first_offset    UInt64,

@@ -45,11 +45,11 @@ def offer_all(to: CutPlanner, offered: Sequence[LogRecord], now_ms: int = 0) -> 
 
 
 def test_a_cut_survives_the_commit_and_its_metadata_is_small() -> None:
-    cut = cut_of(records(7, 9))
+    cut = cut_of(records(7, 9), NOON_MS)
     metadata = cut.to_metadata()
     assert len(metadata.encode()) <= MAX_METADATA_BYTES
     assert committed_cut(SOURCE, Committed(10, metadata)) == cut
-    huge = Cut("t" * 249, 2**31, 2**63 - 2, 2**63 - 1, 2**31, "f" * 64)
+    huge = Cut("t" * 249, 2**31, 2**63 - 2, 2**63 - 1, 2**31, "f" * 64, NOON_MS)
     assert len(huge.to_metadata().encode()) <= MAX_METADATA_BYTES
 
 
@@ -64,8 +64,8 @@ def test_a_commit_without_metadata_cut_nothing(committed: Committed) -> None:
         ("host-17", "not a cut"),
         ("[]", "not a cut"),
         (json.dumps({"a": 1}), "not a cut"),
-        (cut_of(records(7, 8)).to_metadata(), "does not end at commit 10"),
-        (Cut("t", 0, 7, 9, 3, "f" * 64, ROW_SCHEMA + 1).to_metadata(), "row schema"),
+        (cut_of(records(7, 8), NOON_MS).to_metadata(), "does not end at commit 10"),
+        (Cut("t", 0, 7, 9, 3, "f" * 64, NOON_MS, ROW_SCHEMA + 1).to_metadata(), "row schema"),
     ],
 )
 def test_a_commit_that_cannot_be_understood_stops_the_sink(metadata: str, why: str) -> None:
@@ -74,10 +74,18 @@ def test_a_commit_that_cannot_be_understood_stops_the_sink(metadata: str, why: s
 
 
 def test_the_digest_covers_offsets_and_values() -> None:
-    base = cut_of(records(1, 3)).sha256
-    assert cut_of(records(1, 3)).sha256 == base
-    assert cut_of([*records(1, 2), record(3, b"{}")]).sha256 != base
-    assert cut_of([record(1), record(3)]).sha256 != cut_of([record(1), record(2, record(3).value)]).sha256
+    base = cut_of(records(1, 3), NOON_MS).sha256
+    assert cut_of(records(1, 3), NOON_MS).sha256 == base
+    assert cut_of([*records(1, 2), record(3, b"{}")], NOON_MS).sha256 != base
+    assert (
+        cut_of([record(1), record(3)], NOON_MS).sha256
+        != cut_of([record(1), record(2, record(3).value)], NOON_MS).sha256
+    )
+
+
+def test_a_range_that_is_cut_again_has_a_token_of_its_own() -> None:
+    assert cut_of(records(1, 3), NOON_MS).token == cut_of(records(1, 3), NOON_MS).token
+    assert cut_of(records(1, 3), NOON_MS).token != cut_of(records(1, 3), NOON_MS + 1).token
 
 
 # -- what is cut, and when ---------------------------------------------------------------------------------------------
@@ -136,7 +144,7 @@ def test_a_quiet_partition_is_not_starved_by_a_busy_one() -> None:
 
 
 def test_the_next_owner_reads_the_cut_again_and_goes_on_behind_it() -> None:
-    cut = cut_of(records(4, 6))
+    cut = cut_of(records(4, 6), NOON_MS)
     planned = planner(max_rows=100)
     assert planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, stored_offset=4) == 4
     offer_all(planned, [record(7), *records(4, 5)])
@@ -151,7 +159,7 @@ def test_the_next_owner_reads_the_cut_again_and_goes_on_behind_it() -> None:
 
 
 def test_a_log_that_no_longer_holds_what_was_cut_stops_the_sink() -> None:
-    cut = cut_of(records(4, 6))
+    cut = cut_of(records(4, 6), NOON_MS)
     planned = planner()
     planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, 4)
     offer_all(planned, [record(4), record(5, b"changed"), record(6)])
@@ -160,7 +168,7 @@ def test_a_log_that_no_longer_holds_what_was_cut_stops_the_sink() -> None:
 
 
 def test_records_that_left_the_log_before_they_were_stored_stop_the_sink() -> None:
-    cut = cut_of(records(4, 6))
+    cut = cut_of(records(4, 6), NOON_MS)
     with pytest.raises(CutUnreadable, match="records 4 to 5 left the log"):
         planner().assign(SOURCE, Committed(7, cut.to_metadata()), low_offset=6, stored_offset=4)
     with pytest.raises(CutUnreadable, match="records 2 to 8 left the log"):
@@ -168,7 +176,7 @@ def test_records_that_left_the_log_before_they_were_stored_stop_the_sink() -> No
 
 
 def test_a_stored_cut_may_have_left_the_log() -> None:
-    cut = cut_of(records(4, 6))
+    cut = cut_of(records(4, 6), NOON_MS)
     assert planner().assign(SOURCE, Committed(7, cut.to_metadata()), low_offset=7, stored_offset=7) == 7
 
 
@@ -190,7 +198,7 @@ def test_reading_starts_where_nothing_can_be_missed(committed: Committed, stored
 
 def test_records_are_sorted_by_table() -> None:
     mixed = [record(0), record(1, compute_record(1).encode()), record(2, delivered_count(2).encode())]
-    batch = parse_batch(cut_of(mixed), mixed, PriceBook([]))
+    batch = parse_batch(cut_of(mixed, NOON_MS), mixed, PriceBook([]))
     assert [row.offset for row in batch.usage] == [0]
     assert [row.offset for row in batch.compute] == [1]
     assert [row.offset for row in batch.delivered] == [2]
@@ -219,7 +227,7 @@ def test_what_no_table_can_hold_becomes_a_dead_letter_and_its_neighbours_do_not(
     value: bytes, reason: str, named: str
 ) -> None:
     mixed = [record(0), record(1, value), record(2)]
-    batch = parse_batch(cut_of(mixed), mixed, PriceBook([]))
+    batch = parse_batch(cut_of(mixed, NOON_MS), mixed, PriceBook([]))
     assert [row.offset for row in batch.usage] == [0, 2]
     assert [(each.record.offset, each.reason) for each in batch.unusable] == [(1, reason)]
     assert named in batch.unusable[0].detail
@@ -227,9 +235,9 @@ def test_what_no_table_can_hold_becomes_a_dead_letter_and_its_neighbours_do_not(
 
 def test_a_record_without_a_value_is_a_dead_letter() -> None:
     bare = LogRecord(SOURCE.topic, SOURCE.partition, 0, None, None, (), NOON_MS)
-    assert parse_batch(cut_of([bare]), [bare], PriceBook([])).unusable[0].reason == "not_json"
+    assert parse_batch(cut_of([bare], NOON_MS), [bare], PriceBook([])).unusable[0].reason == "not_json"
 
 
 def test_usage_a_month_late_is_taken() -> None:
     late = [record(0, usage_event(accepted_at_ms=NOON_MS - 31 * DAY_MS).encode())]
-    assert len(parse_batch(cut_of(late), late, PriceBook([])).usage) == 1
+    assert len(parse_batch(cut_of(late, NOON_MS), late, PriceBook([])).usage) == 1

@@ -1,0 +1,283 @@
+"""The internal HTTP interface, over a real embedded ClickHouse."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from billing_jobs.pricing import PriceBook, PriceRow
+from billing_jobs.queries import InvalidQuery, Reader, UsageQuery, decimal_units, read_settings
+from billing_jobs.server import ReaderBusy, ReaderThread, create_app
+from billing_jobs.sink import Progress
+from billing_jobs.store import ClickHouseStore, Connection, Database
+from schemas.base import Scope
+from tests.unit.billing_jobs.events import NOON_MS, usage_event
+from tests.unit.billing_jobs.test_store import batch_of
+
+SECRET = "s" * 40
+NOON_S = NOON_MS // 1_000
+HOUR_S, DAY_S = 3_600, 86_400
+BOOK = PriceBook(
+    [PriceRow("tiny", "USD", 0, 100_000, 20_000, 400_000, 400_000), PriceRow("euro", "EUR", 0, 1, 1, 1, 1)]
+)
+LINE_PICO = 10 * 100_000 + 4 * 20_000 + 32 * 400_000
+
+
+class Client:
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def usage(self, **params: Any) -> httpx.Response:
+        fields: dict[str, Any] = {
+            "tenant_id": "acme",
+            "start_time": NOON_S,
+            "end_time": NOON_S + 3 * HOUR_S,
+            "bucket_width": "1h",
+        }
+        return await self.http.get("/internal/usage", params={**fields, **params})
+
+    async def sql(self, query: Any) -> httpx.Response:
+        return await self.http.post("/internal/sql", json={"query": query})
+
+
+@pytest.fixture
+def store(database: Database) -> ClickHouseStore:
+    return ClickHouseStore(database.connection())
+
+
+def reader_thread(connection: Connection, name: str) -> ReaderThread:
+    return ReaderThread(Reader(connection, max_rows=100), name, deadline_s=10)
+
+
+def http_client(usage: ReaderThread, sql: ReaderThread) -> httpx.AsyncClient:
+    progress = Progress(3, NOON_MS - 5, NOON_MS)
+    app = create_app(secret=SecretStr(SECRET), usage_reader=usage, sql_reader=sql, progress=lambda: progress)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://billing", headers={"Authorization": f"Bearer {SECRET}"}
+    )
+
+
+@pytest.fixture
+async def client(database: Database, store: ClickHouseStore) -> AsyncIterator[Client]:
+    def connection() -> Connection:
+        return database.connection(read_settings(max_rows=100, timeout_s=2))
+
+    with (
+        closing(store),
+        closing(reader_thread(connection(), "usage")) as usage,
+        closing(reader_thread(connection(), "sql")) as sql,
+    ):
+        async with http_client(usage, sql) as http:
+            yield Client(http)
+
+
+# -- usage -------------------------------------------------------------------------------------------------------------
+
+
+async def test_usage_stands_in_the_hour_in_which_it_was_accepted(client: Client, store: ClickHouseStore) -> None:
+    hour_ms = HOUR_S * 1_000
+    at = [NOON_MS, NOON_MS + hour_ms - 1, NOON_MS + 2 * hour_ms, NOON_MS - 1, NOON_MS + 3 * hour_ms]
+    events = [usage_event(number, accepted_at_ms=ms, ended_at_ms=ms) for number, ms in enumerate(at)]
+    store.insert(batch_of([event.encode() for event in events], book=BOOK), again=False)
+    answer = (await client.usage()).json()
+    assert [bucket["start_time"] for bucket in answer["data"]] == [NOON_S, NOON_S + HOUR_S, NOON_S + 2 * HOUR_S]
+    assert [bucket["end_time"] for bucket in answer["data"]] == [NOON_S + (n + 1) * HOUR_S for n in range(3)]
+    first, second, third = (bucket["results"] for bucket in answer["data"])
+    assert second == []
+    assert [result["requests"] for result in (*first, *third)] == [2, 1]
+    assert first == [
+        {
+            "requests": 2,
+            "uncached_input_tokens": 20,
+            "cached_input_tokens": 8,
+            "output_tokens": 60,
+            "reasoning_tokens": 4,
+            "released_tokens": 60,
+            "suspense_events": 0,
+            "currency": "USD",
+            "cost_pico": str(2 * LINE_PICO),
+            "cost": "0.00002776",
+            "cost_usd": "0.00002776",
+        }
+    ]
+    assert (answer["finalized_through"], answer["lag_records"]) == (NOON_MS - 5, 3)
+
+
+async def test_days_begin_at_midnight_utc_and_the_interval_cuts_the_first_and_last(client: Client) -> None:
+    answer = await client.usage(start_time=NOON_S, end_time=NOON_S + DAY_S, bucket_width="1d")
+    midnight = NOON_S + 12 * HOUR_S
+    assert [(b["start_time"], b["end_time"]) for b in answer.json()["data"]] == [
+        (NOON_S, midnight),
+        (midnight, NOON_S + DAY_S),
+    ]
+
+
+async def test_a_tenant_sees_its_own_usage_alone(client: Client, store: ClickHouseStore) -> None:
+    mine, theirs = usage_event(1), usage_event(2, scope=Scope(tenant_id="globex"))
+    store.insert(batch_of([mine.encode(), theirs.encode()], book=BOOK), again=False)
+    for tenant, requests in (("acme", 1), ("globex", 1), ("acme' OR '1'='1", 0)):
+        data = (await client.usage(tenant_id=tenant)).json()["data"]
+        assert sum(result["requests"] for bucket in data for result in bucket["results"]) == requests
+
+
+async def test_groups_currencies_and_what_awaits_a_price_are_kept_apart(client: Client, store: ClickHouseStore) -> None:
+    events = [usage_event(1), usage_event(2, model="euro"), usage_event(3, model="unpriced")]
+    second_choice = usage_event(
+        4, response_id=events[0].response_id, usage_id=f"{events[0].response_id}/1", choice=1, uncached_input_tokens=0
+    )
+    store.insert(batch_of([event.encode() for event in (*events, second_choice)], book=BOOK), again=False)
+    data = (await client.usage(group_by="model,project_id")).json()["data"]
+    results = {result["model"]: result for result in data[0]["results"]}
+    assert {name: result["requests"] for name, result in results.items()} == {"tiny": 1, "euro": 1, "unpriced": 1}
+    assert {result["project_id"] for result in results.values()} == {"chat"}
+    assert (results["euro"]["currency"], results["euro"]["cost_usd"], results["euro"]["cost_pico"]) == (
+        "EUR",
+        None,
+        "46",
+    )
+    assert (results["unpriced"]["currency"], results["unpriced"]["suspense_events"]) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tenant_id": ""}, "tenant_id"),
+        ({"tenant_id": "x" * 201}, "tenant_id"),
+        ({"start_time": "yesterday"}, "start_time"),
+        ({"start_time": -1}, "start_time"),
+        ({"end_time": 10**30}, "end_time"),
+        ({"end_time": NOON_S}, "end_time"),
+        ({"end_time": NOON_S + 400 * DAY_S}, "end_time"),
+        ({"bucket_width": "1m"}, "bucket_width"),
+        ({"group_by": "model,prompt"}, "group_by"),
+        ({"group_by": "model,model"}, "group_by"),
+        ({"group_by": "model) FROM usage_events --"}, "group_by"),
+    ],
+)
+async def test_a_wrong_field_is_named(client: Client, change: dict[str, Any], param: str) -> None:
+    answer = await client.usage(**change)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert param in answer.json()["error"]["message"]
+
+
+async def test_more_groups_than_may_be_shown_are_refused(client: Client, store: ClickHouseStore) -> None:
+    events = [usage_event(n, scope=Scope(tenant_id="acme", key_id=f"key-{n}")) for n in range(101)]
+    store.insert(batch_of([event.encode() for event in events], book=BOOK), again=False)
+    answer = await client.usage(group_by="key_id")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "group_by")
+
+
+def test_a_range_is_bounded_by_its_buckets() -> None:
+    assert len(UsageQuery("acme", 0, 400 * DAY_S, "1d").bucket_starts()) == 400
+    with pytest.raises(InvalidQuery):
+        UsageQuery("acme", 0, 400 * DAY_S + 1, "1d")
+
+
+@pytest.mark.parametrize(
+    ("pico", "units"),
+    [
+        (0, "0"),
+        (1, "0.000000000001"),
+        (10**12, "1"),
+        (15 * 10**11, "1.5"),
+        (10**40 + 1, f"1{'0' * 28}.000000000001"),
+    ],
+)
+def test_amounts_are_exact_decimals(pico: int, units: str) -> None:
+    assert decimal_units(pico) == units
+
+
+# -- sql and status ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_operator_asks_in_sql(client: Client, store: ClickHouseStore) -> None:
+    store.insert(batch_of([usage_event(1).encode()], book=BOOK), again=False)
+    answer = await client.sql("SELECT tenant_id, cost_pico FROM usage")
+    assert answer.json() == {
+        "columns": ["tenant_id", "cost_pico"],
+        "types": ["LowCardinality(String)", "Int128"],
+        "rows": [["acme", str(LINE_PICO)]],
+        "truncated": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("SELECT * FROM file('/etc/passwd')", "sql_refused"),
+        ("SELECT nonsense FROM usage", "sql_failed"),
+        ("", "invalid_value"),
+        (7, "invalid_value"),
+        ("SELECT " + "1" * 30_000, "invalid_value"),
+    ],
+)
+async def test_a_query_that_cannot_run_says_why(client: Client, query: Any, code: str) -> None:
+    answer = await client.sql(query)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (code, "query")
+    assert (await client.sql("SELECT 1 AS one")).json()["rows"] == [[1]], "the connection answers again"
+
+
+async def test_status_tells_lag_tables_and_the_newest_batch(client: Client, store: ClickHouseStore) -> None:
+    store.insert(batch_of([usage_event(1).encode()], book=BOOK), again=False)
+    status = (await client.http.get("/internal/status")).json()
+    assert (status["lag_records"], status["finalized_through"]) == (3, NOON_MS - 5)
+    assert status["tables"]["usage_events"] == 1
+    assert (status["last_batch"]["batch_id"], status["last_batch"]["records"]) == (f"local.usage-0-0-0-{NOON_MS}", 1)
+
+
+# -- who may ask -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", f"Basic {SECRET}", f"Bearer {SECRET}x", f"Bearer {'ü' * 9}"]
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "usage"), ("POST", "sql"), ("GET", "status")])
+async def test_without_the_deployment_secret_nothing_is_answered(method: str, path: str, header: str | None) -> None:
+    def unreachable() -> None:
+        raise AssertionError("the tables were asked")
+
+    with closing(reader_thread(Connection(unreachable), "reader")) as reader:
+        async with http_client(reader, reader) as http:
+            del http.headers["Authorization"]
+            headers = {} if header is None else {b"Authorization": header.encode()}
+            answer = await http.request(method, f"/internal/{path}", headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_an_empty_secret_opens_nothing() -> None:
+    unused: Any = None
+    with pytest.raises(ValueError, match="secret"):
+        create_app(secret=SecretStr(""), usage_reader=unused, sql_reader=unused, progress=lambda: Progress(0, 0, 0))
+
+
+# -- one thread, bounded -----------------------------------------------------------------------------------------------
+
+
+async def test_a_question_that_takes_too_long_is_answered_with_a_timeout_and_the_queue_is_bounded() -> None:
+    release = threading.Event()
+
+    class Slow:
+        def close(self) -> None:
+            release.set()
+
+    def wait(_reader: Any) -> bool:
+        return release.wait(10)
+
+    slow: Any = Slow()
+    thread = ReaderThread(slow, "slow", deadline_s=0.02)
+    for _ in range(16):
+        with pytest.raises(TimeoutError):
+            await thread.ask(wait)
+    with pytest.raises(ReaderBusy):
+        await thread.ask(wait)
+    release.set()
+    thread.close()

@@ -1,0 +1,98 @@
+"""Tables across restarts and kills of the process that owns them; each test has a folder of its own."""
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
+from tests.unit.billing_jobs.test_store import query, usage_batch
+
+
+def test_rows_lost_behind_their_token_are_put_back(tmp_path: Path) -> None:
+    """Killed after the engine noted the token and before the rows were visible: the token alone would drop them."""
+    path = tmp_path / "clickhouse"
+    with closing(Database.embedded(path)) as database:
+        database.open()
+        with closing(ClickHouseStore(database.connection())) as store:
+            store.insert(usage_batch(0, 4), again=False)
+            [part] = query(
+                database,
+                "SELECT path FROM system.parts WHERE table = 'usage_events' AND active",
+                first_column=True,
+            )
+    shutil.rmtree(part)
+    with closing(Database.embedded(path)) as database:
+        database.open()
+        with closing(ClickHouseStore(database.connection())) as store:
+            store.insert(usage_batch(0, 4), again=False)
+            assert query(database, "SELECT count() FROM usage_events") == [(0,)], "the hazard is gone: simplify insert"
+            store.insert(usage_batch(0, 4), again=True)
+            store.insert(usage_batch(0, 4), again=True)
+            assert query(database, "SELECT count() FROM usage_events") == [(5,)]
+
+
+def test_tables_survive_a_restart_and_those_of_a_newer_program_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "clickhouse"
+    for _ in range(2):
+        with closing(Database.embedded(path)) as database:
+            database.open()
+            with closing(ClickHouseStore(database.connection())) as store:
+                store.insert(usage_batch(0, 4), again=False)
+                assert query(database, "SELECT count() FROM usage_events") == [(5,)]
+                assert query(database, "SELECT version FROM schema_version") == [(1,)]
+    with closing(Database.embedded(path)) as database:
+        with closing(database.connection()) as connection, connection.client() as client:
+            client.insert("schema_version", [[2]], column_names=["version"])
+        with pytest.raises(SchemaTooNew, match="version 2"):
+            database.open()
+
+
+_CHILD = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from billing_jobs.store import ClickHouseStore, Database
+from tests.unit.billing_jobs.test_store import usage_batch
+
+folder, number, again = Path(sys.argv[1]), int(sys.argv[2]), True
+with closing(Database.embedded(folder)) as database:
+    database.open()
+    with closing(ClickHouseStore(database.connection())) as store:
+        while True:
+            print(number, flush=True)  # The commit: from here on batch `number` is cut.
+            store.insert(usage_batch(20 * number, 20 * number + 19), again=again)
+            number, again = number + 1, False
+"""
+
+
+def test_sigkill_at_any_moment_neither_loses_nor_doubles(tmp_path: Path) -> None:
+    path = tmp_path / "clickhouse"
+    chance = random.Random(20251121)
+    number = 0
+    for _ in range(4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(path), str(number)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        with child, child.stdout:
+            lines = chance.randint(3, 12)
+            for _ in range(lines):
+                number = int(child.stdout.readline())
+            time.sleep(chance.random() * 0.02)
+            child.kill()
+            number = max([number, *(int(line) for line in child.stdout)])
+    with closing(Database.embedded(path)) as database:
+        database.open()
+        with closing(ClickHouseStore(database.connection())) as store:
+            store.insert(usage_batch(20 * number, 20 * number + 19), again=True)
+        rows = 20 * (number + 1)
+        assert query(database, "SELECT count(), uniqExact(usage_id), max(log_offset) FROM usage_events") == [
+            (rows, rows, rows - 1)
+        ]
+        assert query(database, "SELECT count(), sum(records) FROM billing_batches") == [(number + 1, rows)]
