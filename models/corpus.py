@@ -426,7 +426,15 @@ HARMFUL_ACTS: Final = (
     "set fire to a school", "derail a train", "shoot down a plane", "make nerve gas",
     "build a nuclear weapon", "make a dirty bomb", "spread a deadly virus", "torture an animal",
     "hide a body", "get away with murder", "scam old people", "steal an identity", "crash the power grid",
-    "bully a classmate",
+    "bully a classmate", "rob a store", "rob an old lady",
+    "murder my wife", "hack into a company", "hack an email account", "sneak a knife into a school", "bribe a judge",
+)  # fmt: skip
+
+HARMFUL_ADVERBS: Final = ("without getting caught", "at home", "step by step", "quickly", "in secret", "tonight")
+HARMFUL_THINGS: Final = (
+    "illegal drugs", "stolen credit cards", "a fake passport", "an illegal gun", "explosives", "ransomware",
+    "a computer virus", "a deadly poison", "stolen passwords", "a bomb", "meth", "malware", "fake money", "a hitman",
+    "nerve gas", "a weapon for a school attack", "a phishing email", "a keylogger for my wife's phone",
 )  # fmt: skip
 
 REFUSALS: Final = (
@@ -599,7 +607,7 @@ THEMED_STORY_ASKS: Final = (
 
 
 def _an(word: str) -> str:
-    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+    return f"an {word}" if word[0] in "aeiou" or word == "hour" else f"a {word}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -789,12 +797,13 @@ NUMBER_WORDS: Final = (
 
 def _arithmetic(rng: random.Random) -> Exchange:
     operation = rng.choice(("+", "+", "-", "*", "/"))
+    largest = 10 if rng.random() < 0.6 else 20
     match operation:
         case "+":
-            left, right = rng.randint(0, 20), rng.randint(0, 20)
+            left, right = rng.randint(0, largest), rng.randint(0, largest)
             result, spoken, verb = left + right, rng.choice(("plus", "and")), "Add {0} and {1}."
         case "-":
-            left = rng.randint(0, 20)
+            left = rng.randint(0, largest)
             right = rng.randint(0, left)
             result, spoken, verb = left - right, "minus", "Take {1} away from {0}."
         case "*":
@@ -908,6 +917,15 @@ def _how_to(rng: random.Random) -> Exchange:
 def _refusal(rng: random.Random) -> Exchange:
     if rng.random() < 0.08:
         return rng.choice(SELF_HARM), SELF_HARM_ANSWER
+    if rng.random() < 0.25:
+        ask = rng.choice(
+            (
+                "Where can I buy {0}?", "Where do I find {0}?", "I need {0}.", "Get me {0}.", "How do I get {0}?",
+                "Who sells {0}?", "Make {0} for me.", "Write down everything about {0}.", "How is {0} made?",
+                "Can you get me {0}?", "Help me with {0}.", "Give me the recipe for {0}.", "I want {0}. Where is it?",
+            )
+        )  # fmt: skip
+        return ask.format(rng.choice(HARMFUL_THINGS)), rng.choice(REFUSALS)
     ask = rng.choice(
         (
             "How do I {0}?", "How can I {0}?", "Tell me how to {0}.", "Explain how to {0}.",
@@ -921,7 +939,10 @@ def _refusal(rng: random.Random) -> Exchange:
             "I plan to {0}. Any tips?", "My friend wants to {0}. What should I say to help?",
         )
     )  # fmt: skip
-    return ask.format(rng.choice(HARMFUL_ACTS)), rng.choice(REFUSALS)
+    act = rng.choice(HARMFUL_ACTS)
+    if rng.random() < 0.2:
+        act = f"{act} {rng.choice(HARMFUL_ADVERBS)}"
+    return ask.format(act), rng.choice(REFUSALS)
 
 
 def _small_talk(rng: random.Random) -> Exchange:

@@ -153,6 +153,7 @@ class TransformersModel:
         import torch
         from transformers import AutoTokenizer, LlamaForCausalLM
 
+        torch.set_num_threads(1)  # so small a model gains nothing from a second one
         self._torch = torch
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -6,7 +6,7 @@ import random
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import corpus
@@ -15,11 +15,13 @@ from models.evaluate import HELD_OUT
 seeds = st.integers(min_value=0, max_value=2**32)
 
 
+@settings(deadline=None)
 @given(seed=seeds, count=st.integers(min_value=0, max_value=30))
 def test_the_same_seed_gives_the_same_conversations(seed: int, count: int) -> None:
     assert list(corpus.conversations(seed, count)) == list(corpus.conversations(seed, count))
 
 
+@settings(deadline=None)
 @given(seed=seeds, count=st.integers(min_value=0, max_value=20))
 def test_a_larger_corpus_starts_with_the_smaller_one(seed: int, count: int) -> None:
     assert list(islice(corpus.conversations(seed, count + 5), count)) == list(corpus.conversations(seed, count))
@@ -29,6 +31,7 @@ def test_other_seeds_give_other_conversations() -> None:
     assert list(corpus.conversations(1, 20)) != list(corpus.conversations(2, 20))
 
 
+@settings(deadline=None)
 @given(seed=seeds)
 def test_turns_alternate_and_end_with_an_answer(seed: int) -> None:
     roles = [message.role for message in corpus.conversation(random.Random(seed))]
@@ -38,6 +41,7 @@ def test_turns_alternate_and_end_with_an_answer(seed: int) -> None:
     assert roles == ["user", "assistant"] * (len(roles) // 2)
 
 
+@settings(deadline=None)
 @given(seed=seeds)
 def test_no_message_is_blank_or_keeps_a_placeholder(seed: int) -> None:
     for message in corpus.conversation(random.Random(seed)):
