@@ -19,6 +19,11 @@ class ResponseId:
     partition: int
     unique: str
 
+    @property
+    def minted_at_ms(self) -> int | None:
+        """Unix time of a UUID version 7; None for an id that was derived."""
+        return int(self.unique[:12], 16) if self.unique[12] == "7" else None
+
     def __str__(self) -> str:
         return f"resp_{self.region}-{self.partition}_{self.unique}"
 

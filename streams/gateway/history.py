@@ -126,12 +126,6 @@ def _fold(replay: Replay, value: bytes, tenant_id: str, response_id: str) -> Non
             replay.add_terminal(record)
 
 
-def _written_at_ms(response_id: str) -> int | None:
-    """When the id was minted (UUID version 7); None for ids that hold no time."""
-    unique = parse_response_id(response_id).unique
-    return int(unique[:12], 16) if unique[12] == "7" else None
-
-
 class LogHistory:
     """Reads responses back from the log, a few at a time, on threads of its own."""
 
@@ -143,7 +137,7 @@ class LogHistory:
 
     async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
         """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
-        from_ms = _written_at_ms(response_id)
+        from_ms = parse_response_id(response_id).minted_at_ms
         if from_ms is None:
             raise HistoryUnavailable("the id holds no time")
         if self._waiting >= 4 * MAX_CONCURRENT_LOG_READS:
@@ -191,7 +185,7 @@ class History:
         """
         try:
             replay = await self._near.read(tenant_id, response_id, after)
-            if not replay.known and _written_at_ms(response_id) is None:
+            if not replay.known and parse_response_id(response_id).minted_at_ms is None:
                 return None
         except HistoryUnavailable as error:
             _log.warning("history_unavailable", why=str(error))

@@ -31,6 +31,8 @@ from streams.signing import sign_request
 MAX_KEY_CHARS = 512
 ACKNOWLEDGE_TIMEOUT_S = 5.0
 OVERDUE_MS = 60_000
+YOUNG_MS = 60_000
+APPEARS_EVERY_S = 0.05
 
 _log = structlog.get_logger()
 
@@ -242,6 +244,39 @@ class Gateway:
         `replay_unavailable` when the position is no longer (or not here) to be had.
         """
         partition = self._partition(response_id)
+        try:
+            return await self._resume_known(principal, response_id, partition, after, on_ready)
+        except ApiError as error:
+            if error.status not in (404, 409) or not await self._appears(response_id, partition, error.status == 409):
+                raise
+        return await self._resume_known(principal, response_id, partition, after, on_ready)
+
+    async def _appears(self, response_id: str, partition: int, in_history: bool) -> bool:
+        """Whether a response can soon be followed here that cannot yet.
+
+        A client may come back before the first record of its response, or before a restarted gateway owns its partition
+        again. Waits as long as an admission may take; not at all for an id that is too old for either.
+        """
+        patience_ms = self.settings.gateway.admission_timeout_ms
+        minted_at_ms = parse_response_id(response_id).minted_at_ms
+        young = minted_at_ms is not None and now_ms() - minted_at_ms <= YOUNG_MS
+        if not young and not (in_history and not self._ownership.owned):
+            return False
+        deadline_ms = monotonic_ms() + patience_ms
+        while not self.stopping and monotonic_ms() < deadline_ms:
+            if partition in self._ownership.owned and (in_history or self.hub.get(response_id) is not None):
+                return True
+            await asyncio.sleep(APPEARS_EVERY_S)
+        return False
+
+    async def _resume_known(
+        self,
+        principal: Principal,
+        response_id: str,
+        partition: int,
+        after: int,
+        on_ready: Callable[[Follower], None] | None,
+    ) -> Follower:
         tenant_id = principal.tenant.tenant_id
         stream = self.hub.get(response_id)
         if stream is not None:
