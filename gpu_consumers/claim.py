@@ -45,7 +45,10 @@ class ClaimStore(Protocol):
         """Extends the lease of this incarnation by `lease_ms` from now."""
 
     async def finish(self, response_ids: Sequence[str]) -> None:
-        """Marks responses whose terminal is acknowledged; remembered for `finished_ttl_ms`."""
+        """Marks responses whose terminal is acknowledged, where this incarnation still holds the claim.
+
+        A worker that was overtaken believes in a terminal that does not count. Remembered for `finished_ttl_ms`.
+        """
 
     async def release(self, response_ids: Sequence[str]) -> None:
         """Lets others take over at once what this incarnation holds."""
@@ -71,6 +74,14 @@ end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return {state, previous, 0}
+"""
+
+# KEYS: claim. ARGV: incarnation, finished_ttl_ms.
+_FINISH = """
+if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'incarnation', '', 'finished', '1')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1
 """
 
 # KEYS: claim. ARGV: incarnation.
@@ -101,6 +112,7 @@ class RedisClaims:
         self._claim_ttl_ms = claim_ttl_ms
         self._finished_ttl_ms = finished_ttl_ms
         self._claim_script = redis.register_script(_CLAIM)
+        self._finish_script = redis.register_script(_FINISH)
         self._release_script = redis.register_script(_RELEASE)
 
     def _claim_key(self, response_id: str) -> str:
@@ -138,9 +150,11 @@ class RedisClaims:
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for response_id in response_ids:
-                    key = self._claim_key(response_id)
-                    pipeline.hset(key, mapping={"incarnation": "", "finished": "1"})
-                    pipeline.pexpire(key, self._finished_ttl_ms)
+                    await self._finish_script(
+                        keys=[self._claim_key(response_id)],
+                        args=[self._incarnation, self._finished_ttl_ms],
+                        client=pipeline,
+                    )
                 await pipeline.execute()
         except (RedisError, OSError, TimeoutError) as error:
             raise ClaimsUnavailable(str(error)) from error
@@ -185,8 +199,9 @@ class ClaimTable:
     def renew(self, incarnation: str, now_ms: int) -> None:
         self._leases[incarnation] = now_ms + self._lease_ms
 
-    def finish(self, response_id: str) -> None:
-        self._finished.add(response_id)
+    def finish(self, incarnation: str, response_id: str) -> None:
+        if self._held.get(response_id, ("", ""))[0] == incarnation:
+            self._finished.add(response_id)
 
     def release(self, incarnation: str, response_id: str) -> None:
         holder, previous = self._held.get(response_id, (None, ""))

@@ -5,7 +5,6 @@ differs, the contract suite fails.
 """
 
 import asyncio
-import gc
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -47,6 +46,12 @@ def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         "ignore_eos": sampling.ignore_eos,
         "logit_bias": dict(sampling.logit_bias) or None,
     }
+
+
+def _shut_down(llm: Any) -> None:
+    llm.shutdown()
+    # Its finalizer shuts down once more, and fails when the interpreter is being taken down by then.
+    llm.shutdown = lambda: None
 
 
 class VllmEngine:
@@ -247,7 +252,7 @@ class VllmEngine:
             return
         self._live.clear()
         self._batch.clear()
-        llm.shutdown()
+        _shut_down(llm)
         self._on_died(EngineDied(f"{type(error).__name__}: {error}"))
 
     async def close(self) -> None:
@@ -259,7 +264,4 @@ class VllmEngine:
         for task in list(self._tasks):
             task.cancel()
         if llm is not None:
-            llm.shutdown()
-            # It is part of reference cycles, and its finalizer fails once the interpreter is being taken down.
-            del llm
-            gc.collect()
+            _shut_down(llm)
