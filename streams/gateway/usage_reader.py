@@ -1,8 +1,7 @@
 """The port to usage figures, and its client of the billing process.
 
-`GET /internal/usage?tenant_id&start_time&end_time&bucket_width&group_by` with the deployment's secret in the header
-`x-sluice-secret` answers a `UsagePage` as JSON. Times are Unix seconds, `end_time` exclusive; `group_by` is a comma
-list.
+`GET /internal/usage?tenant_id&start_time&end_time&bucket_width&group_by` with `Authorization: Bearer <deployment
+secret>` answers a `UsagePage` as JSON. Times are Unix seconds, `end_time` exclusive; `group_by` is a comma list.
 """
 
 from typing import Any, Literal, Protocol
@@ -10,7 +9,6 @@ from typing import Any, Literal, Protocol
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-SECRET_HEADER = "x-sluice-secret"  # noqa: S105
 BucketWidth = Literal["1h", "1d"]
 GroupBy = Literal["model", "project_id"]
 
@@ -54,7 +52,7 @@ class HttpUsageReader:
 
     def __init__(self, client: httpx.AsyncClient, secret: str) -> None:
         self._client = client
-        self._headers = {SECRET_HEADER: secret}
+        self._headers = {"Authorization": f"Bearer {secret}"}
 
     async def usage(
         self,

@@ -64,7 +64,7 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
                     assert 0 < found.retry_in_ms <= LONG_MS
             elif what == "finish":
                 await store.finish([response_id])
-                table.finish(response_id)
+                table.finish(incarnation, response_id)
             elif what == "release":
                 await store.release([response_id])
                 table.release(incarnation, response_id)
@@ -96,12 +96,22 @@ async def test_one_renewal_keeps_everything_and_its_absence_loses_everything(red
     assert await other.claim(requests) == [Claim("expired", f"att{number}") for number in range(50)]
 
 
+async def test_a_worker_that_was_overtaken_cannot_call_the_work_finished(redis: Redis, region: str) -> None:
+    zombie, heir, third = (claims(redis, region, name, lease_ms=100) for name in ("a/1", "b/1", "c/1"))
+    await zombie.claim([ClaimRequest("r", "att_zombie")])
+    await asyncio.sleep(0.15)
+    assert await heir.claim([ClaimRequest("r", "att_heir")]) == [Claim("expired", "att_zombie")]
+    await zombie.finish(["r"])
+    await asyncio.sleep(0.15)
+    assert await third.claim([ClaimRequest("r", "att_third")]) == [Claim("expired", "att_heir")]
+
+
 async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
     store = claims(redis, region)
     await store.claim([ClaimRequest("r1", "att1"), ClaimRequest("r2", "att2")])
     await store.finish(["r2", "r3"])
     keys = [key async for key in redis.scan_iter(f"sluice:{{claims.{region}.p}}*")]
-    assert len(keys) == 4
+    assert len(keys) == 3
     assert all([await redis.pttl(key) > 0 for key in keys])
 
 

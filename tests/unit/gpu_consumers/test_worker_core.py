@@ -278,7 +278,7 @@ class Worker:
                     self.engine.abort(attempt_id, now_ms / 1_000)
             case FinishClaim(response_id):
                 if region.claims_up:
-                    region.claims.finish(response_id)
+                    region.claims.finish(self.incarnation, response_id)
             case ReleaseClaim(response_id):
                 region.claims.release(self.incarnation, response_id)
 

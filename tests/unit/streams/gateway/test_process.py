@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from streams.gateway.usage_reader import SECRET_HEADER, HttpUsageReader, UsageUnavailable
+from streams.gateway.usage_reader import HttpUsageReader, UsageUnavailable
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ async def test_usage_is_read_from_the_billing_process() -> None:
             "acme", start_time_s=0, end_time_s=3600, bucket_width="1h", group_by=("model", "project_id")
         )
     assert page.data[0].results == [{"model": "tiny", "cost_pico": 12}]
-    assert seen[0].headers[SECRET_HEADER] == "secret"
+    assert seen[0].headers["Authorization"] == "Bearer secret"
     assert dict(seen[0].url.params) == {
         "tenant_id": "acme", "start_time": "0", "end_time": "3600", "bucket_width": "1h",
         "group_by": "model,project_id",
