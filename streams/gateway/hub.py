@@ -296,10 +296,13 @@ class Hub:
         after: int,
         on_ready: Callable[[Viewer], None],
         now_ms: int,
+        *,
+        stays: bool = True,
     ) -> Viewer:
         """A viewer that has seen tokens up to `after`. Raises PermissionError when another tenant owns the response.
 
         For a response that `get` does not know, the caller has proved from history that it belongs to the tenant.
+        One that does not stay only looks: it does not keep an abandoned response alive.
         """
         stream = self._streams.get(response_id)
         if stream is None:
@@ -309,7 +312,8 @@ class Hub:
         viewer = Viewer(stream, after, on_ready)
         stream.viewers.append(viewer)
         stream.viewed = True
-        stream.abandoned_at_ms = None
+        if stays:
+            stream.abandoned_at_ms = None
         self.viewers += 1
         if stream.spans or stream.terminal or stream.started:
             viewer.wake()
@@ -325,7 +329,7 @@ class Hub:
         self._delivered_tokens += viewer.delivered_tokens
         self.viewers -= 1
         if not stream.viewers:
-            if stream.terminal is None and stream.on_disconnect == "cancel":
+            if stream.terminal is None and stream.on_disconnect == "cancel" and stream.abandoned_at_ms is None:
                 stream.abandoned_at_ms = now_ms
             if stream.next_sequence is None and stream.started is None and stream.terminal is None:
                 self.forget(stream.response_id)

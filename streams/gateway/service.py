@@ -213,10 +213,11 @@ class Gateway:
             self._give_up(follower.viewer.stream.response_id, follower)
 
     def _follow(
-        self, response_id: str, partition: int, scope: Scope, after: int, on_ready: Callable[[Follower], None] | None
-    ) -> Follower:
+        self, response_id: str, partition: int, scope: Scope, after: int, on_ready: Callable[[Follower], None] | None,
+        *, stays: bool = True,
+    ) -> Follower:  # fmt: skip
         follower = Follower(self._history, scope.tenant_id, on_ready)
-        viewer = self.hub.attach(response_id, partition, scope, after, follower.wake, monotonic_ms())
+        viewer = self.hub.attach(response_id, partition, scope, after, follower.wake, monotonic_ms(), stays=stays)
         follower.watch(viewer)
         self._followers[viewer] = follower
         return follower
@@ -237,19 +238,20 @@ class Gateway:
         after: int,
         *,
         on_ready: Callable[[Follower], None] | None = None,
+        stays: bool = True,
     ) -> Follower:
-        """A viewer that has seen tokens up to `after`. Release it.
+        """A viewer that has seen tokens up to `after`. Release it. One that does not stay keeps nothing alive.
 
         Raises ApiError: 404 for an id that is not the tenant's, 400 for a position that does not exist yet, 409
         `replay_unavailable` when the position is no longer (or not here) to be had.
         """
         partition = self._partition(response_id)
         try:
-            return await self._resume_known(principal, response_id, partition, after, on_ready)
+            return await self._resume_known(principal, response_id, partition, after, on_ready, stays)
         except ApiError as error:
             if error.status not in (404, 409) or not await self._appears(response_id, partition, error.status == 409):
                 raise
-        return await self._resume_known(principal, response_id, partition, after, on_ready)
+        return await self._resume_known(principal, response_id, partition, after, on_ready, stays)
 
     async def _appears(self, response_id: str, partition: int, in_history: bool) -> bool:
         """Whether a response can soon be followed here that cannot yet.
@@ -276,6 +278,7 @@ class Gateway:
         partition: int,
         after: int,
         on_ready: Callable[[Follower], None] | None,
+        stays: bool,
     ) -> Follower:
         tenant_id = principal.tenant.tenant_id
         stream = self.hub.get(response_id)
@@ -283,7 +286,7 @@ class Gateway:
             if stream.scope.tenant_id != tenant_id:
                 raise not_found(response_id)
             self._refuse_future(stream, after)
-            return self._follow(response_id, partition, stream.scope, after, on_ready)
+            return self._follow(response_id, partition, stream.scope, after, on_ready, stays=stays)
         try:
             replay = await self._history.read(tenant_id, response_id, after, ended=self.hub.has_ended(response_id))
             overdue = replay is not None and replay.terminal is None and replay.started is not None and (
@@ -304,7 +307,7 @@ class Gateway:
         if partition not in self._ownership.owned:
             raise replay_unavailable("Another gateway serves the response while it runs.")
         scope = replay.started.scope if replay.started is not None else Scope(tenant_id=tenant_id)
-        return self._follow(response_id, partition, scope, after, on_ready)
+        return self._follow(response_id, partition, scope, after, on_ready, stays=stays)
 
     def _partition(self, response_id: str) -> int:
         try:
@@ -328,7 +331,7 @@ class Gateway:
 
     async def retrieve(self, principal: Principal, response_id: str) -> Snapshot:
         """Raises ApiError as `resume` does."""
-        follower = await self.resume(principal, response_id, 0)
+        follower = await self.resume(principal, response_id, 0, stays=False)
         try:
             events: list[Span] = []
             terminal: Terminal | None = None

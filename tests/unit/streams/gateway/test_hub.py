@@ -286,6 +286,26 @@ def test_the_last_viewer_to_leave_starts_the_grace_and_coming_back_ends_it() -> 
     assert watched.sweep(20_000).cancel == [], "once is enough"
 
 
+def test_a_glance_at_an_abandoned_response_does_not_keep_it_alive() -> None:
+    watched = open_with(["a"])
+    watched.detach(viewer_of(watched), 0)
+    glance = watched.attach(R, 0, ACME, 0, lambda _viewer: None, 400, stays=False)
+    watched.detach(glance, 450)
+    [stream] = watched.sweep(500).cancel
+    assert stream.response_id == R
+
+
+def test_a_glance_that_outlasts_the_last_viewer_starts_the_grace() -> None:
+    watched = open_with(["a"])
+    viewer = viewer_of(watched)
+    glance = watched.attach(R, 0, ACME, 0, lambda _viewer: None, 0, stays=False)
+    watched.detach(viewer, 100)
+    watched.detach(glance, 200)
+    assert watched.sweep(699).cancel == []
+    [stream] = watched.sweep(700).cancel
+    assert stream.response_id == R
+
+
 def test_a_response_first_seen_in_the_middle_needs_history_for_its_beginning() -> None:
     watched = hub()
     watched.apply_release(release(R, ACME, 5, ["e"]), 0, 0)

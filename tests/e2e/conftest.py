@@ -1,0 +1,30 @@
+"""One real stack with the simulated engine for all end-to-end stories."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from deploy.runner import Stack, simulated
+from tests.e2e.stacks import ENGINE, openai_client, prepare, until_idle
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("e2e"), simulated(ENGINE), seed=11) as stack:
+        prepare(stack)
+        stack.wait_ready()
+        yield stack
+
+
+@pytest.fixture
+def demo(stack: Stack) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, of the demo tenant."""
+    with openai_client(stack) as client:
+        yield client
+
+
+@pytest.fixture
+def idle(stack: Stack) -> None:
+    """Nothing of an earlier story is generating any more."""
+    until_idle(stack)

@@ -1,0 +1,40 @@
+"""Server-sent events as a browser sees them: ids, data, `[DONE]`."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Event:
+    """`id` is the last one seen, as browsers keep it. `data` None: the stream is done."""
+
+    id: int
+    data: dict[str, Any] | None
+
+    @property
+    def text(self) -> str:
+        choices = (self.data or {}).get("choices") or [{"delta": {}}]
+        return choices[0]["delta"].get("content") or ""
+
+
+def read_events(response: httpx.Response) -> Iterator[Event]:
+    """Events until `[DONE]`; fails when the stream ends without it."""
+    last_id = 0
+    data: list[str] = []
+    for line in response.iter_lines():
+        if line.startswith("id: "):
+            last_id = int(line.removeprefix("id: "))
+        elif line.startswith("data: "):
+            data.append(line.removeprefix("data: "))
+        elif not line and data:
+            text = "\n".join(data)
+            data = []
+            if text == "[DONE]":
+                yield Event(last_id, None)
+                return
+            yield Event(last_id, json.loads(text))
+    raise AssertionError("the stream ended without [DONE]")

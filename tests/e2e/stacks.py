@@ -1,0 +1,114 @@
+"""What the stories share: the engine's script, the tenants, clients, and a look into the worker."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.runner import Stack
+from deploy.tenants_file import create_api_key, create_tenant, write_tenants
+from streams.directory import Limits, Tenant
+from streams.toml_directory import read_tenants
+from tests.servers import until
+
+TIMEOUT_S = 60.0
+"""Of anything that another process does: far beyond what it takes, so that a busy machine fails no test."""
+
+SCRIPT = (
+    "The capital of France is Paris. A fox 🦊 went for a walk and met an old friend 👩‍🚀 by the river. "
+    "Behind the hill lived the silver dragon 🐉, who was kind to everybody. „Schön“, said the café 🏮 owner. "
+)
+ENGINE: dict[str, bool | int | float | str] = {
+    "ttft_ms": 10.0, "inter_token_ms": 10.0, "step_ms": 5.0, "min_output_tokens": 30, "max_output_tokens": 60,
+    "script": SCRIPT,
+}  # fmt: skip
+LONG: dict[str, Any] = {"max_tokens": 2_000, "ignore_eos": True}
+"""An answer of about 20 s, for what happens in the middle of one."""
+
+AMPLE = Limits(
+    requests_per_minute=1_000_000, tokens_per_minute=10**9, concurrent_responses=10_000, max_output_tokens=4_096
+)
+TENANTS = (
+    Tenant(tenant_id="few-requests", limits=Limits(requests_per_minute=1)),
+    Tenant(tenant_id="few-tokens", limits=Limits(tokens_per_minute=100, max_output_tokens=4_096)),
+    Tenant(tenant_id="one-at-a-time", limits=Limits(concurrent_responses=1)),
+    Tenant(tenant_id="north", tier="paid"),
+    Tenant(tenant_id="south", tier="paid"),
+)
+_API_KEYS: dict[tuple[str, str], str] = {}
+
+
+def prepare(stack: Stack) -> None:
+    """Ample limits for the tenants that every stack has, except the one with the tiny quota, and more tenants."""
+    file = stack.data.tenants_file
+    write_tenants(
+        file,
+        [
+            tenant if tenant.tenant_id == "tiny-quota" else tenant.model_copy(update={"limits": AMPLE})
+            for tenant in read_tenants(file)
+        ],
+    )
+    for tenant in TENANTS:
+        create_tenant(file, tenant)
+        _API_KEYS[stack.gateway_url, tenant.tenant_id] = create_api_key(file, tenant.tenant_id, "test")
+
+
+def api_key(stack: Stack, tenant: str = "demo") -> str:
+    return _API_KEYS.get((stack.gateway_url, tenant)) or stack.api_key(tenant)
+
+
+def openai_client(stack: Stack, tenant: str = "demo") -> openai.OpenAI:
+    """Without retries of its own. Close it, or use it as a context manager."""
+    return openai.OpenAI(
+        base_url=f"{stack.gateway_url}/v1", api_key=api_key(stack, tenant), max_retries=0, timeout=TIMEOUT_S
+    )
+
+
+def http_client(stack: Stack, tenant: str = "demo") -> httpx.Client:
+    return httpx.Client(
+        base_url=stack.gateway_url, headers={"authorization": f"Bearer {api_key(stack, tenant)}"}, timeout=TIMEOUT_S
+    )
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def body(text: str = "Tell me a story.", **fields: Any) -> dict[str, Any]:
+    """The body of a chat."""
+    return {"model": "default", "messages": user(text), **fields}
+
+
+def is_scripted(text: str) -> bool:
+    """Whether this is what the engine says, from its beginning, with nothing lost, doubled or broken."""
+    return bool(text) and (SCRIPT * (len(text) // len(SCRIPT) + 1)).startswith(text)
+
+
+def worker_metrics(stack: Stack) -> dict[str, float]:
+    """Each metric of the worker, summed over its labels."""
+    port = stack.record("worker-1").health_port
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S).text):
+        for sample in family.samples:
+            totals[sample.name] = totals.get(sample.name, 0) + sample.value
+    return totals
+
+
+def gpu_work(stack: Stack) -> Mapping[str, float]:
+    """What the worker has done so far: requests started and tokens generated."""
+    counted = ("sluice_worker_queue_seconds_count", "sluice_worker_generated_tokens_total")
+    metrics = worker_metrics(stack)
+    return {name: metrics[name] for name in counted}
+
+
+def until_idle(stack: Stack) -> None:
+    """Nothing runs, nothing waits and no KV block is held, as the worker says."""
+    held = ("sluice_worker_running_requests", "sluice_worker_waiting_requests", "sluice_worker_kv_blocks_used")
+
+    def idle() -> bool:
+        metrics = worker_metrics(stack)
+        return all(metrics[name] == 0 for name in held)
+
+    until(idle, "the worker is idle", TIMEOUT_S, every_s=0.1)

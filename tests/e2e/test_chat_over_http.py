@@ -1,0 +1,220 @@
+"""Chat frontends with OpenAI's own package, pointed at the gateway and otherwise unchanged."""
+
+import openai
+import pytest
+
+from deploy.runner import Stack
+from tests.e2e.events import read_events
+from tests.e2e.stacks import LONG, SCRIPT, body, http_client, is_scripted, openai_client, user
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+def test_an_answer_comes_whole_with_its_usage(demo: openai.OpenAI) -> None:
+    raw = demo.chat.completions.with_raw_response.create(model="default", messages=user("Hello!"), max_tokens=16)
+    answer = raw.parse()
+    assert answer.id == raw.headers["x-request-id"]
+    assert answer.object == "chat.completion"
+    assert answer.model == "sluice-tiny"
+    [choice] = answer.choices
+    assert choice.finish_reason == "length"
+    assert is_scripted(choice.message.content or "")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+    assert answer.usage.prompt_tokens > 0
+    assert answer.usage.total_tokens == 16 + answer.usage.prompt_tokens
+
+
+def test_an_answer_streams_and_ends_with_its_usage(demo: openai.OpenAI) -> None:
+    with demo.chat.completions.create(
+        model="default", messages=user("Hello!"), stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        response_id = stream.response.headers["x-request-id"]
+        chunks = list(stream)
+    assert {chunk.id for chunk in chunks} == {response_id}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    *texts, finish, usage = chunks
+    assert is_scripted("".join(chunk.choices[0].delta.content or "" for chunk in texts))
+    assert len(texts) > 5, "tokens come as they are made"
+    assert finish.choices[0].finish_reason == "stop"
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert 30 <= usage.usage.completion_tokens <= 60
+
+
+def test_without_asking_for_it_a_stream_has_no_usage(demo: openai.OpenAI) -> None:
+    with demo.chat.completions.create(model="default", messages=user("Hi"), stream=True, max_tokens=3) as stream:
+        assert all(chunk.usage is None and chunk.choices for chunk in stream)
+
+
+def test_streaming_or_not_the_answer_is_the_same(demo: openai.OpenAI) -> None:
+    whole = demo.chat.completions.create(model="default", messages=user("The same?"), seed=5)
+    with demo.chat.completions.create(model="default", messages=user("The same?"), seed=5, stream=True) as stream:
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert streamed == whole.choices[0].message.content
+
+
+def test_characters_of_several_tokens_arrive_whole(demo: openai.OpenAI) -> None:
+    with demo.chat.completions.create(
+        model="default", messages=user("Emoji, please."), stream=True, max_tokens=300, extra_body={"ignore_eos": True}
+    ) as stream:
+        pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert all("\ufffd" not in piece for piece in pieces)
+    text = "".join(pieces)
+    assert is_scripted(text)
+    assert "🐉" in text
+    assert "👩‍🚀" in text
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_shown(demo: openai.OpenAI) -> None:
+    answer = demo.chat.completions.create(
+        model="default", messages=user("Stop!"), max_tokens=100, stop=["by the river", "never said"]
+    )
+    assert answer.choices[0].message.content == SCRIPT[: SCRIPT.index("by the river")]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_the_tokens_are_bounded_by_either_name(demo: openai.OpenAI) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        answer = demo.chat.completions.create(model="default", messages=user("Short!"), extra_body={name: 7})
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 7
+        assert answer.choices[0].finish_reason == "length"
+
+
+def test_the_models_are_listed_with_what_one_needs_to_choose(demo: openai.OpenAI, stack: Stack) -> None:
+    assert [model.id for model in demo.models.list()] == ["sluice-tiny"]
+    model = demo.models.retrieve("sluice-tiny").model_dump()
+    assert model["context_window"] == 4096
+    assert model["aliases"] == ["default"]
+    assert model["region"] == "local"
+    assert float(model["prices"]["per_1m_tokens"]["output"]) == 0.40
+    assert float(model["prices"]["per_1k_tokens"]["output"]) == 0.0004
+    with http_client(stack) as client:
+        assert client.get("/api/models").json() == client.get("/v1/models").json()
+        assert client.get("/v1/models/no-such-model").status_code == 404
+
+
+def test_the_other_path_of_chats_does_the_same(stack: Stack) -> None:
+    with http_client(stack) as client:
+        answer = client.post("/api/chat/completions", json=body("Hi", max_tokens=4))
+    assert answer.status_code == 200
+    assert is_scripted(answer.json()["choices"][0]["message"]["content"])
+
+
+# Refusals, as the exceptions that programs catch already
+
+
+def test_a_wrong_parameter_is_a_bad_request_that_names_it(demo: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        demo.chat.completions.create(model="default", messages=user("Hi"), temperature=9)
+    assert (refused.value.code, refused.value.param) == ("invalid_request", "temperature")
+    assert refused.value.type == "invalid_request_error"
+
+
+def test_an_unknown_model_is_not_found(demo: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        demo.chat.completions.create(model="no-such-model", messages=user("Hi"))
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+
+
+def test_a_wrong_key_is_an_authentication_error(stack: Stack, demo: openai.OpenAI) -> None:
+    stranger = demo.with_options(api_key="sk-sluice-of-nobody")
+    with pytest.raises(openai.AuthenticationError) as refused:
+        stranger.chat.completions.create(model="default", messages=user("Hi"))
+    assert refused.value.code == "invalid_api_key"
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_too_many_requests_say_when_to_come_back(stack: Stack) -> None:
+    with openai_client(stack, "few-requests") as client:
+        assert client.chat.completions.create(model="default", messages=user("Hi"), max_tokens=2).choices
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.chat.completions.create(model="default", messages=user("Hi"), max_tokens=2)
+    headers = refused.value.response.headers
+    assert refused.value.code == "rate_limited_requests"
+    assert 1 <= int(headers["retry-after"]) <= 120
+    assert int(headers["retry-after-ms"]) <= int(headers["retry-after"]) * 1_000
+    assert headers["x-ratelimit-limit-requests"] == "1"
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert headers["x-request-id"].startswith("resp_local-")
+
+
+def test_too_many_tokens_are_refused_before_they_are_made(stack: Stack) -> None:
+    with openai_client(stack, "few-tokens") as client, pytest.raises(openai.RateLimitError) as refused:
+        client.chat.completions.create(model="default", messages=user("Hi"), max_tokens=500)
+    assert refused.value.code == "rate_limited_tokens"
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+
+
+def test_one_response_at_a_time_means_one_until_it_has_ended(stack: Stack) -> None:
+    with openai_client(stack, "one-at-a-time") as client:
+        with client.chat.completions.create(
+            model="default", messages=user("Long!"), stream=True, max_tokens=2_000, extra_body={"ignore_eos": True}
+        ) as first:
+            next(iter(first))
+            with pytest.raises(openai.RateLimitError) as refused:
+                client.chat.completions.create(model="default", messages=user("Me too!"), max_tokens=2)
+            assert refused.value.code == "rate_limited_concurrency"
+            client.post(f"/responses/{first.response.headers['x-request-id']}/cancel", cast_to=object)
+            with pytest.raises(openai.APIError, match="cancelled"):
+                list(first)
+        # The place is free once the usage is settled, which is after the end was shown.
+        patient = client.with_options(max_retries=10)
+        assert patient.chat.completions.create(model="default", messages=user("Now me!"), max_tokens=2).choices
+
+
+def test_a_prompt_that_the_policy_denies_is_refused_whatever_its_spelling(stack: Stack) -> None:
+    with openai_client(stack, "guarded") as client, pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="default", messages=user("Please OPEN  the\nVault."), max_tokens=4)
+    assert refused.value.code == "prompt_refused"
+
+
+def test_an_answer_is_halted_before_what_the_policy_denies(stack: Stack) -> None:
+    with openai_client(stack, "guarded") as client:
+        answer = client.chat.completions.create(
+            model="default", messages=user("Dragons!"), max_tokens=200, extra_body={"ignore_eos": True}
+        )
+    [choice] = answer.choices
+    assert choice.finish_reason == "content_filter"
+    assert is_scripted(choice.message.content or "")
+    assert len(choice.message.content or "") <= SCRIPT.index("the silver dragon")
+
+
+# Responses by id
+
+
+def test_a_response_can_be_looked_at_while_it_runs_and_cancelled_twice(stack: Stack) -> None:
+    with http_client(stack) as client:
+        with client.stream("POST", "/v1/chat/completions", json=body("Long!", stream=True, **LONG)) as answer:
+            response_id = answer.headers["x-request-id"]
+            events = read_events(answer)
+            for _ in range(5):
+                next(events)
+            running = client.get(f"/v1/responses/{response_id}").json()
+            assert running["status"] == "in_progress"
+            assert client.post(f"/v1/responses/{response_id}/cancel").status_code == 200
+            *_, error, done = events
+        assert done.data is None
+        assert (error.data or {})["error"]["code"] == "cancelled"
+        ended = client.get(f"/v1/responses/{response_id}").json()
+        assert (ended["status"], ended["code"]) == ("cancelled", "cancelled")
+        assert ended["usage"]["completion_tokens"] > 0
+        assert ended["output_text"].startswith(running["output_text"])
+        again = client.post(f"/v1/responses/{response_id}/cancel")
+        assert again.status_code == 200
+        assert again.json() == ended
+
+
+def test_the_response_of_another_tenant_is_as_unknown_as_one_that_never_was(stack: Stack) -> None:
+    with http_client(stack) as owner, http_client(stack, "guarded") as other:
+        made = owner.post("/v1/chat/completions", json=body("Mine.", max_tokens=3))
+        mine = made.headers["x-request-id"]
+        never = mine[:-6] + "abcdef"
+        assert owner.get(f"/v1/responses/{mine}").status_code == 200
+        for method, path in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel")):
+            theirs = other.request(method, f"/v1/responses/{mine}{path}")
+            unknown = owner.request(method, f"/v1/responses/{never}{path}")
+            assert theirs.status_code == unknown.status_code == 404
+            assert theirs.text.replace(mine, "ID") == unknown.text.replace(never, "ID")
