@@ -46,10 +46,16 @@ carry = carry + elapsed_ms * (tokens_per_minute % MINUTE_MS)
 tokens = tokens + elapsed_ms * math.floor(tokens_per_minute / MINUTE_MS) + math.floor(carry / MINUTE_MS)
 carry = carry % MINUTE_MS
 
-local function save_bucket()
+-- A full bucket gains nothing, not even a fraction.
+local function cap()
   if tokens >= tokens_per_minute then
     tokens, carry = tokens_per_minute, 0
   end
+end
+cap()
+
+local function save_bucket()
+  cap()
   redis.call('HSET', bucket, 'at_ms', string.format('%.0f', now_ms), 'backlog', string.format('%.0f', backlog),
     'tokens', string.format('%.0f', tokens), 'carry', string.format('%.0f', carry))
   redis.call('PEXPIRE', bucket, HOUR_MS)

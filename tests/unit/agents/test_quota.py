@@ -138,6 +138,15 @@ async def test_a_late_settlement_of_a_refund_debits(quota: RedisQuota) -> None:
     assert refusal.retry_after_ms == jittered_ms(24_060, "r2")
 
 
+async def test_a_full_bucket_gains_nothing_however_long_it_waits(quota: RedisQuota) -> None:
+    await reserve(quota, "small", 0)
+    assert quota.now_ms is not None
+    quota.now_ms += 3_000
+    refusal = await reserve(quota, "more than a minute's worth", 1_001)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is EndingCode.RATE_LIMITED_TOKENS
+
+
 async def test_requests_flow_at_their_rate_after_a_burst_of_a_minute(quota: RedisQuota) -> None:
     limits = Limits(requests_per_minute=2)
     assert [type(await reserve(quota, f"r{i}", 1, limits)) for i in range(3)] == [Reserved, Reserved, Refusal]
@@ -326,7 +335,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
     run_state_machine_as_test(
         Sequences,
         settings=settings(
-            max_examples=60, stateful_step_count=30, deadline=None,
+            max_examples=100, stateful_step_count=30, deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )  # fmt: skip
