@@ -1,0 +1,156 @@
+"""The whole process over a real Kafka: started, asked, killed, started again, stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import httpx
+import pytest
+
+from streams.kafka_log import KafkaProducer
+from streams.provisioning import provision
+from streams.settings import KafkaSettings
+from streams.topics import Topics
+from tests.servers import free_ports, until
+from tests.unit.billing_jobs.events import usage_event
+
+SECRET = "s" * 40
+_regions = count(1)
+CONFIG = """
+[[pools]]
+name = "default"
+engine = "simulated"
+
+[[models]]
+name = "tiny"
+path = "models/tiny"
+pool = "default"
+context_window = 512
+price = { uncached_input = "0.10", cached_input = "0.02", output = "0.40", reasoning = "0.40" }
+"""
+
+
+class Billing:
+    """How to start the process, and where it answers."""
+
+    def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
+        self.port, self.health_port = free_ports(2)
+        region = f"billing{next(_regions)}"
+        self.topics = Topics(region, ["default"], kafka.partitions)
+        config = folder / "sluice.toml"
+        config.write_text(CONFIG)
+        self.environment = {
+            **os.environ,
+            "SLUICE_CONFIG": str(config),
+            "SLUICE_REGION": region,
+            "SLUICE_DATA_DIR": str(folder),
+            "SLUICE_DEPLOYMENT_SECRET": SECRET,
+            "SLUICE_HEALTH_PORT": str(self.health_port),
+            "SLUICE_KAFKA__BOOTSTRAP": kafka.bootstrap,
+            "SLUICE_KAFKA__SESSION_TIMEOUT_MS": str(kafka.session_timeout_ms),
+            "SLUICE_BILLING__PORT": str(self.port),
+            "SLUICE_BILLING__BATCH_ROWS": "50",
+            "SLUICE_BILLING__BATCH_WAIT_MS": "50",
+        }
+        self.output = folder / "billing.log"
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        with self.output.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "billing_jobs"], env=self.environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        try:
+            until(lambda: self.is_ready(process), "billing is ready", timeout_s=60)
+            yield process
+        finally:
+            process.kill()
+            process.wait(timeout=10)
+
+    def is_ready(self, process: subprocess.Popen[bytes]) -> bool:
+        assert process.poll() is None, self.output.read_text()
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.health_port}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def sql(self, query: str) -> list[list[object]]:
+        answer = httpx.post(
+            f"http://127.0.0.1:{self.port}/internal/sql",
+            json={"query": query},
+            headers={"Authorization": f"Bearer {SECRET}"},
+        )
+        assert answer.status_code == 200, answer.text
+        rows: list[list[object]] = answer.json()["rows"]
+        return rows
+
+    def metrics(self) -> str:
+        return httpx.get(f"http://127.0.0.1:{self.health_port}/metrics").text
+
+    def counts(self) -> list[object]:
+        """Rows, and the sum of the costs, both raw."""
+        return self.sql("SELECT count(), uniqExact(usage_id), sum(cost_pico) FROM usage_events")[0]
+
+
+@pytest.fixture
+def billing(kafka_settings: KafkaSettings, tmp_path: Path) -> Billing:
+    return Billing(kafka_settings, tmp_path)
+
+
+def expected(events: int) -> list[object]:
+    return [str(events), str(events), str(events * (10 * 100_000 + 4 * 20_000 + 32 * 400_000))]
+
+
+def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
+    billing: Billing, kafka_settings: KafkaSettings
+) -> None:
+    provision(kafka_settings, [billing.topics.usage, billing.topics.dead_letters])
+    producer = KafkaProducer(kafka_settings, "test")
+
+    def produce(first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            event = usage_event(number)
+            producer.produce(billing.topics.usage.name, event.encode(), key=event.response_id)
+        assert producer.flush(30) == 0
+
+    with billing.running() as process:
+        produce(0, 999)
+        until(lambda: int(str(billing.counts()[0])) > 100, "a part is stored")
+        process.kill()
+    produce(1_000, 1_199)
+    producer.produce(billing.topics.usage.name, b"poison", key="x")
+    with billing.running() as process:
+        until(lambda: billing.counts() == expected(1_200), "everything is stored once")
+        until(lambda: "sluice_billing_lag_records 0.0" in billing.metrics(), "no lag")
+        assert 'sluice_billing_dead_letters_total{reason="not_json"} 1.0' in billing.metrics()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0, billing.output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("SLUICE_DEPLOYMENT_SECRET", "short", "deployment_secret: "),
+        ("SLUICE_BILLING__BATCH_ROWS", "0", "billing.batch_rows: "),
+        (
+            "SLUICE_MODELS",
+            '[{"name": "tiny", "path": "", "pool": "default", "context_window": 99, "price": {"output": "0.1234567"}}]',
+            "models.tiny.price.output: ",
+        ),
+    ],
+)
+def test_wrong_settings_end_it_with_a_line_that_names_the_field(
+    variable: str, value: str, named: str, tmp_path: Path
+) -> None:
+    billing = Billing(KafkaSettings(), tmp_path)
+    environment = {**billing.environment, variable: value}
+    done = subprocess.run(
+        [sys.executable, "-m", "billing_jobs"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(named)
