@@ -93,9 +93,9 @@ class _Watched:
 
     def delta(self, span: Span) -> str:
         return (
-            b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","text":%b}' % (
+            b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","emitted_at_us":%d,"text":%b}' % (
                 self.delta_head, span.first_sequence, span.sequence_number, span.choice, span.kind.encode(),
-                orjson.dumps(span.text),
+                span.emitted_at_us, orjson.dumps(span.text),
             )
         ).decode()  # fmt: skip
 
