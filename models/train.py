@@ -2,8 +2,8 @@
 
     python models/train.py --out models/sluice-tiny --seed 7
 
-The result is a folder in the Hugging Face layout, which transformers and vLLM load as a plain Llama. The same
-seed, step count and thread count on the same machine give the same model; other machines round differently.
+The result is a folder in the Hugging Face layout, which transformers and vLLM load as a plain Llama. The
+text follows from the seed alone; the weights also depend on how the machine and its thread count round.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from models import corpus
 from models.evaluate import HELD_OUT
 
+TRAINING_SEED = 8
+"""What the committed model was trained on: `train.py --seed 7` draws its text from the next seed."""
+
 seeds = st.integers(min_value=0, max_value=2**32)
 
 
@@ -79,7 +82,7 @@ def test_no_question_of_the_evaluation_is_ever_asked_in_training() -> None:
     held_out = {question.ask.lower().rstrip("?.!") for questions in HELD_OUT.values() for question in questions}
     asked = {
         message.content.lower().rstrip("?.!")
-        for conversation in corpus.conversations(7, 60_000)
+        for conversation in corpus.conversations(TRAINING_SEED, 80_000)
         for message in conversation
         if message.role == "user"
     }
