@@ -80,7 +80,7 @@ class Meter:
     running: bool = False
     tokens: int = 0
     messages: int = 0
-    ages_ms: array[float] = field(default_factory=lambda: array("f"))
+    ages_ms: "array[float]" = field(default_factory=lambda: array("f"))
     largest_gap_s: float = 0.0
 
 

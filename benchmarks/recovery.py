@@ -59,7 +59,7 @@ def run(*, short: bool, seed: int) -> Report:
     waits_ms: list[float] = []
     failed = refused = 0
     began_s = monotonic()
-    with running_stack(simulated(ENGINE | {"max_running": 256}, admission=2)) as stack:
+    with running_stack(simulated(ENGINE, max_running=256, admission=2)) as stack:
         for _ in range(rounds):
             answers = asyncio.run(_streams_over_a_kill(stack, "post-safety", tokens))
             gaps_s += [answer.largest_gap_s for answer in answers]

@@ -70,6 +70,7 @@ class Options:
     engine: str | None = None
     engine_args: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     workers: int | None = None
+    max_running: int | None = None
     admission: int = 1
     gateways: int = 1
     free_ports: bool = False
@@ -182,6 +183,8 @@ def _pools(settings: Settings, options: Options) -> list[dict[str, object]]:
         changes: dict[str, object] = {}
         if options.workers is not None:
             changes["workers"] = options.workers
+        if options.max_running is not None:
+            changes["max_running"] = options.max_running
         if options.engine is not None and (options.engine != pool.engine or options.engine_args):
             changes |= {"engine": options.engine, "engine_args": dict(options.engine_args)}
         pools.append(pool.model_copy(update=changes).model_dump())

@@ -220,5 +220,5 @@ class Stack:
 
 
 def simulated(engine_args: Mapping[str, bool | int | float | str] | None = None, **options: int) -> Options:
-    """Options of a test's stack: free ports, the simulated engine, `workers=`, `admission=`, `gateways=`."""
+    """Options of a test's stack: free ports, the simulated engine, `workers=`, `max_running=`, …."""
     return Options(engine="simulated", engine_args=engine_args or {}, free_ports=True, **options)  # type: ignore[arg-type]
