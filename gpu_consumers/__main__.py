@@ -101,11 +101,9 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         )
         producer = ProducerThread(KafkaProducer(settings.kafka, client_id))
         stack.push_async_callback(producer.close, FLUSH_S)
-        control = ConsumerThread(KafkaConsumer(settings.kafka, None, f"{client_id}-control", fetch_wait_ms=20))
+        control = ConsumerThread(KafkaConsumer(settings.kafka, None, f"{client_id}-control"))
         stack.push_async_callback(control.close)
-        lanes = ConsumerThread(
-            KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id, fetch_wait_ms=20)
-        )
+        lanes = ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id))
         stack.push_async_callback(lanes.close)
         metrics = WorkerMetrics()
         core = WorkerCore(config, mint_attempt_id, metrics)

@@ -33,6 +33,7 @@ _MAX_POLL_INTERVAL_MS = 120_000
 _logger = logging.getLogger(__name__)
 
 # Beyond what librdkafka itself calls retriable: the same call may succeed once the brokers or the balance settle.
+REPEAT_ERROR_S = 10.0
 _RETRIABLE_CODES = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
@@ -70,16 +71,23 @@ def client_config(settings: KafkaSettings, client_id: str) -> dict[str, str | in
 
 
 class _Errors:
-    """Keeps the error that ends a client; logs those from which librdkafka recovers by itself."""
+    """Keeps the error that ends a client; logs those from which librdkafka recovers by itself.
+
+    While a broker is away, the same error comes back many times a second: it is logged once per `REPEAT_ERROR_S`.
+    """
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._fatal: LogError | None = None
+        self._logged_at_s: dict[str, float] = {}
 
     def __call__(self, error: KafkaError) -> None:
         if error.fatal():
             self._fatal = log_error(error, self._client_id)
-        else:
+            return
+        now_s = time.monotonic()
+        if now_s - self._logged_at_s.get(error.name(), -REPEAT_ERROR_S) >= REPEAT_ERROR_S:
+            self._logged_at_s[error.name()] = now_s
             _logger.warning("%s: %s: %s", self._client_id, error.name(), error.str())
 
     def raise_fatal(self) -> None:
