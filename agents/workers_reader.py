@@ -1,6 +1,7 @@
 """Feeds a `WorkersView` from the compacted `workers` topic, in a thread of its own, outside of any consumer group."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import structlog
@@ -11,11 +12,16 @@ from schemas.worker import WorkerState
 from streams.log import LogConsumer, LogError, LogRecord
 
 POLL_S = 0.2
+MAX_UNREADABLE = 1_000
 _log = structlog.get_logger()
 
 
 class WorkersReader:
-    """`caught_up` is set once everything that stood in the topic at the start has been read."""
+    """`caught_up` is set once everything that stood in the topic at the start has been read.
+
+    `unreadable` holds the last records that are no heartbeats, for whoever writes their dead letters; the same ones
+    again after a restart.
+    """
 
     def __init__(self, consumer: Callable[[], LogConsumer], topic: str, view: WorkersView) -> None:
         self._new_consumer = consumer
@@ -23,6 +29,7 @@ class WorkersReader:
         self._view = view
         self.caught_up = threading.Event()
         self.failed: LogError | None = None
+        self.unreadable: deque[tuple[LogRecord, Undecodable]] = deque(maxlen=MAX_UNREADABLE)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="workers", daemon=True)
 
@@ -76,5 +83,6 @@ class WorkersReader:
             state = decode(WorkerState, record.value)
         except Undecodable as error:
             _log.warning("heartbeat_unreadable", offset=record.offset, error=str(error))
+            self.unreadable.append((record, error))
             return
         self._view.update(state.worker_id, state)

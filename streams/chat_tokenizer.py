@@ -55,8 +55,10 @@ class ChatTokenizer:
         return token_ids + self._encode_template(rendered[end:])
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of plain text; never a special token."""
-        return list(self._content_tokenizer.encode(text, add_special_tokens=False).ids)
+        """Tokens of plain text; never a special token. Other threads run meanwhile."""
+        # Only the batch calls let go of the interpreter lock, and a long text takes seconds.
+        [encoding] = self._content_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, without special ones."""

@@ -18,7 +18,7 @@ from agents.publication import Publisher
 from agents.quota import RedisQuota
 from agents.recovery import Recovery, RecoveryFailed
 from agents.routing import QueueBound, WorkersView
-from agents.stages import PolicyPhrases, Services
+from agents.stages import PolicyPhrases, Rejected, Services
 from agents.watchdog import Excuses, Watchdog
 from agents.workers_reader import WorkersReader
 from streams.chat_tokenizer import ChatTokenizer
@@ -29,6 +29,7 @@ from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
 RECOVERY_TIMEOUT_S = 60.0
+UNREADABLE_EVERY_S = 1.0
 EXIT_FAILED = 70
 _log = structlog.get_logger()
 
@@ -116,6 +117,14 @@ def run(settings: Settings) -> int:
             _log.warning("quota_store_not_ready", error=str(error))
 
     reader = WorkersReader(independent_reader, topics.workers.name, workers)
+
+    @admission.faust.timer(UNREADABLE_EVERY_S)  # type: ignore[untyped-decorator]
+    async def bury_unreadable() -> None:
+        while reader.unreadable:
+            record, error = reader.unreadable.popleft()
+            rejected = Rejected(error.reason, error.detail)
+            await admission.pipeline.publication.dead(record, "admission", rejected, now_ms())
+
     watchdog = Watchdog(
         lambda: KafkaConsumer(settings.kafka, admission.group, "admission-watchdog"),
         lambda: admission.owned,

@@ -36,7 +36,7 @@ from streams.gateway.service import (
 )
 from streams.gateway.spans import Span
 from streams.gateway.sse import ChatEvents, SseResponse, Timing, departed
-from streams.gateway.usage_reader import BucketWidth, GroupBy, UsageReader, UsageUnavailable
+from streams.gateway.usage_reader import BucketWidth, GroupBy, InvalidUsageQuery, UsageReader, UsageUnavailable
 
 MAX_SEQUENCE = 2**31
 MAX_USAGE_S = 400 * 86_400
@@ -326,6 +326,8 @@ class InfoApi:
             page = await self._usage.usage(
                 tenant.tenant_id, start_time_s=start_s, end_time_s=end_s, bucket_width=width, group_by=chosen
             )
+        except InvalidUsageQuery as error:
+            raise _invalid(error.param, f"{error}.") from None
         except UsageUnavailable as error:
             _log.warning("usage_unavailable", why=str(error))
             raise unavailable("Usage figures cannot be had now.") from None

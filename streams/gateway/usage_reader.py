@@ -34,6 +34,14 @@ class UsageUnavailable(Exception):
     """The figures cannot be had now."""
 
 
+class InvalidUsageQuery(Exception):
+    """The question cannot be answered as it was asked; `param` names the field."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class UsageReader(Protocol):
     async def usage(
         self,
@@ -44,7 +52,16 @@ class UsageReader(Protocol):
         bucket_width: BucketWidth,
         group_by: tuple[GroupBy, ...],
     ) -> UsagePage:
-        """Raises UsageUnavailable."""
+        """Raises UsageUnavailable, InvalidUsageQuery."""
+
+
+class _RefusalBody(BaseModel):
+    message: str
+    param: str | None = None
+
+
+class _Refusal(BaseModel):
+    error: _RefusalBody
 
 
 class HttpUsageReader:
@@ -69,6 +86,9 @@ class HttpUsageReader:
         }  # fmt: skip
         try:
             response = await self._client.get("/internal/usage", params=params, headers=self._headers)
+            if response.status_code == httpx.codes.BAD_REQUEST:
+                error_body = _Refusal.model_validate_json(response.content).error
+                raise InvalidUsageQuery(error_body.message, error_body.param or "")
             response.raise_for_status()
             return UsagePage.model_validate_json(response.content)
         except httpx.HTTPError as error:

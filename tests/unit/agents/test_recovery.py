@@ -136,6 +136,7 @@ def test_the_view_of_workers_follows_the_topic() -> None:
     assert reader.caught_up.wait(20)
     reader.close()
     assert [load.state.worker_id for load in view.live("default", NOW)] == ["here"]
+    assert [(record.key, error.reason) for record, error in reader.unreadable] == [(b"broken", "not_json")]
     assert reader.failed is None
 
 

@@ -1,3 +1,5 @@
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,13 @@ def test_the_placeholders_of_the_template_mean_nothing_in_a_message() -> None:
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
         ChatTokenizer(tmp_path)
+
+
+def test_a_long_text_does_not_keep_other_threads_from_running() -> None:
+    encoding = threading.Thread(target=TOKENIZER.encode_chat, args=([_user("𒀀" * 300_000)],))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10
