@@ -1,17 +1,19 @@
 """One real stack with the simulated engine for all end-to-end stories."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import openai
 import pytest
 
 from deploy.runner import Stack, simulated
-from tests.e2e.stacks import ENGINE, openai_client, prepare, until_idle
+from tests.e2e.stacks import ENGINE, PATIENCE, openai_client, prepare, until_idle
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("e2e"), simulated(ENGINE), seed=11) as stack:
+    options = replace(simulated(ENGINE), environment=PATIENCE)
+    with Stack(tmp_path_factory.mktemp("e2e"), options, seed=11) as stack:
         prepare(stack)
         stack.wait_ready()
         yield stack

@@ -24,6 +24,8 @@ ENGINE: dict[str, bool | int | float | str] = {
     "ttft_ms": 10.0, "inter_token_ms": 10.0, "step_ms": 5.0, "min_output_tokens": 30, "max_output_tokens": 60,
     "script": SCRIPT,
 }  # fmt: skip
+PATIENCE = {"SLUICE_GATEWAY__ADMISSION_TIMEOUT_MS": "30000"}
+"""So that a busy machine turns no refusal into a 503."""
 LONG: dict[str, Any] = {"max_tokens": 2_000, "ignore_eos": True}
 """An answer of about 20 s, for what happens in the middle of one."""
 
@@ -100,7 +102,7 @@ def gpu_work(stack: Stack) -> Mapping[str, float]:
     """What the worker has done so far: requests started and tokens generated."""
     counted = ("sluice_worker_queue_seconds_count", "sluice_worker_generated_tokens_total")
     metrics = worker_metrics(stack)
-    return {name: metrics[name] for name in counted}
+    return {name: metrics.get(name, 0) for name in counted}
 
 
 def until_idle(stack: Stack) -> None:

@@ -4,6 +4,7 @@ import openai
 import pytest
 
 from deploy.runner import Stack
+from streams.ids import uuid7
 from tests.e2e.events import read_events
 from tests.e2e.stacks import LONG, SCRIPT, body, http_client, is_scripted, openai_client, user
 
@@ -211,7 +212,7 @@ def test_the_response_of_another_tenant_is_as_unknown_as_one_that_never_was(stac
     with http_client(stack) as owner, http_client(stack, "guarded") as other:
         made = owner.post("/v1/chat/completions", json=body("Mine.", max_tokens=3))
         mine = made.headers["x-request-id"]
-        never = mine[:-6] + "abcdef"
+        never = f"{mine.rpartition('_')[0]}_{uuid7(1_700_000_000_000, bytes(10)).hex}"
         assert owner.get(f"/v1/responses/{mine}").status_code == 200
         for method, path in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel")):
             theirs = other.request(method, f"/v1/responses/{mine}{path}")

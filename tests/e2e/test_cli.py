@@ -1,0 +1,114 @@
+"""The `sluice` command on a running stack."""
+
+import json
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.runner import Stack
+from tests.e2e.stacks import TIMEOUT_S, body
+from tests.servers import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+def sluice(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deploy.cli", *words, "--data", str(stack.data.path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def shown(stack: Stack, *words: str) -> Any:
+    done = sluice(stack, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_status_has_what_a_script_needs(stack: Stack) -> None:
+    status = shown(stack, "status")
+    assert status["gateway"] == stack.gateway_url
+    assert status["api_key"] == stack.api_key("demo")
+    assert set(status["models"]) == {"sluice-tiny", "default"}
+    assert status["kafka"] == stack.plan.settings.kafka.bootstrap
+    assert status["redis"] == stack.plan.settings.redis.url
+    assert httpx.get(f"{status['clickhouse']}/internal/status", timeout=TIMEOUT_S).status_code == 401
+    assert status["tenant"] == "demo"
+    assert set(status["producer"]) == {"key_id", "key_file", "topics"}
+    assert status["producer"]["topics"] == {"intake": "local.intake.batch", "results": "local.results.demo"}
+    processes = {each["name"]: each for each in status["processes"]}
+    assert set(processes) == {
+        "kafka", "redis", "gateway-1", "admission-1", "worker-1", "post-safety", "settlement", "billing"
+    }  # fmt: skip
+    assert all(each["state"] == "ready" and each["pid"] for each in processes.values())
+    assert set(status["lag"]["local.admission"]) >= {"local.requests", "local.intake.batch"}
+    assert "chat.completion" in httpx.post(
+        f"{status['gateway']}/v1/chat/completions", json=body(max_tokens=2), timeout=TIMEOUT_S,
+        headers={"authorization": f"Bearer {status['api_key']}"},
+    ).text  # fmt: skip
+
+
+def test_status_for_people_names_every_process_and_worker(stack: Stack) -> None:
+    done = sluice(stack, "status")
+    assert done.returncode == 0, done.stderr
+    for name in ("kafka", "redis", "gateway-1", "admission-1", "worker-1", "post-safety", "settlement", "billing"):
+        assert name in done.stdout
+
+
+def test_topics_and_models_are_listed(stack: Stack) -> None:
+    topics = {topic["name"]: topic for topic in shown(stack, "topics")}
+    assert topics["local.requests"]["partitions"] == 8
+    assert topics["local.workers"]["retention_ms"] is None
+    assert topics["local.workers"]["records"] > 0
+    assert "local.results.demo" in topics
+    assert "local.inference.default.batch" in topics
+    [model] = shown(stack, "models")
+    assert (model["name"], model["aliases"]) == ("sluice-tiny", ["default"])
+
+
+def test_a_question_in_sql_is_answered_and_a_wrong_one_explained(stack: Stack) -> None:
+    answer = shown(stack, "sql", "SELECT 1 + 1 AS two")
+    assert answer["columns"] == ["two"]
+    assert [int(value) for value in answer["rows"][0]] == [2]
+    refused = sluice(stack, "sql", "DROP TABLE usage_events")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("sluice: ")
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_key_works_until_it_is_revoked(stack: Stack) -> None:
+    key_id = f"temporary-{uuid.uuid4().hex[:8]}"
+    created = sluice(stack, "keys", "create", "demo", key_id)
+    assert created.returncode == 0, created.stderr
+    headers = {"authorization": f"Bearer {created.stdout.strip()}"}
+
+    def status() -> int:
+        return httpx.get(f"{stack.gateway_url}/v1/models", headers=headers, timeout=TIMEOUT_S).status_code
+
+    until(lambda: status() == 200, "the new key is known", TIMEOUT_S)
+    listed = {(key["tenant"], key["key_id"]): key for key in shown(stack, "keys", "list")}
+    assert listed["demo", key_id]["revoked"] is False
+    assert created.stdout.strip() not in json.dumps(list(listed.values()))
+    assert sluice(stack, "keys", "revoke", "demo", key_id).returncode == 0
+    until(lambda: status() == 401, "the revoked key is refused", TIMEOUT_S)
+    missing = sluice(stack, "keys", "revoke", "demo", "no-such-key")
+    assert missing.returncode == 1
+    assert "no-such-key" in missing.stderr
+
+
+def test_a_question_is_asked_from_the_command_line(stack: Stack) -> None:
+    done = sluice(stack, "chat", "What is the capital of France?", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The capital of France is Paris.")
+
+
+def test_without_a_stack_a_command_says_how_to_start_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "status", "--data", str(empty)], capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "sluice up" in done.stderr

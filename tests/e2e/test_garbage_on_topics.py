@@ -1,0 +1,109 @@
+"""Garbage on any topic: kept with the reason by whoever reads it, while everybody else's traffic goes on."""
+
+import pytest
+
+from deploy.runner import Stack
+from schemas.request import Lane
+from tests.e2e.records import Place, dead_letter, job, put, result, signature, submit
+from tests.e2e.sockets import open_socket
+from tests.e2e.stacks import gpu_work, is_scripted, until_idle
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+GARBAGE = {
+    b"\x00\xff garbage \xfe": "not_json",
+    b"": "not_json",
+    b"[" * 100_000: "not_json",
+    b'{"schema_version": 1}': "",
+    b'{"schema_version": 1, "type": "nonsense"}': "",
+    b'{"schema_version": 9, "type": "request"}': "unknown_version",
+}
+"""And the reason that a reader must give; empty: it depends on the topic."""
+
+
+def readers(stack: Stack) -> dict[str, tuple[str, ...]]:
+    """Who reads a topic and must say what it could not read."""
+    topics = stack.plan.settings.topics
+    return {
+        topics.requests.name: ("validation",),
+        topics.intake_batch.name: ("intake",),
+        **{topics.lane("default", lane).name: ("worker",) for lane in Lane},
+        topics.generated.name: ("post-safety",),
+        topics.responses.name: ("gateway",),
+        topics.control.name: ("post-safety",),
+        topics.usage.name: ("settlement", "billing"),
+        topics.workers.name: ("admission",),
+    }
+
+
+def test_garbage_on_every_topic_is_kept_with_the_reason_and_disturbs_nobody(stack: Stack, idle: None) -> None:
+    restarts = {record.name: record.restarts for record in stack.processes()}
+    places: list[tuple[Place, bytes]] = []
+    before = gpu_work(stack)
+    with open_socket(stack) as socket:
+        response_id = socket.ask("Do not be disturbed.", max_tokens=800, ignore_eos=True)
+        socket.until_token(response_id, 5)
+        for topic in readers(stack):
+            for number, value in enumerate(GARBAGE):
+                place = put(stack, topic, value, key=f"outsider-{number}", partition=0)
+                places.append((place, value))
+        answer = socket.until_ended(response_id)
+    assert is_scripted(answer.text)
+    assert answer.sequence_number == 800
+    assert answer.terminal is not None
+    assert answer.terminal.code == "completed"
+    for place, value in places:
+        for stage in readers(stack)[place.topic]:
+            letter = dead_letter(stack, place, stage)
+            if stage in ("validation", "intake"):
+                assert letter["reason"] == "untrusted", "who cannot say who they are are not read at all"
+            else:
+                assert letter["reason"] in (GARBAGE[value] or ("invalid", "unknown_type"))
+            assert letter["detail"]
+    until_idle(stack)
+    after = gpu_work(stack)
+    assert after["sluice_worker_queue_seconds_count"] - before["sluice_worker_queue_seconds_count"] == 1
+    assert after["sluice_worker_generated_tokens_total"] - before["sluice_worker_generated_tokens_total"] == 800
+    assert {record.name: record.restarts for record in stack.processes()} == restarts
+
+
+def test_records_without_a_value_disturb_nobody(stack: Stack) -> None:
+    restarts = {record.name: record.restarts for record in stack.processes()}
+    places = [put(stack, topic, None, key="outsider", partition=0) for topic in readers(stack)]
+    for place in places:
+        # On the compacted topic it says that a worker is gone, and is well understood.
+        for stage in readers(stack)[place.topic] if place.topic != stack.plan.settings.topics.workers.name else ():
+            dead_letter(stack, place, stage)
+    with open_socket(stack) as socket:
+        socket.until_ended(socket.ask("Still there?", max_tokens=3))
+    assert {record.name: record.restarts for record in stack.processes()} == restarts
+
+
+def test_a_request_that_no_gateway_wrote_is_not_executed(stack: Stack, idle: None) -> None:
+    """It is well formed in all but the authentication code; the one that a gateway wrote, put there again, is too old
+    to be believed only after the window, and is known as done before."""
+    before = gpu_work(stack)
+    request = (
+        b'{"schema_version":1,"type":"request","response_id":"resp_local-0_' + b"0" * 32 + b'",'
+        b'"scope":{"tenant_id":"demo"},"model":"default","messages":[{"role":"user","content":[{"text":"Hi"}]}],'
+        b'"reply_to":{"partition":0},"accepted_at_ms":1,"deadline_ms":9007199254740992}'
+    )
+    topic = stack.plan.settings.topics.requests.name
+    for headers in ([], [("sluice-gateway-mac", b"\x00" * 32)]):
+        letter = dead_letter(stack, put(stack, topic, request, key="outsider", headers=headers))
+        assert (letter["stage"], letter["reason"]) == ("validation", "untrusted")
+    assert gpu_work(stack) == before
+
+
+def test_compressed_garbage_does_not_stop_admission(stack: Stack) -> None:
+    """Whatever codec an outsider chooses, the records after it are read."""
+    topics = stack.plan.settings.topics
+    for compression in ("gzip", "snappy", "lz4", "zstd"):
+        for topic in (topics.requests, topics.intake_batch):
+            for partition in range(topic.partitions):
+                put(stack, topic.name, b"garbage", key="outsider", partition=partition, compression=compression)
+    custom_id = "after-compressed-garbage"
+    value = job(max_tokens=2)
+    submit(stack, custom_id, value, signature(stack, custom_id, value))
+    assert result(stack, custom_id)["error"] is None
+    assert stack.record("admission-1").restarts == 0

@@ -1,0 +1,80 @@
+"""The committed model in vLLM: the tour that `make demo` shows, and a question that it can answer."""
+
+import importlib.util
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from deploy.demo import STEPS, Tour, walk
+from deploy.plan import Options
+from deploy.runner import Stack
+from tests.e2e.stacks import openai_client, user
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.real_model,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: a light installation"),
+]
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("real"), Options(free_ports=True), seed=13) as stack:
+        stack.wait_ready()
+        yield stack
+
+
+@pytest.fixture
+def client(real: Stack) -> Iterator[openai.OpenAI]:
+    with openai_client(real) as client:
+        yield client
+
+
+def test_every_step_of_the_tour_does_what_it_says(real: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    tour = Tour(real)
+    assert walk(tour) == [], capsys.readouterr().out
+    assert len(tour.responses) >= len(STEPS) - 1
+
+
+def test_the_capital_of_france(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="sluice-tiny", messages=user("What is the capital of France?"), temperature=0
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop", "it ends by itself"
+
+
+def test_a_story_goes_on_for_a_while(client: openai.OpenAI) -> None:
+    with client.chat.completions.create(
+        model="sluice-tiny", messages=user("Tell me a long story about a dragon."), stream=True, temperature=0,
+        stream_options={"include_usage": True},
+    ) as stream:  # fmt: skip
+        chunks = list(stream)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens >= 200
+    assert len(chunks) > 20, "it is seen as it is told"
+
+
+def test_the_same_question_finds_its_beginning_in_the_cache(client: openai.OpenAI) -> None:
+    question = user("Explain to me, slowly and from the beginning, " * 20 + "what a river is.")
+    cached = []
+    for _ in range(2):
+        answer = client.chat.completions.create(model="sluice-tiny", messages=question, max_tokens=4, temperature=0)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+    assert cached[1] > cached[0]
+
+
+def test_a_seed_is_refused_by_name_where_the_engine_would_die_of_it(real: Stack, client: openai.OpenAI) -> None:
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("on a GPU the engine takes seeds")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="sluice-tiny", messages=user("Hi"), seed=7)
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "seed")
+    assert real.record("worker-1").restarts == 0
