@@ -3,10 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as NativePartition
@@ -23,6 +23,8 @@ from streams.log import (
 )
 from streams.settings import KafkaSettings
 
+T = TypeVar("T")
+
 MAX_RECORD_BYTES = 4_194_304
 _CALL_TIMEOUT_S = 10.0
 _SEEK_TIMEOUT_S = 5.0
@@ -32,8 +34,11 @@ _MAX_POLL_INTERVAL_MS = 120_000
 
 _logger = logging.getLogger(__name__)
 
-# Beyond what librdkafka itself calls retriable: the same call may succeed once the brokers or the balance settle.
 REPEAT_ERROR_S = 10.0
+SETTLE_TIMEOUT_S = 5.0
+"""How long a look-up is repeated while leaders move, as they do just after a topic was made or a broker came back."""
+
+# Beyond what librdkafka itself calls retriable: the same call may succeed once the brokers or the balance settle.
 _RETRIABLE_CODES = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
@@ -44,6 +49,8 @@ _RETRIABLE_CODES = frozenset(
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.REQUEST_TIMED_OUT,
     }
@@ -54,6 +61,18 @@ def log_error(error: KafkaError, what: str) -> LogError:
     """`what` says what was attempted."""
     retriable = not error.fatal() and (error.retriable() or error.code() in _RETRIABLE_CODES)
     return LogError(f"{what}: {error.name()}: {error.str()}", retriable=retriable)
+
+
+def _settled(look_up: Callable[[], T]) -> T:
+    """The answer of a look-up, repeated for `SETTLE_TIMEOUT_S` while its error is retriable. Raises LogError."""
+    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+    while True:
+        try:
+            return look_up()
+        except LogError as error:
+            if not error.retriable or time.monotonic() >= deadline_s:
+                raise
+        time.sleep(0.05)
 
 
 def client_config(settings: KafkaSettings, client_id: str) -> dict[str, str | int | float]:
@@ -359,16 +378,24 @@ class KafkaConsumer:
         return [TopicPartition(topic, partition) for partition in sorted(metadata.partitions)]
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        with _translated(f"watermarks of {partition}"):
-            low, high = self._consumer.get_watermark_offsets(_native(partition), timeout=_CALL_TIMEOUT_S)
-        return low, high
+        def look_up() -> tuple[int, int]:
+            with _translated(f"watermarks of {partition}"):
+                low, high = self._consumer.get_watermark_offsets(_native(partition), timeout=_CALL_TIMEOUT_S)
+            return low, high
+
+        return _settled(look_up)
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        with _translated(f"offset_at of {partition}"):
-            [found] = self._consumer.offsets_for_times([_native(partition, timestamp_ms)], timeout=_CALL_TIMEOUT_S)
-        if found.error is not None:
-            raise log_error(found.error, f"offset_at of {partition}")
-        return found.offset if found.offset >= 0 else self.watermarks(partition)[1]
+        def look_up() -> int:
+            what = f"offset_at of {partition}"
+            with _translated(what):
+                [found] = self._consumer.offsets_for_times([_native(partition, timestamp_ms)], timeout=_CALL_TIMEOUT_S)
+            if found.error is not None:
+                raise log_error(found.error, what)
+            return found.offset
+
+        offset = _settled(look_up)
+        return offset if offset >= 0 else self.watermarks(partition)[1]
 
     def close(self) -> None:
         if self._closed:
