@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from billing_jobs.cut import Batch, Logged
@@ -47,24 +48,25 @@ def _rows(table: str, identity: str, columns: Sequence[Column[Row]], rows: Seque
         identity,
         tuple(column.name for column in columns),
         tuple(column.type for column in columns),
-        [[column.value(row) for row in rows] for column in columns],
+        [list(map(column.value, rows)) for column in columns],
     )
 
 
 def _scope_columns(*names: str) -> list[Column[Logged[Any]]]:
-    return [Column(name, NAME, lambda row, name=name: getattr(row.event.scope, name)) for name in names]  # type: ignore[misc]
+    return [Column(name, NAME, attrgetter(f"event.scope.{name}")) for name in names]
 
 
 def _log_columns() -> list[Column[Logged[Any]]]:
     return [
-        Column("log_partition", "UInt32", lambda row: row.partition),
-        Column("log_offset", "UInt64", lambda row: row.offset),
-        Column("logged_at", TIME, lambda row: row.logged_at_ms),
+        Column("log_partition", "UInt32", attrgetter("partition")),
+        Column("log_offset", "UInt64", attrgetter("offset")),
+        Column("logged_at", TIME, attrgetter("logged_at_ms")),
     ]
 
 
-def _event_column(name: str, type_: str) -> Column[Logged[Any]]:
-    return Column(name, type_, lambda row: getattr(row.event, name))
+def _event_column(name: str, type_: str, path: str = "") -> Column[Logged[Any]]:
+    """`path` where it differs from the column's name."""
+    return Column(name, type_, attrgetter(f"event.{path or name}"))
 
 
 _USAGE: list[Column[Logged[UsageEvent]]] = [
@@ -72,22 +74,22 @@ _USAGE: list[Column[Logged[UsageEvent]]] = [
     _event_column("response_id", TEXT),
     _event_column("choice", "UInt32"),
     *_scope_columns("tenant_id", "project_id", "key_id", "region", "encryption_key_id"),
-    Column("end_user", TEXT, lambda row: row.event.scope.end_user),
-    Column("policy_version", "UInt32", lambda row: row.event.scope.policy_version),
-    Column("traceparent", TEXT, lambda row: row.event.scope.traceparent),
+    _event_column("end_user", TEXT, "scope.end_user"),
+    _event_column("policy_version", "UInt32", "scope.policy_version"),
+    _event_column("traceparent", TEXT, "scope.traceparent"),
     _event_column("schema_version", "UInt16"),
     _event_column("stage_ms", "Map(LowCardinality(String), Int64)"),
     *(
         _event_column(name, NAME)
         for name in ("endpoint", "model", "requested_model", "pool", "lane", "worker_id", "finish_reason")
     ),
-    Column("ending", NAME, lambda row: row.event.ending.value),
+    _event_column("ending", NAME, "ending.value"),
     _event_column("attempts", "UInt32"),
     _event_column("billable", "Bool"),
     _event_column("billing_rule_version", "UInt16"),
-    Column("accepted_at", TIME, lambda row: row.event.accepted_at_ms),
+    _event_column("accepted_at", TIME, "accepted_at_ms"),
     Column("first_token_at", f"Nullable({TIME})", lambda row: row.event.first_token_at_ms or None),
-    Column("ended_at", TIME, lambda row: row.event.ended_at_ms),
+    _event_column("ended_at", TIME, "ended_at_ms"),
     *(
         _event_column(name, "UInt32")
         for name in (
@@ -99,10 +101,10 @@ _USAGE: list[Column[Logged[UsageEvent]]] = [
 ]  # fmt: skip
 
 _CHARGE: list[Column[Charge]] = [
-    Column("charge_state", NAME, lambda charge: charge.state),
-    Column("cost_pico", "Int128", lambda charge: charge.cost_pico),
-    Column("currency", NAME, lambda charge: charge.currency),
-    Column("price_id", NAME, lambda charge: charge.price_id),
+    Column("charge_state", NAME, attrgetter("state")),
+    Column("cost_pico", "Int128", attrgetter("cost_pico")),
+    Column("currency", NAME, attrgetter("currency")),
+    Column("price_id", NAME, attrgetter("price_id")),
 ]
 
 _COMPUTE: list[Column[Logged[ComputeRecord]]] = [
@@ -125,20 +127,20 @@ _DELIVERED: list[Column[Logged[DeliveredCount]]] = [
 ]
 
 _BATCH: list[Column[Batch]] = [
-    Column("batch_id", TEXT, lambda batch: batch.cut.token),
-    Column("topic", NAME, lambda batch: batch.cut.topic),
-    Column("partition", "UInt32", lambda batch: batch.cut.partition),
-    Column("first_offset", "UInt64", lambda batch: batch.cut.first),
-    Column("last_offset", "UInt64", lambda batch: batch.cut.last),
-    Column("records", "UInt64", lambda batch: batch.cut.records),
+    Column("batch_id", TEXT, attrgetter("cut.token")),
+    Column("topic", NAME, attrgetter("cut.topic")),
+    Column("partition", "UInt32", attrgetter("cut.partition")),
+    Column("first_offset", "UInt64", attrgetter("cut.first")),
+    Column("last_offset", "UInt64", attrgetter("cut.last")),
+    Column("records", "UInt64", attrgetter("cut.records")),
     Column("usage_rows", "UInt64", lambda batch: len(batch.usage)),
     Column("compute_rows", "UInt64", lambda batch: len(batch.compute)),
     Column("delivered_rows", "UInt64", lambda batch: len(batch.delivered)),
     Column("dead_letters", "UInt64", lambda batch: len(batch.unusable)),
-    Column("sha256", "FixedString(64)", lambda batch: batch.cut.sha256),
-    Column("row_schema", "UInt16", lambda batch: batch.cut.row_schema),
-    Column("first_logged_at", TIME, lambda batch: batch.first_logged_at_ms),
-    Column("last_logged_at", TIME, lambda batch: batch.last_logged_at_ms),
+    Column("sha256", "FixedString(64)", attrgetter("cut.sha256")),
+    Column("row_schema", "UInt16", attrgetter("cut.row_schema")),
+    Column("first_logged_at", TIME, attrgetter("first_logged_at_ms")),
+    Column("last_logged_at", TIME, attrgetter("last_logged_at_ms")),
 ]
 
 
