@@ -226,6 +226,7 @@ class KafkaConsumer:
         self._group = group
         self._cooperative = strategy == "cooperative-sticky"
         self._errors = _Errors(client_id)
+        self._held_error: LogError | None = None
         self._subscribed = False
         self._closed = False
         self._owned: dict[TopicPartition, None] = {}
@@ -284,17 +285,24 @@ class KafkaConsumer:
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         self._errors.raise_fatal()
+        if self._held_error is not None:
+            held, self._held_error = self._held_error, None
+            raise held
         with _translated("poll"):
             first = self._consumer.poll(timeout_s)
             if first is None:
                 return []
             # One call for the rest: it releases the interpreter lock once, not once per record.
             messages = [first, *self._consumer.consume(max_records - 1, 0)] if max_records > 1 else [first]
-        for message in messages:
-            error = message.error()
-            if error is not None:
-                raise log_error(error, "poll")
-        return [_record(message) for message in messages]
+        errors = [error for message in messages if (error := message.error()) is not None]
+        records = [_record(message) for message in messages if message.error() is None]
+        if errors:
+            failure = log_error(errors[0], "poll")
+            if not records:
+                raise failure
+            # These records will not come again: they are handed over first, the error with the next call.
+            self._held_error = failure
+        return records
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         wanted = list(partitions)

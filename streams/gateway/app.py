@@ -406,7 +406,7 @@ def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry)
         group_by: str = Query("", description="Comma list of model, project_id."),
         org_id: str | None = Query(None, description="Your own organisation, if given."),
     ) -> Response:
-        """Token counts and cost in buckets. What was accepted before `finalized_through` will not change."""
+        """Token counts and cost in buckets. All that had ended by `finalized_through` is counted."""
         return await info.usage(request, start_time, end_time, bucket_width, group_by, org_id)
 
     @app.get("/healthz", tags=["operations"], response_class=PlainTextResponse)

@@ -32,6 +32,7 @@ MAX_KEY_CHARS = 512
 ACKNOWLEDGE_TIMEOUT_S = 5.0
 OVERDUE_MS = 60_000
 YOUNG_MS = 60_000
+APPEARS_TIMEOUT_MS = 2_000
 APPEARS_EVERY_S = 0.05
 
 _log = structlog.get_logger()
@@ -257,9 +258,9 @@ class Gateway:
         """Whether a response can soon be followed here that cannot yet.
 
         A client may come back before the first record of its response, or before a restarted gateway owns its partition
-        again. Waits as long as an admission may take; not at all for an id that is too old for either.
+        again. Does not wait at all for an id that is too old for either.
         """
-        patience_ms = self.settings.gateway.admission_timeout_ms
+        patience_ms = self.settings.gateway.admission_timeout_ms if in_history else APPEARS_TIMEOUT_MS
         minted_at_ms = parse_response_id(response_id).minted_at_ms
         young = minted_at_ms is not None and now_ms() - minted_at_ms <= YOUNG_MS
         if not young and not (in_history and not self._ownership.owned):

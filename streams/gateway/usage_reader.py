@@ -22,7 +22,7 @@ class UsageBucket(BaseModel):
 
 
 class UsagePage(BaseModel):
-    """`finalized_through` is Unix time in milliseconds: what was accepted before it will not change."""
+    """`finalized_through` is Unix time in milliseconds: every response that had ended by then is counted."""
 
     model_config = ConfigDict(extra="allow")
 
