@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from deploy.cli import query
 from deploy.runner import Stack
-from streams.log import Headers
+from streams.kafka_log import KafkaConsumer
+from streams.log import Headers, LogRecord
 from streams.signing import sign_job
 from tests.e2e.stacks import TIMEOUT_S, body
 from tests.faults.history import read_topic
@@ -51,6 +52,23 @@ def put(
     assert where is not None
     assert offset is not None
     return Place(topic, where, offset)
+
+
+def find(stack: Stack, topic: str, key: str) -> LogRecord:
+    """The first record with this key, as it stands on the topic, once it is there."""
+    consumer = KafkaConsumer(stack.plan.settings.kafka, None, "finder")
+    found: list[LogRecord] = []
+
+    def look() -> bool:
+        found.extend(record for record in consumer.poll(1_000, 0.5) if record.key == key.encode())
+        return bool(found)
+
+    try:
+        consumer.assign({place: consumer.watermarks(place)[0] for place in consumer.partitions(topic)})
+        until(look, f"{key} is on {topic}", TIMEOUT_S)
+    finally:
+        consumer.close()
+    return found[0]
 
 
 def private_key(stack: Stack, tenant: str) -> Ed25519PrivateKey:

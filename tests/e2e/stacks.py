@@ -88,11 +88,24 @@ def is_scripted(text: str) -> bool:
     return bool(text) and (SCRIPT * (len(text) // len(SCRIPT) + 1)).startswith(text)
 
 
+def outcomes(stack: Stack) -> dict[str, float]:
+    """How many requests admission has concluded, by outcome."""
+    return {
+        sample.labels["code"]: sample.value
+        for family in text_string_to_metric_families(_metrics(stack, "admission-1"))
+        for sample in family.samples
+        if sample.name == "sluice_admission_outcomes_total"
+    }
+
+
+def _metrics(stack: Stack, process: str) -> str:
+    return httpx.get(f"http://127.0.0.1:{stack.record(process).health_port}/metrics", timeout=TIMEOUT_S).text
+
+
 def worker_metrics(stack: Stack) -> dict[str, float]:
     """Each metric of the worker, summed over its labels."""
-    port = stack.record("worker-1").health_port
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S).text):
+    for family in text_string_to_metric_families(_metrics(stack, "worker-1")):
         for sample in family.samples:
             totals[sample.name] = totals.get(sample.name, 0) + sample.value
     return totals

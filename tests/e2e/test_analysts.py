@@ -143,16 +143,16 @@ def test_a_wrong_question_about_usage_names_the_field(
     assert refused.json()["error"]["param"] == param
 
 
-def test_what_is_finalized_will_not_change(stack: Stack) -> None:
+def test_what_had_ended_by_finalized_through_is_counted(stack: Stack) -> None:
     with http_client(stack, "north") as client:
         made = client.post("/v1/chat/completions", json={"model": "default", "messages": user("Now."), "max_tokens": 2})
-        asked_ms = int(time.time() * 1_000)
+        ended_ms = int(time.time() * 1_000)
         assert made.status_code == 200
 
         def finalized() -> bool:
-            return bool(client.get("/v1/usage").json()["finalized_through"] >= asked_ms)
+            return bool(client.get("/v1/usage").json()["finalized_through"] >= ended_ms)
 
-        until(finalized, "what was asked is final", TIMEOUT_S, every_s=0.2)
+        until(finalized, "the end of the answer is final", TIMEOUT_S, every_s=0.2)
         rows = usage_rows(stack, f"response_id = '{made.json()['id']}'")
     assert len(rows) == 1
 

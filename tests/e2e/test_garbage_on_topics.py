@@ -4,9 +4,10 @@ import pytest
 
 from deploy.runner import Stack
 from schemas.request import Lane
-from tests.e2e.records import Place, dead_letter, job, put, result, signature, submit
+from tests.e2e.records import Place, dead_letter, find, job, put, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket
-from tests.e2e.stacks import gpu_work, is_scripted, until_idle
+from tests.e2e.stacks import TIMEOUT_S, body, gpu_work, http_client, is_scripted, outcomes, until_idle
+from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -80,8 +81,7 @@ def test_records_without_a_value_disturb_nobody(stack: Stack) -> None:
 
 
 def test_a_request_that_no_gateway_wrote_is_not_executed(stack: Stack, idle: None) -> None:
-    """It is well formed in all but the authentication code; the one that a gateway wrote, put there again, is too old
-    to be believed only after the window, and is known as done before."""
+    """It is well formed in all but the authentication code."""
     before = gpu_work(stack)
     request = (
         b'{"schema_version":1,"type":"request","response_id":"resp_local-0_' + b"0" * 32 + b'",'
@@ -93,6 +93,26 @@ def test_a_request_that_no_gateway_wrote_is_not_executed(stack: Stack, idle: Non
         letter = dead_letter(stack, put(stack, topic, request, key="outsider", headers=headers))
         assert (letter["stage"], letter["reason"]) == ("validation", "untrusted")
     assert gpu_work(stack) == before
+
+
+def test_a_request_that_is_put_there_again_is_not_executed_again(stack: Stack, idle: None) -> None:
+    """By somebody who can read the topic, and so has the authentication code as well."""
+    with http_client(stack) as client:
+        answer = client.post("/v1/chat/completions", json=body("Once.", max_tokens=5))
+    response_id = answer.json()["id"]
+    condition = f"response_id = '{response_id}'"
+    until(lambda: usage_rows(stack, condition), "it is billed", TIMEOUT_S, every_s=0.2)
+    before, finished = gpu_work(stack), outcomes(stack).get("finished", 0)
+    original = find(stack, stack.plan.settings.topics.requests.name, response_id)
+    for partition in range(stack.plan.settings.topics.requests.partitions):
+        put(stack, original.topic, original.value, key=response_id, headers=original.headers, partition=partition)
+
+    def concluded() -> bool:
+        return outcomes(stack).get("finished", 0) == finished + stack.plan.settings.topics.requests.partitions
+
+    until(concluded, "every copy is known as done", TIMEOUT_S, every_s=0.2)
+    assert gpu_work(stack) == before
+    assert len(usage_rows(stack, condition)) == 1
 
 
 def test_compressed_garbage_does_not_stop_admission(stack: Stack) -> None:
