@@ -42,9 +42,9 @@ from streams.gateway.openai_chat import end_user_pseudonym, parse_chat_request
 from streams.ids import derive_response_id, parse_response_id
 from streams.log import LogRecord
 from streams.signing import Untrusted, verify_job, verify_request
-from streams.topics import Topics
+from streams.topics import LONGEST_RESPONSE_MS, Topics
 
-MAX_JOB_LIFETIME_MS = 24 * 3_600_000
+MAX_JOB_LIFETIME_MS = LONGEST_RESPONSE_MS
 """How far ahead a job may expire: its outcome is remembered that long."""
 MAX_CHARS_PER_TOKEN = 256
 """No tokenizer makes one token of more; a longer prompt is refused before it is tokenised."""

@@ -84,11 +84,11 @@ def run(*, short: bool, seed: int) -> Report:
     report = Report("admission", {"prompt tokens": PROMPT_TOKENS, "seconds per rate": seconds, "seed": seed})
     with running_stack(simulated(workers=0)) as stack:
         _drive(stack, 50.0, 3.0, rng)  # warms up
-        pids: Mapping[str, int] = {"admission": stack.record("admission").pid or 0}
+        pids: Mapping[str, int] = {"admission-1": stack.record("admission-1").pid or 0}
         for rate in rates:
-            before = sample_processes(dict(pids))["admission"].cpu_s
+            before = sample_processes(dict(pids))["admission-1"].cpu_s
             waits = _drive(stack, rate, seconds, rng)
-            cpu_ms = (sample_processes(dict(pids))["admission"].cpu_s - before) * 1000
+            cpu_ms = (sample_processes(dict(pids))["admission-1"].cpu_s - before) * 1000
             goal = 100 if rate == 500.0 else None
             report.add(f"{rate:.0f}/s: admitted", len(waits) / (rate * seconds), "share", 1.0, at_most=False)
             report.add(f"{rate:.0f}/s: write to lane p50", percentile(list(waits.values()), 0.5), "ms")

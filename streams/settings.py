@@ -15,7 +15,7 @@ from pydantic_settings import (
 )
 
 from streams.directory import Model, Pool
-from streams.topics import Partitions, Topics
+from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
 
 CONFIG_VARIABLE = "SLUICE_CONFIG"
 
@@ -45,7 +45,9 @@ class GatewaySettings(_Section):
     port: int = Field(default=8080, ge=0, le=65_535)
     gateway_id: str = "gateway-1"
     admission_timeout_ms: int = Field(default=5_000, ge=1, description="Wait for `started` or a refusal; then 503.")
-    request_timeout_ms: int = Field(default=600_000, ge=1_000, description="Deadline of a response.")
+    request_timeout_ms: int = Field(
+        default=600_000, ge=1_000, le=LONGEST_RESPONSE_MS, description="Deadline of a response."
+    )
     max_body_bytes: int = Field(default=4_194_304, ge=1_024)
     max_connections: int = Field(default=20_000, ge=1)
     max_open_responses: int = Field(default=20_000, ge=1)

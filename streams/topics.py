@@ -19,6 +19,11 @@ from schemas.worker import WorkerState
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+LONGEST_RESPONSE_MS = DAY_MS
+"""From acceptance to deadline, at most; nothing may live longer."""
+LONGEST_OUTAGE_MS = 6 * HOUR_MS
+WORK_RETENTION_MS = LONGEST_RESPONSE_MS + LONGEST_OUTAGE_MS
+"""What an open response needs is there until its ending, also after an outage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +86,24 @@ class Topics:
         name = self._name
         # Broker time orders, dates and prices these, so no writer's clock can.
         self.requests = Topic(
-            name("requests"), "response id", Request, p.requests, DAY_MS, extra={**_APPEND_TIME, **_PLAIN}
+            name("requests"), "response id", Request, p.requests, WORK_RETENTION_MS, extra={**_APPEND_TIME, **_PLAIN}
         )
         self.intake_batch = Topic(
             name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS, extra={**_APPEND_TIME, **_PLAIN}
         )
         # Split placement of the admission stages; unused when they are fused.
-        self.validated = Topic(name("admission.validated"), "response id", Admission, p.requests, DAY_MS, extra=_PLAIN)
-        self.reserved = Topic(name("admission.reserved"), "response id", Admission, p.requests, DAY_MS, extra=_PLAIN)
-        self.screened = Topic(name("admission.screened"), "response id", Admission, p.requests, DAY_MS, extra=_PLAIN)
-        # Longer than any outage to be survived; the only place where unreleased text stands.
+        self.validated = Topic(
+            name("admission.validated"), "response id", Admission, p.requests, WORK_RETENTION_MS, extra=_PLAIN
+        )
+        self.reserved = Topic(
+            name("admission.reserved"), "response id", Admission, p.requests, WORK_RETENTION_MS, extra=_PLAIN
+        )
+        self.screened = Topic(
+            name("admission.screened"), "response id", Admission, p.requests, WORK_RETENTION_MS, extra=_PLAIN
+        )
+        # The only place where unreleased text stands.
         self.generated = Topic(
-            name("generated"), "response id; worker id for frames", GENERATED, p.generated, 6 * HOUR_MS,
+            name("generated"), "response id; worker id for frames", GENERATED, p.generated, WORK_RETENTION_MS,
             extra=_APPEND_TIME,
         )  # fmt: skip
         self.responses = Topic(name("responses"), "response id", RESPONSES, p.responses, DAY_MS, extra=_APPEND_TIME)
@@ -114,7 +125,7 @@ class Topics:
             "response id",
             AdmittedRequest,
             self.counts.lane,
-            DAY_MS,
+            WORK_RETENTION_MS,
         )
 
     def results(self, tenant_id: str) -> Topic:
