@@ -39,9 +39,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:80]!r} occurs twice")
+    # One pass: whoever sends it has not been authenticated yet, and may send millions of keys.
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {name[:80]!r} occurs twice")
+        found[name] = value
     return found

@@ -48,6 +48,8 @@ from streams.gateway.sse import Timing
 SUBPROTOCOL = "sluice.v1"
 KEY_SUBPROTOCOL_PREFIX = "sluice.key."
 AUTH_TIMEOUT_S = 10.0
+MAX_UNAUTHENTICATED_CHARS = 4_096
+"""Of a message before the key was checked: nothing larger is parsed."""
 MAX_RESPONSES_PER_SOCKET = 1_000
 MAX_QUEUED_MESSAGES = 256
 MAX_ERRORS = 20
@@ -170,6 +172,9 @@ class Socket:
                 return None
             if (text := event.get("text")) is None:
                 self._close(CloseReason.NOT_TEXT)
+                return None
+            if self._principal is None and len(text) > MAX_UNAUTHENTICATED_CHARS:
+                self._close(CloseReason.UNAUTHENTICATED)
                 return None
             request_id = None
             try:

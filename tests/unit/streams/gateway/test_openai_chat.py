@@ -7,6 +7,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import TokenUsage
+from streams.gateway import json_body
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.openai_chat import (
     ChunkWriter,
@@ -153,6 +154,24 @@ def test_text_that_is_not_one_plain_json_object_is_refused(raw: bytes, why: str)
     with pytest.raises(RequestError, match=why) as refused:
         parse_json_object(raw)
     assert refused.value.code is EndingCode.INVALID_REQUEST
+
+
+def test_looking_for_a_repeated_key_compares_keys_as_often_as_there_are_keys() -> None:
+    comparisons = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return str.__eq__(self, other)
+
+    keys = 2_000
+    pairs = [(Name(f"k{number}"), None) for number in range(keys)] + [(Name(f"k{keys - 1}"), None)]
+    with pytest.raises(ValueError, match=f"'k{keys - 1}' occurs twice"):
+        json_body._unique_pairs(pairs)
+    assert comparisons <= keys
 
 
 def test_json_integers_stay_exact() -> None:

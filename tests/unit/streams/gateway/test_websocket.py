@@ -192,6 +192,16 @@ async def test_a_socket_is_closed_with_a_named_reason(
         assert (socket.close_code, socket.close_reason) == (code, reason)
 
 
+async def test_a_large_message_without_a_key_is_closed_unparsed(stack: Stack) -> None:
+    large = json.dumps({"type": "auth", "api_key": KEY, "padding": "x" * edge.MAX_UNAUTHENTICATED_CHARS})
+    async with dial(stack, additional_headers={}) as socket:
+        await socket.send(large)
+        assert (await hear(socket)).reason == "unauthenticated"
+    async with dial(stack) as socket:
+        await socket.send(large)
+        assert isinstance(await hear(socket), ErrorMessage), "a known client may send as much as it may ask for"
+
+
 async def test_no_key_in_time_closes(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge, "AUTH_TIMEOUT_S", 0.05)
     async with dial(stack, additional_headers={}) as socket:
