@@ -296,32 +296,46 @@ class PostSafetyProcess:
         self._metrics.released_rows.inc(group.rows)
         self._metrics.release_seconds.observe(max(0.0, self._clock_ms() / 1e3 - group.oldest_emitted_at_us / 1e6))
 
-    def _send(self, topic: str, value: bytes, *, key: str | None = None, partition: int | None = None) -> None:
-        ticket = self._gate.sent()
+    def _send(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+        ticket: int | None = None,
+    ) -> None:
+        """With `ticket` the record stands for one whose ticket is still outstanding."""
+        held = self._gate.sent() if ticket is None else ticket
 
         def delivered(_offset: int | None, error: LogError | None) -> None:
             if error is None:
-                self._gate.acknowledged(ticket)
+                self._gate.acknowledged(held)
             elif self._failure is None:
                 self._failure = DeliveryFailed(f"{topic}: {error}")
 
         self._produce(topic, value, key, partition, delivered)
 
     def _send_result(self, topic: str, key: str, value: bytes) -> None:
-        """A tenant's topic may be missing or refuse a record without stopping everybody's answers."""
+        """A tenant's topic may be missing or refuse a record without stopping everybody's answers.
+
+        A failure that may pass ends the process like any other: the result is sent again from the commit.
+        """
         ticket = self._gate.sent()
 
         def delivered(_offset: int | None, error: LogError | None) -> None:
             if error is None:
                 self._gate.acknowledged(ticket)
-            else:
+            elif not error.retriable:
                 self._failed_results.append((ticket, topic, value, error))
+            elif self._failure is None:
+                self._failure = DeliveryFailed(f"{topic}: {error}")
 
         try:
             self._produce(topic, value, key, None, delivered)
-        except ProducerQueueFull:
-            raise
         except LogError as error:
+            if error.retriable:
+                raise
             self._failed_results.append((ticket, topic, value, error))
 
     def _produce(self, topic: str, value: bytes, key: str | None, partition: int | None, delivered: OnDelivery) -> None:
@@ -346,8 +360,8 @@ class PostSafetyProcess:
             ticket, topic, value, error = self._failed_results.pop()
             _log.error("batch_result_failed", topic=topic, error=str(error))
             self._metrics.failed_results.inc()
-            self._send_dead_letter(topic, 0, 0, value, "stage_failed", str(error), self._clock_ms())
-            self._gate.acknowledged(ticket)
+            # Under the result's own ticket: nothing is committed before the log has the one or the other.
+            self._send_dead_letter(topic, 0, 0, value, "stage_failed", str(error), self._clock_ms(), ticket=ticket)
 
     def _bury(self, record: LogRecord, error: Undecodable) -> None:
         _log.error("record_undecodable", topic=record.topic, partition=record.partition, offset=record.offset,
@@ -359,7 +373,16 @@ class PostSafetyProcess:
         )  # fmt: skip
 
     def _send_dead_letter(
-        self, topic: str, partition: int, offset: int, value: bytes, reason: DeadReason, detail: str, dead_at_ms: int
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        value: bytes,
+        reason: DeadReason,
+        detail: str,
+        dead_at_ms: int,
+        *,
+        ticket: int | None = None,
     ) -> None:
         letter = DeadLetter(
             topic=topic,
@@ -372,7 +395,8 @@ class PostSafetyProcess:
             truncated=len(value) > MAX_DEAD_LETTER_BYTES,
             dead_at_ms=dead_at_ms,
         )
-        self._send(self._topics.dead_letters.name, letter.encode(), key=f"{topic}-{partition}-{offset}")
+        key = f"{topic}-{partition}-{offset}"
+        self._send(self._topics.dead_letters.name, letter.encode(), key=key, ticket=ticket)
 
     # Committing
 

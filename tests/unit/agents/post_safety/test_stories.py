@@ -414,6 +414,41 @@ def test_a_results_topic_that_fails_stops_nobody() -> None:
     assert world.committed() == 8
 
 
+def test_a_result_whose_delivery_may_succeed_later_is_sent_again_and_never_dead() -> None:
+    # The records of a job: started, release, terminal, usage, result.
+    world = World([Fault(FaultKind.FAIL, "ps.producer", 5)])
+    plain_answer(world, custom_id="job-1")
+    member = Member(world)
+    with pytest.raises(DeliveryFailed, match="results"):
+        member.run()
+    assert (world.committed(), world.answer("r1").results) == (None, set())
+    member.kill()
+    member.run()
+    assert world.answer("r1").result.response is not None
+    assert not world.dead_letters()
+    assert world.committed() == 5
+
+
+@pytest.mark.parametrize(
+    ("fault", "ends"), [(FaultKind.DELAY, False), (FaultKind.FAIL, True)], ids=["unacknowledged", "refused"]
+)
+def test_a_dead_result_holds_the_commit_until_its_dead_letter_is_acknowledged(fault: FaultKind, ends: bool) -> None:
+    # The tenant has no results topic; this is heard when a commit already waits for the result.
+    world = World([Fault(FaultKind.DELAY, "ps.producer", 5, polls=3), Fault(fault, "ps.producer", 6, polls=10_000)])
+    plain_answer(world, tenant_id="open", custom_id="job-1")
+    member = Member(world)
+    if ends:
+        with pytest.raises(DeliveryFailed, match="dead"):
+            member.run()
+    else:
+        member.run()
+    assert world.committed() is None
+    member.kill()
+    member.run()
+    assert {(letter.topic, letter.stage) for letter in world.dead_letters()} == {("local.results.open", "post-safety")}
+    assert world.committed() == 5
+
+
 def test_choices_are_billed_apart_and_input_once() -> None:
     world = World()
     world.write(opened("r1", choices=2), fence("r1"))
