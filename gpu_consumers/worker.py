@@ -285,7 +285,11 @@ class Worker:
         async def on_revoke(partitions: Sequence[TopicPartition]) -> None:
             offsets = self._core.revoked(partitions)
             if offsets:
-                await self._ports.lanes.commit(offsets)
+                try:
+                    await self._ports.lanes.commit(offsets)
+                except LogError as error:
+                    # The partition's next owner reads again what was not committed.
+                    _log.warning("commit_failed", error=str(error))
             self._send_state()
 
         async def on_lost(partitions: Sequence[TopicPartition]) -> None:

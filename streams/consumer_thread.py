@@ -1,7 +1,7 @@
 """The log for asyncio processes: librdkafka blocks, so a consumer and a producer get a thread each.
 
 Everything here is called from the event loop that constructed it; nothing blocks it. A failure of a thread is raised
-in the coroutine that awaits it, and in every later call.
+in the coroutine that awaits it, and in every later call; a LogError that ended a thread is never retriable.
 """
 
 import asyncio
@@ -29,6 +29,9 @@ from streams.log import (
 
 OnPartitionsAsync = Callable[[Sequence[TopicPartition]], Awaitable[None]]
 _T = TypeVar("_T")
+
+POLL_RETRY_S = 0.1
+"""How long the thread pauses after a poll that failed: a caller that asks again at once must not spin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class ConsumerThread:
         # Of the loop.
         self._inbox: list[LogRecord] = []
         self._fetching = False
+        self._poll_error: LogError | None = None
         self._arrived = asyncio.Event()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
@@ -85,6 +89,7 @@ class ConsumerThread:
         self._held: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
         self._early: list[LogRecord] = []
+        self._hook_failed = False
         self._thread = threading.Thread(target=self._run, name="log-consumer", daemon=True)
         self._thread.start()
 
@@ -111,10 +116,19 @@ class ConsumerThread:
         await self._call(lambda: self._do_assign(positions))
 
     async def poll(self, timeout_s: float | None = None) -> list[LogRecord]:
-        """The next batch, up to `max_records`; empty only when `timeout_s` passed. A cancelled poll loses nothing."""
+        """The next batch, up to `max_records`; empty only when `timeout_s` passed. A cancelled poll loses nothing.
+
+        Raises LogError. After a retriable one the thread goes on, and the next call waits for its next attempt; any
+        other ended the thread.
+        """
         try:
             async with asyncio.timeout(timeout_s) as deadline:
-                while not self._inbox:
+                while True:
+                    if self._poll_error is not None:
+                        error, self._poll_error = self._poll_error, None
+                        raise error
+                    if self._inbox:
+                        break
                     self._require_thread()
                     self._arrived.clear()
                     if not self._fetching:
@@ -188,6 +202,11 @@ class ConsumerThread:
         self._fetching = False
         self._arrived.set()
 
+    def _fail_poll(self, error: LogError) -> None:
+        """The fetch, if there is one, stays asked for: the thread goes on with it."""
+        self._poll_error = error
+        self._arrived.set()
+
     def _drop(self, partitions: set[TopicPartition] | None) -> None:
         """Runs on the loop between the last batch of the old position and the first of the new one."""
         self._inbox = [] if partitions is None else _without(self._inbox, partitions)
@@ -220,6 +239,10 @@ class ConsumerThread:
                     self._step()
             finally:
                 self._consumer.close()
+        except LogError as error:
+            # Whatever it was, this thread will not try it again.
+            failure = LogError(str(error), retriable=False)
+            failure.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - raised in the coroutine that awaits
             failure = error
         if not self._loop.is_closed():
@@ -237,7 +260,7 @@ class ConsumerThread:
             self._consumer.resume(self._held - self._paused)
             self._held.clear()
         records, self._early = self._early, []
-        records = records or self._consumer.poll(self._max_records, self._poll_s)
+        records = records or self._poll(self._max_records, self._poll_s)
         if records:
             self._fetch = False
             self._loop.call_soon_threadsafe(self._arrive, records)
@@ -248,7 +271,21 @@ class ConsumerThread:
         if running:
             self._consumer.pause(running)
             self._held |= running
-        self._early += self._consumer.poll(1, 0)
+        self._early += self._poll(1, 0)
+
+    def _poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """Reports a retriable error to the loop, and pauses; nothing was read then."""
+        try:
+            return self._consumer.poll(max_records, timeout_s)
+        except LogError as error:
+            # A hook runs inside the poll. What it left undone is not made up for by polling again.
+            if not error.retriable or self._hook_failed:
+                raise
+            self._loop.call_soon_threadsafe(self._fail_poll, error)
+        resumes_s = time.monotonic() + POLL_RETRY_S
+        while not self._stop and (left_s := resumes_s - time.monotonic()) > 0:
+            self._serve(left_s)
+        return []
 
     def _serve(self, wait_s: float) -> bool:
         """Does what the loop asked for, waiting for the first of it; False when nothing was asked."""
@@ -317,8 +354,10 @@ class ConsumerThread:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 ended.cancel()
+                self._hook_failed = True
                 raise TimeoutError(f"a rebalance hook took longer than {self._hook_timeout_s:g} s")
             self._serve(left_s)
+        self._hook_failed |= ended.cancelled() or ended.exception() is not None
         ended.result()
 
 

@@ -151,7 +151,13 @@ class GatewayRuntime:
 
     async def _pump(self) -> None:
         while True:
-            records = await self._consumer.poll()
+            try:
+                records = await self._consumer.poll()
+            except LogError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("responses_poll_failed", why=str(error))
+                continue
             for start in range(0, len(records), RECORDS_AT_ONCE):
                 batch = records[start : start + RECORDS_AT_ONCE]
                 self.pump.handle(batch, monotonic_ms(), time.time_ns() // 1_000)

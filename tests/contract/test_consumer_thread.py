@@ -1,13 +1,15 @@
 """The log for asyncio processes, over real Kafka."""
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
 import pytest
 
-from streams.consumer_thread import ConsumerThread, ProducerThread
+from streams.consumer_thread import POLL_RETRY_S, ConsumerThread, ProducerThread
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import Committed, LogError, LogRecord, TopicPartition
 from streams.provisioning import provision
@@ -225,6 +227,82 @@ async def test_a_missing_topic_is_raised_by_poll(kafka_settings: KafkaSettings, 
     await consumer.close()
     with pytest.raises(LogError, match="no-such-topic"):
         await consumer.poll()
+
+
+class StumblingConsumer(KafkaConsumer):
+    """Its polls fail with these errors first."""
+
+    def __init__(self, settings: KafkaSettings, group: str | None, errors: Sequence[LogError]) -> None:
+        super().__init__(settings, group, f"consumer-{next(_names)}")
+        self._scripted = list(errors)
+        self.stumbled = threading.Event()
+
+    def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        if self._scripted:
+            self.stumbled.set()
+            raise self._scripted.pop(0)
+        return super().poll(max_records, timeout_s)
+
+
+async def test_a_retriable_error_is_raised_once_and_the_consumer_goes_on(
+    kafka_settings: KafkaSettings, topic: str
+) -> None:
+    await write(kafka_settings, topic, 5)
+    stumbles = [LogError(f"stumbled {number}", retriable=True) for number in (1, 2)]
+    consumer = ConsumerThread(StumblingConsumer(kafka_settings, None, stumbles))
+    await consumer.assign({TopicPartition(topic, 0): 0})
+    for number in (1, 2):
+        with pytest.raises(LogError, match=f"stumbled {number}") as raised:
+            await consumer.poll(DEADLINE_S)
+        assert raised.value.retriable
+    assert await consumer.assignment() == [TopicPartition(topic, 0)]
+    assert [record.offset for record in await read(consumer, 5)] == list(range(5))
+    await consumer.close()
+
+
+async def test_a_caller_that_polls_again_after_each_retriable_error_waits_in_between(
+    kafka_settings: KafkaSettings,
+) -> None:
+    consumer = ConsumerThread(StumblingConsumer(kafka_settings, None, [LogError("stumbled", retriable=True)] * 1_000))
+    begun_s = time.monotonic()
+    for _ in range(4):
+        with pytest.raises(LogError, match="stumbled"):
+            await consumer.poll(DEADLINE_S)
+    assert time.monotonic() - begun_s >= 3 * POLL_RETRY_S
+    await consumer.close()
+
+
+async def test_an_error_while_nobody_polls_is_raised_by_the_next_poll(
+    kafka_settings: KafkaSettings, topic: str
+) -> None:
+    await write(kafka_settings, topic, 5)
+    stumbling = StumblingConsumer(kafka_settings, None, [LogError("stumbled", retriable=True)])
+    consumer = ConsumerThread(stumbling, keep_alive_s=0.01)
+    await consumer.assign({TopicPartition(topic, 0): 0})
+    assert await asyncio.to_thread(stumbling.stumbled.wait, DEADLINE_S)
+    with pytest.raises(LogError, match="stumbled"):
+        await consumer.poll(DEADLINE_S)
+    assert len(await read(consumer, 5)) == 5
+    await consumer.close()
+
+
+async def test_what_ended_the_consumer_is_never_called_retriable(
+    kafka_settings: KafkaSettings, topic: str, group: str
+) -> None:
+    """A loop that goes on after retriable errors must not spin on a dead thread."""
+    fatal = ConsumerThread(StumblingConsumer(kafka_settings, None, [LogError("fenced", retriable=False)]))
+    hooked = ConsumerThread(KafkaConsumer(kafka_settings, group, "consumer"))
+
+    async def times_out(_partitions: Sequence[TopicPartition]) -> None:
+        raise LogError("fenced by a hook", retriable=True)
+
+    await hooked.subscribe([topic], on_assign=times_out)
+    for consumer in (fatal, hooked):
+        for _ in range(2):
+            with pytest.raises(LogError, match="fenced") as raised:
+                await consumer.poll(DEADLINE_S)
+            assert not raised.value.retriable
+        await consumer.close()
 
 
 async def test_a_closed_consumer_says_so(kafka_settings: KafkaSettings, topic: str) -> None:
