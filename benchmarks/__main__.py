@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …] [--short] [--seed N] [--save FILE]`: measures, prints a table and JSON."""
+"""`python -m benchmarks [NAME …] [--short] [--seed N] [--save]`: measures, prints a table and JSON."""
 
 import importlib
 import json
@@ -7,17 +7,18 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.figures import Report, machine, save, show
+from benchmarks.figures import Report, machine, refresh_readme, save, show
 
 BENCHMARKS = ("first_token", "engine_throughput", "fan_out", "admission", "recovery")
 RESULTS = Path(__file__).parent / "results.json"
+README = Path(__file__).parent / "README.md"
 
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"Of: {', '.join(BENCHMARKS)}. None: all.")] = None,
     short: Annotated[bool, typer.Option(help="Seconds instead of minutes; figures of no weight.")] = False,
     seed: int = 7,
-    save_to: Annotated[Path | None, typer.Option("--save", help="Merge the figures into this file.")] = None,
+    keep: Annotated[bool, typer.Option("--save", help="Write the figures into results.json and README.md.")] = False,
 ) -> None:
     reports: list[Report] = []
     for name in names or BENCHMARKS:
@@ -26,8 +27,8 @@ def main(
         report: Report = importlib.import_module(f"benchmarks.{name}").run(short=short, seed=seed)
         show([report])
         reports.append(report)
-        if save_to is not None:
-            save([report], save_to)
+        if keep:
+            refresh_readme(README, save([report], RESULTS))
     print(json.dumps({"machine": machine(), "reports": [report.as_json() for report in reports]}))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+JSON_BODY = {"Content-Type": "application/json"}
+
 
 @dataclass(slots=True)
 class Answer:
@@ -48,7 +50,7 @@ async def ask_over_sse(
     last_s = answer.asked_at_s
     async with (
         asyncio.timeout(timeout_s),
-        session.post(f"{url}/v1/chat/completions", data=orjson.dumps(body), headers=headers) as response,
+        session.post(f"{url}/v1/chat/completions", data=orjson.dumps(body), headers=JSON_BODY | headers) as response,
     ):
         answer.status = response.status
         if response.status != 200:

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from benchmarks.clients import chat_body
+from benchmarks.clients import JSON_BODY, chat_body
 from benchmarks.figures import Report, percentile
 from benchmarks.stacks import MODEL, MODEL_PATH, ROOT, baseline_server, free_port, running_stack
 from deploy.plan import Options
@@ -59,7 +59,7 @@ async def _stream_tokens(url: str, headers: dict[str, str], model: str, seconds:
             turn += 1
 
     began_s = monotonic()
-    headers = {"Content-Type": "application/json", **headers}
+    headers = JSON_BODY | headers
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(*(stream(session, number) for number in range(STREAMS)))
     return counted / (end_s - began_s)

@@ -57,7 +57,14 @@ class Report:
             "setting": self.setting,
             "notes": self.notes,
             "figures": [
-                {"name": f.name, "value": round(f.value, 3), "unit": f.unit, "goal": f.goal, "met": f.met}
+                {
+                    "name": f.name,
+                    "value": round(f.value, 3),
+                    "unit": f.unit,
+                    "goal": f.goal,
+                    "at_most": f.at_most,
+                    "met": f.met,
+                }
                 for f in self.figures
             ],
         }
@@ -87,8 +94,8 @@ def show(reports: Sequence[Report]) -> None:
             console.print(f"  {note}")
 
 
-def save(reports: Sequence[Report], path: Path) -> None:
-    """Merges into the file: a benchmark that ran replaces its earlier figures."""
+def save(reports: Sequence[Report], path: Path) -> dict[str, Any]:
+    """Merges into the file: a benchmark that ran replaces its earlier figures. Returns what stands there now."""
     earlier: dict[str, Any] = json.loads(path.read_text())["reports"] if path.is_file() else {}
     merged = earlier | {report.name: report.as_json() for report in reports}
     content = {
@@ -97,6 +104,7 @@ def save(reports: Sequence[Report], path: Path) -> None:
         "reports": dict(sorted(merged.items())),
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +123,39 @@ def sample_processes(pids: dict[str, int]) -> dict[str, ProcessSample]:
             sum(sum(process.cpu_times()[:2]) for process in family),
         )
     return samples
+
+
+BEGIN, END = "<!-- figures: written by python -m benchmarks --save -->", "<!-- end of figures -->"
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """The saved figures as Markdown tables."""
+    cores, memory = content["machine"]["cores"], content["machine"]["memory_gib"]
+    lines = [
+        f"Measured on {content['measured_on']}, {cores} cores, {memory} GiB of memory, everything on that machine.",
+        "",
+    ]
+    for report in content["reports"].values():
+        setting = ", ".join(f"{name} {value}" for name, value in report["setting"].items())
+        lines += [
+            f"### {report['name']}",
+            "",
+            f"{setting}",
+            "",
+            "| figure | value | unit | goal | met |",
+            "|---|--:|---|---|---|",
+        ]
+        for figure in report["figures"]:
+            goal = "" if figure["goal"] is None else f"{'≤' if figure['at_most'] else '≥'} {figure['goal']:g}"
+            met = {None: "", True: "yes", False: "**no**"}[figure["met"]]
+            lines.append(f"| {figure['name']} | {figure['value']:,.3f} | {figure['unit']} | {goal} | {met} |")
+        lines += ["", *(f"- {note}" for note in report["notes"]), ""]
+    return "\n".join(lines)
+
+
+def refresh_readme(readme: Path, content: dict[str, Any]) -> None:
+    """Replaces the figures in the README by the saved ones."""
+    text = readme.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    readme.write_text(f"{before}{BEGIN}\n\n{markdown(content)}\n{END}{after}")
