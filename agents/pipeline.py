@@ -3,11 +3,14 @@
 An event ends in one of these ways, and only then may be acknowledged: admitted, refused (an ending), or a dead letter.
 Whatever else happens is retried a bounded number of times; a log that does not take an outcome raises MustEnd,
 after which the process ends without acknowledging.
+
+While the quota store is away, an event waits for it: only the store knows whether an earlier delivery was admitted, and
+an ending written without asking would be a second one. The wait ends with the event's deadline, as `deadline_exceeded`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeVar
 
@@ -27,6 +30,8 @@ from streams.log import LogRecord
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.8
 HOLD_S = 0.25
+STORE_HOLD_S = 10.0
+"""More than one attempt at a silent store can take."""
 _log = structlog.get_logger()
 
 T = TypeVar("T")
@@ -109,13 +114,15 @@ class Pipeline:
         return None
 
     async def _stage(self, record: LogRecord, stage: Stage, event: Request | Admission) -> StageResult:
-        """The stage's result, after bounded retries; an ending `unavailable` where they were in vain."""
+        """The stage's result, after bounded retries; an ending where they were in vain."""
         started = perf_counter()
         origin = Origin.of(event)
         try:
-            result = await self._attempts(stage.name, lambda: stage.function(event, self.services))
+            result = await self._attempts(
+                record, stage.name, origin.deadline_ms, lambda: stage.function(event, self.services)
+            )
         except QuotaUnavailable:
-            result = Refused(origin, _unavailable(origin.response_id), stored=True)
+            result = Refused(origin, _DEADLINE_PASSED)
         except MustEnd:
             raise
         except Exception as error:  # noqa: BLE001
@@ -136,24 +143,32 @@ class Pipeline:
             self.on_hold(record, 10 * HOLD_S)
             await self.sleep(HOLD_S)
 
-    async def _attempts(self, stage: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _attempts(self, record: LogRecord, stage: str, deadline_ms: int, call: Callable[[], Awaitable[T]]) -> T:
+        """Raises QuotaUnavailable only when the deadline has passed, and whatever else `call` keeps raising."""
         wait_s = FIRST_RETRY_S
-        attempt = 1
+        attempts = 0
+        failures = 0
         while True:
+            attempts += 1
             try:
                 return await call()
             except EpochLost:
                 # Bounded by `recover` itself, which raises when the store cannot be rebuilt.
                 await self.recover()
+                continue
             except MustEnd:
                 raise
-            except Exception:
-                if attempt >= self.max_attempts:
+            except QuotaUnavailable:
+                if attempts >= self.max_attempts and self.services.clock_ms() >= deadline_ms:
                     raise
-                attempt += 1
-                metrics.ADMISSION_RETRIES.labels(stage).inc()
-                await self.sleep(wait_s)
-                wait_s = min(wait_s * 2, LAST_RETRY_S)
+                self.on_hold(record, STORE_HOLD_S)
+            except Exception:
+                failures += 1
+                if failures >= self.max_attempts:
+                    raise
+            metrics.ADMISSION_RETRIES.labels(stage).inc()
+            await self.sleep(wait_s)
+            wait_s = min(wait_s * 2, LAST_RETRY_S)
 
     async def _conclude(self, record: LogRecord, last: Stage, event: StageResult) -> None:
         services, publication = self.services, self.publication
@@ -180,9 +195,12 @@ class Pipeline:
             rejected = Rejected(refused.dead_letter.reason, refused.dead_letter.detail)
             await self._dead(record, "intake", rejected)
         try:
-            await self._attempts("refusal", lambda: self.publication.refused(refused))
+            await self._attempts(
+                record, "refusal", refused.origin.deadline_ms, lambda: self.publication.refused(refused)
+            )
         except QuotaUnavailable:
-            # It cannot be stored, and must be said: the client waits.
+            # Its deadline has passed: nothing can be admitted any more, and whoever waits must be told.
+            refused = replace(refused, refusal=_DEADLINE_PASSED)
             await self.publication.ended(refused.origin, refused.refusal, None, refused)
         metrics.ADMISSION_OUTCOMES.labels(refused.refusal.code.value).inc()
 
@@ -193,6 +211,11 @@ class Pipeline:
             "dead_letter", stage=stage, reason=rejected.reason, topic=record.topic, partition=record.partition,
             offset=record.offset,
         )  # fmt: skip
+
+
+_DEADLINE_PASSED = Refusal(
+    code=EndingCode.DEADLINE_EXCEEDED, message="The deadline passed before the request was admitted."
+)
 
 
 def _unavailable(response_id: str) -> Refusal:

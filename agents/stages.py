@@ -95,6 +95,8 @@ class Origin:
     requested_model: str = ""
     prompt_tokens: int = 0
     stage_ms: dict[str, int] = field(default_factory=dict)
+    deadline_ms: int = 0
+    """Until then its ending waits for the quota store."""
 
     @classmethod
     def of(cls, event: "Request | Admission") -> "Origin":
@@ -108,6 +110,7 @@ class Origin:
             requested_model=request.model,
             prompt_tokens=len(event.prompt_token_ids) if isinstance(event, Admission) else 0,
             stage_ms=event.stage_ms,
+            deadline_ms=request.deadline_ms,
         )
 
 
@@ -202,7 +205,7 @@ async def intake(record: LogRecord, services: Services) -> StageResult:
     if key is None:
         raise Rejected("untrusted", "no such tenant or producer key")
 
-    def origin(source: str, unique: str, model: str = "", end_user: str = "") -> Origin:
+    def origin(source: str, unique: str, deadline_ms: int, model: str = "", end_user: str = "") -> Origin:
         response_id = derive_response_id(topics.region, topics.counts.responses, tenant_id, source, unique)
         return Origin(
             response_id=response_id,
@@ -217,9 +220,10 @@ async def intake(record: LogRecord, services: Services) -> StageResult:
             accepted_at_ms=record.timestamp_ms,
             requested_model=model,
             stage_ms={"intake": now_ms},
+            deadline_ms=deadline_ms,
         )
 
-    unproved = origin("intake.batch.unproved", f"{record.partition}-{record.offset}")
+    unproved = origin("intake.batch.unproved", f"{record.partition}-{record.offset}", 0)
     value = record.value or b""
     try:
         expires_ms = int(expires_text) if expires_text.isascii() and expires_text.isdecimal() else -1
@@ -237,7 +241,7 @@ async def intake(record: LogRecord, services: Services) -> StageResult:
         )
         return Refused(unproved, refusal, stored=True)
 
-    genuine = origin("intake.batch", custom_id)
+    genuine = origin("intake.batch", custom_id, expires_ms)
     try:
         job = decode(BatchJob, value)
     except Undecodable as error:
@@ -248,7 +252,7 @@ async def intake(record: LogRecord, services: Services) -> StageResult:
     except RequestError as error:
         return Refused(genuine, Refusal(code=error.code, message=error.message[:2_000], param=error.param))
     end_user = end_user_pseudonym(services.deployment_secret, tenant_id, chat.user)
-    origin_of_chat = origin("intake.batch", custom_id, chat.model, end_user)
+    origin_of_chat = origin("intake.batch", custom_id, expires_ms, chat.model, end_user)
     return Request(
         response_id=origin_of_chat.response_id,
         scope=origin_of_chat.scope,

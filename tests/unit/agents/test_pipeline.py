@@ -1,6 +1,7 @@
 """What is written in which order, and what redelivery after a crash at each step makes of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -85,19 +86,61 @@ async def test_a_short_failure_of_the_quota_store_is_not_noticed(world: World) -
     assert world.log.kinds == ["generated", "verdicts", "inference.default.standard"]
 
 
-async def test_a_quota_store_that_stays_away_ends_requests_as_unavailable(world: World) -> None:
+def silent_while_waiting(world: World) -> tuple[Pipeline, list[float]]:
+    """A pipeline that must write nothing while it waits, and how long it asked to be excused."""
+    excused_s: list[float] = []
+    written = len(world.log.records)
+
+    def on_hold(_record: LogRecord, for_s: float) -> None:
+        assert len(world.log.records) == written
+        excused_s.append(for_s)
+
+    return replace(world.pipeline, on_hold=on_hold), excused_s
+
+
+async def test_a_quota_store_that_stays_away_is_waited_for_in_silence(world: World) -> None:
+    pipeline, excused_s = silent_while_waiting(world)
+    world.quota.failures = 40
+    await pipeline.handle_request(world.record(world.request()))
+    assert world.log.kinds == ["generated", "verdicts", "inference.default.standard"]
+    assert not world.log.endings
+    assert len(excused_s) == 40, "the watchdog knows"
+
+
+async def test_a_redelivered_request_gets_no_second_ending_while_the_quota_store_is_away(world: World) -> None:
+    world.log.fail_after = 1
+    record = world.record(world.request())
+    with pytest.raises(PublishFailed):
+        await world.pipeline.handle_request(record)
+    world.log.fail_after = None
+    pipeline, _ = silent_while_waiting(world)
+    world.quota.failures = 40
+    await pipeline.handle_request(record)
+    assert not world.log.endings
+    assert {place.partition for place, _ in world.log.of(Opened, "local.generated")} == {5}
+
+
+async def test_the_wait_for_the_quota_store_ends_with_the_deadline(world: World) -> None:
+    pipeline, _ = silent_while_waiting(world)
     world.quota.failures = 10**6
-    await world.pipeline.handle_request(world.record(world.request()))
-    [ending] = world.log.endings
-    assert ending.code is EndingCode.UNAVAILABLE
-    assert ending.retry_after_ms is not None
+    request = world.request()
+    await pipeline.handle_request(world.record(request))
+    assert [ending.code for ending in world.log.endings] == [EndingCode.DEADLINE_EXCEEDED]
+    assert world.now_ms >= request.deadline_ms
     assert not world.log.of(Opened, "local.generated")
 
 
-async def test_refusals_are_said_also_while_they_cannot_be_stored(world: World) -> None:
-    world.quota.failures = 10**6
-    await world.pipeline.handle_request(world.record(world.request(model="absent")))
-    assert [ending.code for ending in world.log.endings] == [EndingCode.MODEL_NOT_FOUND]
+@pytest.mark.parametrize("as_job", [False, True])
+async def test_refusals_wait_until_they_can_be_stored(world: World, as_job: bool) -> None:
+    pipeline, excused_s = silent_while_waiting(world)
+    world.quota.failures = 40
+    if as_job:
+        await pipeline.handle_job(world.job({"model": "tiny", "messages": "none"}))
+    else:
+        await pipeline.handle_request(world.record(world.request(model="absent")))
+    [ending] = world.log.endings
+    assert ending.code is (EndingCode.INVALID_REQUEST if as_job else EndingCode.MODEL_NOT_FOUND)
+    assert len(excused_s) == 40
 
 
 async def test_lost_memory_is_rebuilt_before_the_request_goes_on(world: World) -> None:
