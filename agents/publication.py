@@ -28,11 +28,15 @@ class PublishFailed(MustEnd):
     """The log did not acknowledge a record. The event must not be acknowledged; the process gives up its partitions."""
 
 
+class RecordTooLarge(PublishFailed):
+    """The log takes no record of this size, here or elsewhere, now or later. Nothing was written."""
+
+
 class Publisher(Protocol):
     """Acknowledged writes to the log."""
 
     async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
-        """Returns the record's offset once all in-sync replicas have it. Raises PublishFailed."""
+        """Returns the record's offset once all in-sync replicas have it. Raises RecordTooLarge, PublishFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Publication:
             "accepted_at_ms": request.accepted_at_ms,
             "admitted_at_ms": now_ms,
             "deadline_ms": request.deadline_ms,
+            "on_disconnect": request.on_disconnect,
         }
         opened = Opened(
             **common,
@@ -86,7 +91,6 @@ class Publication:
             **common,
             prompt_token_ids=admission.prompt_token_ids,
             sampling=request.sampling,
-            on_disconnect=request.on_disconnect,
             generated_partition=decision.generated_partition,
             opened_offset=opened_offset,
         )

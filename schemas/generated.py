@@ -35,6 +35,9 @@ class Opened(ScopedRecord):
     accepted_at_ms: Milliseconds
     admitted_at_ms: Milliseconds
     deadline_ms: Milliseconds
+    on_disconnect: Literal["cancel", "continue"] = Field(
+        default="continue", description="What becomes of it when its last viewer has gone; as the client asked."
+    )
 
 
 class Fence(ScopedRecord):

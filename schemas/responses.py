@@ -21,6 +21,9 @@ class Started(ScopedRecord):
     prompt_tokens: TokenCount
     accepted_at_ms: Milliseconds
     deadline_ms: Milliseconds
+    on_disconnect: Literal["cancel", "continue"] = Field(
+        default="continue", description="As in `opened`: a gateway that did not accept the request learns it here."
+    )
 
 
 class Release(Record):

@@ -301,6 +301,7 @@ class PostSafety:
                     prompt_tokens=opened.prompt_tokens,
                     accepted_at_ms=opened.accepted_at_ms,
                     deadline_ms=opened.deadline_ms,
+                    on_disconnect=opened.on_disconnect,
                 ),
             )
         ]

@@ -167,8 +167,8 @@ class Stream:
     """What memory holds of one response: `spans`, of which `trimmed` earlier ones were dropped."""
 
     __slots__ = ("abandoned_at_ms", "active_at_ms", "broken", "delivered_tokens", "flushed",
-                 "next_sequence", "on_disconnect", "partition", "response_id", "scope", "spans", "started",
-                 "started_flushed", "terminal", "terminal_flushed", "trimmed", "viewed", "viewers")  # fmt: skip
+                 "next_sequence", "on_disconnect", "opened_here", "partition", "response_id", "scope", "spans",
+                 "started", "started_flushed", "terminal", "terminal_flushed", "trimmed", "viewed", "viewers")  # fmt: skip
 
     def __init__(self, response_id: str, partition: int, scope: Scope, next_sequence: int | None, now_ms: int) -> None:
         self.response_id = response_id
@@ -186,6 +186,8 @@ class Stream:
         self.viewed = False
         self.delivered_tokens = 0
         self.broken = False
+        self.opened_here = False
+        """Its policy came with the request; otherwise it comes with `Started`."""
         self.on_disconnect: OnDisconnect = "continue"
         self.abandoned_at_ms: int | None = None
         self.active_at_ms = now_ms
@@ -273,7 +275,7 @@ class Hub:
     def open(self, response_id: str, partition: int, scope: Scope, on_disconnect: OnDisconnect, now_ms: int) -> Stream:
         """A response that this gateway is about to accept: its first token will be seen here."""
         stream = Stream(response_id, partition, scope, 1, now_ms)
-        stream.on_disconnect = on_disconnect
+        stream.opened_here, stream.on_disconnect = True, on_disconnect
         self._streams[response_id] = stream
         return stream
 
@@ -342,6 +344,11 @@ class Hub:
         if stream is None or stream.started is not None:
             return
         stream.started = record
+        if not stream.opened_here and stream.terminal is None and record.on_disconnect == "cancel":
+            # Accepted before a restart, or by another gateway: its viewers have the grace to come here.
+            stream.on_disconnect = "cancel"
+            if not stream.viewers:
+                stream.abandoned_at_ms = now_ms
         self._dirty[stream.response_id] = stream
         for viewer in stream.viewers:
             viewer.wake()

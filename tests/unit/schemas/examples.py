@@ -36,13 +36,14 @@ EXAMPLES: list[Record] = [
     Opened(
         response_id=RESPONSE, scope=SCOPE, model="sluice-tiny", requested_model="default", pool="default",
         lane=Lane.STANDARD, lane_partition=5, prompt_tokens=3, max_tokens=64, reserved_tokens=67, reply_to=REPLY_TO,
-        accepted_at_ms=NOW, admitted_at_ms=NOW + 3, deadline_ms=NOW + 60_000,
+        accepted_at_ms=NOW, admitted_at_ms=NOW + 3, deadline_ms=NOW + 60_000, on_disconnect="cancel",
     ),
     Fence(response_id=RESPONSE, scope=SCOPE, attempt_id=ATTEMPT, worker_id="worker-1", kind="fresh"),
     Frame(
         worker_id="worker-1", emitted_at_us=NOW * 1000, scopes=[SCOPE], scope=[0, 0], response_id=[RESPONSE, RESPONSE],
         attempt_id=[ATTEMPT, ATTEMPT], choice=[0, 0], first_sequence=[1, 4], kind=["content", "content"],
-        token_ids=[[11, 12, 13], []], text=["Hé👋", ""], text_ends=[[2, 2, 3], []], logprobs=[[-0.5, -1.0, -0.25], None],
+        token_ids=[[11, 12, 13], []], text=["Hé👋", ""], text_ends=[[2, 2, 3], []],
+        logprobs=[[-0.5, -1.0, -0.25], None],
         finish=["", "stop"], cached_tokens=[0, 2],
     ),
     Ending(
@@ -52,7 +53,7 @@ EXAMPLES: list[Record] = [
     ),
     Started(
         response_id=RESPONSE, scope=SCOPE, model="sluice-tiny", requested_model="default", lane="standard",
-        pool="default", prompt_tokens=3, accepted_at_ms=NOW, deadline_ms=NOW + 60_000,
+        pool="default", prompt_tokens=3, accepted_at_ms=NOW, deadline_ms=NOW + 60_000, on_disconnect="cancel",
     ),
     Release(
         scopes=[SCOPE], scope=[0], response_id=[RESPONSE], choice=[0], first_sequence=[1], kind=["content"],

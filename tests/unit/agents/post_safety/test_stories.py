@@ -13,6 +13,7 @@ from agents.phrases import PhraseSet
 from agents.post_safety.process import DeliveryFailed
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import ENDINGS, EndingCode
+from schemas.responses import RESPONSES, Started
 from streams.log import LogRecord
 from streams.memory_log import Fault, FaultKind
 from streams.settings import PostSafetySettings
@@ -447,6 +448,17 @@ def test_a_dead_result_holds_the_commit_until_its_dead_letter_is_acknowledged(fa
     member.run()
     assert {(letter.topic, letter.stage) for letter in world.dead_letters()} == {("local.results.open", "post-safety")}
     assert world.committed() == 5
+
+
+@pytest.mark.parametrize("policy", ["cancel", "continue"])
+def test_started_says_what_becomes_of_a_response_without_viewers(policy: str) -> None:
+    world = World()
+    world.write(opened("r1").model_copy(update={"on_disconnect": policy}))
+    Member(world).run()
+    [record] = world.log.records(TOPICS.responses.name)
+    started = RESPONSES.validate_json(record.value or b"")
+    assert isinstance(started, Started)
+    assert started.on_disconnect == policy
 
 
 def test_choices_are_billed_apart_and_input_once() -> None:

@@ -306,6 +306,34 @@ def test_a_glance_that_outlasts_the_last_viewer_starts_the_grace() -> None:
     assert stream.response_id == R
 
 
+@pytest.mark.parametrize(
+    ("policy", "watched_ms", "cancelled_at_ms"),
+    [("cancel", None, 500), ("cancel", (100, 2_000), 2_500), ("continue", None, None), ("continue", (100, 200), None)],
+)
+def test_a_restarted_gateway_learns_from_started_what_becomes_of_a_response_without_viewers(
+    policy: str, watched_ms: tuple[int, int] | None, cancelled_at_ms: int | None
+) -> None:
+    restarted = hub()
+    restarted.apply_started(started(R, ACME).model_copy(update={"on_disconnect": policy}), 0, 0)
+    restarted.apply_release(release(R, ACME, 1, ["a"]), 0, 0)
+    if watched_ms is not None:
+        came_ms, left_ms = watched_ms
+        viewer = restarted.attach(R, 0, ACME, 0, lambda _viewer: None, came_ms)
+        viewer.take()
+        viewer.take()
+        assert restarted.sweep(left_ms - 1).cancel == []
+        restarted.detach(viewer, left_ms)
+    cancelled = [now_ms for now_ms in range(0, 5_000, 100) if restarted.sweep(now_ms).cancel]
+    assert cancelled == ([] if cancelled_at_ms is None else [cancelled_at_ms])
+
+
+def test_started_does_not_change_the_policy_of_a_response_that_was_opened_here() -> None:
+    watched = hub()
+    watched.open(R, 0, ACME, "continue", 0)
+    watched.apply_started(started(R, ACME).model_copy(update={"on_disconnect": "cancel"}), 0, 0)
+    assert watched.sweep(10_000).cancel == []
+
+
 def test_a_response_first_seen_in_the_middle_needs_history_for_its_beginning() -> None:
     watched = hub()
     watched.apply_release(release(R, ACME, 5, ["e"]), 0, 0)
