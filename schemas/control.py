@@ -23,12 +23,15 @@ class Halt(ScopedRecord):
 
 
 class AttemptVoid(ScopedRecord):
-    """Post-safety's answer to a fence that does not count: that attempt stops, or takes over with a read-back."""
+    """An attempt does not count: it stops, and takes over with a read-back if `tokens_precede` its fence.
+
+    `superseded`: another attempt's fence stands behind its own, so the response is that one's now.
+    """
 
     type: Literal["attempt_void"] = "attempt_void"
     attempt_id: Identifier
     worker_id: Identifier
-    why: Literal["tokens_precede", "ended"]
+    why: Literal["tokens_precede", "superseded", "ended"]
 
 
 ControlRecord = Annotated[Cancel | Halt | AttemptVoid, Field(discriminator="type")]

@@ -101,6 +101,7 @@ class _Response:
     tallies: list[_Tally]
     scope_json: bytes
     cached_tokens: int = 0
+    attempt_worker_id: str = ""
     keeps_text: bool = False
     cancelled_at_ms: int | None = None
     gap: _Gap | None = None
@@ -314,20 +315,21 @@ class PostSafety:
     def _fold_fence(self, state: _Partition, fence: Fence) -> list[Effect]:
         response = state.responses.get(fence.response_id)
         # `Opened` precedes every fence and is read again until the end: a response that is not open has ended.
-        verdict = "ended" if response is None else response.prefix.fence(fence)
-        if response is not None and verdict == "current":
-            if response.gap is not None and response.gap.attempt_id != fence.attempt_id:
-                response.gap = None
+        if response is None:
+            self.counts["void_fences"] += 1
+            return [_void(fence, fence.attempt_id, fence.worker_id, "ended")]
+        displaced_id, displaced_worker_id = response.prefix.attempt_id, response.attempt_worker_id
+        verdict = response.prefix.fence(fence)
+        if verdict != "current":
+            self.counts["void_fences"] += 1
+            return [_void(fence, fence.attempt_id, fence.worker_id, verdict)]
+        response.attempt_worker_id = fence.worker_id
+        if response.gap is not None and response.gap.attempt_id != fence.attempt_id:
+            response.gap = None
+        if displaced_id is None or displaced_id == fence.attempt_id:
             return []
-        self.counts["void_fences"] += 1
-        void = AttemptVoid(
-            response_id=fence.response_id,
-            scope=fence.scope,
-            attempt_id=fence.attempt_id,
-            worker_id=fence.worker_id,
-            why="tokens_precede" if verdict == "tokens_precede" else "ended",
-        )
-        return [Emit("control", fence.response_id, void)]
+        self.counts["superseded_attempts"] += 1
+        return [_void(fence, displaced_id, displaced_worker_id, "superseded")]
 
     def _fold_frame(self, state: _Partition, frame: Frame, timestamp_ms: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -585,6 +587,14 @@ class PostSafety:
 
     def _answer(self, response: _Response, record: Started | Terminal) -> Emit:
         return Emit("responses", record.response_id, record, response.opened.reply_to.partition)
+
+
+def _void(fence: Fence, attempt_id: str, worker_id: str, why: Literal["tokens_precede", "superseded", "ended"]) -> Emit:
+    """Tells the worker of an attempt what `fence` means for it."""
+    void = AttemptVoid(
+        response_id=fence.response_id, scope=fence.scope, attempt_id=attempt_id, worker_id=worker_id, why=why
+    )
+    return Emit("control", fence.response_id, void)
 
 
 def _halt(opened: Opened, code: EndingCode) -> Emit:

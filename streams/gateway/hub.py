@@ -168,7 +168,8 @@ class Stream:
 
     __slots__ = ("abandoned_at_ms", "active_at_ms", "broken", "delivered_tokens", "flushed",
                  "next_sequence", "on_disconnect", "opened_here", "partition", "response_id", "scope", "spans",
-                 "started", "started_flushed", "terminal", "terminal_flushed", "trimmed", "viewed", "viewers")  # fmt: skip
+                 "started", "started_flushed", "terminal", "terminal_flushed", "trimmed", "viewed",
+                 "viewers")  # fmt: skip
 
     def __init__(self, response_id: str, partition: int, scope: Scope, next_sequence: int | None, now_ms: int) -> None:
         self.response_id = response_id

@@ -200,7 +200,22 @@ def test_a_zombie_s_rows_and_fences_change_nothing_and_it_is_told() -> None:
     assert answer.terminal.finish_reasons == ["length"]
     assert (answer.bill.attempts, answer.bill.output_tokens, answer.bill.worker_id) == (2, 2, "worker-1")
     voids = [record for record in world.control() if isinstance(record, AttemptVoid)]
-    assert [(void.attempt_id, void.why) for void in voids] == [("att_2", "tokens_precede"), ("att_4", "ended")]
+    assert [(void.attempt_id, void.worker_id, void.why) for void in voids] == [
+        ("att_2", "worker of att_2", "tokens_precede"),
+        ("att_1", "worker of att_1", "superseded"),
+        ("att_4", "worker of att_4", "ended"),
+    ]
+
+
+def test_an_attempt_is_told_once_that_another_displaced_it_and_again_when_its_fence_comes_late() -> None:
+    world = World()
+    world.write(opened("r1"), fence("r1", "att_1"), fence("r1", "att_1"), fence("r1", "att_2"))
+    world.write(fence("r1", "att_2"), fence("r1", "att_1"), fence("r1", "att_3", takeover=True))
+    Member(world).run()
+    voids = [record for record in world.control() if isinstance(record, AttemptVoid)]
+    assert [(void.attempt_id, void.why) for void in voids] == [
+        ("att_1", "superseded"), ("att_1", "superseded"), ("att_2", "superseded"),
+    ]  # fmt: skip
 
 
 def test_repeated_and_overlapping_rows_count_once() -> None:
