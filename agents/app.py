@@ -8,6 +8,8 @@ Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 - `concurrency=1`, and `InOrder` instead: more actors commit past unfinished work.
 - Nothing is raised into Faust: an exception would acknowledge the event. What cannot be finished ends the process.
 - `await (await topic.send(…))`: a send that fails later only warns, and the source is committed.
+- Few records per poll, and room in each buffer for one poll of every partition above the mark at which partitions are
+  paused: one full buffer blocks the delivery of all topics, so waiting jobs would stop interactive requests.
 - Raw bytes, no codecs; explicit partitions for lanes and `generated`; no tables, no web server, no topic declarations.
 """
 
@@ -21,18 +23,21 @@ from typing import Any
 
 import faust
 import structlog
-from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError  # type: ignore[import-untyped]
 from faust.exceptions import ProducerSendError
 
 from agents.in_order import InOrder, Pace
 from agents.pipeline import Pipeline
-from agents.publication import Publisher, PublishFailed
+from agents.publication import Publisher, PublishFailed, RecordTooLarge
 from agents.stages import STAGES, Stage
 from streams.log import LogRecord, TopicPartition
 from streams.settings import Settings
-from streams.topics import Topics
+from streams.topics import Partitions, Topics
 
 DRAIN_TIMEOUT_S = 5.0
+POLL_RECORDS = 32
+PRESSURE_SHARE = 5
+"""Faust pauses a partition that delivers while its agent's buffer has less than a fifth of its room left."""
 _log = structlog.get_logger()
 
 Handle = Callable[[LogRecord], Awaitable[None]]
@@ -67,8 +72,13 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
     return agents
 
 
+def buffer_records(counts: Partitions) -> int:
+    """Of one agent. A partition is paused when it delivers beyond the mark, so each exceeds it by one poll at most."""
+    return PRESSURE_SHARE * POLL_RECORDS * max(counts.requests, counts.intake)
+
+
 class FaustPublisher:
-    """Acknowledged sends through Faust's producer (`acks=all`). Raises PublishFailed."""
+    """Acknowledged sends through Faust's producer (`acks=all`). Raises RecordTooLarge, PublishFailed."""
 
     def __init__(self, app: faust.App, timeout_s: float) -> None:
         self._app = app
@@ -83,6 +93,8 @@ class FaustPublisher:
             async with asyncio.timeout(self._timeout_s):
                 sent = await (await channel.send(key=key.encode(), value=value, partition=partition))
         except (KafkaError, ProducerSendError, TimeoutError) as error:
+            if isinstance(error, MessageSizeTooLargeError) or isinstance(error.__cause__, MessageSizeTooLargeError):
+                raise RecordTooLarge(f"{topic}: {len(value)} bytes") from error
             raise PublishFailed(f"{topic}: {type(error).__name__}: {error}") from error
         return int(sent.offset)
 
@@ -150,7 +162,8 @@ class AdmissionApp:
             producer_linger=0,
             producer_max_request_size=4_194_304,
             producer_request_timeout=settings.kafka.delivery_timeout_ms / 1_000,
-            stream_buffer_maxsize=1_024,
+            broker_max_poll_records=POLL_RECORDS,
+            stream_buffer_maxsize=buffer_records(settings.topics.counts),
             stream_wait_empty=False,
             worker_redirect_stdouts=False,
         )

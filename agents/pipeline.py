@@ -17,7 +17,7 @@ from typing import TypeVar
 import structlog
 
 from agents import metrics
-from agents.publication import MustEnd, Publication, Publisher
+from agents.publication import MustEnd, Publication, Publisher, RecordTooLarge
 from agents.quota import EpochLost, Finished, QuotaUnavailable, Refusal, jittered_ms
 from agents.routing import overloaded
 from agents.stages import STAGES, Origin, Refused, Rejected, Services, Stage, StageResult, intake, read_request
@@ -95,7 +95,14 @@ class Pipeline:
                 event = await self._stage(record, stage, event)
                 if first_stage == "intake" and stage is stages[0] and isinstance(event, Admission):
                     await self._hold(record, event)
-            await self._conclude(record, stages[-1], event)
+            try:
+                await self._conclude(record, stages[-1], event)
+            except RecordTooLarge:
+                if not isinstance(event, Request | Admission):
+                    raise
+                # If `opened` stands already, quota knows where, and the ending goes beside it.
+                _log.warning("record_too_large", response_id=event.response_id)
+                await self._refuse(record, Refused(Origin.of(event), _TOO_LARGE))
         finally:
             metrics.ADMISSION_IN_FLIGHT.dec()
         metrics.ADMISSION_SECONDS.observe(max(self.services.clock_ms() - record.timestamp_ms, 0) / 1_000)
@@ -215,6 +222,10 @@ class Pipeline:
 
 _DEADLINE_PASSED = Refusal(
     code=EndingCode.DEADLINE_EXCEEDED, message="The deadline passed before the request was admitted."
+)
+
+_TOO_LARGE = Refusal(
+    code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message="The prompt is too long to be passed on.", param="messages"
 )
 
 

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from jinja2 import TemplateError
+
 from agents.phrases import Match, PhraseSet
 from agents.quota import Decided, Finished, QuotaStore, Refusal, Reserved
 from agents.routing import QueueBound, WorkersView, choose, drain_ms, overloaded
@@ -53,7 +55,12 @@ THREADED_CHARS = 20_000
 
 
 class Tokenizer(Protocol):
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest token id."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Raises jinja2.TemplateError for messages that the model's chat template does not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +326,21 @@ async def validation(request: Request, services: Services) -> StageResult:
             "messages",
         )
     tokenizer = services.tokenizers[model.name]
-    if chars < THREADED_CHARS:
-        prompt_token_ids = tokenizer.encode_chat(request.messages)
-    else:
-        prompt_token_ids = await asyncio.to_thread(tokenizer.encode_chat, request.messages)
+    vocabulary = range(tokenizer.vocabulary_size)
+    for param, token_ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        if any(token_id not in vocabulary for token_id in token_ids):
+            return refused(
+                EndingCode.INVALID_REQUEST, f"{param} names a token beyond the {len(vocabulary)} of the model.", param
+            )
+    try:
+        if chars < THREADED_CHARS:
+            prompt_token_ids = tokenizer.encode_chat(request.messages)
+        else:
+            prompt_token_ids = await asyncio.to_thread(tokenizer.encode_chat, request.messages)
+    except TemplateError as error:
+        # Templates see placeholders instead of contents, so their words repeat nobody's text.
+        message = f"The model's chat template refuses the messages: {error}"[:2_000]
+        return refused(EndingCode.INVALID_REQUEST, message, "messages")
     room = model.context_window - len(prompt_token_ids)
     if room < 1:
         return refused(

@@ -36,9 +36,15 @@ class ChatTokenizer:
         self._template_tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         self._content_tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         self._content_tokenizer.encode_special_tokens = True
+        self._vocabulary_size = 1 + max(self._content_tokenizer.get_vocab().values())
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_template_error
         self._template: Template = environment.from_string((path / "chat_template.jinja").read_text())
+
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest token id, special tokens included."""
+        return self._vocabulary_size
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The prompt that asks for the next assistant turn. Raises jinja2.TemplateError for a role it lacks."""

@@ -179,6 +179,23 @@ def test_while_redis_is_silent_nothing_is_said_and_afterwards_work_goes_on(regio
     assert [ending.code for _, ending in written.endings[absent.response_id]] == [EndingCode.MODEL_NOT_FOUND]
 
 
+def test_thousands_of_jobs_that_wait_for_a_full_pool_do_not_keep_a_chat_from_being_admitted(region: Region) -> None:
+    region.beat(waiting=60)
+    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}
+    for number in range(6_000):
+        region.job(f"line-{number}", body, for_ms=600_000)
+    region.flush()
+    with region.admission(SLUICE_ADMISSION__MAX_QUEUED_REQUESTS="100") as process:
+        for _ in range(5):
+            chat = region.request()
+            region.send(chat)
+            written = region.read_until([chat.response_id])
+            time.sleep(0.5)
+        assert process.poll() is None
+    assert len(written.admitted) == 5, "the jobs still wait"
+    assert not written.endings
+
+
 def test_wrong_settings_end_it_with_the_name_of_the_field(region: Region) -> None:
     with region.admission(SLUICE_ADMISSION__PLACEMENT="sideways") as process:
         assert process.wait(timeout=30) == 2

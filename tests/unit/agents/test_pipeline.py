@@ -163,6 +163,8 @@ async def test_memory_that_cannot_be_rebuilt_ends_the_process_without_an_outcome
 
 async def test_a_defect_in_a_stage_kills_one_request_and_tells_its_client(world: World) -> None:
     class Broken:
+        vocabulary_size = 10
+
         def encode_chat(self, _messages: object) -> list[int]:
             raise ZeroDivisionError
 
@@ -170,6 +172,26 @@ async def test_a_defect_in_a_stage_kills_one_request_and_tells_its_client(world:
     await world.pipeline.handle_request(world.record(world.request()))
     assert [letter.reason for letter in world.log.dead] == ["stage_failed"]
     assert [ending.code for ending in world.log.endings] == [EndingCode.UNAVAILABLE]
+
+
+async def test_a_request_that_is_too_large_for_its_lane_is_refused_beside_its_opened(world: World) -> None:
+    record = world.record(world.request("word " * 80))
+    roomy = World()
+    roomy.beat()
+    await roomy.pipeline.handle_request(record)
+    world.log.max_bytes = len(roomy.log.records[-1].value or b"") - 1
+    for _ in range(2):
+        await world.pipeline.handle_request(record)
+    assert {(e.code, e.param) for e in world.log.endings} == {(EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages")}
+    assert {place.partition for place, _ in world.log.of(Ending, "local.generated")} == {5}
+    assert world.log.of(Opened, "local.generated")
+    assert not world.log.of(AdmittedRequest, "local.inference.default.standard")
+
+
+async def test_a_request_that_is_too_large_for_the_topic_between_stages_is_refused(world: World) -> None:
+    world.log.max_bytes = 1_000
+    await world.pipeline.handle_request(world.record(world.request("word " * 80)), STAGES[:1])
+    assert [(e.code, e.param) for e in world.log.endings] == [(EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages")]
 
 
 async def test_split_stages_write_what_the_fused_ones_write() -> None:

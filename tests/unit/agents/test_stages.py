@@ -14,7 +14,7 @@ from agents.stages import STAGES, Rejected, lane_of, read_request
 from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, SIGNATURE_HEADER, TENANT_HEADER
 from schemas.endings import EndingCode
 from schemas.generated import Opened
-from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
+from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Sampling, TextPart
 from schemas.verdict import Verdict
 from streams.ids import stable_partition
 from streams.log import LogRecord
@@ -64,6 +64,11 @@ async def test_a_good_request_is_opened_then_put_into_its_lane(world: World) -> 
         ({"sampling": Sampling(max_tokens=51)}, EndingCode.INVALID_REQUEST, "max_tokens"),
         ({"sampling": Sampling(max_tokens=5, min_tokens=6)}, EndingCode.INVALID_REQUEST, "min_tokens"),
         ({"sampling": Sampling(seed=1)}, EndingCode.UNSUPPORTED_PARAMETER, "seed"),
+        ({"sampling": Sampling(logit_bias={1_000: 1.0})}, EndingCode.INVALID_REQUEST, "logit_bias"),
+        ({"sampling": Sampling(logit_bias={-1: 1.0})}, EndingCode.INVALID_REQUEST, "logit_bias"),
+        ({"sampling": Sampling(stop_token_ids=[5, 1_000])}, EndingCode.INVALID_REQUEST, "stop_token_ids"),
+        ({"messages": [Message(role="assistant", content=[TextPart(text="hello")])]},
+         EndingCode.INVALID_REQUEST, "messages"),
         ({"text": "please ÓPEN the  vault!"}, EndingCode.PROMPT_REFUSED, "messages"),
     ],
 )  # fmt: skip
@@ -79,6 +84,7 @@ async def test_a_bad_request_ends_and_names_the_field(
     assert (ending.code, ending.param, ending.written_by) == (code, param, "admission")
     assert ending.reply_to == request.reply_to
     assert text not in ending.message
+    assert not world.log.dead
     [place] = [record for record in world.log.records if record.topic == "local.generated"]
     assert place.partition == stable_partition(RESPONSE, 8)
     assert not world.log.of(AdmittedRequest, "local.inference.default.standard")

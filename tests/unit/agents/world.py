@@ -7,10 +7,11 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from jinja2 import TemplateError
 from pydantic import TypeAdapter
 
 from agents.pipeline import Pipeline
-from agents.publication import PublishFailed
+from agents.publication import PublishFailed, RecordTooLarge
 from agents.routing import QueueBound, WorkersView
 from agents.stages import PolicyPhrases, Services
 from schemas.base import Record, Scope
@@ -43,9 +44,13 @@ _ANY: TypeAdapter[Opened | Ending | AdmittedRequest | DeadLetter | Verdict] = Ty
 
 
 class Words:
-    """One token per word, and three of the template."""
+    """One token per word, and three of the template. The template does not take an assistant's turn at the end."""
+
+    vocabulary_size = 1_000
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        if messages[-1].role == "assistant":
+            raise TemplateError("the last turn must be the user's")
         return [0, 0, 0, *(len(word) for message in messages for word in message.text.split())]
 
 
@@ -86,15 +91,18 @@ class Catalog:
 
 @dataclass
 class Log:
-    """Keeps what is published, in order. `fail_after`: so many writes succeed, then none."""
+    """Keeps what is published, in order. `fail_after`: so many writes succeed, then none; `max_bytes`: of a record."""
 
     topics: Topics
     records: list[LogRecord] = field(default_factory=list)
     fail_after: int | None = None
+    max_bytes: int = 4_194_304
 
     async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
         if self.fail_after is not None and len(self.records) >= self.fail_after:
             raise PublishFailed("scripted")
+        if len(value) > self.max_bytes:
+            raise RecordTooLarge("scripted")
         offset = sum(record.topic == topic and record.partition == (partition or 0) for record in self.records)
         self.records.append(LogRecord(topic, partition or 0, offset, key.encode(), value, (), NOW))
         return offset
