@@ -1,7 +1,8 @@
 """Rebuilds the quota store's memory from `generated` after Redis has lost it, and begins a new epoch.
 
-What is rebuilt: the decision and the reservation of every response that was opened within the last `request_timeout`,
-and every refusal in that time. The budgets of the current minute start full: what was used before is not known.
+What is rebuilt: the decision and the reservation of every response that was opened within `WINDOW_MS`, the longest life
+of a response, and every refusal in that time. The budgets of the current minute start full: what was used before is not
+known.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import structlog
 from agents import metrics
 from agents.publication import MustEnd
 from agents.quota import QuotaUnavailable, RedisQuota, Refusal, Restored
-from agents.stages import limits_of
+from agents.stages import MAX_JOB_LIFETIME_MS, limits_of
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
@@ -24,6 +25,8 @@ from streams.directory import TenantDirectory
 from streams.log import LogConsumer, LogError
 
 RETRY_S = 0.5
+WINDOW_MS = MAX_JOB_LIFETIME_MS
+"""Whatever was opened earlier has ended; `generated` must keep its records longer than this."""
 _log = structlog.get_logger()
 
 
@@ -128,10 +131,10 @@ class Recovery:
     directory: TenantDirectory
     new_consumer: Callable[[], LogConsumer]
     generated_topic: str
-    window_ms: int
     timeout_s: float
     clock_ms: Callable[[], int]
     on_start: Callable[[], None] = lambda: None
+    on_end: Callable[[], None] = lambda: None
     _lock: asyncio.Lock | None = None
 
     async def run(self) -> None:
@@ -140,21 +143,27 @@ class Recovery:
             self._lock = asyncio.Lock()
         deadline_s = time.monotonic() + self.timeout_s
         self.on_start()
-        async with self._lock:
-            while True:
-                try:
-                    if await self.quota.read_epoch() is None:
-                        await self._rebuild(deadline_s)
-                except (QuotaUnavailable, LogError) as error:
-                    if time.monotonic() > deadline_s:
-                        raise RecoveryFailed(str(error)) from error
-                    _log.warning("rebuild_retries", error=str(error))
-                    await asyncio.sleep(RETRY_S)
-                else:
-                    return
+        try:
+            async with self._lock:
+                await self._until_an_epoch_holds(deadline_s)
+        finally:
+            self.on_end()
+
+    async def _until_an_epoch_holds(self, deadline_s: float) -> None:
+        while True:
+            try:
+                if await self.quota.read_epoch() is None:
+                    await self._rebuild(deadline_s)
+            except (QuotaUnavailable, LogError) as error:
+                if time.monotonic() > deadline_s:
+                    raise RecoveryFailed(str(error)) from error
+                _log.warning("rebuild_retries", error=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     async def _rebuild(self, deadline_s: float) -> None:
-        since_ms = self.clock_ms() - self.window_ms
+        since_ms = self.clock_ms() - WINDOW_MS
         rebuild = await asyncio.to_thread(self._read, since_ms, deadline_s)
         epoch, restored = uuid.uuid4().hex, 0
         for reservation in rebuild.reservations():

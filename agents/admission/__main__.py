@@ -28,7 +28,8 @@ from streams.observability import HealthServer, configure_logging
 from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
-RECOVERY_TIMEOUT_S = 60.0
+RECOVERY_TIMEOUT_S = 600.0
+"""For reading a day of `generated`."""
 UNREADABLE_EVERY_S = 1.0
 EXIT_FAILED = 70
 _log = structlog.get_logger()
@@ -82,8 +83,8 @@ def run(settings: Settings) -> int:
         return KafkaConsumer(settings.kafka, None, "admission-reader")
 
     recovery = Recovery(
-        quota, directory, independent_reader, topics.generated.name, settings.gateway.request_timeout_ms,
-        RECOVERY_TIMEOUT_S, now_ms, on_start=lambda: excuses.hold("", RECOVERY_TIMEOUT_S),
+        quota, directory, independent_reader, topics.generated.name, RECOVERY_TIMEOUT_S, now_ms,
+        on_start=lambda: excuses.hold("", RECOVERY_TIMEOUT_S), on_end=lambda: excuses.hold("", 0.0),
     )  # fmt: skip
 
     def wire(publisher: Publisher) -> Pipeline:

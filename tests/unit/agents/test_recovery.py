@@ -1,12 +1,15 @@
 """After a loss of memory the log says who was routed where, who was refused, and who has ended."""
 
 import time
+import uuid
 
 import pytest
+from redis.asyncio import Redis
 
-from agents.quota import Restored
-from agents.recovery import Rebuild, RecoveryFailed, read_back
+from agents.quota import RedisQuota, Restored
+from agents.recovery import Rebuild, Recovery, RecoveryFailed, read_back
 from agents.routing import WorkersView
+from agents.stages import MAX_JOB_LIFETIME_MS
 from agents.workers_reader import WorkersReader
 from schemas.base import Scope
 from schemas.endings import EndingCode
@@ -14,6 +17,7 @@ from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
 from streams.memory_log import MemoryLog
+from tests.unit.agents.world import Directory
 
 NOW = 1_790_000_000_000
 SCOPE = Scope(tenant_id="acme")
@@ -95,6 +99,21 @@ def test_the_log_is_read_from_the_window_to_its_end_and_unreadable_records_are_s
     rebuild = read_back(log.consumer(None, "test"), "generated", NOW + 1_000, time.monotonic() + 30)
     partitions = {r.response_id: r.decision.generated_partition for r in rebuild.reservations() if r.decision}
     assert partitions == {"r0": 0, "r1": 1}
+
+
+async def test_a_job_that_was_opened_almost_a_day_ago_gets_its_reservation_back(redis_url: str) -> None:
+    opened_at_ms = time.time_ns() // 1_000_000
+    clock_ms = [opened_at_ms]
+    log = MemoryLog(lambda: clock_ms[0])
+    log.create_topic("generated", 1)
+    deadline_ms = opened_at_ms + MAX_JOB_LIFETIME_MS
+    log.append("generated", opened("job").model_copy(update={"deadline_ms": deadline_ms}).encode())
+    clock_ms[0] = deadline_ms - 60_000
+    async with Redis.from_url(redis_url) as redis:
+        quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
+        recovery = Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", 30, lambda: clock_ms[0])
+        await recovery.run()
+        assert await quota.active_count("acme") == 1
 
 
 def test_an_empty_log_is_read_at_once() -> None:
