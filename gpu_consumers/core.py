@@ -42,6 +42,8 @@ RETRY_MS = 1_000
 REMEMBERED_MS = 300_000
 MAX_REMEMBERED = 65_536
 MAX_RECENT = 4_096
+LANE_SHARES: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
+"""The part of the bounds of uncommitted work that a lane and those below it may fill: the rest is for higher ones."""
 _PRIORITY = {lane: index for index, lane in enumerate(LANES)}
 
 
@@ -288,13 +290,30 @@ class WorkerCore:
             if (tracker := self._trackers.get(partition)) is not None:
                 tracker.committed(offset)
 
-    @property
-    def full(self) -> bool:
-        """Read no further lane records for now."""
-        trackers = self._trackers.values()
-        return (
-            sum(tracker.open_count for tracker in trackers) >= self.config.max_uncommitted_records
-            or sum(tracker.open_bytes for tracker in trackers) >= self.config.max_uncommitted_bytes
+    def over_share(self) -> set[TopicPartition]:
+        """The assigned partitions of which no further records are to be read for now.
+
+        When a lane and those below it together fill its share of the bounds (`LANE_SHARES`), all of these stop:
+        whatever waits in lower lanes, a higher one has room of its own.
+        """
+        over: set[TopicPartition] = set()
+        up_to_here: set[TopicPartition] = set()
+        records = size_bytes = 0
+        for lane in reversed(LANES):
+            topic = self.config.topics.lane(self.config.pool, lane).name
+            own = {source: tracker for source, tracker in self._trackers.items() if source.topic == topic}
+            records += sum(tracker.open_count for tracker in own.values())
+            size_bytes += sum(tracker.open_bytes for tracker in own.values())
+            up_to_here |= own.keys()
+            if self._fills(records, size_bytes, LANE_SHARES[lane]):
+                over |= up_to_here
+        return over
+
+    def _fills(self, records: int, size_bytes: int, share: float) -> bool:
+        config = self.config
+        # One record fits into any share, or a lane would never be read under a tiny bound.
+        return records >= max(share * config.max_uncommitted_records, 1) or size_bytes >= max(
+            share * config.max_uncommitted_bytes, 1
         )
 
     # Control

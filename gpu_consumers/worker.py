@@ -131,7 +131,6 @@ class Worker:
         self._asked = _Asked()
         self._claims_asked = asyncio.Event()
         self._read_back_asked = asyncio.Event()
-        self._room = asyncio.Event()
         self._engine_died = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens_at_beat = (0, 0)
@@ -207,8 +206,6 @@ class Worker:
     def _after_event(self) -> None:
         self._core.tick(self._now_ms())
         self._carry_out()
-        if not self._core.full:
-            self._room.set()
 
     def _carry_out(self) -> None:
         """Effects can have effects (an engine that died refuses a request), so until there are none."""
@@ -277,12 +274,16 @@ class Worker:
 
     async def _read_lanes(self) -> None:
         names = [self._topics.lane(self._core.config.pool, lane).name for lane in LANES]
+        paused: set[TopicPartition] = set()
 
         async def on_assign(partitions: Sequence[TopicPartition]) -> None:
+            # One that was paused when it left may still be: what is in this set is resumed when its lane has room.
+            paused.update(partitions)
             self._core.assigned(partitions)
             self._send_state()
 
         async def on_revoke(partitions: Sequence[TopicPartition]) -> None:
+            paused.difference_update(partitions)
             offsets = self._core.revoked(partitions)
             if offsets:
                 try:
@@ -293,23 +294,34 @@ class Worker:
             self._send_state()
 
         async def on_lost(partitions: Sequence[TopicPartition]) -> None:
+            paused.difference_update(partitions)
             self._core.revoked(partitions)
             self._send_state()
 
         await self._ports.lanes.subscribe(names, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
         while True:
-            if self._core.full:
-                self._room.clear()
-                await self._room.wait()
+            await self._share_lanes(paused)
             try:
-                records = await self._ports.lanes.poll()
+                # Not for longer: shares are to be looked at also when nothing comes.
+                records = await self._ports.lanes.poll(TICK_S)
             except LogError as error:
                 if not error.retriable:
                     raise
                 _log.warning("lanes_poll_failed", error=str(error))
                 continue
-            self._core.lane_records(records, self._now_ms())
-            self._after_event()
+            if records:
+                self._core.lane_records(records, self._now_ms())
+                self._after_event()
+
+    async def _share_lanes(self, paused: set[TopicPartition]) -> None:
+        """Pauses the partitions of lanes over their share and resumes the others; keeps `paused` up to date."""
+        over = self._core.over_share()
+        if stop := over - paused:
+            paused |= stop
+            await self._ports.lanes.pause(stop)
+        if go_on := paused - over:
+            paused -= go_on
+            await self._ports.lanes.resume(go_on)
 
     async def _read_control(self) -> None:
         control = self._ports.control
