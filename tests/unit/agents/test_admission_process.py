@@ -1,5 +1,6 @@
 """The admission process on a real broker and a real Redis."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from schemas.request import Request
 from streams.ids import derive_response_id
 from streams.settings import KafkaSettings
 from tests.conftest import until
-from tests.unit.agents.harness import Region
+from tests.unit.agents.harness import MODEL_SETTINGS, Region, message
 
 
 @pytest.fixture
@@ -194,6 +195,24 @@ def test_thousands_of_jobs_that_wait_for_a_full_pool_do_not_keep_a_chat_from_bei
         assert process.poll() is None
     assert len(written.admitted) == 5, "the jobs still wait"
     assert not written.endings
+
+
+def test_a_prompt_whose_record_kafka_would_not_take_is_refused_and_work_goes_on(region: Region) -> None:
+    region.beat()
+    huge = region.request(messages=[message("a b c d " * 125_000)] * 3)
+    later = region.request()
+    model = {**MODEL_SETTINGS, "context_window": 10_000_000}
+    with region.admission(SLUICE_MODELS=json.dumps([model])) as process:
+        region.send(huge)
+        region.flush()
+        region.read_until([huge.response_id])
+        region.send(later)
+        written = region.read_until([later.response_id])
+        assert process.poll() is None
+    [(home, ending)] = written.endings[huge.response_id]
+    assert (ending.code, ending.param) == (EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages")
+    assert [partition for partition, _, _ in written.opened[huge.response_id]] == [home]
+    assert later.response_id in written.admitted
 
 
 def test_wrong_settings_end_it_with_the_name_of_the_field(region: Region) -> None:
