@@ -358,10 +358,12 @@ class WorkerCore:
         self._stop(work, "void")
         if void.why == "ended":
             self._done(work, now_ms)
-        elif work.claimed:
+        elif void.why == "superseded" and not work.sources:
+            self._forget(work)
+        elif work.claimed and void.why != "superseded":
             self._take_over(work, now_ms)
         else:
-            # Begun without a claim: whoever was first may be alive, so ask again before taking over.
+            # Another's, or begun without a claim: whoever was first may be alive, so ask again before taking over.
             work.must_take_over = True
             self._wait(work, "claim", now_ms + RETRY_MS)
 
