@@ -30,7 +30,7 @@ from schemas.control import CONTROL, AttemptVoid, Cancel
 from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence
-from schemas.request import LANES, AdmittedRequest, Lane
+from schemas.request import LANES, AdmittedRequest, Lane, Sampling
 from schemas.usage import ComputeRecord
 from schemas.worker import WorkerState
 from streams.log import LogRecord, TopicPartition
@@ -44,6 +44,7 @@ MAX_REMEMBERED = 65_536
 MAX_RECENT = 4_096
 LANE_SHARES: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
 """The part of the bounds of uncommitted work that a lane and those below it may fill: the rest is for higher ones."""
+_NO_SAMPLING = Sampling()
 _PRIORITY = {lane: index for index, lane in enumerate(LANES)}
 
 
@@ -188,6 +189,7 @@ class _Work:
 
     request: AdmittedRequest
     prompt: "array[int]"
+    prompt_tokens: int
     scope: Scope
     phase: _Phase = _Phase.QUEUED
     plan: _Plan = "claim"
@@ -480,7 +482,8 @@ class WorkerCore:
             self._end(work, EndingCode.CANCELLED, now_ms)
         elif work.request.deadline_ms <= now_ms:
             self._end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
-        elif decision == "interrupted":
+        elif decision == "interrupted" or len(work.prompt) < work.prompt_tokens:
+            # Without its prompt it is one from `_recent`, which an older attempt's tokens precede.
             self._end(work, EndingCode.GENERATION_INTERRUPTED, now_ms)
         elif self._engine_ready:
             self._submit(work, now_ms)
@@ -712,7 +715,7 @@ class WorkerCore:
         # Waiting work is many: 4 bytes per prompt token instead of the 36 of a list of integers.
         prompt = array("I", request.prompt_token_ids)
         request.prompt_token_ids = []
-        work = _Work(request, prompt, self._shared(request.scope), sources=[source])
+        work = _Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
         self._works[response_id] = work
         heappush(self._deadlines, (request.deadline_ms, response_id))
         if self._cancels.pop(response_id, None) is not None:
@@ -737,7 +740,7 @@ class WorkerCore:
             work.response_id,
             request.lane,
             request.scope.tenant_id,
-            len(work.prompt) + request.max_tokens,
+            work.prompt_tokens + request.max_tokens,
             now_ms,
             request.deadline_ms,
         )
@@ -777,7 +780,7 @@ class WorkerCore:
             requested_model=request.requested_model,
             reply_to=request.reply_to,
             accepted_at_ms=request.accepted_at_ms,
-            prompt_tokens=len(work.prompt),
+            prompt_tokens=work.prompt_tokens,
         )
         self._generated(work, ending, EndingSent(work.response_id, work.attempt_id))
 
@@ -799,7 +802,7 @@ class WorkerCore:
             worker_id=self.config.worker_id,
             pool=self.config.pool,
             model=request.model,
-            prompt_tokens=len(work.prompt),
+            prompt_tokens=work.prompt_tokens,
             cached_tokens=work.cached_tokens,
             generated_tokens=tokens,
             engine_ms=max(now_ms - work.submitted_at_ms, 0),
@@ -850,6 +853,9 @@ class WorkerCore:
             tracker.finished(offset)
         self._effects.append(FinishClaim(work.response_id))
         self._forget(work)
+        # Should it have to be ended once more, neither is needed; thousands of long prompts would be much memory.
+        work.prompt = array("I")
+        work.request.sampling = _NO_SAMPLING
         if len(self._recent) >= MAX_RECENT:
             self._recent.popitem(last=False)
         self._recent[work.response_id] = (now_ms + REMEMBERED_MS, work)

@@ -52,6 +52,8 @@ RESTART_BACKOFF_S = 0.5
 MAX_RESTART_BACKOFF_S = 30.0
 STABLE_ENGINE_S = 600.0
 FLUSH_S = 10.0
+MAX_CLAIM_MARKS = 20_000
+"""Marks that wait for a claim store that is away; beyond that the oldest are given up."""
 
 _log = structlog.get_logger()
 _Life = Literal["starting", "ready", "draining", "failed"]
@@ -102,7 +104,10 @@ class Ports:
 
 @dataclass
 class _Asked:
-    """Asked for by the core, answered by a task; bounded by the requests that the core engages at once."""
+    """Asked for by the core, answered by a task; bounded by the requests that the core engages at once.
+
+    `finished` and `released` also hold what the claim store could not take, up to `MAX_CLAIM_MARKS` each.
+    """
 
     claims: list[AskClaim] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -378,6 +383,9 @@ class Worker:
             except ClaimsUnavailable as error:
                 self._metrics.claim_failures.inc()
                 _log.warning("claims_unavailable", what="renew", error=str(error))
+            else:
+                if self._asked.finished or self._asked.released:
+                    self._claims_asked.set()  # it answers again: what it missed is told now
             await asyncio.sleep(self._settings.lease_ms / 4_000)
 
     async def _ask_claims(self) -> None:
@@ -401,16 +409,21 @@ class Worker:
             await self._flush_claims()
 
     async def _flush_claims(self) -> None:
+        """Tells what ended. What the store does not take is kept for later; both marks may be repeated."""
         finished, self._asked.finished = self._asked.finished, []
         released, self._asked.released = self._asked.released, []
         try:
             if finished:
                 await self._ports.claims.finish(finished)
+                finished = []
             if released:
                 await self._ports.claims.release(released)
+                released = []
         except ClaimsUnavailable as error:
             self._metrics.claim_failures.inc()
-            _log.warning("claims_unavailable", what="finish", error=str(error))
+            _log.warning("claims_unavailable", what="finish", error=str(error), waiting=len(finished) + len(released))
+            self._asked.finished = (finished + self._asked.finished)[-MAX_CLAIM_MARKS:]
+            self._asked.released = (released + self._asked.released)[-MAX_CLAIM_MARKS:]
 
     async def _ask_read_backs(self) -> None:
         while True:

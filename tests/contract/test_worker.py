@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
-from gpu_consumers.claim import RedisClaims
+from gpu_consumers.claim import ClaimRequest, ClaimsUnavailable, RedisClaims
 from gpu_consumers.core import CoreConfig, WorkerCore
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
@@ -255,6 +255,51 @@ async def test_without_redis_requests_are_answered_all_the_same(kafka_settings: 
         await region.ended(*ids)
     assert {region.terminal(response_id) for response_id in ids} == {EndingCode.COMPLETED}
     await region.close()
+
+
+async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with worker(region, "a") as running:
+        claims = running.ports.claims
+        finish, refused, told = claims.finish, asyncio.Event(), asyncio.Event()
+        marked: list[str] = []
+
+        async def away(_response_ids: Sequence[str]) -> None:
+            refused.set()
+            raise ClaimsUnavailable("scripted")
+
+        async def back(response_ids: Sequence[str]) -> None:
+            await finish(response_ids)
+            marked.extend(response_ids)
+            told.set()
+
+        monkeypatch.setattr(claims, "finish", away)
+        response_id = await region.request()
+        await region.ended(response_id)
+        async with asyncio.timeout(30):
+            await refused.wait()
+            monkeypatch.setattr(claims, "finish", back)
+            await told.wait()
+        assert marked == [response_id]
+        [claim] = await claims.claim([ClaimRequest(response_id, "att_other")])
+        assert claim.state == "finished"
+
+
+async def test_a_flood_of_batch_work_leaves_room_for_interactive_work(region: Region) -> None:
+    flood = [await region.request(lane=Lane.BATCH, max_tokens=400) for _ in range(600)]
+    async with worker(region, "a") as running:
+        await region.until(lambda: sum(region.accepted(response_id) > 0 for response_id in flood) >= 64)
+        await region.until(running.core.over_share)
+        urgent = await region.request(lane=Lane.INTERACTIVE, max_tokens=5)
+        await region.ended(urgent)
+        assert region.terminal(urgent) is EndingCode.COMPLETED
+        # Resumed when there is room again.
+        for response_id in flood:
+            await region.cancel(response_id)
+        await region.ended(*flood)
+        late = await region.request(lane=Lane.BATCH)
+        await region.ended(late)
 
 
 CONFIG = """

@@ -587,6 +587,17 @@ def test_no_lane_takes_the_room_of_a_higher_one_and_each_is_read_while_it_has_ro
             assert sum(up_to(checked)) < LANE_SHARES[checked] * max_bytes + 40
 
 
+def test_what_ended_is_remembered_without_its_prompt() -> None:
+    fleet = Fleet("a")
+    ids = [fleet.region.request() for _ in range(3)]
+    fleet.settle()
+    [worker] = fleet.all
+    remembered = {response_id: work for response_id, (_, work) in worker.core._recent.items()}
+    assert remembered.keys() == set(ids)
+    for work in remembered.values():
+        assert (len(work.prompt), work.prompt_tokens, work.request.sampling) == (0, 4, Sampling())
+
+
 def test_a_fresh_fence_after_lost_claims_is_void_and_the_worker_ends_what_it_cut_off() -> None:
     """`a` is a zombie: it lost its partitions and its claim, and was stopped while `b` began anew."""
     fleet = Fleet("a")
