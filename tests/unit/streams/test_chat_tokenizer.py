@@ -1,3 +1,4 @@
+import json
 import threading
 import time
 from pathlib import Path
@@ -58,3 +59,9 @@ def test_a_long_text_does_not_keep_other_threads_from_running() -> None:
         time.sleep(0.001)
         turns += 1
     assert turns > 10
+
+
+def test_the_vocabulary_ends_behind_its_largest_token() -> None:
+    size = TOKENIZER.vocabulary_size
+    assert max(TOKENIZER.encode_chat([_user("What is the capital of France?")])) < size
+    assert size == json.loads((MODEL / "config.json").read_text())["vocab_size"]
