@@ -69,6 +69,7 @@ class VllmEngine:
         self._flushing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
+        self._shutting_down: asyncio.Task[None] | None = None
 
     @property
     def accepts_seed(self) -> bool:
@@ -80,6 +81,7 @@ class VllmEngine:
         self._on_step = on_step
         self._on_died = on_died
         try:
+            await self._shut_down_fully()
             self._llm = await asyncio.to_thread(self._create)
         # Whatever keeps vLLM from starting (a wrong argument, no memory, a dead child) comes as any exception at all.
         except Exception as error:
@@ -167,7 +169,10 @@ class VllmEngine:
                 self._collect(request_id, early)
         except EngineDeadError as error:
             self._died(error)
-        except (ValueError, TypeError, VLLMValidationError) as error:
+        except VLLMValidationError as error:
+            self._fail(request_id, f"{type(error).__name__}: {error}", error.parameter)
+        # Whatever else it is, nobody awaits this task: the request would hang until its deadline.
+        except Exception as error:  # noqa: BLE001 - raised nowhere, told as the request's end
             self._fail(request_id, f"{type(error).__name__}: {error}")
 
     def _collect(self, request_id: str, output: Any) -> None:
@@ -202,6 +207,9 @@ class VllmEngine:
             self._live.discard(request_id)
 
     def _fail(self, request_id: str, why: str, refused_param: str | None = None) -> None:
+        """Ends the request with an error; does nothing when it is no longer in the engine."""
+        if request_id not in self._live:
+            return
         self._live.discard(request_id)
         self._deliver(EngineDelta(request_id, 0, [], "", [], error=why, refused_param=refused_param))
 
@@ -252,7 +260,9 @@ class VllmEngine:
             return
         self._live.clear()
         self._batch.clear()
-        _shut_down(llm)
+        # It waits for processes; the loop has others to serve meanwhile. `close` waits for it, and so does the next
+        # start: two engines do not fit into one memory.
+        self._shutting_down = asyncio.create_task(asyncio.to_thread(_shut_down, llm), name="vllm-shutdown")
         self._on_died(EngineDied(f"{type(error).__name__}: {error}"))
 
     async def close(self) -> None:
@@ -264,4 +274,12 @@ class VllmEngine:
         for task in list(self._tasks):
             task.cancel()
         if llm is not None:
-            _shut_down(llm)
+            await asyncio.to_thread(_shut_down, llm)
+        await self._shut_down_fully()
+
+    async def _shut_down_fully(self) -> None:
+        """Waits for the shutdown after a death, if there was one, and raises what it failed with."""
+        if self._shutting_down is not None:
+            await asyncio.wait([self._shutting_down])  # a cancelled wait leaves it to the next one
+            ended, self._shutting_down = self._shutting_down, None
+            ended.result()

@@ -1,10 +1,19 @@
 """What can be said of the vLLM engine without starting vLLM."""
 
+import asyncio
 import subprocess
 import sys
+import threading
+from functools import partial
+from typing import Any
 
-from gpu_consumers.vllm_engine import sampling_arguments
+import pytest
+
+from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.vllm_engine import VllmEngine, sampling_arguments
 from schemas.request import Sampling
+
+DEADLINE_S = 10.0
 
 
 def test_every_sampling_field_reaches_vllm_by_name() -> None:
@@ -29,3 +38,87 @@ def test_values_are_passed_on_unchanged() -> None:
 def test_neither_vllm_nor_torch_is_imported_before_the_engine_starts() -> None:
     code = "import gpu_consumers.vllm_engine, gpu_consumers.simulated, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+class ScriptedLlm:
+    """In the place of vLLM's `AsyncLLM`: refuses every request with `error`; its shutdown takes until `may_end`."""
+
+    errored = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.may_end = threading.Event()
+        self.shut_down_by: list[threading.Thread] = []
+
+    async def add_request(self, *_arguments: object, **_options: object) -> None:
+        raise self._error
+
+    def shutdown(self) -> None:
+        self.shut_down_by.append(threading.current_thread())
+        assert self.may_end.wait(DEADLINE_S)
+
+
+class ScriptedEngine(VllmEngine):
+    def __init__(self, llm: ScriptedLlm) -> None:
+        super().__init__("nowhere", {}, 1)
+        self._scripted = llm
+
+    def _create(self) -> Any:
+        self._tokens_input = lambda token_ids, cache_salt: token_ids
+        self._sampling_params = partial(dict)
+        return self._scripted
+
+
+# vLLM and torch warn of their own deprecations while they are imported.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "parameter"),
+    [("RuntimeError", None), ("KeyError", None), ("ValueError", None), ("vllm", "logit_bias"), ("vllm", None)],
+)
+async def test_whatever_vllm_refuses_a_request_with_ends_that_request(kind: str, parameter: str | None) -> None:
+    exceptions = pytest.importorskip("vllm.exceptions", reason="vLLM is not installed")
+    pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    error: Exception
+    if kind == "vllm":
+        error = exceptions.VLLMValidationError("out of range", parameter=parameter)
+    else:
+        error = {"RuntimeError": RuntimeError, "KeyError": KeyError, "ValueError": ValueError}[kind]("refused")
+    llm = ScriptedLlm(error)
+    llm.may_end.set()
+    engine = ScriptedEngine(llm)
+    deltas: asyncio.Queue[EngineDelta] = asyncio.Queue()
+    deaths: list[EngineDied] = []
+
+    def on_step(step: list[EngineDelta]) -> None:
+        for delta in step:
+            deltas.put_nowait(delta)
+
+    await engine.start(on_step, deaths.append)
+    engine.submit(EngineRequest("r", [1, 2], Sampling(), 5))
+    async with asyncio.timeout(DEADLINE_S):
+        delta = await deltas.get()
+    assert (delta.request_id, delta.refused_param) == ("r", parameter)
+    assert delta.error is not None
+    assert type(error).__name__ in delta.error
+    assert not deaths
+    await engine.close()
+
+
+async def test_a_dead_engine_is_shut_down_beside_the_loop_and_before_the_next_one_starts() -> None:
+    llm = ScriptedLlm(ValueError())
+    engine = ScriptedEngine(llm)
+    died = asyncio.Event()
+    await engine.start(lambda _step: None, lambda _death: died.set())
+    llm.dead_error = RuntimeError("gone")  # type: ignore[attr-defined]
+    llm.errored = True
+    async with asyncio.timeout(DEADLINE_S):
+        await died.wait()
+    llm.errored = False
+    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    llm.may_end.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await starting
+        await engine.close()
+    assert threading.main_thread() not in llm.shut_down_by
