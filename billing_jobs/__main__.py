@@ -62,7 +62,7 @@ def open_price_book(store: ClickHouseStore, settings: Settings) -> PriceBook:
 
 def make_sink(settings: Settings, store: ClickHouseStore, book: PriceBook, metrics: BillingMetrics) -> Sink:
     return Sink(
-        consumer=KafkaConsumer(settings.kafka, GROUP, "billing"),
+        consumer=KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", "billing"),
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
         book=book,

@@ -32,7 +32,7 @@ def run(settings: Settings) -> int:
         topics=settings.topics,
         settings=settings.post_safety,
         directory=TomlTenantDirectory(settings.tenants_file),
-        generated=KafkaConsumer(settings.kafka, GROUP, client_id),
+        generated=KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", client_id),
         control=KafkaConsumer(settings.kafka, None, f"{client_id}-control"),
         producer=KafkaProducer(settings.kafka, client_id),
         metrics=Metrics(),

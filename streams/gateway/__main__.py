@@ -30,13 +30,14 @@ class KafkaClients:
 
     def __init__(self, settings: Settings) -> None:
         self._kafka = settings.kafka
+        self._group = f"{settings.region}.{GROUP}"
         self._gateway_id = settings.gateway.gateway_id
 
     def producer(self) -> LogProducer:
         return KafkaProducer(self._kafka, self._gateway_id)
 
     def member(self) -> LogConsumer:
-        return KafkaConsumer(self._kafka, GROUP, self._gateway_id, instance_id=self._gateway_id)
+        return KafkaConsumer(self._kafka, self._group, self._gateway_id, instance_id=self._gateway_id)
 
     def reader(self) -> LogConsumer:
         return KafkaConsumer(self._kafka, None, f"{self._gateway_id}-reader")

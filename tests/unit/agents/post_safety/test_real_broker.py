@@ -129,7 +129,7 @@ def test_a_killed_process_is_rebuilt_and_a_stopped_one_leaves_nothing_open(
     }
     bills = set(region.read(region.topics.usage))
     assert sorted(UsageEvent.model_validate_json(bill).usage_id for bill in bills) == ["r1/0", "r2/0", "r3/0"]
-    committed = KafkaConsumer(kafka_settings, "post-safety", "test-look")
+    committed = KafkaConsumer(kafka_settings, f"{region.topics.region}.post-safety", "test-look")
     try:
         [place] = [p for p in committed.partitions(region.topics.generated.name) if p.partition == 3]
         # What may lie above is the halt's ending if it was read after the last commit.
