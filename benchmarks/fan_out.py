@@ -87,7 +87,7 @@ def _scrape(stack: Stack) -> dict[str, float]:
 
 
 def run(*, short: bool, seed: int) -> Report:
-    streams, seconds, tokens, settle_s = (200, 15.0, 400, 3.0) if short else (1_000, 600.0, 1_500, 60.0)
+    streams, seconds, tokens, settle_s = (200, 15.0, 400, 3.0) if short else (1_000, 600.0, 3_000, 60.0)
     report = Report("fan_out", {"streams": streams, "tokens/s each": TOKENS_PER_S, "seconds": seconds, "seed": seed})
     with running_stack(simulated(ENGINE, max_running=streams + 64)) as stack:
         load = _Load(stack, streams, tokens, random.Random(seed))
