@@ -219,7 +219,7 @@ class ChatApi:
         follower.is_handed_over = True
         return SseResponse(
             follower, events, first=first, headers=headers, metrics=self._gateway.metrics,
-            release=lambda: self._gateway.release(follower),
+            release=lambda: self._gateway.release(follower), stall_s=self._settings.viewer_stall_ms / 1_000,
         )  # fmt: skip
 
     async def _whole(

@@ -111,6 +111,7 @@ class SseResponse(StreamingResponse):
         headers: dict[str, str],
         metrics: GatewayMetrics,
         release: Callable[[], None],
+        stall_s: float,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._follower = follower
@@ -122,6 +123,7 @@ class SseResponse(StreamingResponse):
         )  # fmt: skip
         self._timing = Timing(metrics)
         self._release = release
+        self._stall_s = stall_s
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -165,7 +167,16 @@ class SseResponse(StreamingResponse):
                 assert type(event) is Closed
                 await self._finish(send, events.closed(event.reason))
                 return
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            message = {"type": "http.response.body", "body": data, "more_body": True}
+            if follower.viewer is not None:
+                # The hub notices when it stalls: a token's way must not pay for a timer.
+                await send(message)
+            else:
+                try:
+                    async with asyncio.timeout(self._stall_s):
+                        await send(message)
+                except TimeoutError:
+                    return
             event = await follower.next(self._heartbeat_s)
 
     async def _finish(self, send: Send, data: bytes) -> None:

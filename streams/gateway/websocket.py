@@ -109,6 +109,7 @@ class Socket:
         self._gateway = gateway
         self._receive = receive
         self._send = send
+        self._stall_s = gateway.settings.gateway.viewer_stall_ms / 1_000
         self._traceparent = traceparent
         self._principal: Principal | None = None
         self._watched: dict[str, _Watched] = {}
@@ -347,11 +348,22 @@ class Socket:
             self._room.set()
 
     async def _write(self) -> None:
+        """Ends when the socket is closed, or when a send stalls that no viewer in the hub stands behind."""
+        try:
+            await self._write_all()
+        except TimeoutError:
+            _log.info("websocket_stalled", watched=len(self._watched))
+
+    async def _send_in_time(self, text: str) -> None:
+        async with asyncio.timeout(self._stall_s):
+            await self._send({"type": "websocket.send", "text": text})
+
+    async def _write_all(self) -> None:
         send, ready, outbox = self._send, self._ready, self._outbox
         loop = asyncio.get_running_loop()
         while True:
             while outbox:
-                await send({"type": "websocket.send", "text": outbox.popleft()})
+                await self._send_in_time(outbox.popleft())
                 self._make_room()
             if self._closing is not None:
                 rule = CLOSINGS[self._closing]
@@ -363,7 +375,11 @@ class Socket:
                 event = watched.follower.poll()
                 if type(event) is Span:
                     watched.timing.delivered(event, watched.accepted_at_ms)
-                    await send({"type": "websocket.send", "text": watched.delta(event)})
+                    if watched.follower.viewer is not None:
+                        # The hub notices when it stalls: a token's way must not pay for a timer.
+                        await send({"type": "websocket.send", "text": watched.delta(event)})
+                    else:
+                        await self._send_in_time(watched.delta(event))
                 elif event is not None:
                     self._handle(watched, event)
                 if watched.follower.has_more and watched.response_id in self._watched:

@@ -3,9 +3,13 @@
 import asyncio
 import json
 import socket
+from collections.abc import MutableMapping
+from typing import Any
 
 from websockets.asyncio.client import connect
 
+from streams.gateway.sse import ChatEvents, SseResponse
+from streams.gateway.websocket import Socket
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
 
 HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "on_disconnect": "continue"}
@@ -72,3 +76,75 @@ async def test_a_deaf_websocket_is_cut_off(redis_url: str) -> None:
         await until(lambda: stack.runtime.hub.released_tokens == RECORDS, "the gateway has read everything")
         await until(lambda: stack.runtime.hub.viewers == 0, "the deaf viewer is given up")
         client.transport.abort()
+
+
+async def ended_response(stack: Stack) -> str:
+    """The id of a long response that has left memory: only history has it."""
+    async with connect(stack.websocket_url, additional_headers={"x-api-key": KEY}, proxy=None, max_size=None) as reader:
+        await reader.send(json.dumps({"type": "request", "request_id": "1", "body": HELLO}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        for number in range(1, RECORDS + 1):
+            stack.pipeline.release(request, number, ["x" * CHARS])
+        stack.pipeline.end(request, RECORDS + 1)
+        async with asyncio.timeout(20):
+            while json.loads(await reader.recv())["type"] != "terminal":
+                pass
+    await until(lambda: stack.runtime.hub.get(request.response_id) is None, "the response leaves memory")
+    return request.response_id
+
+
+async def never(_message: object) -> None:
+    """The send of a server whose client does not read."""
+    await asyncio.Event().wait()
+
+
+async def test_a_replay_to_a_deaf_sse_client_ends(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "deafreplay", viewer_stall_ms=100)
+    async with serving(settings, memory_log(settings)) as stack:
+        response_id = await ended_response(stack)
+        gateway = stack.runtime.gateway
+        follower = await gateway.resume(gateway.authenticate(KEY), response_id, 0)
+        assert follower.viewer is None
+        sent: list[str] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message["type"])
+            if message["type"] == "http.response.body":
+                await never(message)
+
+        async def stays() -> MutableMapping[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        released: list[None] = []
+        response = SseResponse(
+            follower, ChatEvents(response_id, 0, "tiny", include_usage=False), first=None, headers={},
+            metrics=gateway.metrics, release=lambda: released.append(None), stall_s=0.1,
+        )  # fmt: skip
+        async with asyncio.timeout(5):
+            await response({"type": "http"}, stays, send)
+        assert (sent, released) == (["http.response.start", "http.response.body"], [None])
+
+
+async def test_a_replay_to_a_deaf_websocket_ends(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "deafreplayws", viewer_stall_ms=100)
+    async with serving(settings, memory_log(settings)) as stack:
+        response_id = await ended_response(stack)
+        inbox = [{"type": "websocket.receive", "text": json.dumps({"type": "resume", "response_id": response_id})}]
+        spans = 0
+
+        async def receive() -> MutableMapping[str, Any]:
+            if not inbox:
+                await asyncio.Event().wait()
+            return inbox.pop()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            nonlocal spans
+            if '"type":"delta"' in message["text"]:
+                spans += 1
+                await never(message)
+
+        async with asyncio.timeout(5):
+            await Socket(stack.runtime.gateway, receive, send, "").run(KEY)
+        assert spans == 1
