@@ -168,7 +168,8 @@ def test_looking_for_a_repeated_key_compares_keys_as_often_as_there_are_keys() -
             return str.__eq__(self, other)
 
     keys = 2_000
-    pairs = [(Name(f"k{number}"), None) for number in range(keys)] + [(Name(f"k{keys - 1}"), None)]
+    names = [*range(keys), keys - 1]
+    pairs: list[tuple[str, None]] = [(Name(f"k{number}"), None) for number in names]
     with pytest.raises(ValueError, match=f"'k{keys - 1}' occurs twice"):
         json_body._unique_pairs(pairs)
     assert comparisons <= keys
