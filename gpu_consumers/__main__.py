@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import signal
 import sys
 from pathlib import Path
@@ -22,14 +21,13 @@ from gpu_consumers.vllm_engine import VllmEngine
 from gpu_consumers.worker import FLUSH_S, Ports, Worker, WorkerFailed
 from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.directory import Model, Pool
+from streams.garbage import collect_seldom
 from streams.ids import mint_attempt_id
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer, configure_logging
 from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import SettingsCatalog
-
-GC_THRESHOLD = 100_000
 
 _log = structlog.get_logger()
 
@@ -112,9 +110,7 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
             lambda: KafkaConsumer(settings.kafka, None, f"{client_id}-read-back"),
         )  # fmt: skip
         shell = Worker(core, ports, worker, metrics)
-        # Deltas are many, short-lived and acyclic: collecting as often as by default took a third of the CPU time.
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD, 50, 50)
+        collect_seldom()
         health = HealthServer(settings.health_port, lambda: shell.not_ready)
         stack.callback(health.close)
         _log.info("started", pool=pool.name, engine=pool.engine, health_port=health.port)

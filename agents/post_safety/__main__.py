@@ -8,6 +8,7 @@ import sys
 import structlog
 
 from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafetyProcess
+from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer, configure_logging
@@ -41,6 +42,7 @@ def run(settings: Settings) -> int:
     _log.info("started", health_port=health.port)
     try:
         process.start()
+        collect_seldom()
         while not stopping:
             process.step()
         process.close()

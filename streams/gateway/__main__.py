@@ -1,7 +1,6 @@
 """`python -m streams.gateway`: reads settings, wires one gateway, serves until SIGTERM or SIGINT."""
 
 import asyncio
-import gc
 import resource
 import signal
 import sys
@@ -11,6 +10,7 @@ import structlog
 import uvloop
 from prometheus_client import REGISTRY
 
+from streams.garbage import collect_seldom
 from streams.gateway.history import connect_history
 from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer, server_config
 from streams.gateway.usage_reader import HttpUsageReader
@@ -98,9 +98,7 @@ def main() -> int:
     configure_logging(settings.gateway.gateway_id, settings.log_level)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # Text lives in many small, short-lived tuples without cycles: collect seldom, and never what start-up made.
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    collect_seldom()
     _log.info("gateway_starting", host=settings.gateway.host, port=settings.gateway.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
