@@ -117,7 +117,7 @@ class Delta(_ServerMessage):
     sequence_number: int
     choice: int
     kind: Kind
-    emitted_at_us: int = Field(description="Unix time in microseconds at which the worker published the last token.")
+    emitted_at_us: int = Field(default=0, description="Unix microseconds at which the worker published the last token.")
     text: str
 
 
