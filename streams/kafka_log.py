@@ -441,6 +441,9 @@ class KafkaConsumer:
                 consumer.incremental_assign(starting)
             else:
                 consumer.assign(starting)
+            # librdkafka remembers a pause from before the partition went away.
+            if running := set(added) - self._starting_paused:
+                consumer.resume([_native(partition) for partition in running])
             if self._starting_paused:
                 consumer.pause([_native(partition) for partition in self._starting_paused])
         finally:

@@ -446,6 +446,24 @@ def test_a_second_member_gets_a_share_from_where_the_first_one_committed_on_revo
     assert not caught.value.retriable
 
 
+def test_a_partition_that_comes_back_is_not_paused_any_more(log: Log, group: str) -> None:
+    topic = log.topic(2)
+    places = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+    first, second = log.consumer(group), log.consumer(group)
+    first.subscribe([topic])
+    poll_until([first], lambda: first.assignment() == places)
+    first.pause(places)
+    second.subscribe([topic])
+    poll_until([first, second], lambda: len(second.assignment()) == 1 and len(first.assignment()) == 1)
+    [moved] = second.assignment()
+
+    second.close()
+    poll_until([first], lambda: first.assignment() == places)
+    write(log, topic, numbers(0, 4), partition=moved.partition)
+
+    assert {record.source for record in read(first, 5)} == {moved}
+
+
 def test_a_member_that_closes_may_commit_and_gives_its_partitions_back(log: Log, group: str) -> None:
     topic = log.topic(2)
     places = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
