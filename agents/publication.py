@@ -4,14 +4,13 @@ Before any of it, routing has stored the decision (0). A crash there: the redeli
 """
 
 import asyncio
-import base64
 from dataclasses import dataclass
 from typing import Protocol
 
 from agents.quota import Decided, Finished, QuotaStore, Refusal
 from agents.stages import Origin, Refused, Rejected, ending_of, limits_of
 from schemas.admission import Admission, Decision
-from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.dead_letter import DeadLetter
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest
 from streams.directory import TenantDirectory
@@ -148,17 +147,8 @@ class Publication:
 
     async def dead(self, record: LogRecord, stage: str, rejected: Rejected, now_ms: int) -> None:
         """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
-        value = record.value or b""
-        letter = DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            stage=stage,
-            reason=rejected.reason,
-            detail=rejected.detail[:2_000],
-            value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
-            truncated=len(value) > MAX_DEAD_LETTER_BYTES,
-            dead_at_ms=now_ms,
-        )
-        origin = f"{record.topic}-{record.partition}-{record.offset}"
-        await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=origin)
+        letter = DeadLetter.of(
+            record.topic, record.partition, record.offset, record.value,
+            stage=stage, reason=rejected.reason, detail=rejected.detail, dead_at_ms=now_ms,
+        )  # fmt: skip
+        await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)

@@ -33,7 +33,8 @@ from schemas.batch import (
     TENANT_HEADER,
     BatchJob,
 )
-from schemas.codec import DecodeReason, Undecodable, decode
+from schemas.codec import Undecodable, decode
+from schemas.dead_letter import DeadReason
 from schemas.endings import EndingCode
 from schemas.generated import Ending
 from schemas.request import Lane, Message, ReplyTo, Request
@@ -84,7 +85,7 @@ class Services:
 class Rejected(Exception):
     """The record becomes a dead letter: nobody can be told, or nobody proved to be who it claims."""
 
-    def __init__(self, reason: DecodeReason | str, detail: str) -> None:
+    def __init__(self, reason: DeadReason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail

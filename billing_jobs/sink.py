@@ -1,6 +1,5 @@
 """Moves `usage` into ClickHouse, cut first and inserted after. The decisions are in `cut`; this is their loop."""
 
-import base64
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -12,7 +11,7 @@ from billing_jobs.cut import Batch, CutPlanner, Unusable, parse_batch
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
-from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.dead_letter import DeadLetter
 from streams.log import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
 
 GROUP = "billing"
@@ -65,18 +64,11 @@ def backoff_ms(failures: int) -> int:
 
 
 def dead_letter(unusable: Unusable, now_ms: int) -> DeadLetter:
-    value = unusable.record.value or b""
-    return DeadLetter(
-        topic=unusable.record.topic,
-        partition=unusable.record.partition,
-        offset=unusable.record.offset,
-        stage="billing",
-        reason=unusable.reason,
-        detail=unusable.detail,
-        value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
-        truncated=len(value) > MAX_DEAD_LETTER_BYTES,
-        dead_at_ms=now_ms,
-    )
+    record = unusable.record
+    return DeadLetter.of(
+        record.topic, record.partition, record.offset, record.value,
+        stage="billing", reason=unusable.reason, detail=unusable.detail, dead_at_ms=now_ms,
+    )  # fmt: skip
 
 
 class _Stage(Enum):

@@ -10,7 +10,6 @@ The life of one piece of work:
                       → waiting → queued …                (another worker's lease, or a retry)
 """
 
-import base64
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +26,7 @@ from gpu_consumers.takeover import Decision
 from schemas.base import Record, Scope
 from schemas.codec import Undecodable, decode
 from schemas.control import CONTROL, AttemptVoid, Cancel
-from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.dead_letter import DeadLetter
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence
 from schemas.request import LANES, AdmittedRequest, Lane, Sampling
@@ -824,21 +823,12 @@ class WorkerCore:
         )
 
     def _dead_letter(self, record: LogRecord, error: Undecodable, tracker: OffsetTracker, now_ms: int) -> None:
-        value = record.value or b""
-        letter = DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            stage="worker",
-            reason=error.reason,
-            detail=error.detail,
-            value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
-            truncated=len(value) > MAX_DEAD_LETTER_BYTES,
-            dead_at_ms=now_ms,
-        )
-        key = f"{record.topic}-{record.partition}-{record.offset}"
+        letter = DeadLetter.of(
+            record.topic, record.partition, record.offset, record.value,
+            stage="worker", reason=error.reason, detail=error.detail, dead_at_ms=now_ms,
+        )  # fmt: skip
         receipt = DeadLetterSent(tracker, record.offset)
-        self._effects.append(Publish(self.config.topics.dead_letters.name, None, key, letter.encode(), receipt))
+        self._effects.append(Publish(self.config.topics.dead_letters.name, None, letter.key, letter.encode(), receipt))
 
     def _set_phase(self, work: _Work, phase: _Phase) -> None:
         self._engaged += (phase in _ENGAGED) - (work.phase in _ENGAGED)

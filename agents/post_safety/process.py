@@ -4,7 +4,6 @@ A crash is repaired by reading again from the commit: the core then decides alik
 and `results.<tenant>` recognise what they have seen.
 """
 
-import base64
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -18,7 +17,7 @@ from agents.post_safety.policies import TenantPhrases
 from agents.post_safety.regroup import Group, Regrouper
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.control import CONTROL, Cancel
-from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.responses import Terminal
 from streams.directory import TenantDirectory
@@ -384,19 +383,10 @@ class PostSafetyProcess:
         *,
         ticket: int | None = None,
     ) -> None:
-        letter = DeadLetter(
-            topic=topic,
-            partition=partition,
-            offset=offset,
-            stage=STAGE,
-            reason=reason,
-            detail=detail[:2_000],
-            value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
-            truncated=len(value) > MAX_DEAD_LETTER_BYTES,
-            dead_at_ms=dead_at_ms,
+        letter = DeadLetter.of(
+            topic, partition, offset, value, stage=STAGE, reason=reason, detail=detail, dead_at_ms=dead_at_ms
         )
-        key = f"{topic}-{partition}-{offset}"
-        self._send(self._topics.dead_letters.name, letter.encode(), key=key, ticket=ticket)
+        self._send(self._topics.dead_letters.name, letter.encode(), key=letter.key, ticket=ticket)
 
     # Committing
 

@@ -6,7 +6,6 @@ them.
 """
 
 import asyncio
-import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +17,7 @@ from agents.quota import QuotaStore, QuotaUnavailable
 from agents.stages import limits_of
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
-from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.dead_letter import DeadLetter
 from schemas.usage import USAGE, UsageEvent
 from streams.directory import TenantDirectory
 from streams.log import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
@@ -173,20 +172,11 @@ class Settlement:
         return event if isinstance(event, UsageEvent) else None
 
     def _bury(self, record: LogRecord, error: Undecodable) -> None:
-        value = record.value or b""
-        letter = DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            stage="settlement",
-            reason=error.reason,
-            detail=error.detail,
-            value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
-            truncated=len(value) > MAX_DEAD_LETTER_BYTES,
-            dead_at_ms=self._clock_ms(),
-        )
-        origin = f"{record.topic}-{record.partition}-{record.offset}"
-        self._producer.produce(self._topics.dead_letters.name, letter.encode(), key=origin)
+        letter = DeadLetter.of(
+            record.topic, record.partition, record.offset, record.value,
+            stage="settlement", reason=error.reason, detail=error.detail, dead_at_ms=self._clock_ms(),
+        )  # fmt: skip
+        self._producer.produce(self._topics.dead_letters.name, letter.encode(), key=letter.key)
 
     def _sweep_when_due(self) -> None:
         now_ms = self._clock_ms()

@@ -1,14 +1,13 @@
 """From the `responses` topic to the hub, and from the hub to history; offsets follow history."""
 
 import asyncio
-import base64
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
 from schemas.codec import Undecodable, decode
-from schemas.dead_letter import MAX_DEAD_LETTER_BYTES, DeadLetter
+from schemas.dead_letter import DeadLetter
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.history import History, HistoryUnavailable
@@ -176,9 +175,7 @@ def _why(value: bytes | None) -> Undecodable:
 
 def dead_letter(record: LogRecord, error: Undecodable, now_ms: int) -> DeadLetter:
     """The dead letter of a record that this gateway cannot read."""
-    value = record.value or b""
-    return DeadLetter(
-        topic=record.topic, partition=record.partition, offset=record.offset, stage="gateway", reason=error.reason,
-        detail=error.detail, value_base64=base64.b64encode(value[:MAX_DEAD_LETTER_BYTES]).decode(),
-        truncated=len(value) > MAX_DEAD_LETTER_BYTES, dead_at_ms=now_ms,
+    return DeadLetter.of(
+        record.topic, record.partition, record.offset, record.value,
+        stage="gateway", reason=error.reason, detail=error.detail, dead_at_ms=now_ms,
     )  # fmt: skip
