@@ -63,6 +63,12 @@ class Guardian:
             text=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the helper that stands guard now."""
+        with self._lock:
+            return self._process.pid
+
     def add(self, group: int) -> None:
         with self._lock:
             self._groups.add(group)
@@ -332,6 +338,10 @@ class Supervisor:
     def process(self, name: str) -> SupervisedProcess:
         """Raises KeyError."""
         return self._processes[name]
+
+    def guardian_pid(self) -> int:
+        """The process that ends everything else if this one dies; another one once it was replaced."""
+        return self._guardian.pid
 
     def records(self) -> list[ProcessRecord]:
         return [process.record() for process in self._processes.values()]

@@ -1,10 +1,10 @@
 """The supervisor with small real processes in place of the stack's."""
 
-import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from deploy.guardian import surviving_groups
 from deploy.plan import Probe, ProcessSpec, Stage
 from deploy.supervision import RestartPolicy, State
-from deploy.supervisor import Supervisor, SupervisorError, bound_log
+from deploy.supervisor import Guardian, Supervisor, SupervisorError, bound_log
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05, stable_s=60)
 DEADLINE_S = 30
@@ -57,6 +57,10 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
         supervisor.stop(kill=True)
 
 
+def ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def pid_of(supervisor: Supervisor, name: str) -> int:
     pid = supervisor.process(name).record().pid
     assert pid is not None
@@ -96,7 +100,7 @@ def test_what_a_crash_leaves_in_the_group_is_ended_too(supervise: Callable[..., 
     supervisor.wait_ready(DEADLINE_S)
     child = psutil.Process(int(child_file.read_text()))
     supervisor.process("parent").send(signal.SIGKILL)
-    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: ended(child))
 
 
 def test_stop_goes_from_the_last_stage_to_the_first(supervise: Callable[..., Supervisor], tmp_path: Path) -> None:
@@ -207,20 +211,39 @@ def test_a_killed_supervisor_leaves_no_orphan(tmp_path: Path) -> None:
     finally:
         supervisor.kill()
         supervisor.wait(timeout=DEADLINE_S)
-    until(lambda: all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes))
+    until(lambda: all(map(ended, processes)))
 
 
-def test_a_killed_guardian_is_replaced_and_still_does_its_duty(supervise: Callable[..., Supervisor]) -> None:
+def test_a_killed_guardian_is_replaced(supervise: Callable[..., Supervisor]) -> None:
     supervisor = supervise(script("one", SLEEPS))
     supervisor.wait_ready(DEADLINE_S)
-    alive = [p for p in psutil.Process(os.getpid()).children() if p.status() != psutil.STATUS_ZOMBIE]
-    [guardian] = [p for p in alive if any("guardian" in word for word in p.cmdline())]
+    guardian = psutil.Process(supervisor.guardian_pid())
     guardian.kill()
-    guardian.wait(timeout=DEADLINE_S)
+    until(lambda: ended(guardian))
     supervisor.process("one").send(signal.SIGKILL)
     until(lambda: supervisor.records()[0].restarts == 1)
     supervisor.wait_ready(DEADLINE_S)
+    assert supervisor.guardian_pid() != guardian.pid
     supervisor.stop()
+
+
+def test_a_guardian_that_replaces_another_ends_what_that_one_guarded() -> None:
+    guardian = Guardian()
+    with subprocess.Popen([sys.executable, "-c", SLEEPS], start_new_session=True) as guarded:
+        try:
+            guardian.add(guarded.pid)
+            first = psutil.Process(guardian.pid)
+            first.kill()
+            until(lambda: ended(first))
+            guardian.ensure()
+            assert guarded.poll() is None
+            reaper = threading.Thread(target=guarded.wait)  # a group lasts until its last zombie is reaped
+            reaper.start()
+            guardian.close()
+            reaper.join(timeout=DEADLINE_S)
+            assert guarded.returncode == -signal.SIGTERM
+        finally:
+            guarded.kill()
 
 
 def test_the_guardian_forgets_groups_that_ended() -> None:
