@@ -127,6 +127,12 @@ class LogConsumer(Protocol):
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         """First offset kept, and the next one to be written."""
 
+    def end_reached(self, partition: TopicPartition) -> int:
+        """For independent readers: the end of the partition at which `poll` last arrived, 0 before that.
+
+        It is how a reader learns that the last offsets hold no record. Reset by `assign`.
+        """
+
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         """First offset whose timestamp is not earlier; the end when there is none."""
 

@@ -346,6 +346,7 @@ class MemoryConsumer:
         self._reset = reset
         self._topics: tuple[str, ...] = ()
         self._positions: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._turn = 0
         self._redeliver: LogRecord | None = None
@@ -374,6 +375,7 @@ class MemoryConsumer:
         self._require_life()
         self._positions = dict(positions)
         self._paused.clear()
+        self._ends.clear()
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         self._require_life()
@@ -441,6 +443,10 @@ class MemoryConsumer:
         stored = self._log._partition(partition)
         return stored.first_offset, stored.next_offset
 
+    def end_reached(self, partition: TopicPartition) -> int:
+        self._require_no_group()
+        return self._ends.get(partition, 0)
+
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         stored = self._log._partition(partition)
         later = (record.offset for record in stored.records if record.timestamp_ms >= timestamp_ms)
@@ -475,6 +481,10 @@ class MemoryConsumer:
     def _require_group(self) -> None:
         if not self._group_name:
             raise LogError("this reader belongs to no group", retriable=False)
+
+    def _require_no_group(self) -> None:
+        if self._group_name:
+            raise LogError("only independent readers are told of the end", retriable=False)
 
     def _require_owned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         wanted = list(partitions)
@@ -553,6 +563,7 @@ class MemoryConsumer:
             at = self._positions[partition] - stored.first_offset
             if at < len(stored.records):
                 return stored.records[at]
+            self._ends[partition] = stored.next_offset
         return None
 
     def _in_turn(self) -> Iterator[TopicPartition]:

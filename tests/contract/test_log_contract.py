@@ -8,6 +8,7 @@ from itertools import count
 from typing import Literal, Protocol
 
 import pytest
+from confluent_kafka import Producer
 
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import (
@@ -20,6 +21,7 @@ from streams.log import (
     ProducerQueueFull,
     TopicPartition,
 )
+from streams.log_reading import kept_offsets, read_offsets
 from streams.memory_log import MemoryLog
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
@@ -353,6 +355,88 @@ def test_an_independent_reader_reads_what_it_names(log: Log) -> None:
     reader.assign({TopicPartition(topic, 1): 3})
     assert reader.assignment() == [TopicPartition(topic, 1)]
     assert values(read(reader, 2)) == numbers(3, 4)
+
+
+def test_an_independent_reader_is_told_of_the_end(log: Log, group: str) -> None:
+    topic = log.topic(2)
+    places = [TopicPartition(topic, number) for number in range(2)]
+    write(log, topic, numbers(0, 2))
+    reader = log.consumer(None)
+    reader.assign(dict.fromkeys(places, 0))
+    assert [reader.end_reached(place) for place in places] == [0, 0]
+    found: list[LogRecord] = []
+    poll_until([reader], lambda: reader.end_reached(places[0]) == 3, found)
+    assert values(found) == numbers(0, 2)
+    write(log, topic, numbers(3, 3), partition=0)
+    poll_until([reader], lambda: reader.end_reached(places[0]) == 4, found)
+    assert values(found) == numbers(0, 3)
+    reader.assign({places[0]: 2})
+    assert reader.end_reached(places[0]) == 0
+
+    member = log.consumer(group)
+    with pytest.raises(LogError):
+        member.end_reached(places[0])
+
+
+def test_a_stretch_is_read_to_what_was_its_end(log: Log) -> None:
+    topic = log.topic(3)
+    places = [TopicPartition(topic, number) for number in range(3)]
+    write(log, topic, numbers(0, 4), partition=0)
+    write(log, topic, numbers(0, 1), partition=1)
+    reader = log.consumer(None)
+    kept = kept_offsets(reader, reader.partitions(topic))
+    assert kept == {places[0]: range(5), places[1]: range(2), places[2]: range(0)}
+    write(log, topic, numbers(5, 9), partition=0)
+
+    records = list(read_offsets(reader, {**kept, places[0]: range(2, 5)}, time.monotonic() + DEADLINE_S))
+
+    assert [r.offset for r in records if r.source == places[0]] == [2, 3, 4]
+    assert [r.offset for r in records if r.source == places[1]] == [0, 1]
+    assert len(records) == 5
+    assert list(read_offsets(reader, {places[2]: range(0)}, time.monotonic())) == []
+
+
+def test_a_stretch_may_begin_at_a_time(log: Log) -> None:
+    topic = log.topic(1)
+    place = TopicPartition(topic, 0)
+    write(log, topic, numbers(0, 2))
+    time.sleep(0.01)
+    write(log, topic, numbers(3, 5))
+    reader = log.consumer(None)
+    [*_, third, _, _] = list(read_offsets(reader, kept_offsets(reader, [place]), time.monotonic() + DEADLINE_S))
+    assert kept_offsets(reader, [place], third.timestamp_ms) == {place: range(third.offset, 6)}
+    assert kept_offsets(reader, [place], third.timestamp_ms + 60_000) == {place: range(6, 6)}
+
+
+def test_reading_a_stretch_has_a_deadline(log: Log) -> None:
+    topic = log.topic(1)
+    place = TopicPartition(topic, 0)
+    write(log, topic, numbers(0, 2))
+    reader = log.consumer(None)
+    with pytest.raises(LogError, match="in time") as raised:
+        list(read_offsets(reader, {place: range(3)}, time.monotonic()))
+    assert raised.value.retriable
+    # Nothing stands at offset 3 yet: the end that was reached lies before the one that was asked for.
+    with pytest.raises(LogError, match="in time"):
+        list(read_offsets(reader, {place: range(4)}, time.monotonic() + 1.0))
+
+
+def test_a_stretch_whose_last_offset_holds_no_record_ends(kafka_settings: KafkaSettings) -> None:
+    """A transaction's marker takes an offset that no reader sees, as compaction leaves offsets without a record."""
+    with ExitStack() as held:
+        log = OnKafka(held, kafka_settings)
+        topic = log.topic(1)
+        place = TopicPartition(topic, 0)
+        producer = Producer({"bootstrap.servers": kafka_settings.bootstrap, "transactional.id": topic})
+        producer.init_transactions(DEADLINE_S)
+        producer.begin_transaction()
+        producer.produce(topic, b"only", partition=0)
+        producer.commit_transaction(DEADLINE_S)
+        reader = log.consumer(None)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while (kept := kept_offsets(reader, [place])) != {place: range(2)}:  # the marker follows the commit
+            assert time.monotonic() < deadline_s
+        assert values(list(read_offsets(reader, kept, deadline_s))) == [b"only"]
 
 
 def test_an_independent_reader_has_no_commits(log: Log) -> None:
