@@ -23,6 +23,7 @@ from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from streams.accepted_prefix import AcceptedPrefix
 from streams.directory import TenantDirectory
 from streams.log import LogConsumer, LogError
+from streams.log_reading import kept_offsets, read_offsets
 
 RETRY_S = 0.5
 WINDOW_MS = MAX_JOB_LIFETIME_MS
@@ -100,26 +101,14 @@ class Rebuild:
 
 
 def read_back(consumer: LogConsumer, topic: str, since_ms: int, deadline_s: float) -> Rebuild:
-    """Folds `topic` from `since_ms` to where it ended when the call began. Raises RecoveryFailed, LogError."""
+    """Folds `topic` from `since_ms` to where it ended when the call began. Raises LogError, also at `deadline_s`."""
     rebuild = Rebuild()
-    positions, behind = {}, {}
-    for partition in consumer.partitions(topic):
-        start, (_, end) = consumer.offset_at(partition, since_ms), consumer.watermarks(partition)
-        if start < end:
-            positions[partition], behind[partition] = start, end
-    if not positions:
-        return rebuild
-    consumer.assign(positions)
-    while behind:
-        if time.monotonic() > deadline_s:
-            raise RecoveryFailed(f"{topic} was not read back in time")
-        for record in consumer.poll(1_000, 0.2):
-            try:
-                rebuild.add(decode(GENERATED, record.value), record.partition)
-            except Undecodable as error:
-                _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
-            if record.offset + 1 >= behind.get(record.source, 2**63):
-                del behind[record.source]
+    offsets = kept_offsets(consumer, consumer.partitions(topic), since_ms)
+    for record in read_offsets(consumer, offsets, deadline_s):
+        try:
+            rebuild.add(decode(GENERATED, record.value), record.partition)
+        except Undecodable as error:
+            _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
     return rebuild
 
 

@@ -1,17 +1,23 @@
 """Feeds a `WorkersView` from the compacted `workers` topic, in a thread of its own, outside of any consumer group."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 import structlog
 
 from agents.routing import WorkersView
 from schemas.codec import Undecodable, decode
 from schemas.worker import WorkerState
-from streams.log import LogConsumer, LogError, LogRecord
+from streams.log import LogConsumer, LogError, LogRecord, TopicPartition
+from streams.log_reading import RECORDS_PER_POLL, kept_offsets, read_offsets
+
+T = TypeVar("T")
 
 POLL_S = 0.2
+CATCH_UP_TIMEOUT_S = 10.0
 MAX_UNREADABLE = 1_000
 _log = structlog.get_logger()
 
@@ -51,28 +57,33 @@ class WorkersReader:
             consumer.close()
 
     def _follow(self, consumer: LogConsumer) -> None:
-        partitions = consumer.partitions(self._topic)
-        marks = {partition: consumer.watermarks(partition) for partition in partitions}
-        consumer.assign({partition: first for partition, (first, _) in marks.items()})
-        behind = {partition: end for partition, (first, end) in marks.items() if first < end}
-        if not behind:
-            self.caught_up.set()
+        ends = self._until_it_answers(lambda: self._catch_up(consumer))
+        if ends is None:
+            return
+        self.caught_up.set()
+        consumer.assign(ends)
+        while (records := self._until_it_answers(lambda: consumer.poll(RECORDS_PER_POLL, POLL_S))) is not None:
+            for record in records:
+                self._take(record)
+
+    def _catch_up(self, consumer: LogConsumer) -> dict[TopicPartition, int]:
+        """Takes what stands in the topic. Returns where that ended. Raises LogError."""
+        offsets = kept_offsets(consumer, consumer.partitions(self._topic))
+        for record in read_offsets(consumer, offsets, time.monotonic() + CATCH_UP_TIMEOUT_S):
+            self._take(record)
+        return {partition: kept.stop for partition, kept in offsets.items()}
+
+    def _until_it_answers(self, ask: Callable[[], T]) -> T | None:
+        """None once the reader is closed. Raises LogError when asking again is of no use."""
         while not self._stopping.is_set():
             try:
-                records = consumer.poll(1_000, POLL_S)
+                return ask()
             except LogError as error:
                 if not error.retriable:
                     raise
                 _log.warning("workers_reader_retries", error=str(error))
                 self._stopping.wait(POLL_S)
-                continue
-            for record in records:
-                self._take(record)
-                if record.offset + 1 >= behind.get(record.source, 2**63):
-                    del behind[record.source]
-            if not behind or (not records and not self.caught_up.is_set()):
-                # Compaction may have removed the last offsets: then an empty poll says that the end is reached.
-                self.caught_up.set()
+        return None
 
     def _take(self, record: LogRecord) -> None:
         worker_id = (record.key or b"").decode(errors="replace")

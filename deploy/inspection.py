@@ -1,5 +1,6 @@
 """What a running stack says about itself, read from Kafka."""
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -14,11 +15,11 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from schemas.codec import Undecodable, decode
 from schemas.worker import WorkerState
 from streams.kafka_log import KafkaConsumer, client_config, log_error
+from streams.log_reading import kept_offsets, read_offsets
 from streams.settings import KafkaSettings
 from streams.topics import Topics
 
 CALL_TIMEOUT_S = 10.0
-READ_BATCH = 1_000
 
 Offsets = Mapping[tuple[str, int], int]
 
@@ -100,25 +101,18 @@ def record_counts(settings: KafkaSettings, topics: list[str]) -> dict[str, int]:
 def worker_states(settings: KafkaSettings, topics: Topics) -> list[WorkerState]:
     """Each worker's last heartbeat, by worker id. Raises LogError."""
     consumer = KafkaConsumer(settings, None, "sluice-status")
+    states: dict[str, WorkerState] = {}
     try:
-        partitions = consumer.partitions(topics.workers.name)
-        bounds = {partition: consumer.watermarks(partition) for partition in partitions}
-        left = {partition: end for partition, (first, end) in bounds.items() if end > first}
-        consumer.assign({partition: bounds[partition][0] for partition in left})
-        states: dict[str, WorkerState] = {}
-        while left:
-            records = consumer.poll(READ_BATCH, 2.0)
-            if not records:  # compaction may leave no record at the very end
-                break
-            for record in records:
-                if record.value is not None:
-                    try:
-                        state = decode(WorkerState, record.value)
-                    except Undecodable:
-                        continue  # of another version
-                    states[state.worker_id] = state
-                if record.offset + 1 >= left.get(record.source, 0):
-                    left.pop(record.source, None)
-        return [states[worker_id] for worker_id in sorted(states)]
+        offsets = kept_offsets(consumer, consumer.partitions(topics.workers.name))
+        for record in read_offsets(consumer, offsets, time.monotonic() + CALL_TIMEOUT_S):
+            worker_id = (record.key or b"").decode(errors="replace")
+            if record.value is None:
+                states.pop(worker_id, None)
+                continue
+            try:
+                states[worker_id] = decode(WorkerState, record.value)
+            except Undecodable:
+                continue  # of another version
     finally:
         consumer.close()
+    return [states[worker_id] for worker_id in sorted(states)]

@@ -40,6 +40,7 @@ from schemas.generated import GENERATED
 from schemas.request import LANES
 from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.log import LogConsumer, LogError, TopicPartition
+from streams.log_reading import read_offsets
 from streams.settings import WorkerSettings
 
 TICK_S = 0.05
@@ -70,24 +71,19 @@ def read_back(
     source = TopicPartition(topic, asks[0].partition)
     folds = [ReadBack(ask.response_id, ask.attempt_id) for ask in asks]
     needles = [ask.response_id.encode() for ask in asks]
-    last = max(ask.fence_offset for ask in asks)
-    deadline_s = time.monotonic() + timeout_s
-    consumer.assign({source: min(ask.first_offset for ask in asks)})
-    while True:
-        for record in consumer.poll(1_000, 0.1):
-            value = record.value or b""
-            # Most records are of other responses: looking for the id costs a fraction of parsing.
-            if record.offset <= last and any(needle in value for needle in needles):
-                try:
-                    parsed = decode(GENERATED, value)
-                except Undecodable:
-                    continue  # every reader of `generated` passes over it alike
-                for fold in folds:
-                    fold.fold(parsed)
-            if record.offset >= last:
-                return [fold.decision() for fold in folds]
-        if time.monotonic() >= deadline_s:
-            raise LogError(f"reading back {source} took longer than {timeout_s:g} s", retriable=True)
+    offsets = range(min(ask.first_offset for ask in asks), max(ask.fence_offset for ask in asks) + 1)
+    for record in read_offsets(consumer, {source: offsets}, time.monotonic() + timeout_s):
+        value = record.value or b""
+        # Most records are of other responses: looking for the id costs a fraction of parsing.
+        if not any(needle in value for needle in needles):
+            continue
+        try:
+            parsed = decode(GENERATED, value)
+        except Undecodable:
+            continue  # every reader of `generated` passes over it alike
+        for fold in folds:
+            fold.fold(parsed)
+    return [fold.decision() for fold in folds]
 
 
 @dataclass

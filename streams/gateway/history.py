@@ -15,6 +15,7 @@ from streams.gateway.hub import HistoryEntry
 from streams.gateway.replay import Replay, UnreadableEntry, pack
 from streams.ids import parse_response_id
 from streams.log import LogConsumer, LogError, TopicPartition
+from streams.log_reading import kept_offsets, read_offsets
 from streams.settings import RedisSettings
 
 COMMANDS_PER_PIPELINE = 512
@@ -90,25 +91,20 @@ def read_log(
 ) -> Replay:  # fmt: skip
     """Reads `source` from a minute before `from_ms` to what was its end, or to the response's terminal.
 
-    Blocks. Raises LogError, also when `deadline_s` pass before that.
+    Blocks. Raises LogError, also at `deadline_s` (of `time.monotonic`).
     """
-    until = time.monotonic() + deadline_s
-    position = consumer.offset_at(source, max(0, from_ms - CLOCK_SKEW_MS))
-    _, end = consumer.watermarks(source)
-    consumer.assign({source: position})
     replay = Replay(after)
     needle = response_id.encode()
-    while position < end and replay.terminal is None:
-        if time.monotonic() > until:
-            raise LogError(f"reading back {source} took more than {deadline_s} s", retriable=True)
-        for record in consumer.poll(1_000, 0.1):
-            position = record.offset + 1
-            if record.value is None or needle not in record.value:
-                continue
-            try:
-                _fold(replay, record.value, tenant_id, response_id)
-            except Undecodable as error:
-                _log.warning("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
+    offsets = kept_offsets(consumer, [source], max(0, from_ms - CLOCK_SKEW_MS))
+    for record in read_offsets(consumer, offsets, deadline_s):
+        if record.value is None or needle not in record.value:
+            continue
+        try:
+            _fold(replay, record.value, tenant_id, response_id)
+        except Undecodable as error:
+            _log.warning("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
+        if replay.terminal is not None:
+            break
     return replay
 
 
@@ -157,7 +153,8 @@ class LogHistory:
         consumer = self._open_reader()
         try:
             source = TopicPartition(self._topic, partition)
-            return read_log(consumer, source, tenant_id, response_id, after, from_ms, LOG_READ_DEADLINE_S)
+            deadline_s = time.monotonic() + LOG_READ_DEADLINE_S
+            return read_log(consumer, source, tenant_id, response_id, after, from_ms, deadline_s)
         finally:
             consumer.close()
 

@@ -16,6 +16,7 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
+from streams.log import LogError
 from streams.memory_log import MemoryLog
 from tests.unit.agents.world import Directory
 
@@ -126,8 +127,20 @@ def test_reading_back_has_a_deadline() -> None:
     log = MemoryLog()
     log.create_topic("generated", 1)
     log.append("generated", opened("r").encode())
-    with pytest.raises(RecoveryFailed):
+    with pytest.raises(LogError):
         read_back(log.consumer(None, "test"), "generated", 0, time.monotonic() - 1)
+
+
+async def test_a_rebuild_that_takes_too_long_ends_the_process(redis_url: str) -> None:
+    log = MemoryLog(lambda: NOW)
+    log.create_topic("generated", 1)
+    log.append("generated", opened("r").encode())
+    async with Redis.from_url(redis_url) as redis:
+        quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
+        recovery = Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", 0, lambda: NOW)
+        with pytest.raises(RecoveryFailed, match="in time"):
+            await recovery.run()
+        assert await quota.read_epoch() is None
 
 
 def heartbeat(worker_id: str) -> bytes:
