@@ -4,7 +4,8 @@ A pure fold over a response's records in log order. Readers that fold the same r
 
 - A `fresh` fence counts only while nothing is accepted, neither token nor finish; a `takeover` fence always; neither
   after the terminal. An attempt that was superseded never comes back, also not by a late copy of its fence.
-- A frame row counts when its attempt is the current one and its tokens continue the accepted sequence without a gap.
+- A frame row counts when its attempt is the current one, the response has its choice, and its tokens continue the
+  accepted sequence without a gap.
 - The first counting ending, or the finish of the last open choice, is the terminal; all after it is void.
 """
 
@@ -28,6 +29,15 @@ class RowVerdict(StrEnum):
     """All of its tokens are accepted already."""
     GAP = "gap"
     """Tokens between the accepted prefix and this row are missing."""
+    INVALID = "invalid"
+    """Of a choice that the response does not have."""
+
+
+# One for each verdict that accepts nothing, and one for the usual row: this runs once per token.
+_ALL_ACCEPTED = (RowVerdict.ACCEPTED, 0)
+_VOID = (RowVerdict.VOID, 0)
+_GAP = (RowVerdict.GAP, 0)
+_INVALID = (RowVerdict.INVALID, 0)
 
 
 @dataclass(slots=True)
@@ -67,11 +77,16 @@ class AcceptedPrefix:
     ) -> tuple[RowVerdict, int]:
         """Folds in one frame row. Returns the verdict and how many of its leading tokens were accepted before."""
         if self.terminal is not None or attempt_id != self.attempt_id:
-            return RowVerdict.VOID, 0
+            return _VOID
+        if not 0 <= choice < self.choices:
+            return _INVALID
         if choice in self.finished:
             return RowVerdict.DUPLICATE, tokens
+        if first_sequence == self.next_sequence and not finish:
+            self.next_sequence += tokens
+            return _ALL_ACCEPTED
         if first_sequence > self.next_sequence:
-            return RowVerdict.GAP, 0
+            return _GAP
         known = self.next_sequence - first_sequence
         if tokens and known >= tokens and not finish:
             return RowVerdict.DUPLICATE, tokens

@@ -96,6 +96,15 @@ def test_known_tokens_are_counted_out_and_missing_ones_are_a_gap() -> None:
     assert prefix.terminal is None
 
 
+@pytest.mark.parametrize("choice", [-1, 2])
+def test_a_row_of_a_choice_that_the_response_does_not_have_counts_for_nothing(choice: int) -> None:
+    prefix = AcceptedPrefix(choices=2)
+    prefix.fence(fresh("a"))
+    assert prefix.row("a", choice, 1, 1, "") == (RowVerdict.INVALID, 0)
+    assert prefix.row("a", choice, 1, 0, "stop") == (RowVerdict.INVALID, 0)
+    assert (prefix.accepted_tokens, prefix.finished, prefix.terminal) == (0, {}, None)
+
+
 def test_a_known_row_may_still_bring_its_finish() -> None:
     prefix = AcceptedPrefix()
     prefix.fence(fresh("a"))
