@@ -247,6 +247,20 @@ class StreamMatcher:
             self._after_space = folded[-1] == _SPACE
             self._advance(folded)
 
+    def passes(self, text: str) -> bool:
+        """Feeds the next piece if nothing of the text is held behind it; False: nothing was fed.
+
+        Remembers what a piece does: the pieces are tokens of a vocabulary, and most of them leave few states.
+        """
+        if self.hold_from != self.position or len(text) > _MAX_CACHED_CHARS:
+            return False
+        after = _passage(self._phrases, self._node, self._after_space, text)
+        if after is None:
+            return False
+        self._node, self._after_space, moved = after
+        self.position = self.hold_from = self.position + moved
+        return True
+
     def finish(self) -> None:
         """The text ends: a phrase at its very end is complete, and nothing is held any more. A new text may follow."""
         if self.match is not None:
@@ -310,3 +324,17 @@ class StreamMatcher:
         """Fails closed: of the denials that wait, the one that begins first."""
         self.match = min(self._undecided, key=lambda match: match.start)
         self.hold_from = self.match.start
+
+
+@lru_cache(maxsize=65_536)
+def _passage(phrases: PhraseSet, node: int, after_space: bool, text: str) -> tuple[int, bool, int] | None:
+    """Where a matcher that holds nothing stands behind `text`, and how far it moved; None when it holds something then.
+
+    Without anything held, `node` and `after_space` are all of a matcher's state but its position.
+    """
+    matcher = StreamMatcher(phrases)
+    matcher._node, matcher._after_space = node, after_space
+    matcher.feed(text)
+    if matcher.match is not None or matcher.hold_from != matcher.position:
+        return None
+    return matcher._node, matcher._after_space, matcher.position

@@ -9,8 +9,8 @@ come back. A halt alone acts at once, by releasing nothing more.
 """
 
 import hashlib
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,7 @@ from schemas.base import ScopedRecord
 from schemas.batch import BatchError, BatchResponse, BatchResult
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import ENDINGS, EndingCode
-from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.generated import Ending, Fence, Frame, Kind, Opened
 from schemas.responses import Started, Terminal, TokenUsage
 from schemas.usage import UsageEvent
 from schemas.verdict import Verdict
@@ -40,18 +40,16 @@ _OVERLOAD_RETRY_MS = 1_000
 _OVERLOAD_JITTER_MS = 4_000
 
 
+ReleasedRow = tuple[bytes, str, int, int, Kind, str, list[int], int]
+"""A row of `Release`: encoded scope without its trace context, response id, choice, first sequence, kind, text, text
+ends, emitted at. A bare tuple: there is one for nearly every token."""
+
+
 class Released(NamedTuple):
-    """Tokens for `responses`. `scope_json` is the encoded scope without its trace context."""
+    """Rows for one partition of `responses`, in order."""
 
-    reply_partition: int
-    response_id: str
-    scope_json: bytes
-    delta: Delta
-
-    @property
-    def is_first(self) -> bool:
-        """The response's first token must not wait for others."""
-        return self.delta.first_sequence == 1
+    partition: int
+    rows: list[ReleasedRow]
 
 
 class Emit(NamedTuple):
@@ -64,21 +62,26 @@ class Emit(NamedTuple):
 
 
 Effect = Released | Emit
+_ACCEPTED = RowVerdict.ACCEPTED  # in Python 3.11 a look-up at the enum costs more than the row's other decisions
 Phrases = Callable[[str], PhraseSet | None]
 """The output phrases of a tenant by its id; None when there is no such tenant."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Accepted tokens of one choice."""
+    """Accepted tokens of one choice. `withheld` are those of them that were not released."""
 
     output: int = 0
     reasoning: int = 0
-    released: int = 0
+    withheld: int = 0
     first_token_at_ms: int = 0
     worker_id: str = ""
     content: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
+
+    def keep(self, kind: Kind, text: str) -> None:
+        """Released text, for the batch result."""
+        (self.thoughts if kind == "reasoning" else self.content).append(text)
 
 
 @dataclass(slots=True)
@@ -129,6 +132,28 @@ class _Partition:
         self.ended.move_to_end(response_id)
         if len(self.ended) > ENDED_REMEMBERED:
             self.ended.popitem(last=False)
+
+
+class _Outbox:
+    """Effects in order. Released rows are gathered by partition until another effect follows them."""
+
+    __slots__ = ("_effects", "rows")
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+        self.rows: defaultdict[int, list[ReleasedRow]] = defaultdict(list)
+
+    def add(self, effects: Iterable[Effect]) -> None:
+        self._gather()
+        self._effects += effects
+
+    def take(self) -> list[Effect]:
+        self._gather()
+        return self._effects
+
+    def _gather(self) -> None:
+        self._effects += map(Released._make, self.rows.items())
+        self.rows.clear()
 
 
 class PostSafety:
@@ -332,7 +357,9 @@ class PostSafety:
         return [_void(fence, displaced_id, displaced_worker_id, "superseded")]
 
     def _fold_frame(self, state: _Partition, frame: Frame, timestamp_ms: int) -> list[Effect]:
-        effects: list[Effect] = []
+        """This loop runs once per token: what most rows need not do has been moved out of it."""
+        outbox = _Outbox()
+        released = outbox.rows
         responses, emitted_at_us, worker_id = state.responses, frame.emitted_at_us, frame.worker_id
         accepted_tokens = 0
         for response_id, attempt_id, choice, first, kind, tokens, text, ends, finish, cached in zip(
@@ -343,43 +370,48 @@ class PostSafety:
             if response is None:
                 self.counts["rows_after_end" if response_id in state.ended else "rows_unknown_response"] += 1
                 continue
-            prefix, tallies = response.prefix, response.tallies
-            if not 0 <= choice < len(tallies):
-                self.counts["rows_invalid"] += 1
-                continue
             count = len(tokens)
-            was_empty = prefix.next_sequence == 1
-            verdict, known = prefix.row(attempt_id, choice, first, count, finish)
-            if verdict is not RowVerdict.ACCEPTED:
+            verdict, known = response.prefix.row(attempt_id, choice, first, count, finish)
+            if verdict is not _ACCEPTED:
                 self._row_refused(state, response, verdict, attempt_id, first + count, timestamp_ms)
                 continue
-            if was_empty:
+            if first == 1 and not known:
                 response.cached_tokens = min(cached, response.opened.prompt_tokens)
             if count > known:
-                tally = tallies[choice]
+                tally = response.tallies[choice]
                 if not tally.worker_id:
                     tally.first_token_at_ms = timestamp_ms
                 tally.worker_id = worker_id
-                accepted_tokens += count - known
+                accepted = count - known
+                accepted_tokens += accepted
                 if kind == "reasoning":
-                    tally.reasoning += count - known
+                    tally.reasoning += accepted
                 else:
-                    tally.output += count - known
-                delta = Delta(choice, kind, first, text, ends, emitted_at_us)
-                for piece in response.hold.accept(delta.after(known) if known else delta):
-                    effects.append(self._release(response, piece))
-                if response.gap is not None and prefix.next_sequence >= response.gap.until:
+                    tally.output += accepted
+                if not known and response.hold.passes(choice, kind, text, ends):
+                    released[response.reply_partition].append(
+                        (response.scope_json, response_id, choice, first, kind, text, ends, emitted_at_us)
+                    )
+                    if response.keeps_text:
+                        tally.keep(kind, text)
+                else:
+                    tally.withheld += accepted
+                    delta = Delta(choice, kind, first, text, ends, emitted_at_us)
+                    for piece in response.hold.accept(delta.after(known)):
+                        released[response.reply_partition].append(_release(response, piece))
+                    if response.hold.halted and not response.verdict_written and not finish:
+                        outbox.add(self._halted(state, response))
+                if response.gap is not None and response.prefix.next_sequence >= response.gap.until:
                     response.gap = None
             if finish:
                 for piece in response.hold.finish_choice(choice):
-                    effects.append(self._release(response, piece))
-                if prefix.terminal is not None:
-                    effects += self._close(state, response, prefix.terminal, timestamp_ms)
-                    continue
-            if response.hold.halted and not response.verdict_written:
-                effects += self._halted(state, response)
+                    released[response.reply_partition].append(_release(response, piece))
+                if response.prefix.terminal is not None:
+                    outbox.add(self._close(state, response, response.prefix.terminal, timestamp_ms))
+                elif response.hold.halted and not response.verdict_written:
+                    outbox.add(self._halted(state, response))
         self.counts["accepted_tokens"] += accepted_tokens
-        return effects
+        return outbox.take()
 
     def _row_refused(
         self,
@@ -481,7 +513,9 @@ class PostSafety:
     ) -> list[Effect]:
         """The terminal has been read: releases what is held, says how it ended, bills it, and forgets it."""
         opened, hold = response.opened, response.hold
-        effects: list[Effect] = [self._release(response, piece) for piece in hold.finish()]
+        effects: list[Effect] = [
+            Released(response.reply_partition, [_release(response, piece)]) for piece in hold.finish()
+        ]
         if hold.halted and not response.verdict_written:
             effects += self._halted(state, response)
         if hold.halted and code is EndingCode.COMPLETED:
@@ -573,20 +607,23 @@ class PostSafety:
                 cached_input_tokens=usage.cached_tokens if first else 0,
                 output_tokens=tally.output,
                 reasoning_tokens=tally.reasoning,
-                released_tokens=tally.released,
+                released_tokens=tally.output + tally.reasoning - tally.withheld,
                 reserved_tokens=opened.reserved_tokens if first else 0,
             )
             yield Emit("usage", opened.response_id, event)
 
-    def _release(self, response: _Response, delta: Delta) -> Released:
-        tally = response.tallies[delta.choice]
-        tally.released += len(delta.text_ends)
-        if response.keeps_text:
-            (tally.thoughts if delta.kind == "reasoning" else tally.content).append(delta.text)
-        return Released(response.reply_partition, response.response_id, response.scope_json, delta)
-
     def _answer(self, response: _Response, record: Started | Terminal) -> Emit:
         return Emit("responses", record.response_id, record, response.opened.reply_to.partition)
+
+
+def _release(response: _Response, delta: Delta) -> ReleasedRow:
+    """What was held, or never had to be, leaves."""
+    choice, kind, first_sequence, text, text_ends, emitted_at_us = delta
+    tally = response.tallies[choice]
+    tally.withheld -= len(text_ends)
+    if response.keeps_text:
+        tally.keep(kind, text)
+    return response.scope_json, response.response_id, choice, first_sequence, kind, text, text_ends, emitted_at_us
 
 
 def _void(fence: Fence, attempt_id: str, worker_id: str, why: Literal["tokens_precede", "superseded", "ended"]) -> Emit:

@@ -61,6 +61,11 @@ class _Choice:
 
     def positions(self, delta: Delta) -> list[int]:
         """Per token the position in the normalised text behind it; feeds the matcher."""
+        if len(delta.text_ends) == 1 and delta.text and self.matcher is not None and not self.with_next:
+            # The usual case on its own, for speed.
+            self.matcher.feed(delta.text)
+            self.position = self.matcher.position
+            return [self.position]
         positions: list[int] = []
         begin = 0
         for end in delta.text_ends:
@@ -122,6 +127,24 @@ class HoldBack:
         self.halted = True
         self._waiting.clear()
 
+    def passes(self, index: int, kind: Kind, text: str, text_ends: list[int]) -> bool:
+        """Takes the next accepted tokens if they may leave whole and at once, as nearly all do.
+
+        False: nothing was taken, and `accept` must be asked. `accept` alone would release the same, at a higher cost.
+        """
+        choice = self._choices.get(index)
+        if choice is None or choice.kind != kind or self._waiting or self.halted or not text:
+            return False
+        tokens = len(text_ends)
+        if tokens > 1 and text_ends[-1] == text_ends[-2]:
+            return False
+        if (matcher := choice.matcher) is not None:
+            if tokens > 1 or not matcher.passes(text):
+                return False
+            choice.position = matcher.position
+        self.released += tokens
+        return True
+
     def accept(self, delta: Delta) -> list[Delta]:
         """Takes the next accepted tokens, without a gap; returns what may be released now."""
         if self.halted:
@@ -135,24 +158,9 @@ class HoldBack:
             choice.kind = delta.kind
             if self._is_halted_by(choice):
                 return self._release()
-        ends, matcher = delta.text_ends, choice.matcher
-        if matcher is None:
-            if not self._waiting and ends[-1] > (ends[-2] if len(ends) > 1 else 0):
-                self.released += len(ends)
-                return [delta]
-        elif not self._waiting and len(ends) == 1 and ends[0]:
-            # The usual case on its own, for speed.
-            matcher.feed(delta.text)
-            choice.position = matcher.position
-            if matcher.hold_from == matcher.position:
-                self.released += 1
-                return [delta]
-            self._waiting.append(_Waiting(delta, [matcher.position], choice))
-            self._is_halted_by(choice)
-            return self._release()
         positions = choice.positions(delta)
         if not self._waiting and positions[-1] <= choice.hold_from:
-            self.released += len(ends)
+            self.released += len(positions)
             return [delta]
         self._waiting.append(_Waiting(delta, positions, choice))
         self._is_halted_by(choice)

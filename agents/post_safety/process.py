@@ -270,8 +270,7 @@ class PostSafetyProcess:
         now_ms = self._now_ms()
         for effect in effects:
             if isinstance(effect, Released):
-                full = self._regrouper.add(effect, now_ms)
-                if full is not None:
+                for full in self._regrouper.add(effect, now_ms):
                     self._send_group(full)
             else:
                 self._emit(effect)

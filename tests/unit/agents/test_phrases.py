@@ -183,6 +183,26 @@ def test_what_was_let_go_is_never_part_of_a_denial(
         assert matcher.hold_from == matcher.position
 
 
+@given(texts, phrases, phrases, st.lists(st.integers(0, 200), max_size=12))
+def test_a_piece_that_passes_is_a_piece_that_was_fed(
+    text: str, deny: list[str], allow: list[str], cuts: list[int]
+) -> None:
+    rules = PhraseSet(deny, allow)
+    quick, careful = StreamMatcher(rules), StreamMatcher(rules)
+    for piece in pieces(text, cuts):
+        before = (quick.position, quick.hold_from)
+        careful.feed(piece)
+        if quick.passes(piece):
+            assert quick.hold_from == quick.position
+        else:
+            assert (quick.position, quick.hold_from) == before, "nothing was fed"
+            quick.feed(piece)
+        assert (quick.match, quick.position, quick.hold_from) == (careful.match, careful.position, careful.hold_from)
+    quick.finish()
+    careful.finish()
+    assert (quick.match, quick.position, quick.hold_from) == (careful.match, careful.position, careful.hold_from)
+
+
 @given(texts, phrases)
 def test_a_held_suffix_could_really_become_a_match(text: str, deny: list[str]) -> None:
     matcher = StreamMatcher(PhraseSet(deny))

@@ -159,3 +159,36 @@ def test_after_the_same_tokens_the_same_prefix_is_out(tokens: list[str], length:
     for row in grouped(accepted, cuts):
         other.accept(row)
     assert one.released == other.released
+
+
+KINDS = ["content", "content", "content", "reasoning"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.sampled_from(PARTS), min_size=1, max_size=3), st.sampled_from(KINDS), st.integers(0, 1)),
+        max_size=20,
+    ),
+    st.sampled_from([BOMB, PhraseSet([])]),
+)
+def test_rows_that_pass_leave_as_they_would_have(rows: list[tuple[list[str], str, int]], phrases: PhraseSet) -> None:
+    quick, careful = HoldBack(phrases), HoldBack(phrases)
+    first_sequence = 1
+    for tokens, kind, choice in rows:
+        row = delta(first_sequence, *tokens, kind=kind, choice=choice)
+        first_sequence += len(tokens)
+        passed = quick.passes(row.choice, row.kind, row.text, row.text_ends)
+        assert ([row] if passed else quick.accept(row)) == careful.accept(row)
+        assert (quick.released, quick.halted, quick.match) == (careful.released, careful.halted, careful.match)
+    assert quick.finish() == careful.finish()
+    assert (quick.released, quick.halted, quick.match) == (careful.released, careful.halted, careful.match)
+
+
+def test_most_rows_pass() -> None:
+    """The quick way is the one that is taken."""
+    hold = HoldBack(BOMB)
+    hold.accept(delta(1, "Here"))
+    assert hold.passes(0, "content", " you", [4])
+    assert hold.passes(0, "content", " are", [4])
+    assert not hold.passes(0, "content", " make", [5])
+    assert hold.released == 3

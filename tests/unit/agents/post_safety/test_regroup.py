@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.post_safety.core import Released
-from agents.post_safety.hold_back import Delta
-from agents.post_safety.regroup import MAX_CHARS, Group, Regrouper
+from agents.post_safety.regroup import MAX_CHARS, MAX_ROWS, Group, Regrouper
 from schemas.base import Scope
 from schemas.responses import Release
 
@@ -17,15 +16,15 @@ def released(
     text: list[str], *, first_sequence: int = 2, scope: Scope = SCOPES[0], response_id: str = "r1", partition: int = 0
 ) -> Released:
     ends = [len("".join(text[: index + 1])) for index in range(len(text))]
-    delta = Delta(0, "content", first_sequence, "".join(text), ends, 7)
-    return Released(partition, response_id, scope.model_dump_json().encode(), delta)
+    scope_json = scope.model_dump_json().encode()
+    return Released(partition, [(scope_json, response_id, 0, first_sequence, "content", "".join(text), ends, 7)])
 
 
 @given(st.lists(st.tuples(tokens, st.sampled_from(SCOPES), st.integers(1, 2**31)), min_size=1, max_size=6))
 def test_the_bytes_are_those_of_the_schema(rows: list[tuple[list[str], Scope, int]]) -> None:
     regrouper = Regrouper(10)
     for text, scope, first_sequence in rows:
-        assert regrouper.add(released(text, scope=scope, first_sequence=first_sequence), 0) is None
+        assert not regrouper.add(released(text, scope=scope, first_sequence=first_sequence), 0)
     [group] = regrouper.take_all()
     record = Release.model_validate_json(group.value)
     assert record.encode() == group.value
@@ -50,9 +49,32 @@ def test_rows_wait_for_others_but_a_first_token_does_not() -> None:
 
 def test_a_record_does_not_outgrow_its_topic() -> None:
     regrouper = Regrouper(10)
-    assert regrouper.add(released(["a" * MAX_CHARS]), 0) is None
-    full = regrouper.add(released(["b"]), 0)
-    assert isinstance(full, Group)
+    assert not regrouper.add(released(["a" * MAX_CHARS]), 0)
+    [full] = regrouper.add(released(["b"]), 0)
     assert full.tokens == 1
     [rest] = regrouper.take_all()
     assert Release.model_validate_json(rest.value).text == ["b"]
+
+
+@given(st.lists(st.lists(st.integers(1, MAX_CHARS // 2), min_size=1, max_size=8), max_size=3))
+def test_rows_that_come_together_are_split_where_one_record_would_be_too_large(batches: list[list[int]]) -> None:
+    regrouper, groups = Regrouper(10), list[Group]()
+    for lengths in batches:
+        rows = [row for length in lengths for row in released(["x" * length]).rows]
+        groups += regrouper.add(Released(0, rows), 0)
+    groups += regrouper.take_all()
+    texts: list[str] = []
+    for group in groups:
+        record = Release.model_validate_json(group.value)
+        assert sum(map(len, record.text)) <= MAX_CHARS
+        texts += record.text
+    assert [len(text) for text in texts] == [length for lengths in batches for length in lengths]
+
+
+def test_rows_beyond_the_most_that_a_record_takes_make_another() -> None:
+    regrouper = Regrouper(10)
+    rows = [released([str(number)]).rows[0] for number in range(2 * MAX_ROWS + 1)]
+    groups = [*regrouper.add(Released(0, rows), 0), *regrouper.take_all()]
+    assert all(group.rows <= MAX_ROWS for group in groups)
+    texts = [text for group in groups for text in Release.model_validate_json(group.value).text]
+    assert texts == [str(number) for number in range(2 * MAX_ROWS + 1)]
