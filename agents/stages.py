@@ -328,7 +328,10 @@ async def validation(request: Request, services: Services) -> StageResult:
         )
     tokenizer = services.tokenizers[model.name]
     vocabulary = range(tokenizer.vocabulary_size)
-    for param, token_ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+    for param, token_ids in (
+        ("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+    ):  # fmt: skip
         if any(token_id not in vocabulary for token_id in token_ids):
             return refused(
                 EndingCode.INVALID_REQUEST, f"{param} names a token beyond the {len(vocabulary)} of the model.", param

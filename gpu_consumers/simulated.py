@@ -1,7 +1,8 @@
 """A deterministic engine without weights, for load and fault work: batches in steps, KV blocks, failures by settings.
 
 `SimulatedCore` is pure: time is a parameter, in seconds. Text is a function of the settings' seed, the request's seed
-and prompt, and the position; logits do not exist, so temperature, penalties and the like change nothing.
+and prompt, and the position: a model that is certain of its next token, which temperature, penalties and biases do
+not change. What forbids tokens makes it leave them out.
 """
 
 import asyncio
@@ -21,10 +22,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
 from schemas.generated import FinishReason
+from schemas.request import RepetitionDetection, Sampling
 
 EOS_TOKEN_ID: Final = 256
 _FIRST_WORD_ID: Final = 257
+_EOS_TEXT: Final = "<eos>"
 _MAX_OVERDUE_STEPS: Final = 16
+_MAX_LEFT_OUT: Final = 512
+"""Forbidden tokens passed over in search of one that may be said."""
 
 
 class SimulatedEngineSettings(BaseModel):
@@ -117,15 +122,70 @@ class Vocabulary:
             position = match.end()
         return _Passage(ids, texts)
 
+    def find(self, text: str) -> list[int] | None:
+        """The tokens of `text`; None when one of its words was never used, so that nothing can say it."""
+        pieces = [match[0] for match in _PIECE.finditer(text)]
+        if any(piece not in self._id_of for piece in pieces):
+            return None
+        return self.tokenize(text).token_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of these tokens; an incomplete character at the end is left out."""
+        """The text of these tokens; incomplete characters and unknown tokens are left out."""
         raw = bytearray()
         for token_id in token_ids:
             if token_id < EOS_TOKEN_ID:
                 raw.append(token_id)
-            elif token_id >= _FIRST_WORD_ID:
+            elif _FIRST_WORD_ID <= token_id < _FIRST_WORD_ID + len(self._words):
                 raw += self._words[token_id - _FIRST_WORD_ID].encode()
         return raw.decode(errors="ignore")
+
+
+class _Rules:
+    """Which tokens a request forbids, and whether it repeats itself; only for requests that ask for either."""
+
+    def __init__(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
+        self.allowed = None if sampling.allowed_token_ids is None else frozenset(sampling.allowed_token_ids)
+        words = (vocabulary.find(prefix + word.lstrip()) for word in sampling.bad_words for prefix in ("", " "))
+        self._bad_words = [word for word in words if word]
+        self._repetition = sampling.repetition_detection
+        self._told: list[int] = []
+
+    @staticmethod
+    def of(sampling: Sampling, vocabulary: Vocabulary) -> "_Rules | None":
+        asked = sampling.bad_words or sampling.allowed_token_ids is not None or sampling.repetition_detection
+        return _Rules(sampling, vocabulary) if asked else None
+
+    def permits(self, token_id: int) -> bool:
+        """As vLLM has it: of a bad word of several tokens, only the last one is forbidden, after the others."""
+        if self.allowed is not None and token_id not in self.allowed:
+            return False
+        told = self._told
+        return not any(
+            word[-1] == token_id and told[len(told) - len(word) + 1 :] == word[:-1]
+            for word in self._bad_words
+            if len(word) <= len(told) + 1
+        )
+
+    def any_permitted(self) -> int | None:
+        """Said where the story has nothing that may be said."""
+        return min((token_id for token_id in self.allowed or () if self.permits(token_id)), default=None)
+
+    def tell(self, token_id: int) -> None:
+        self._told.append(token_id)
+
+    def repeats_itself(self) -> bool:
+        return self._repetition is not None and repeats(self._told, self._repetition)
+
+
+def repeats(token_ids: list[int], rule: RepetitionDetection) -> bool:
+    """Whether they end in `min_count` times the same tokens, of a size that the rule looks for."""
+    for size in range(rule.min_pattern_size, rule.max_pattern_size + 1):
+        length = size * rule.min_count
+        if length > len(token_ids):
+            return False
+        if token_ids[-length:] == token_ids[-size:] * rule.min_count:
+            return True
+    return False
 
 
 class _KvBlocks:
@@ -207,6 +267,7 @@ class _Running:
     cached_tokens: int = 0
     due_s: float = 0.0
     alive: bool = True
+    rules: _Rules | None = None
     # Only for requests with stop strings.
     stop: list[str] = field(default_factory=list)
     held_text: str = ""
@@ -317,7 +378,9 @@ class SimulatedCore:
             self.settings.min_output_tokens, max(self.settings.min_output_tokens, self.settings.max_output_tokens)
         )
         own_length = max(own_length, sampling.min_tokens)
-        ends_itself = not sampling.ignore_eos and own_length <= request.max_tokens
+        rules = _Rules.of(sampling, self.vocabulary)
+        may_end = not sampling.ignore_eos and (rules is None or rules.permits(EOS_TOKEN_ID))
+        ends_itself = may_end and own_length <= request.max_tokens
         return _Running(
             request,
             self._submitted,
@@ -325,6 +388,7 @@ class SimulatedCore:
             self._tell(source, scripted),
             own_length if ends_itself else request.max_tokens,
             "stop" if ends_itself else "length",
+            rules=rules,
             stop=list(sampling.stop),
         )
 
@@ -395,7 +459,8 @@ class SimulatedCore:
         victim.alive = False
         again = _Running(
             victim.request, victim.order, victim.prefix, victim.words, victim.target_tokens, victim.finish_at_target,
-            victim.passage, victim.position, victim.produced, stop=victim.stop, held_text=victim.held_text,
+            victim.passage, victim.position, victim.produced, rules=victim.rules, stop=victim.stop,
+            held_text=victim.held_text,
         )  # fmt: skip
         self._requests[victim.request.request_id] = again
         heappush(self._waiting, (again.request.priority, again.order, again))
@@ -414,19 +479,22 @@ class SimulatedCore:
         finish: FinishReason = ""
         if produced >= running.target_tokens:
             finish = running.finish_at_target
-        if finish == "stop":
-            token_id, text = EOS_TOKEN_ID, ""
-        else:
-            position = running.position
-            passage = running.passage
-            if position == len(passage.token_ids):
-                passage = running.passage = next(running.words)
-                position = 0
-            running.position = position + 1
-            token_id, text = passage.token_ids[position], passage.texts[position]
         request = running.request
-        if token_id in request.sampling.stop_token_ids and produced > request.sampling.min_tokens:
-            finish, text = "stop", ""
+        sampling = request.sampling
+        if finish == "stop":
+            token_id, text = EOS_TOKEN_ID, "" if sampling.skip_special_tokens else _EOS_TEXT
+        elif running.rules is None:
+            token_id, text = self._next_token(running)
+        else:
+            token_id, text = self._next_permitted(running, running.rules)
+            ends = token_id == EOS_TOKEN_ID or (produced >= sampling.min_tokens and running.rules.repeats_itself())
+            finish = "stop" if ends else finish
+        if token_id in sampling.stop_token_ids and produced > sampling.min_tokens:
+            finish = "stop"
+        if finish == "stop" and not sampling.include_stop_str_in_output and (
+            token_id == EOS_TOKEN_ID or token_id in sampling.stop_token_ids
+        ):  # fmt: skip
+            text = ""
         if running.stop:
             text, finish = self._withhold(running, text, finish)
         deltas.append(
@@ -447,16 +515,56 @@ class SimulatedCore:
         else:
             batch.append(running)
 
+    def _next_token(self, running: _Running) -> tuple[int, str]:
+        position = running.position
+        passage = running.passage
+        if position == len(passage.token_ids):
+            passage = running.passage = next(running.words)
+            position = 0
+        running.position = position + 1
+        return passage.token_ids[position], passage.texts[position]
+
+    def _next_permitted(self, running: _Running, rules: _Rules) -> tuple[int, str]:
+        """The story without what the request forbids; ends it when nothing is left that may be said."""
+        for _ in range(_MAX_LEFT_OUT):
+            token_id, text = self._next_token(running)
+            if rules.permits(token_id):
+                rules.tell(token_id)
+                return token_id, text
+            while token_id < EOS_TOKEN_ID and not text:
+                # The rest of a character whose first bytes are not said.
+                token_id, text = self._next_token(running)
+        other = rules.any_permitted()
+        if other is None or (other == EOS_TOKEN_ID and running.request.sampling.ignore_eos):
+            return EOS_TOKEN_ID, ""
+        rules.tell(other)
+        return other, self.vocabulary.decode([other])
+
     def _withhold(self, running: _Running, text: str, finish: FinishReason) -> tuple[str, FinishReason]:
-        """Holds back what may become a stop string; a stop string ends the answer and is not part of it."""
+        """Holds back what may become a stop string; a stop string ends the answer and is not part of it.
+
+        Where it is to be shown, nothing is held back: `held_text` then is only where one may have begun.
+        """
+        keep = max(len(stop) for stop in running.stop) - 1
         held = running.held_text + text
+        if running.request.sampling.include_stop_str_in_output:
+            shown = len(running.held_text)
+            running.held_text = held[max(len(held) - keep, 0) :]
+            if running.produced > running.request.sampling.min_tokens:
+                ends = [
+                    at + len(stop)
+                    for stop in running.stop
+                    if (at := held.find(stop, max(shown - len(stop) + 1, 0))) >= 0
+                ]
+                if ends:
+                    return held[shown : min(ends)], "stop"
+            return text, finish
         if running.produced > running.request.sampling.min_tokens:
             found = [at for at in (held.find(stop) for stop in running.stop) if at >= 0]
             if found:
                 return held[: min(found)], "stop"
         if finish:
             return held, finish
-        keep = max(len(stop) for stop in running.stop) - 1
         cut = max(len(held) - keep, 0)
         running.held_text = held[cut:]
         return held[:cut], ""

@@ -25,7 +25,7 @@ _ENVIRONMENT: Final = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_DEFAULTS: Final = {"dtype": "float32", "enforce_eager": True}
-_FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
+_FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
 
 
 def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
@@ -45,6 +45,12 @@ def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
         "logit_bias": dict(sampling.logit_bias) or None,
+        "bad_words": list(sampling.bad_words),
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "include_stop_str_in_output": sampling.include_stop_str_in_output,
+        "skip_special_tokens": sampling.skip_special_tokens,
+        "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
+        "repetition_detection": sampling.repetition_detection and sampling.repetition_detection.model_dump(),
     }
 
 
@@ -95,7 +101,7 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -119,7 +125,11 @@ class VllmEngine:
                         total,
                     )
 
-        self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
+        def sampling_params(*, repetition_detection: Mapping[str, int] | None, **arguments: Any) -> Any:
+            detection = RepetitionDetectionParams(**repetition_detection) if repetition_detection else None
+            return SamplingParams(**arguments, repetition_detection=detection, output_kind=RequestOutputKind.DELTA)
+
+        self._sampling_params: Any = sampling_params
         self._tokens_input = tokens_input
         self._accepts_seed = not current_platform.is_cpu()
         defaults: dict[str, Any] = {

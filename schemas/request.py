@@ -1,9 +1,9 @@
 """A request as it enters, and as it stands in a lane after admission."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from schemas.base import Identifier, Milliseconds, ScopedRecord, TokenCount
 
@@ -12,6 +12,8 @@ MAX_TEXT_CHARS = 1_000_000
 MAX_OUTPUT_TOKENS = 131_072
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_BAD_WORDS = 64
+MAX_REPEATED_TOKENS = 64
 
 
 class Lane(StrEnum):
@@ -52,6 +54,22 @@ class Message(BaseModel):
         return "".join(part.text for part in self.content)
 
 
+class RepetitionDetection(BaseModel):
+    """Ends an answer that repeats itself: the last tokens are `min_count` times the same pattern of such a size."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    min_pattern_size: int = Field(default=1, ge=1, le=MAX_REPEATED_TOKENS)
+    max_pattern_size: int = Field(ge=1, le=MAX_REPEATED_TOKENS)
+    min_count: int = Field(ge=2, le=64)
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.min_pattern_size > self.max_pattern_size:
+            raise ValueError("min_pattern_size is above max_pattern_size")
+        return self
+
+
 class Sampling(BaseModel):
     """Sampling parameters, each one honoured by the engine or refused by name; none is ignored."""
 
@@ -73,6 +91,16 @@ class Sampling(BaseModel):
     stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31)]] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1_024)
+    bad_words: list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
+        default_factory=list, max_length=MAX_BAD_WORDS, description="Never written, as the tokenizer splits them."
+    )
+    allowed_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1, max_length=1_024)] | (
+        None
+    ) = Field(default=None, description="No other tokens are written.")
+    include_stop_str_in_output: bool = Field(default=False, description="Show what stopped the answer.")
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    repetition_detection: RepetitionDetection | None = None
 
 
 class ReplyTo(BaseModel):

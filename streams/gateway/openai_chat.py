@@ -7,7 +7,7 @@ with the value that asks for nothing (`"n": 1`, `"logprobs": false`, `null`).
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
@@ -25,7 +25,7 @@ __all__ = [
 OnDisconnect = Literal["cancel", "continue"]
 DEFAULT_ON_DISCONNECT: OnDisconnect = "cancel"
 
-# Parameters of the API that are not offered, with the values that ask for nothing.
+# Parameters of OpenAI's API that are not offered, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "tools": ([],),
@@ -48,6 +48,36 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": (),
     "moderation": (),
 }
+_GRAMMAR = "answers are not bound to a grammar yet"
+_LOGPROBS = "probabilities are not given to clients yet"
+_REASONING = "reasoning is not told apart from the answer yet"
+_GROUPING = "how tokens are grouped is not a client's choice"
+_ENGINE = "it is the engine's own"
+UNSUPPORTED: Final[Mapping[str, str]] = {
+    "n": "a request has one answer",
+    "response_format": _GRAMMAR,
+    "structured_outputs": _GRAMMAR,
+    "logprobs": _LOGPROBS,
+    "top_logprobs": _LOGPROBS,
+    "prompt_logprobs": _LOGPROBS,
+    "prompt_logprob_token_ids": _LOGPROBS,
+    "prompt_logprob_start": _LOGPROBS,
+    "logprob_token_ids": _LOGPROBS,
+    "flat_logprobs": _LOGPROBS,
+    "reasoning_effort": _REASONING,
+    "thinking_token_budget": _REASONING,
+    "truncate_prompt_tokens": "a prompt is answered whole or refused",
+    "detokenize": "answers are text",
+    "output_kind": _GROUPING,
+    "stream_interval": _GROUPING,
+    "watermarking": "no engine here is set up for it",
+    "skip_reading_prefix_cache": _ENGINE,
+    "skip_clone": _ENGINE,
+    "extra_args": _ENGINE,
+    "routed_experts_prompt_start": _ENGINE,
+    "trace_decode_token_ids": _ENGINE,
+}
+"""Why what vLLM could do is refused. Every parameter of vLLM is either honoured (`Sampling`) or stands here."""
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "function_call": (),
@@ -193,7 +223,8 @@ def _require_neutral(name: str, value: object, neutral: tuple[Any, ...]) -> None
 
 
 def _unsupported(name: str) -> RequestError:
-    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{name} is not supported.", name)
+    why = f": {UNSUPPORTED[name]}" if name in UNSUPPORTED else ""
+    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{name} is not supported{why}.", name)
 
 
 def _supported_message(path: str, message: object) -> object:

@@ -1,6 +1,7 @@
 """What every engine owes the worker; run on the simulated engine and on vLLM with the committed model."""
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -189,10 +190,62 @@ async def test_all_sampling_parameters_are_taken(client: Client) -> None:
     client.submit(
         "sampled", max_tokens=30, min_tokens=10, ignore_eos=False, temperature=0.9, top_p=0.9, top_k=20, min_p=0.05,
         frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.1, stop_token_ids=[3], logit_bias={9: 2.5},
+        bad_words=["dragon"], allowed_token_ids=[9, *range(20, 400)], include_stop_str_in_output=True, stop=["zz"],
+        skip_special_tokens=False, spaces_between_special_tokens=False,
+        repetition_detection={"max_pattern_size": 8, "min_count": 8},
     )  # fmt: skip
     await client.ended("sampled")
     assert client.finish("sampled") in ("stop", "length")
     assert 10 <= len(client.tokens("sampled")) <= 30
+
+
+async def test_only_allowed_tokens_are_written(client: Client) -> None:
+    client.submit("free", prompt=list(range(20, 40)), max_tokens=30)
+    await client.ended("free")
+    allowed = sorted(set(client.tokens("free")))[1::2]
+    client.submit("bound", prompt=list(range(20, 40)), max_tokens=30, allowed_token_ids=allowed)
+    await client.ended("bound")
+    assert len(client.tokens("bound")) == 30
+    assert set(client.tokens("bound")) <= set(allowed)
+
+
+async def test_a_bad_word_is_not_written(client: Client) -> None:
+    client.submit("said", prompt=list(range(20, 40)), max_tokens=60)
+    await client.ended("said")
+    word = max(re.findall(r" [a-z]+(?= )", client.text("said")), key=client.text("said").count).strip()
+    client.submit("unsaid", prompt=list(range(20, 40)), max_tokens=60, bad_words=[word])
+    await client.ended("unsaid")
+    assert f" {word} " in client.text("said")
+    assert f" {word} " not in client.text("unsaid")
+
+
+async def test_what_stopped_the_answer_is_shown_to_who_asks(client: Client) -> None:
+    client.submit("all", prompt=list(range(20, 40)), max_tokens=60)
+    await client.ended("all")
+    whole = client.text("all")
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
+    client.submit("shown", prompt=list(range(20, 40)), max_tokens=60, stop=[stop], include_stop_str_in_output=True)
+    await client.ended("shown")
+    assert client.finish("shown") == "stop"
+    assert client.text("shown") == whole[: whole.find(stop) + len(stop)]
+
+
+async def test_an_answer_that_repeats_itself_ends_where_that_was_asked(client: Client) -> None:
+    client.submit(
+        "loop", max_tokens=60, allowed_token_ids=[70], repetition_detection={"max_pattern_size": 2, "min_count": 5}
+    )
+    await client.ended("loop")
+    assert (client.tokens("loop"), client.finish("loop")) == ([70] * 5, "stop")
+
+
+async def test_a_request_that_forbids_every_token_harms_nobody(client: Client) -> None:
+    client.submit("nothing", max_tokens=10, min_tokens=5, ignore_eos=False, allowed_token_ids=[1], stop_token_ids=[1])
+    client.submit("sampled-nothing", max_tokens=10, min_tokens=5, temperature=1.0, allowed_token_ids=[1],
+                  stop_token_ids=[1])  # fmt: skip
+    client.submit("beside", max_tokens=10)
+    await client.ended("nothing", "sampled-nothing", "beside")
+    assert client.finish("beside") == "length"
+    assert not client.died
 
 
 async def test_a_seed_is_honoured_or_refused_by_name(client: Client) -> None:

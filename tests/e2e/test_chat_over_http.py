@@ -67,6 +67,21 @@ def test_characters_of_several_tokens_arrive_whole(demo: openai.OpenAI) -> None:
     assert "👩‍🚀" in text
 
 
+def test_what_vllm_offers_beyond_openai_reaches_the_engine(demo: openai.OpenAI) -> None:
+    def say(**extra: object) -> tuple[str, str]:
+        answer = demo.chat.completions.create(
+            model="default", messages=user("Hello!"), max_tokens=40, extra_body={"ignore_eos": True, **extra}
+        )
+        return answer.choices[0].message.content or "", answer.choices[0].finish_reason
+
+    assert "Paris" in say()[0]
+    assert "Paris" not in say(bad_words=["Paris"])[0]
+    assert say(stop=["France"], include_stop_str_in_output=True) == ("The capital of France", "stop")
+    assert say(allowed_token_ids=[33])[0] == "!" * 40
+    repetition = {"max_pattern_size": 1, "min_count": 4}
+    assert say(allowed_token_ids=[33], repetition_detection=repetition) == ("!" * 4, "stop")
+
+
 def test_a_stop_string_ends_the_answer_and_is_not_shown(demo: openai.OpenAI) -> None:
     answer = demo.chat.completions.create(
         model="default", messages=user("Stop!"), max_tokens=100, stop=["by the river", "never said"]

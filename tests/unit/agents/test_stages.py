@@ -67,6 +67,7 @@ async def test_a_good_request_is_opened_then_put_into_its_lane(world: World) -> 
         ({"sampling": Sampling(logit_bias={1_000: 1.0})}, EndingCode.INVALID_REQUEST, "logit_bias"),
         ({"sampling": Sampling(logit_bias={-1: 1.0})}, EndingCode.INVALID_REQUEST, "logit_bias"),
         ({"sampling": Sampling(stop_token_ids=[5, 1_000])}, EndingCode.INVALID_REQUEST, "stop_token_ids"),
+        ({"sampling": Sampling(allowed_token_ids=[5, 1_000])}, EndingCode.INVALID_REQUEST, "allowed_token_ids"),
         ({"messages": [Message(role="assistant", content=[TextPart(text="hello")])]},
          EndingCode.INVALID_REQUEST, "messages"),
         ({"text": "please ÓPEN the  vault!"}, EndingCode.PROMPT_REFUSED, "messages"),

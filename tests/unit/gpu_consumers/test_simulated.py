@@ -1,13 +1,15 @@
 """The simulated engine in virtual time: text, lengths, timing, batching, blocks, failures."""
 
+import re
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from pydantic import ValidationError
 
 from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.simulated import EOS_TOKEN_ID, SimulatedCore, SimulatedEngineSettings, Vocabulary
-from schemas.request import Sampling
+from gpu_consumers.simulated import EOS_TOKEN_ID, SimulatedCore, SimulatedEngineSettings, Vocabulary, repeats
+from schemas.request import RepetitionDetection, Sampling
 
 FAST = SimulatedEngineSettings(ttft_ms=10, prompt_token_us=0, inter_token_ms=10, step_ms=5)
 
@@ -81,9 +83,98 @@ def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_shown(stop: list[str
         assert (text, finish) == (whole, "length")
 
 
+@given(stop=st.lists(st.sampled_from(["river", " fox", "ry", "e", ". ", "day 🌊"]), min_size=1, max_size=3))
+@settings(max_examples=50, deadline=None)
+def test_a_stop_string_that_is_to_be_shown_is_the_last_thing_shown(stop: list[str]) -> None:
+    whole = answer(max_tokens=400, ignore_eos=True)[0]
+    text, _, finish = answer(max_tokens=400, ignore_eos=True, stop=stop, include_stop_str_in_output=True)
+    ends = [whole.find(string) + len(string) for string in stop if string in whole]
+    assert whole.startswith(text)
+    assert finish == ("stop" if ends else "length")
+    # Of a token that completes several stop strings, which one is shown is the engine's choice.
+    assert text == (whole[: min(ends)] if ends else whole)
+
+
+def test_the_end_of_an_answer_is_shown_to_who_wants_to_see_special_tokens() -> None:
+    hidden, tokens, _ = answer(include_stop_str_in_output=True)
+    shown, same, _ = answer(include_stop_str_in_output=True, skip_special_tokens=False)
+    assert (shown, same) == (hidden + "<eos>", tokens)
+    assert answer(skip_special_tokens=False)[0] == hidden
+
+
+def test_bad_words_are_left_out_and_of_several_tokens_only_the_last() -> None:
+    whole = answer(max_tokens=2_000, ignore_eos=True)[0]
+    assert all(word in whole for word in (" fox", "lamps of the village", "🏮", " stones"))
+    text = answer(max_tokens=2_000, ignore_eos=True, bad_words=["fox", "lamps of the village", "never said", "🏮"])[0]
+    assert not any(word in text for word in (" fox", "lamps of the village", "🏮"))
+    assert "lamps of the were" in text
+    assert " stones" in text
+
+
+@given(bad=st.lists(st.sampled_from(["fox", "🌊", "the", ".", "🏔️", "a map"]), max_size=4), seed=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_text_and_tokens_agree_whatever_is_forbidden(bad: list[str], seed: int) -> None:
+    core = SimulatedCore(FAST)
+    core.submit(request(max_tokens=600, ignore_eos=True, bad_words=bad, seed=seed), 0.0)
+    deltas = run(core)
+    assert core.vocabulary.decode(tokens_of(deltas)) == text_of(deltas)
+    assert not any(re.search(rf"\b{word}\b", text_of(deltas)) for word in bad if word.isascii() and word != ".")
+    assert not any(word in text_of(deltas) for word in bad if not word.isascii())
+
+
+def test_only_allowed_tokens_are_said_and_the_end_is_one_of_them() -> None:
+    some = sorted(set(answer()[1]) - {EOS_TOKEN_ID})[::3]
+    _, tokens, finish = answer(max_tokens=600, allowed_token_ids=some)
+    assert set(tokens) <= set(some)
+    assert (len(tokens), finish) == (600, "length")
+    _, tokens, finish = answer(max_tokens=600, allowed_token_ids=[*some, EOS_TOKEN_ID])
+    assert (tokens[-1], finish) == (EOS_TOKEN_ID, "stop")
+
+
+def test_where_no_word_of_the_story_is_allowed_something_else_is_said() -> None:
+    assert answer(max_tokens=5, allowed_token_ids=[ord("!")])[:2] == ("!!!!!", [ord("!")] * 5)
+    assert answer(max_tokens=5, allowed_token_ids=[1_000_000])[:2] == ("", [1_000_000] * 5)
+
+
+def test_where_nothing_at_all_may_be_said_the_answer_ends() -> None:
+    core = SimulatedCore(FAST)
+    only = core.vocabulary.find(" fox")
+    assert only is not None
+    text, tokens, finish = answer(max_tokens=5, allowed_token_ids=only, bad_words=["fox"])
+    assert (text, tokens, finish) == ("", [EOS_TOKEN_ID], "stop")
+
+
+def test_an_answer_that_repeats_itself_is_ended_where_that_was_asked() -> None:
+    looping = FAST.model_copy(update={"script": "ho ho"})
+    rule = {"max_pattern_size": 4, "min_count": 3}
+    _, tokens, finish = answer(settings=looping, max_tokens=100, repetition_detection=rule)
+    assert finish == "stop"
+    assert repeats(tokens, RepetitionDetection.model_validate(rule))
+    assert not repeats(tokens[:-1], RepetitionDetection.model_validate(rule))
+    _, tokens, _ = answer(settings=looping, max_tokens=100, min_tokens=50, repetition_detection=rule)
+    assert len(tokens) == 50
+    assert answer(max_tokens=100, repetition_detection=rule) == answer(max_tokens=100)
+
+
+def test_a_preempted_request_goes_on_under_its_own_rules() -> None:
+    tight = FAST.model_copy(update={"kv_blocks": 14, "prefix_cache": False, "block_tokens": 4})
+    core = SimulatedCore(tight)
+    for name in ("a", "b"):
+        core.submit(request(name, max_tokens=40, ignore_eos=True, bad_words=["fox"]), 0.0)
+    deltas = run(core)
+    assert core.preemptions
+    alone = answer(max_tokens=40, ignore_eos=True, bad_words=["fox"])[0]
+    assert {text_of(deltas, name) for name in ("a", "b")} == {alone}
+
+
 def test_a_stop_token_ends_the_answer() -> None:
     tokens = answer()[1]
-    assert answer(stop_token_ids=[tokens[20]])[1] == tokens[: tokens.index(tokens[20]) + 1]
+    text, told, _ = answer(stop_token_ids=[tokens[20]])
+    assert told == tokens[: tokens.index(tokens[20]) + 1]
+    shown, same, _ = answer(stop_token_ids=[tokens[20]], include_stop_str_in_output=True)
+    assert same == told
+    assert shown.startswith(text)
+    assert len(shown) > len(text)
 
 
 def test_characters_are_split_over_tokens_and_never_over_texts() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.vllm_engine import VllmEngine, sampling_arguments
-from schemas.request import Sampling
+from schemas.request import RepetitionDetection, Sampling
+from streams.gateway.openai_chat import UNSUPPORTED
 
 DEADLINE_S = 10.0
 
@@ -29,10 +30,25 @@ def test_values_are_passed_on_unchanged() -> None:
     asked = Sampling(
         temperature=0.3, top_p=0.8, top_k=7, min_p=0.1, frequency_penalty=0.4, presence_penalty=-0.4,
         repetition_penalty=1.2, seed=11, stop=["x"], stop_token_ids=[4], ignore_eos=True, logit_bias={3: -1.5},
+        bad_words=["y"], allowed_token_ids=[3, 4], include_stop_str_in_output=True, skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        repetition_detection=RepetitionDetection(max_pattern_size=3, min_count=2),
     )  # fmt: skip
     arguments = sampling_arguments(asked, 30)
+    told = asked.model_dump()
     for field in set(Sampling.model_fields) - {"max_tokens", "min_tokens"}:
-        assert arguments[field] == getattr(asked, field)
+        assert arguments[field] == told[field] != Sampling.model_fields[field].get_default(call_default_factory=True)
+
+
+# vLLM and torch warn of their own deprecations while they are imported.
+@pytest.mark.filterwarnings("ignore")
+def test_every_parameter_of_vllm_is_honoured_or_refused_with_a_reason() -> None:
+    sampling_params = pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
+    offered = {name for name in sampling_params.SamplingParams.__struct_fields__ if not name.startswith("_")}
+    computed = {"output_text_buffer_length"}
+    assert set(Sampling.model_fields) <= offered
+    assert offered - computed - set(Sampling.model_fields) <= set(UNSUPPORTED)
+    assert not set(Sampling.model_fields) & set(UNSUPPORTED)
 
 
 def test_neither_vllm_nor_torch_is_imported_before_the_engine_starts() -> None:

@@ -8,6 +8,7 @@ import pytest
 from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.export import RECORDS, json_schemas
+from schemas.request import AdmittedRequest
 from tests.unit.schemas.examples import EXAMPLES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,6 +37,15 @@ def test_the_golden_bytes_are_read_back_as_the_record(example: Record) -> None:
 def test_a_field_from_the_future_is_ignored(example: Record) -> None:
     value = json.loads(example.encode()) | {"from_the_future": {"deep": [1]}}
     assert decode(type(example), json.dumps(value).encode()) == example
+
+
+def test_a_request_of_before_a_sampling_parameter_was_added_asks_for_its_default() -> None:
+    [example] = [example for example in EXAMPLES if isinstance(example, AdmittedRequest)]
+    value = json.loads(example.encode())
+    for added in ("bad_words", "allowed_token_ids", "include_stop_str_in_output", "skip_special_tokens",
+                  "spaces_between_special_tokens", "repetition_detection"):  # fmt: skip
+        del value["sampling"][added]
+    assert decode(AdmittedRequest, json.dumps(value).encode()) == example
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=_name)

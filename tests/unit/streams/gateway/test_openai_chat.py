@@ -6,6 +6,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from schemas.endings import ENDINGS, EndingCode
+from schemas.request import Sampling
 from schemas.responses import TokenUsage
 from streams.gateway import json_body
 from streams.gateway.json_body import parse_json_object
@@ -34,7 +35,11 @@ def test_every_parameter_that_an_engine_can_honour_arrives() -> None:
         "max_completion_tokens": 64, "min_tokens": 2, "temperature": 0, "top_p": 0.5, "top_k": 40, "min_p": 0.1,
         "frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.1, "seed": 7, "stop": "END",
         "stop_token_ids": [3, 4], "ignore_eos": True, "logit_bias": {"12": -100, "13": 1.5},
+        "bad_words": ["dragon"], "allowed_token_ids": [1, 2], "include_stop_str_in_output": True,
+        "skip_special_tokens": False, "spaces_between_special_tokens": False,
+        "repetition_detection": {"min_pattern_size": 2, "max_pattern_size": 8, "min_count": 3},
     }  # fmt: skip
+    assert {*given, "max_tokens"} - {"max_completion_tokens"} == set(Sampling.model_fields)
     chat = parse_chat_request(
         {**HELLO, **given, "stream": True, "stream_options": {"include_usage": True}, "metadata": {"job": "1"}}
     )
@@ -83,6 +88,8 @@ def test_a_value_that_asks_for_nothing_is_accepted(neutral: dict[str, object]) -
         ({"tools": [{"type": "function"}]}, "tools"), ({"tool_choice": "auto"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"),
+        ({"thinking_token_budget": 4}, "thinking_token_budget"), ({"structured_outputs": {}}, "structured_outputs"),
+        ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"), ({"stream_interval": 4}, "stream_interval"),
         ({"audio": {"voice": "x"}}, "audio"), ({"modalities": ["text", "audio"]}, "modalities"),
         ({"functions": [{}]}, "functions"), ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"beam_width": 4}, "beam_width"), ({"unheard_of": None}, "unheard_of"),
@@ -126,6 +133,19 @@ def test_what_is_not_offered_is_refused_by_name(extra: dict[str, object], param:
         ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"1": 101}}, "logit_bias[1]"),
         ({"logit_bias": [1]}, "logit_bias"), ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"bad_words": [""]}, "bad_words[0]"), ({"bad_words": ["x"] * 65}, "bad_words"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"), ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [1] * 1_025}, "allowed_token_ids"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+        ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection.min_count"),
+        ({"repetition_detection": {"max_pattern_size": 65, "min_count": 2}}, "repetition_detection.max_pattern_size"),
+        ({"repetition_detection": {"max_pattern_size": "4", "min_count": 2}}, "repetition_detection.max_pattern_size"),
+        (
+            {"repetition_detection": {"min_pattern_size": 5, "max_pattern_size": 4, "min_count": 2}},
+            "repetition_detection",
+        ),
         ({"service_tier": "gold"}, "service_tier"), ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"), ({"on_disconnect": "maybe"}, "on_disconnect"),
     ],
