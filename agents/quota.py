@@ -29,6 +29,7 @@ from redis.exceptions import RedisError
 from agents.script_pipeline import Answer, ScriptPipeline
 from schemas.admission import Decision
 from schemas.endings import EndingCode
+from streams import redis_keys
 from streams.directory import Limits
 
 OUTCOME_KEEP_MS = 900_000
@@ -146,11 +147,11 @@ class RedisQuota:
 
     @property
     def epoch_key(self) -> str:
-        return f"sluice:{self._region}:epoch"
+        return redis_keys.quota_epoch(self._region)
 
     def _keys(self, tenant_id: str, response_id: str) -> list[str]:
-        prefix = f"sluice:{self._region}:quota:{{{tenant_id}}}"
-        return [f"{prefix}:bucket", f"{prefix}:active", f"{prefix}:response:{response_id}"]
+        names = ("bucket", "active", f"response:{response_id}")
+        return [redis_keys.quota(self._region, tenant_id, name) for name in names]
 
     async def read_epoch(self) -> str | None:
         """Raises QuotaUnavailable."""

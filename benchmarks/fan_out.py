@@ -24,7 +24,7 @@ ENGINE: dict[str, bool | int | float | str] = {
     "inter_token_ms": 1000 / TOKENS_PER_S,
     "step_ms": 1000 / TOKENS_PER_S,
 }
-STORES = frozenset({"kafka", "redis"})
+STORES = frozenset({"kafka", "redis", "redis-history"})
 """Keep what they are asked to, as long as they are asked to: bounded by retention, and reported apart."""
 
 

@@ -211,9 +211,10 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         environment["SLUICE_KAFKA__BOOTSTRAP"] = kafka.bootstrap
     redis_port = _redis_port(settings, ports)
     if redis_port is not None:
-        environment["SLUICE_REDIS__URL"] = (
-            f"redis://127.0.0.1:{redis_port}/{urlsplit(settings.redis.url).path.strip('/') or 0}"
-        )
+        environment["SLUICE_REDIS__URL"] = _on_port(settings.redis.url, redis_port)
+    history_port = _history_port(settings, redis_port, ports)
+    if history_port is not None:
+        environment["SLUICE_REDIS__HISTORY_URL"] = _on_port(settings.redis.history_url, history_port)
     environment["SLUICE_BILLING__PORT"] = str(ports.fixed(settings.billing.port, "billing", "SLUICE_BILLING__PORT"))
     gateways = [
         ports.fixed(settings.gateway.port + number if settings.gateway.port else 0, "gateway", "SLUICE_GATEWAY__PORT")
@@ -228,6 +229,10 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
     if redis_port is not None:
         command = redis_command(data.redis, redis_port)
         specs.append(ProcessSpec("redis", Stage.INFRASTRUCTURE, command, redis_probe(settings.redis.url)))
+    if history_port is not None:
+        command = history_command(data.redis, history_port)
+        probe = redis_probe(settings.redis.history_url)
+        specs.append(ProcessSpec("redis-history", Stage.INFRASTRUCTURE, command, probe))
     specs += _python_processes(settings, options, gateways, ports)
     return Plan(
         settings=settings,
@@ -256,17 +261,45 @@ def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNod
 
 
 def _redis_port(settings: Settings, ports: _Ports) -> int | None:
-    url = urlsplit(settings.redis.url)
-    return ports.fixed(url.port or 6379, "redis", "SLUICE_REDIS__URL") if url.hostname in LOOPBACK else None
+    return _loopback_port(settings.redis.url, "redis", "SLUICE_REDIS__URL", ports)
+
+
+def _history_port(settings: Settings, redis_port: int | None, ports: _Ports) -> int | None:
+    """Beside a Redis of ours stands one of ours for history, unless the settings say where that is."""
+    url, variable = settings.redis.history_url, "SLUICE_REDIS__HISTORY_URL"
+    if url:
+        return _loopback_port(url, "redis-history", variable, ports) if url != settings.redis.url else None
+    return None if redis_port is None else ports.fixed(redis_port + 1, "redis-history", variable)
+
+
+def _loopback_port(url: str, what: str, variable: str, ports: _Ports) -> int | None:
+    parts = urlsplit(url)
+    return ports.fixed(parts.port or 6379, what, variable) if parts.hostname in LOOPBACK else None
+
+
+def _on_port(url: str, port: int) -> str:
+    return f"redis://127.0.0.1:{port}/{urlsplit(url).path.strip('/') or 0}"
 
 
 def redis_command(directory: Path, port: int) -> tuple[str, ...]:
-    """Loopback only; a crash loses a second at most; full memory is an error, never an eviction."""
-    settings = {
-        "port": port, "bind": "127.0.0.1", "dir": directory, "appendonly": "yes", "appendfsync": "everysec", "save": "",
-        "maxmemory": "1gb", "maxmemory-policy": "noeviction", "daemonize": "no",
+    """For quota and claims. A crash loses a second at most; full memory is an error, never an eviction."""
+    return _redis_server(directory, port, appendonly="yes", appendfsync="everysec", policy="noeviction")
+
+
+def history_command(directory: Path, port: int, max_memory: str = "1gb") -> tuple[str, ...]:
+    """For history, which the log holds too: writes nothing to disk, and evicts what was not asked for the longest."""
+    return _redis_server(directory, port, appendonly="no", policy="allkeys-lru", max_memory=max_memory)
+
+
+def _redis_server(
+    directory: Path, port: int, *, policy: str, max_memory: str = "1gb", **settings: str
+) -> tuple[str, ...]:
+    """Loopback only."""
+    words = {
+        "port": port, "bind": "127.0.0.1", "dir": directory, "save": "", "maxmemory": max_memory,
+        "maxmemory-policy": policy, "daemonize": "no", **settings,
     }  # fmt: skip
-    return ("redis-server", *(word for name, value in settings.items() for word in (f"--{name}", str(value))))
+    return ("redis-server", *(word for name, value in words.items() for word in (f"--{name}", str(value))))
 
 
 def _python_processes(settings: Settings, options: Options, gateways: list[int], ports: _Ports) -> list[ProcessSpec]:

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from streams import redis_keys
+
 ClaimState = Literal["fresh", "expired", "leased", "finished"]
 
 
@@ -106,7 +108,8 @@ class RedisClaims:
         finished_ttl_ms: int = 3_600_000,
     ) -> None:
         self._redis = redis
-        self._prefix = f"sluice:{{claims.{region}.{pool}}}"
+        self._region = region
+        self._pool = pool
         self._incarnation = incarnation
         self._lease_ms = lease_ms
         self._claim_ttl_ms = claim_ttl_ms
@@ -116,22 +119,21 @@ class RedisClaims:
         self._release_script = redis.register_script(_RELEASE)
 
     def _claim_key(self, response_id: str) -> str:
-        return f"{self._prefix}:claim:{response_id}"
+        return redis_keys.claim(self._region, self._pool, response_id)
 
     @property
-    def _lease_prefix(self) -> str:
-        return f"{self._prefix}:lease:"
+    def _lease_key(self) -> str:
+        return redis_keys.lease(self._region, self._pool, self._incarnation)
 
     async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim]:
-        lease_key = self._lease_prefix + self._incarnation
+        any_lease = redis_keys.lease(self._region, self._pool, "")
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for request in requests:
                     await self._claim_script(
-                        keys=[self._claim_key(request.response_id), lease_key],
+                        keys=[self._claim_key(request.response_id), self._lease_key],
                         args=[
-                            self._lease_prefix, self._incarnation, request.attempt_id, self._lease_ms,
-                            self._claim_ttl_ms,
+                            any_lease, self._incarnation, request.attempt_id, self._lease_ms, self._claim_ttl_ms,
                         ],
                         client=pipeline,
                     )  # fmt: skip
@@ -142,7 +144,7 @@ class RedisClaims:
 
     async def renew(self) -> None:
         try:
-            await self._redis.set(self._lease_prefix + self._incarnation, "1", px=self._lease_ms)
+            await self._redis.set(self._lease_key, "1", px=self._lease_ms)
         except (RedisError, OSError, TimeoutError) as error:
             raise ClaimsUnavailable(str(error)) from error
 
@@ -172,7 +174,7 @@ class RedisClaims:
 
     async def resign(self) -> None:
         try:
-            await self._redis.delete(self._lease_prefix + self._incarnation)
+            await self._redis.delete(self._lease_key)
         except (RedisError, OSError, TimeoutError) as error:
             raise ClaimsUnavailable(str(error)) from error
 

@@ -36,7 +36,10 @@ class KafkaSettings(_Section):
 
 
 class RedisSettings(_Section):
-    url: str = "redis://127.0.0.1:16379/0"
+    url: str = Field(default="redis://127.0.0.1:16379/0", description="Quota and claims; must not evict.")
+    history_url: str = Field(
+        default="", description="What clients replay; a Redis that evicts what is old. Empty: that of `url`."
+    )
     timeout_ms: int = Field(default=500, ge=1, description="Of any one command.")
 
 

@@ -11,6 +11,7 @@ import structlog
 
 from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started
+from streams import redis_keys
 from streams.gateway.hub import HistoryEntry
 from streams.gateway.replay import Replay, UnreadableEntry, pack
 from streams.ids import parse_response_id
@@ -33,7 +34,8 @@ class HistoryUnavailable(Exception):
 class RedisHistory:
     """One Redis list per response, of packed entries, kept for `retention_s` after its last entry's response ended.
 
-    Keys carry the tenant: what another tenant owns is not found. Repeated and overlapping entries are harmless.
+    Keys carry the tenant: what another tenant owns is not found. Repeated and overlapping entries are harmless. What
+    Redis has evicted is a gap, also while the response runs.
     """
 
     def __init__(self, client: redis.asyncio.Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
@@ -43,7 +45,7 @@ class RedisHistory:
         self._open_retention_s = retention_s + response_timeout_ms // 1_000
 
     def key(self, tenant_id: str, response_id: str) -> str:
-        return f"{self._region}:history:{tenant_id}:{response_id}"
+        return redis_keys.history(self._region, tenant_id, response_id)
 
     async def append(self, entries: Sequence[HistoryEntry]) -> None:
         """All entries, in few round trips. Raises HistoryUnavailable; some may stand there then."""
@@ -81,7 +83,10 @@ def connect_history(settings: RedisSettings) -> redis.asyncio.Redis:
     """Connects with the first command; every command has the deadline of the settings."""
     timeout_s = settings.timeout_ms / 1_000
     return redis.asyncio.Redis.from_url(
-        settings.url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, max_connections=32
+        settings.history_url or settings.url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        max_connections=32,
     )
 
 

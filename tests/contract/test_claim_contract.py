@@ -110,7 +110,7 @@ async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
     store = claims(redis, region)
     await store.claim([ClaimRequest("r1", "att1"), ClaimRequest("r2", "att2")])
     await store.finish(["r2", "r3"])
-    keys = [key async for key in redis.scan_iter(f"sluice:{{claims.{region}.p}}*")]
+    keys = [key async for key in redis.scan_iter(f"sluice:{region}:*")]
     assert len(keys) == 3
     assert all([await redis.pttl(key) > 0 for key in keys])
 

@@ -15,6 +15,10 @@ from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
+PROCESSES = {
+    "kafka", "redis", "redis-history", "gateway-1", "admission-1", "worker-1", "post-safety", "settlement", "billing",
+}  # fmt: skip
+
 
 def sluice(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "deploy.cli", *words, "--data", str(stack.data.path)]
@@ -39,9 +43,7 @@ def test_status_has_what_a_script_needs(stack: Stack) -> None:
     assert set(status["producer"]) == {"key_id", "key_file", "topics"}
     assert status["producer"]["topics"] == {"intake": "local.intake.batch", "results": "local.results.demo"}
     processes = {each["name"]: each for each in status["processes"]}
-    assert set(processes) == {
-        "kafka", "redis", "gateway-1", "admission-1", "worker-1", "post-safety", "settlement", "billing"
-    }  # fmt: skip
+    assert set(processes) == PROCESSES
     assert all(each["state"] == "ready" and each["pid"] for each in processes.values())
     assert set(status["lag"]["local.admission"]) >= {"local.requests", "local.intake.batch"}
     assert "chat.completion" in httpx.post(
@@ -53,7 +55,7 @@ def test_status_has_what_a_script_needs(stack: Stack) -> None:
 def test_status_for_people_names_every_process_and_worker(stack: Stack) -> None:
     done = sluice(stack, "status")
     assert done.returncode == 0, done.stderr
-    for name in ("kafka", "redis", "gateway-1", "admission-1", "worker-1", "post-safety", "settlement", "billing"):
+    for name in PROCESSES:
         assert name in done.stdout
 
 

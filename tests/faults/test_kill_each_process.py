@@ -31,8 +31,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize(
-    "process", ["worker-1", "post-safety", "admission-1", "gateway-1", "settlement", "billing", "redis", "kafka"]
-)
+    "process",
+    [
+        "worker-1", "post-safety", "admission-1", "gateway-1", "settlement", "billing",
+        "redis", "redis-history", "kafka",
+    ],
+)  # fmt: skip
 def test_a_killed_process_loses_nothing_and_bills_nothing_twice(stack: Stack, process: str) -> None:
     traffic = Traffic(stack)
     traffic.start()

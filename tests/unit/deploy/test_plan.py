@@ -3,6 +3,7 @@ import random
 import socket
 from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -29,7 +30,7 @@ def data(tmp_path: Path) -> DataFolder:
 def test_every_process_of_the_architecture_is_there(data: DataFolder) -> None:
     plan = make_plan(data, KEYS, Options(workers=2, admission=2, gateways=2, free_ports=True), random.Random(1))
     assert [spec.name for spec in plan.processes] == [
-        "kafka", "redis", "billing", "settlement", "post-safety",
+        "kafka", "redis", "redis-history", "billing", "settlement", "post-safety",
         "worker-1", "worker-2", "admission-1", "admission-2", "gateway-1", "gateway-2",
     ]  # fmt: skip
     assert {spec.stage for spec in plan.processes} == set(Stage)
@@ -42,11 +43,14 @@ def test_no_port_is_given_twice(data: DataFolder) -> None:
         int(settings.kafka.bootstrap.rpartition(":")[2]),
         plan.kafka.controller_port if plan.kafka else 0,
         settings.billing.port,
+        *(urlsplit(url).port for url in (settings.redis.url, settings.redis.history_url)),
         *(spec.health_port for spec in plan.processes if spec.health_port),
         *(int(spec.environment["SLUICE_GATEWAY__PORT"]) for spec in plan.processes if spec.stage is Stage.GATEWAYS),
     ]
     assert all(count == 1 for count in Counter(ports).values())
-    assert all(FIRST_PORT <= port < LAST_PORT for port in ports), "outside the range of outgoing connections"
+    assert all(port is not None and FIRST_PORT <= port < LAST_PORT for port in ports), (
+        "outside the range of outgoing connections"
+    )
 
 
 def test_another_engine_comes_with_its_own_arguments(data: DataFolder) -> None:
@@ -92,6 +96,24 @@ def test_servers_elsewhere_are_used_and_not_started(data: DataFolder, monkeypatc
     assert plan.settings.kafka.bootstrap == "kafka.example:9092"
     assert plan.settings.redis.url == "redis://redis.example:6379/3"
     assert plan.clickhouse_url == "http://clickhouse.example:8123/sluice"
+
+
+def test_history_has_a_redis_of_its_own_where_ours_is(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started() -> tuple[set[str], str]:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        assert settings_with(plan.environment) == plan.settings
+        return {spec.name for spec in plan.processes if "redis" in spec.name}, plan.settings.redis.history_url
+
+    names, url = started()
+    assert names == {"redis", "redis-history"}
+    assert url.startswith("redis://127.0.0.1:")
+    monkeypatch.setenv("SLUICE_REDIS__HISTORY_URL", "redis://history.example:6379/1")
+    assert started() == ({"redis"}, "redis://history.example:6379/1")
+    monkeypatch.setenv("SLUICE_REDIS__URL", "redis://redis.example:6379/3")
+    monkeypatch.delenv("SLUICE_REDIS__HISTORY_URL")
+    assert started() == (set(), "")
+    monkeypatch.setenv("SLUICE_REDIS__HISTORY_URL", "redis://localhost:7000/0")
+    assert started()[0] == {"redis-history"}
 
 
 def test_a_listening_port_is_not_free() -> None:

@@ -1,16 +1,20 @@
 """Replay: packed entries on a real Redis, the log behind them, and offsets that never run ahead of either."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import redis
 
+from deploy.plan import history_command
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from streams import redis_keys
 from streams.gateway.history import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
 from streams.gateway.hub import HistoryEntry, Stream
 from streams.gateway.replay import Replay, UnreadableEntry, pack
@@ -20,6 +24,8 @@ from streams.ids import mint_response_id
 from streams.log import TopicPartition
 from streams.memory_log import MemoryLog
 from streams.settings import RedisSettings, Settings
+from tests.servers import free_ports, server
+from tests.servers import until as wait_until
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
     MemoryClients,
@@ -43,6 +49,11 @@ def entry(
         Stream(response_id, 0, ACME, 1, 0), started(response_id, ACME) if with_start else None, list(spans),
         terminal(response_id, ACME, end) if end else None, 0, is_first,
     )  # fmt: skip
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def span(first: int, text: str) -> Span:
@@ -101,6 +112,33 @@ def test_entries_of_another_format_are_said_to_be_unreadable() -> None:
         with pytest.raises(UnreadableEntry):
             Replay().add_packed(raw)
     Replay().add_packed(pack(None, [], None))
+
+
+async def test_when_history_is_full_the_oldest_goes_and_the_log_tells_it(settings: Settings, tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    full = RedisSettings(url="redis://127.0.0.1:1/0", history_url=f"redis://127.0.0.1:{port}/0", timeout_ms=5_000)
+    oldest = mint_response_id(settings.region, 0)
+    log = log_with(settings, oldest, "abcde")
+    with server(history_command(tmp_path, port, max_memory="8mb"), tmp_path / "output.log"):
+        wait_until(lambda: is_listening(port), "redis-server listens")
+        client = connect_history(full)
+        near = RedisHistory(client, settings.region, retention_s=100, response_timeout_ms=50_000)
+        await near.append([entry(oldest, span(1, "abcde"), with_start=True, is_first=True)])
+        assert (await near.read("acme", oldest, 0)).last == 5
+        await asyncio.sleep(1.1)  # Redis knows in seconds how long a key was idle
+        for _ in range(400):  # more than twice what it may hold
+            newest = mint_response_id(settings.region, 0)
+            await near.append([entry(newest, span(1, "x" * 10_000), with_start=True, end=10_001, is_first=True)])
+        assert (await near.read("acme", newest, 0)).complete
+        assert not (await near.read("acme", oldest, 0)).known
+        await near.append([entry(oldest, end=6)])
+        far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
+        replay = await History(near, far).read("acme", oldest, 1)
+        assert replay is not None
+        assert replay.complete
+        assert "".join(s.text for s in replay.spans) == "bcde"
+        far.close()
+        await client.aclose()
 
 
 def log_with(settings: Settings, response_id: str, tokens: str, *, other_tenant: bool = False) -> MemoryLog:
@@ -207,7 +245,7 @@ async def test_offsets_follow_history(stack: Stack, redis_url: str) -> None:
     source = TopicPartition(stack.settings.topics.responses.name, partition)
     await until(lambda: stack.log.committed("gateways", source).offset == 4, "everything is committed")
     with redis.Redis.from_url(redis_url) as client:
-        assert client.exists(f"{stack.settings.region}:history:acme:{request.response_id}")
+        assert client.exists(redis_keys.history(stack.settings.region, "acme", request.response_id))
 
 
 async def test_an_unreadable_record_goes_to_dead_letters_and_the_others_flow(stack: Stack) -> None:

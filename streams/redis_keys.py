@@ -1,0 +1,34 @@
+"""Every key that Sluice has in Redis. Each begins with `sluice:<region>:`; braces are the hash tag of Redis Cluster.
+
+Quota and claims decide, and must stand in a Redis that evicts nothing. History is a copy of the log: it may be evicted,
+and may stand in a Redis of its own.
+"""
+
+
+def quota_epoch(region: str) -> str:
+    """Which memory of the quota store this is; without it that memory was lost."""
+    return f"sluice:{region}:epoch"
+
+
+def quota(region: str, tenant_id: str, name: str) -> str:
+    """All of a tenant's quota keys lie in one slot, since one script touches them together."""
+    return f"sluice:{region}:quota:{{{tenant_id}}}:{name}"
+
+
+def claim(region: str, pool: str, response_id: str) -> str:
+    """Which incarnation of a worker claims a response. In one slot with the leases of its pool."""
+    return f"{_claims(region, pool)}:claim:{response_id}"
+
+
+def lease(region: str, pool: str, incarnation: str) -> str:
+    """Lives while that incarnation does. With an empty incarnation: what all leases of the pool begin with."""
+    return f"{_claims(region, pool)}:lease:{incarnation}"
+
+
+def history(region: str, tenant_id: str, response_id: str) -> str:
+    """The packed entries of one response, for replay. The tenant is part of it: nobody finds what another one owns."""
+    return f"sluice:{region}:history:{tenant_id}:{response_id}"
+
+
+def _claims(region: str, pool: str) -> str:
+    return f"sluice:{region}:claims:{{{pool}}}"
