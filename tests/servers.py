@@ -23,18 +23,14 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def server(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a process in the background; ends it on exit, by force if it does not go within 10 s."""
+    """Runs a process in the background and kills it on exit: nothing that it holds is needed any more."""
     with output.open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=10)
+        process.kill()
+        process.wait(timeout=10)
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = 30, every_s: float = 0.02) -> None:
@@ -57,7 +53,7 @@ def new_kafka_node(directory: Path, libs: Path) -> KafkaNode:
 
 @contextmanager
 def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[bytes]]]:
-    """Runs a node until it answers, and stops it at the end. Consumers' sessions are short."""
+    """Runs a node until it answers, and kills it at the end. Consumers' sessions are short."""
     settings = KafkaSettings(bootstrap=node.bootstrap, session_timeout_ms=1_000)
     output = node.directory / "output.log"
     with server(run_command(node), output) as process:

@@ -58,6 +58,7 @@ class Billing:
             "SLUICE_BILLING__BATCH_WAIT_MS": "50",
         }
         self.output = folder / "billing.log"
+        self.http = httpx.Client(headers={"Authorization": f"Bearer {SECRET}"})
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -75,22 +76,18 @@ class Billing:
     def is_ready(self, process: subprocess.Popen[bytes]) -> bool:
         assert process.poll() is None, self.output.read_text()
         try:
-            return httpx.get(f"http://127.0.0.1:{self.health_port}/readyz").status_code == 200
+            return self.http.get(f"http://127.0.0.1:{self.health_port}/readyz").status_code == 200
         except httpx.TransportError:
             return False
 
     def sql(self, query: str) -> list[list[object]]:
-        answer = httpx.post(
-            f"http://127.0.0.1:{self.port}/internal/sql",
-            json={"query": query},
-            headers={"Authorization": f"Bearer {SECRET}"},
-        )
+        answer = self.http.post(f"http://127.0.0.1:{self.port}/internal/sql", json={"query": query})
         assert answer.status_code == 200, answer.text
         rows: list[list[object]] = answer.json()["rows"]
         return rows
 
     def metrics(self) -> str:
-        return httpx.get(f"http://127.0.0.1:{self.health_port}/metrics").text
+        return self.http.get(f"http://127.0.0.1:{self.health_port}/metrics").text
 
     def counts(self) -> list[object]:
         """Rows, and the sum of the costs, both raw."""
@@ -98,8 +95,10 @@ class Billing:
 
 
 @pytest.fixture
-def billing(kafka_settings: KafkaSettings, tmp_path: Path) -> Billing:
-    return Billing(kafka_settings, tmp_path)
+def billing(kafka_settings: KafkaSettings, tmp_path: Path) -> Iterator[Billing]:
+    billing = Billing(kafka_settings, tmp_path)
+    with billing.http:
+        yield billing
 
 
 def expected(events: int) -> list[object]:
@@ -120,13 +119,13 @@ def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
 
     with billing.running() as process:
         produce(0, 999)
-        until(lambda: int(str(billing.counts()[0])) > 100, "a part is stored")
+        until(lambda: int(str(billing.counts()[0])) > 100, "a part is stored", every_s=0.1)
         process.kill()
     produce(1_000, 1_199)
     producer.produce(billing.topics.usage.name, b"poison", key="x")
     with billing.running() as process:
-        until(lambda: int(str(billing.counts()[1])) >= 1_200, "everything is stored", timeout_s=60)
-        until(lambda: "sluice_billing_lag_records 0.0" in billing.metrics(), "no lag")
+        until(lambda: int(str(billing.counts()[1])) >= 1_200, "everything is stored", timeout_s=60, every_s=0.1)
+        until(lambda: "sluice_billing_lag_records 0.0" in billing.metrics(), "no lag", every_s=0.1)
         assert billing.counts() == expected(1_200), "once, not twice"
         assert 'sluice_billing_dead_letters_total{reason="not_json"} 1.0' in billing.metrics()
         process.send_signal(signal.SIGTERM)

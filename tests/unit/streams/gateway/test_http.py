@@ -263,9 +263,13 @@ async def test_another_tenants_response_is_as_unknown_as_one_that_never_was(stac
                 stack.pipeline.end(request, 2)
                 await asking
                 await until(lambda: stack.runtime.hub.get(request.response_id) is None, "it left memory")
-            for method, suffix in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel")):
-                theirs = await http.request(method, f"/v1/responses/{request.response_id}{suffix}", headers=stranger)
-                unknown = await http.request(method, f"/v1/responses/{never}{suffix}", headers=stranger)
+            asked = [
+                http.request(method, f"/v1/responses/{response_id}{suffix}", headers=stranger)
+                for method, suffix in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel"))
+                for response_id in (request.response_id, never)
+            ]
+            answers = await asyncio.gather(*asked)  # at once: an id that is young is waited for
+            for theirs, unknown in zip(answers[::2], answers[1::2], strict=True):
                 assert theirs.status_code == unknown.status_code == 404
                 same = theirs.text.replace(request.response_id, "") == unknown.text.replace(never, "")
                 assert same, (theirs.text, unknown.text)
