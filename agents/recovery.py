@@ -20,7 +20,7 @@ from agents.stages import MAX_JOB_LIFETIME_MS, limits_of
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
-from streams.accepted_prefix import AcceptedPrefix
+from streams.accepted_prefix import AcceptedPrefix, fold_frame
 from streams.directory import TenantDirectory
 from streams.log import LogConsumer, LogError
 from streams.log_reading import kept_offsets, read_offsets
@@ -37,7 +37,6 @@ class RecoveryFailed(MustEnd):
 
 @dataclass(slots=True)
 class _Response:
-    prefix: AcceptedPrefix
     opened: Opened | None = None
     partition: int = 0
     refused: Ending | None = None
@@ -48,36 +47,37 @@ class Rebuild:
 
     def __init__(self) -> None:
         self._responses: dict[str, _Response] = {}
+        self._prefixes: dict[str, AcceptedPrefix] = {}
 
     def add(self, record: Opened | Fence | Frame | Ending, partition: int) -> None:
         match record:
             case Opened():
-                opening = self._responses.setdefault(record.response_id, _Response(AcceptedPrefix(record.choices)))
-                if opening.opened is None:
-                    opening.opened, opening.partition = record, partition
+                response = self._response(record.response_id, record.choices)
+                if response.opened is None:
+                    response.opened, response.partition = record, partition
             case Fence():
-                if response := self._responses.get(record.response_id):
-                    response.prefix.fence(record)
+                if prefix := self._prefixes.get(record.response_id):
+                    prefix.fence(record)
             case Ending():
-                ending = self._responses.setdefault(record.response_id, _Response(AcceptedPrefix()))
-                if ending.prefix.ending(record) and ending.opened is None:
-                    ending.refused = record
+                response = self._response(record.response_id)
+                if self._prefixes[record.response_id].ending(record) and response.opened is None:
+                    response.refused = record
             case Frame():
-                for i, response_id in enumerate(record.response_id):
-                    if response := self._responses.get(response_id):
-                        response.prefix.row(
-                            record.attempt_id[i], record.choice[i], record.first_sequence[i],
-                            len(record.token_ids[i]), record.finish[i],
-                        )  # fmt: skip
+                fold_frame(self._prefixes, record)
+
+    def _response(self, response_id: str, choices: int = 1) -> _Response:
+        self._prefixes.setdefault(response_id, AcceptedPrefix(choices))
+        return self._responses.setdefault(response_id, _Response())
 
     def reservations(self) -> Iterator[Restored]:
         for response_id, response in self._responses.items():
+            ended = self._prefixes[response_id].terminal is not None
             opened, refused = response.opened, response.refused
             if opened is not None:
                 yield Restored(
                     response_id=response_id,
                     tenant_id=opened.scope.tenant_id,
-                    ended=response.prefix.terminal is not None,
+                    ended=ended,
                     tokens=opened.reserved_tokens,
                     deadline_ms=opened.deadline_ms,
                     decision=Decision(

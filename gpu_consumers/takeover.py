@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from schemas.generated import Ending, Fence, Frame, Opened
-from streams.accepted_prefix import AcceptedPrefix
+from streams.accepted_prefix import AcceptedPrefix, fold_frame
 
 Decision = Literal["ended", "superseded", "generate", "interrupted"]
 
@@ -26,15 +26,7 @@ class ReadBack:
         if self._fenced:
             return
         if isinstance(record, Frame):
-            for row, response_id in enumerate(record.response_id):
-                if response_id == self.response_id:
-                    self._prefix.row(
-                        record.attempt_id[row],
-                        record.choice[row],
-                        record.first_sequence[row],
-                        len(record.token_ids[row]),
-                        record.finish[row],
-                    )
+            fold_frame({self.response_id: self._prefix}, record)
         elif record.response_id != self.response_id:
             return
         elif isinstance(record, Opened):

@@ -9,12 +9,13 @@ A pure fold over a response's records in log order. Readers that fold the same r
 - The first counting ending, or the finish of the last open choice, is the terminal; all after it is void.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fence, FinishReason
+from schemas.generated import Ending, Fence, FinishReason, Frame
 
 FenceVerdict = Literal["current", "tokens_precede", "superseded", "ended"]
 
@@ -106,3 +107,13 @@ class AcceptedPrefix:
             return False
         self.terminal = ending.code
         return True
+
+
+def fold_frame(prefixes: Mapping[str, AcceptedPrefix], frame: Frame) -> None:
+    """Folds in the rows of the responses in `prefixes` (by response id), in their order; other rows are passed over."""
+    for response_id, attempt_id, choice, first_sequence, tokens, finish in zip(
+        frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, frame.token_ids, frame.finish,
+        strict=True,
+    ):  # fmt: skip
+        if (prefix := prefixes.get(response_id)) is not None:
+            prefix.row(attempt_id, choice, first_sequence, len(tokens), finish)

@@ -27,7 +27,7 @@ from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from schemas.worker import WorkerState
-from streams.accepted_prefix import AcceptedPrefix
+from streams.accepted_prefix import AcceptedPrefix, fold_frame
 from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.ids import mint_attempt_id
 from streams.kafka_log import KafkaConsumer, KafkaProducer
@@ -107,11 +107,7 @@ class Region:
             elif isinstance(parsed, Ending):
                 self.prefixes[parsed.response_id].ending(parsed)
             else:
-                for row, response_id in enumerate(parsed.response_id):
-                    self.prefixes[response_id].row(
-                        parsed.attempt_id[row], 0, parsed.first_sequence[row], len(parsed.token_ids[row]),
-                        parsed.finish[row],
-                    )  # fmt: skip
+                fold_frame(self.prefixes, parsed)
 
     async def until(self, condition: Callable[[], object], timeout_s: float = 30) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -4,9 +4,9 @@ import pytest
 
 from schemas.base import Scope
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fence
+from schemas.generated import Ending, Fence, Frame
 from schemas.request import ReplyTo
-from streams.accepted_prefix import AcceptedPrefix, RowVerdict
+from streams.accepted_prefix import AcceptedPrefix, RowVerdict, fold_frame
 
 SCOPE = Scope(tenant_id="acme")
 
@@ -134,3 +134,27 @@ def test_the_first_ending_that_counts_is_the_terminal() -> None:
     assert prefix.fence(takeover("c")) == "ended"
     assert prefix.row("b", 0, 1, 1, "") == (RowVerdict.VOID, 0)
     assert prefix.terminal is EndingCode.CANCELLED
+
+
+def test_a_frame_is_folded_row_by_row_into_the_responses_that_are_asked_for() -> None:
+    asked = {"r": AcceptedPrefix(choices=2), "other": AcceptedPrefix()}
+    for prefix in asked.values():
+        prefix.fence(fresh("a"))
+    rows = [
+        ("r", "a", 0, 1, 2, ""),
+        ("unknown", "a", 0, 1, 9, ""),
+        ("r", "a", 1, 3, 1, "stop"),
+        ("r", "superseded", 0, 4, 1, ""),
+        ("other", "a", 0, 1, 1, "length"),
+    ]
+    response_id, attempt_id, choice, first, tokens, finish = (list(column) for column in zip(*rows, strict=True))
+    frame = Frame.model_validate({
+        "worker_id": "w", "emitted_at_us": 0, "scopes": [SCOPE], "scope": [0] * len(rows), "response_id": response_id,
+        "attempt_id": attempt_id, "choice": choice, "first_sequence": first, "kind": ["content"] * len(rows),
+        "token_ids": [[7] * count for count in tokens], "text": [""] * len(rows),
+        "text_ends": [[0] * count for count in tokens], "logprobs": [None] * len(rows), "finish": finish,
+        "cached_tokens": [0] * len(rows),
+    })  # fmt: skip
+    fold_frame(asked, frame)
+    assert (asked["r"].accepted_tokens, asked["r"].finished, asked["r"].terminal) == (3, {1: "stop"}, None)
+    assert (asked["other"].accepted_tokens, asked["other"].terminal) == (1, EndingCode.COMPLETED)
