@@ -32,9 +32,9 @@ test: ## All tests, the end-to-end ones on the real stack
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/pytest
 
-test-unit: ## Unit and contract tests only
+test-unit: ## Unit and contract tests only, without vLLM
 	@$(BOOTSTRAP) --engine sim --dev
-	@$(BIN)/pytest tests/unit tests/contract
+	@$(BIN)/pytest -m "not real_model" tests/unit tests/contract
 
 check: ## Lint, format, types, layering
 	@$(BOOTSTRAP) --engine sim --dev --no-services

@@ -13,7 +13,7 @@ from schemas.endings import EndingCode
 from schemas.usage import UsageEvent
 from streams.directory import Limits
 from streams.settings import KafkaSettings
-from tests.unit.agents.harness import Region, now_ms
+from tests.processes.region import Region, now_ms
 
 LIMITS = Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000, concurrent_responses=100_000)
 

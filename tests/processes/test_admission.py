@@ -13,8 +13,8 @@ from schemas.endings import EndingCode
 from schemas.request import Request
 from streams.ids import derive_response_id
 from streams.settings import KafkaSettings
+from tests.processes.region import MODEL_SETTINGS, Region, message
 from tests.servers import until
-from tests.unit.agents.harness import MODEL_SETTINGS, Region, message
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import Topic, Topics
-from tests.conftest import until
+from tests.servers import until
 from tests.unit.agents.post_safety.story import Row, fence, frame, opened
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[2]
 TENANTS = """
 [[tenants]]
 tenant_id = "acme"

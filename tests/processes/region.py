@@ -31,7 +31,7 @@ from streams.settings import KafkaSettings
 from streams.signing import sign_job, sign_request
 from streams.topics import Topics
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "sluice-tiny"
 SECRET = b"a deployment secret of the tests, 32+"
 POOL = "default"
