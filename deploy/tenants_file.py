@@ -3,10 +3,10 @@
 import base64
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -15,51 +15,15 @@ from streams.directory import ApiKey, ProducerKey, Tenant
 from streams.toml_directory import read_tenants
 
 HEADER = "# Written by `sluice keys`; may be edited by hand. Processes see a change within seconds.\n"
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
 class TenantsFileError(Exception):
     """No such tenant or key, or one too many of it."""
 
 
-def _string(text: str) -> str:
-    """A TOML basic string (TOML 1.0: control characters are escaped)."""
-    return f'"{"".join(map(_character, text))}"'
-
-
-def _character(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    return f"\\u{ord(character):04x}" if ord(character) < 32 or character == "\x7f" else character
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(_value, value))}]"
-    raise TypeError(f"no TOML for {type(value).__name__}")
-
-
-def _table(header: str, fields: Mapping[str, Any]) -> str:
-    return "".join([f"{header}\n", *(f"{name} = {_value(value)}\n" for name, value in fields.items())])
-
-
 def render(tenants: Iterable[Tenant]) -> str:
     """TOML that reads back as equal tenants; fields at their defaults are left out."""
-    parts = [HEADER]
-    for tenant in tenants:
-        fields = tenant.model_dump(exclude_defaults=True)
-        tables = {name: fields.pop(name) for name in ("limits", "policy") if name in fields}
-        arrays = {name: fields.pop(name) for name in ("api_keys", "producer_keys") if name in fields}
-        parts.append(_table("[[tenants]]", fields))
-        parts += [_table(f"[tenants.{name}]", table) for name, table in tables.items()]
-        parts += [_table(f"[[tenants.{name}]]", row) for name, rows in arrays.items() for row in rows]
-    return "\n".join(parts)
+    return HEADER + tomli_w.dumps({"tenants": [tenant.model_dump(exclude_defaults=True) for tenant in tenants]})
 
 
 def write_tenants(path: Path, tenants: Iterable[Tenant]) -> None:

@@ -1,12 +1,20 @@
 """The shape that was asked for: seven packages by name, seven folders, and nothing that shadows them."""
 
+import ast
 import re
+import sys
 import tomllib
-from importlib.metadata import distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+OURS = {"streams", "agents", "gpu_consumers", "billing_jobs", "schemas", "deploy"}
+BESIDE = {"benchmarks", "models", "tests"}
+# Used without an import: uvicorn's parser; what pytest and mypy load, and make runs.
+BY_NAME = {"httptools", "import-linter", "mypy", "pytest-timeout", "pytest-xdist", "ruff", "types-psutil"}
 
 
 def _names(requirements: list[str]) -> set[str]:
@@ -33,9 +41,34 @@ def test_the_folders_are_the_ones_that_were_asked_for() -> None:
 
 
 def test_no_installed_distribution_ships_a_package_of_our_names() -> None:
-    ours = {"streams", "agents", "gpu_consumers", "billing_jobs", "schemas", "deploy"}
     for distribution in distributions():
         if distribution.metadata["Name"] == "sluice":
             continue
         top_level = {Path(str(file)).parts[0] for file in distribution.files or [] if Path(str(file)).suffix == ".py"}
-        assert not ours & top_level, distribution.metadata["Name"]
+        assert not OURS & top_level, distribution.metadata["Name"]
+
+
+def _imported(folders: set[str]) -> set[str]:
+    """The distributions whose packages the folders' files import, ours and the standard library's left out."""
+    packages: set[str] = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                packages |= {name.name.split(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                packages.add(node.module.split(".")[0])
+    installed = packages_distributions()
+    found = packages - OURS - BESIDE - set(sys.stdlib_module_names)
+    return {re.sub(r"[_.]", "-", installed[package][0].lower()) for package in found if package in installed}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    required = _names(PROJECT["project"]["dependencies"])
+    engines = _names([*extras["cpu"], *extras["gpu"]])
+    dev = _names(PROJECT["dependency-groups"]["dev"])
+    assert _imported(OURS) - BY_NAME <= required | engines
+    assert _imported(BESIDE) - BY_NAME <= required | engines | dev
+    used = _imported(OURS) | BY_NAME
+    assert required <= used
+    assert dev <= _imported(BESIDE) | used
