@@ -7,7 +7,8 @@ Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
 - `concurrency=1`, and `InOrder` instead: more actors commit past unfinished work.
 - Nothing is raised into Faust: an exception would acknowledge the event. What cannot be finished ends the process.
-- `await (await topic.send(…))`: a send that fails later only warns, and the source is committed.
+- Nothing is sent through Faust: a send that fails later only warns, and the source is committed. A producer of
+  librdkafka (`LogPublisher`) awaits every acknowledgement, at a third of the CPU time of Faust's.
 - Few records per poll, and room in each buffer for one poll of every partition above the mark at which partitions are
   paused: one full buffer blocks the delivery of all topics, so waiting jobs would stop interactive requests.
 - Raw bytes, no codecs; explicit partitions for lanes and `generated`; no tables, no web server, no topic declarations.
@@ -23,13 +24,12 @@ from typing import Any
 
 import faust
 import structlog
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError  # type: ignore[import-untyped]
-from faust.exceptions import ProducerSendError
 
 from agents.in_order import InOrder, Pace
 from agents.pipeline import Pipeline
-from agents.publication import Publisher, PublishFailed, RecordTooLarge
+from agents.publication import LogPublisher, Publisher, PublishFailed
 from agents.stages import STAGES, Stage
+from streams.kafka_log import KafkaProducer
 from streams.log import LogRecord, TopicPartition
 from streams.settings import Settings
 from streams.topics import Partitions, Topics
@@ -75,28 +75,6 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
 def buffer_records(counts: Partitions) -> int:
     """Of one agent. A partition is paused when it delivers beyond the mark, so each exceeds it by one poll at most."""
     return PRESSURE_SHARE * POLL_RECORDS * max(counts.requests, counts.intake)
-
-
-class FaustPublisher:
-    """Acknowledged sends through Faust's producer (`acks=all`). Raises RecordTooLarge, PublishFailed."""
-
-    def __init__(self, app: faust.App, timeout_s: float) -> None:
-        self._app = app
-        self._timeout_s = timeout_s
-        self._topics: dict[str, Any] = {}
-
-    async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
-        channel = self._topics.get(topic)
-        if channel is None:
-            channel = self._topics[topic] = raw_topic(self._app, topic)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                sent = await (await channel.send(key=key.encode(), value=value, partition=partition))
-        except (KafkaError, ProducerSendError, TimeoutError) as error:
-            if isinstance(error, MessageSizeTooLargeError) or isinstance(error.__cause__, MessageSizeTooLargeError):
-                raise RecordTooLarge(f"{topic}: {len(value)} bytes") from error
-            raise PublishFailed(f"{topic}: {type(error).__name__}: {error}") from error
-        return int(sent.offset)
 
 
 def raw_topic(app: faust.App, name: str) -> Any:
@@ -158,16 +136,14 @@ class AdmissionApp:
             broker_commit_every=10_000,
             broker_client_id=f"admission-{random.getrandbits(32):08x}",
             consumer_auto_offset_reset="earliest",
-            producer_acks=-1,
-            producer_linger=0,
-            producer_max_request_size=4_194_304,
-            producer_request_timeout=settings.kafka.delivery_timeout_ms / 1_000,
             broker_max_poll_records=POLL_RECORDS,
             stream_buffer_maxsize=buffer_records(settings.topics.counts),
             stream_wait_empty=False,
             worker_redirect_stdouts=False,
         )
-        self.pipeline = wire(FaustPublisher(app, settings.kafka.delivery_timeout_ms / 1_000))
+        # Uncompressed: see `streams.topics` on what Faust reads.
+        self._publisher = LogPublisher(lambda: KafkaProducer(settings.kafka, "admission", compression="none"))
+        self.pipeline = wire(self._publisher)
         table = bindings(
             settings.admission.placement, settings.topics, self.pipeline, settings.admission.batch_jobs_per_second
         )
@@ -222,3 +198,7 @@ class AdmissionApp:
         finished = await asyncio.gather(*(window.close(DRAIN_TIMEOUT_S) for window in self._windows))
         if not all(finished):
             _log.warning("stopped_with_work_left", left=sum(window.in_work for window in self._windows))
+        try:
+            await self._publisher.close(DRAIN_TIMEOUT_S)
+        except PublishFailed as error:
+            self._on_failure(error)

@@ -4,6 +4,7 @@ Before any of it, routing has stored the decision (0). A crash there: the redeli
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +14,11 @@ from schemas.admission import Admission, Decision
 from schemas.dead_letter import DeadLetter
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest
+from streams import log
+from streams.consumer_thread import ProducerThread
 from streams.directory import TenantDirectory
 from streams.ids import stable_partition
-from streams.log import LogRecord
+from streams.log import LogError, LogProducer, LogRecord
 from streams.topics import Topics
 
 
@@ -34,8 +37,40 @@ class RecordTooLarge(PublishFailed):
 class Publisher(Protocol):
     """Acknowledged writes to the log."""
 
+    def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> Awaitable[int]:
+        """The record's offset, once all in-sync replicas have it. Raises RecordTooLarge, PublishFailed when awaited."""
+
+
+class LogPublisher:
+    """Writes through a producer of its own, made with the first record: there is no event loop before.
+
+    Records go out in the order of the calls, and as many at once as there are calls.
+    """
+
+    def __init__(self, new_producer: Callable[[], LogProducer]) -> None:
+        self._new_producer = new_producer
+        self._producer: ProducerThread | None = None
+
     async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
-        """Returns the record's offset once all in-sync replicas have it. Raises RecordTooLarge, PublishFailed."""
+        if self._producer is None:
+            self._producer = ProducerThread(self._new_producer())
+        try:
+            return await self._producer.send(topic, value, key=key, partition=partition)
+        except log.RecordTooLarge as error:
+            raise RecordTooLarge(str(error)) from error
+        except LogError as error:
+            raise PublishFailed(str(error)) from error
+
+    async def close(self, timeout_s: float) -> None:
+        """Waits for what is outstanding. Raises PublishFailed when it is not acknowledged in time."""
+        if self._producer is None:
+            return
+        try:
+            outstanding = await self._producer.close(timeout_s)
+        except LogError as error:
+            raise PublishFailed(str(error)) from error
+        if outstanding:
+            raise PublishFailed(f"{outstanding} records were not acknowledged in time")
 
 
 @dataclass(frozen=True, slots=True)

@@ -403,7 +403,7 @@ class ProducerThread:
         report = None if on_delivery is None else partial(self._report, on_delivery)
         self._producer.produce(topic, value, key=key, partition=partition, headers=headers, on_delivery=report)
 
-    async def send(
+    def send(
         self,
         topic: str,
         value: bytes | None,
@@ -411,8 +411,11 @@ class ProducerThread:
         key: str | None = None,
         partition: int | None = None,
         headers: Headers = (),
-    ) -> int:
-        """Returns the record's offset once it is acknowledged. Raises LogError; a cancelled send may still arrive."""
+    ) -> "asyncio.Future[int]":
+        """The record's offset, once it is acknowledged, or LogError. Raises ProducerQueueFull, RecordTooLarge at once.
+
+        Records are handed over in the order of the calls. A send that is cancelled may still arrive.
+        """
         acknowledged: asyncio.Future[int] = self._loop.create_future()
 
         def delivered(offset: int | None, error: LogError | None) -> None:
@@ -426,10 +429,8 @@ class ProducerThread:
 
         self.produce(topic, value, key=key, partition=partition, headers=headers, on_delivery=delivered)
         self._waiting.add(acknowledged)
-        try:
-            return await acknowledged
-        finally:
-            self._waiting.discard(acknowledged)
+        acknowledged.add_done_callback(self._waiting.discard)
+        return acknowledged
 
     async def close(self, timeout_s: float) -> int:
         """Waits for outstanding deliveries and ends the thread; returns how many are outstanding at the deadline."""
@@ -462,7 +463,7 @@ class ProducerThread:
             self._ended.set_exception(error)
             self._ended.exception()  # marks it as seen: it is raised where somebody awaits
         left = error or LogError("the producer closed before the delivery was known", retriable=True)
-        for acknowledged in self._waiting:
+        for acknowledged in [*self._waiting]:
             if not acknowledged.done():
                 acknowledged.set_exception(left)
 

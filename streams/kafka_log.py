@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka import TopicPartition as NativePartition
 
 from streams.log import (
+    MAX_RECORD_BYTES,
     Committed,
     Headers,
     LogError,
@@ -19,13 +20,13 @@ from streams.log import (
     OnDelivery,
     OnPartitions,
     ProducerQueueFull,
+    RecordTooLarge,
     TopicPartition,
 )
 from streams.settings import KafkaSettings
 
 T = TypeVar("T")
 
-MAX_RECORD_BYTES = 4_194_304
 _CALL_TIMEOUT_S = 10.0
 _SEEK_TIMEOUT_S = 5.0
 _COMMIT_TIMEOUT_S = 5.0
@@ -59,6 +60,8 @@ _RETRIABLE_CODES = frozenset(
 
 def log_error(error: KafkaError, what: str) -> LogError:
     """`what` says what was attempted."""
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return RecordTooLarge(f"{what}: {error.str()}")
     retriable = not error.fatal() and (error.retriable() or error.code() in _RETRIABLE_CODES)
     return LogError(f"{what}: {error.name()}: {error.str()}", retriable=retriable)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_RECORD_BYTES = 4_194_304
+
 Headers = Sequence[tuple[str, bytes]]
 
 
@@ -55,6 +57,13 @@ class LogError(Exception):
         self.retriable = retriable
 
 
+class RecordTooLarge(LogError):
+    """The log takes no record of this size, now or later. Nothing was written."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retriable=False)
+
+
 class ProducerQueueFull(LogError):
     """The bounded local queue is full: call `poll`, or push back on the caller."""
 
@@ -80,7 +89,10 @@ class LogProducer(Protocol):
         headers: Headers = (),
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Raises ProducerQueueFull. Without `partition` the key's hash decides (murmur2, as Java clients do)."""
+        """Raises ProducerQueueFull, RecordTooLarge.
+
+        Without `partition` the key's hash decides (murmur2, as Java clients do).
+        """
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Runs delivery callbacks on the calling thread; returns how many."""

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Literal
 
 from streams.log import (
+    MAX_RECORD_BYTES,
     Committed,
     Headers,
     LogError,
@@ -19,6 +20,7 @@ from streams.log import (
     OnDelivery,
     OnPartitions,
     ProducerQueueFull,
+    RecordTooLarge,
     TopicPartition,
 )
 
@@ -260,6 +262,8 @@ class MemoryProducer:
         self._require_life()
         if len(self) >= self._queue_records:
             raise ProducerQueueFull
+        if len(value or b"") > MAX_RECORD_BYTES:
+            raise RecordTooLarge(f"{len(value or b'')} bytes to {topic}")
         fault = None
         if self._log._next_fault(self._client_id) is not None:
             fault = self._log._take_fault(self._client_id)

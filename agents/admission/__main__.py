@@ -22,6 +22,7 @@ from agents.stages import PolicyPhrases, Rejected, Services
 from agents.watchdog import Excuses, Watchdog
 from agents.workers_reader import WorkersReader
 from streams.chat_tokenizer import ChatTokenizer
+from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer
 from streams.log import LogConsumer, LogRecord
 from streams.observability import HealthServer, configure_logging
@@ -121,7 +122,7 @@ def run(settings: Settings) -> int:
 
     @admission.faust.timer(UNREADABLE_EVERY_S)  # type: ignore[untyped-decorator]
     async def bury_unreadable() -> None:
-        while reader.unreadable:
+        while reader.unreadable and not admission.faust.should_stop:
             record, error = reader.unreadable.popleft()
             rejected = Rejected(error.reason, error.detail)
             await admission.pipeline.publication.dead(record, "admission", rejected, now_ms())
@@ -149,6 +150,7 @@ def run(settings: Settings) -> int:
     try:
         # Faust's consumer thread makes a loop of its own, by the policy.
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+        collect_seldom()
         worker = _Worker(admission.faust, quiet=True, loglevel="WARN", loop=uvloop.new_event_loop())
         worker.execute_from_commandline()
     except SystemExit as stop:

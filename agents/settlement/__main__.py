@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from agents.quota import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
+from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogConsumer, LogError
 from streams.observability import HealthServer, configure_logging
@@ -56,6 +57,7 @@ def run(settings: Settings) -> int:
         _log.info("settlement_starts", health_port=health.port)
         try:
             settlement.start()
+            collect_seldom()
             while not stopping.is_set():
                 settlement.step()
             settlement.close()

@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import (
+    MAX_RECORD_BYTES,
     Committed,
     LogConsumer,
     LogError,
@@ -19,6 +20,7 @@ from streams.log import (
     LogRecord,
     OnDelivery,
     ProducerQueueFull,
+    RecordTooLarge,
     TopicPartition,
 )
 from streams.log_reading import kept_offsets, read_offsets
@@ -72,7 +74,9 @@ class OnKafka:
         return name
 
     def producer(self, *, queue_records: int = 1_000) -> LogProducer:
-        settings = self.settings.model_copy(update={"producer_queue_records": queue_records})
+        # A missing topic is waited for, in case it was only just made: here for less long.
+        extra: dict[str, str | int | float] = {"topic.metadata.propagation.max.ms": 1_000}
+        settings = self.settings.model_copy(update={"producer_queue_records": queue_records, "extra": extra})
         return KafkaProducer(settings, f"producer-{next(_names)}")
 
     def consumer(self, group: str | None, *, reset: Literal["earliest", "latest"] = "earliest") -> LogConsumer:
@@ -250,6 +254,17 @@ def test_a_record_for_a_missing_partition_is_an_error(log: Log) -> None:
     except LogError as error:
         errors.append(error)
     assert [error is not None and not error.retriable for error in errors] == [True]
+
+
+def test_a_record_that_is_too_large_is_refused_by_name_and_harms_no_other(log: Log) -> None:
+    topic = log.topic(1)
+    producer = log.producer()
+    with pytest.raises(RecordTooLarge):
+        producer.produce(topic, bytes(MAX_RECORD_BYTES + 1), partition=0)
+    offsets: list[int | None] = []
+    producer.produce(topic, b"", partition=0, on_delivery=lambda offset, _: offsets.append(offset))
+    assert producer.flush(DEADLINE_S) == 0
+    assert offsets == [0]
 
 
 def test_a_record_for_a_missing_topic_is_an_error_even_if_nobody_listens(log: Log) -> None:

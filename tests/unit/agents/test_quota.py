@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
-import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -205,20 +204,32 @@ async def test_a_store_that_is_down_is_unavailable_and_nothing_else() -> None:
             await reserve(RedisQuota(client, "nowhere"), "r1")
 
 
-async def test_a_store_that_is_slow_is_unavailable_in_time(redis_url: str) -> None:
-    async with Redis.from_url(redis_url, retry=None, socket_timeout=0.1) as client:
-        quota = await new_quota(client)
-        with redis.Redis.from_url(redis_url) as operator:
-            operator.execute_command("CLIENT", "PAUSE", "1000")
-            with pytest.raises(QuotaUnavailable):
-                await reserve(quota, "r1")
-            operator.execute_command("CLIENT", "UNPAUSE")
-        assert await reserve(quota, "r1") == Reserved(100)
-
-
 async def test_the_script_survives_a_restart_of_the_server(client: Redis, quota: RedisQuota) -> None:
     await client.script_flush()
     assert await reserve(quota, "r1") == Reserved(100)
+
+
+async def test_a_connection_that_is_cut_costs_one_call_and_no_answer_goes_to_another(
+    client: Redis, quota: RedisQuota
+) -> None:
+    await reserve(quota, "r1", 100)
+    await client.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(QuotaUnavailable):
+        await reserve(quota, "r2", 200)
+    answers = await asyncio.gather(reserve(quota, "r2", 200), reserve(quota, "r1", 5))
+    assert list(answers) == [Reserved(200), Reserved(100)]
+
+
+async def test_a_store_that_is_slow_is_unavailable_in_time_and_its_late_answer_is_nobodys(redis_url: str) -> None:
+    async with Redis.from_url(redis_url, retry=None, socket_timeout=0.3) as client:
+        quota = await new_quota(client)
+        await reserve(quota, "r1", 100)
+        async with Redis.from_url(redis_url) as operator:
+            await operator.client_pause(1_000)
+            with pytest.raises(QuotaUnavailable):
+                await reserve(quota, "r1", 100)
+            await operator.client_unpause()
+        assert await reserve(quota, "r2", 200) == Reserved(200)
 
 
 def test_a_budget_is_exact_under_concurrency_and_retries(redis_url: str) -> None:
