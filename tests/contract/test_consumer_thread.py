@@ -17,6 +17,7 @@ from streams.settings import KafkaSettings
 from streams.topics import HOUR_MS, Topic
 
 DEADLINE_S = 30.0
+MISSING_PARTITION = 7
 _names = count(1)
 
 
@@ -91,14 +92,16 @@ async def test_deliveries_are_reported_on_the_loop(kafka_settings: KafkaSettings
 async def test_a_failed_send_raises_and_the_producer_lives_on(kafka_settings: KafkaSettings, topic: str) -> None:
     async with producing(kafka_settings) as producer:
         with pytest.raises(LogError, match="UNKNOWN"):
-            await producer.send("no-such-topic", b"")
+            await producer.send(topic, b"", partition=MISSING_PARTITION)
         assert await producer.send(topic, b"", partition=0) == 0
 
 
-async def test_a_failed_record_that_nobody_listens_for_ends_the_producer(kafka_settings: KafkaSettings) -> None:
+async def test_a_failed_record_that_nobody_listens_for_ends_the_producer(
+    kafka_settings: KafkaSettings, topic: str
+) -> None:
     producer = ProducerThread(KafkaProducer(kafka_settings, "producer"))
-    producer.produce("no-such-topic", b"")
-    waiting = asyncio.ensure_future(producer.send("no-such-topic-either", b""))
+    producer.produce(topic, b"", partition=MISSING_PARTITION)
+    waiting = asyncio.ensure_future(producer.send(topic, b"", partition=MISSING_PARTITION))
     with pytest.raises(LogError, match="UNKNOWN"):
         await waiting
     with pytest.raises(LogError, match="UNKNOWN"):

@@ -75,7 +75,7 @@ class OnKafka:
 
     def producer(self, *, queue_records: int = 1_000) -> LogProducer:
         # A missing topic is waited for, in case it was only just made: here for less long.
-        extra: dict[str, str | int | float] = {"topic.metadata.propagation.max.ms": 1_000}
+        extra = {"topic.metadata.propagation.max.ms": "1000"}
         settings = self.settings.model_copy(update={"producer_queue_records": queue_records, "extra": extra})
         return KafkaProducer(settings, f"producer-{next(_names)}")
 
