@@ -18,6 +18,7 @@ from billing_jobs.queries import Reader, read_settings
 from billing_jobs.server import create_app, reader_threads
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
+from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer, configure_logging
@@ -164,6 +165,7 @@ def run(settings: Settings) -> int:
 
         stack.enter_context(closing(HealthServer(settings.health_port, ready)))
         stack.enter_context(running(sink, ended, errors))
+        collect_seldom()
         asyncio.run(serve(server, ended))
     if errors:
         _log.error("billing_ends", error=f"{type(errors[0]).__name__}: {errors[0]}")

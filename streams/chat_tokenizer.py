@@ -6,6 +6,8 @@ switched off. So text such as `<|end|>` inside a message becomes ordinary tokens
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,12 +17,22 @@ from tokenizers import Tokenizer
 
 from schemas.request import Message
 
+MAX_REMEMBERED_TURNS = 32
+"""What the template writes depends on the roles alone; for short chats it is rendered once."""
 _PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
 
 
 def _raise_template_error(message: str) -> NoReturn:
     """What chat templates call for roles and parts that they do not know."""
     raise TemplateError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What the template writes around the contents: tokens before each message, by its index, and behind the last."""
+
+    messages: Sequence[tuple[Sequence[int], int]]
+    end: Sequence[int]
 
 
 class ChatTokenizer:
@@ -40,6 +52,7 @@ class ChatTokenizer:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_template_error
         self._template: Template = environment.from_string((path / "chat_template.jinja").read_text())
+        self._around = lru_cache(maxsize=256)(self._render)
 
     @property
     def vocabulary_size(self) -> int:
@@ -48,17 +61,26 @@ class ChatTokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The prompt that asks for the next assistant turn. Raises jinja2.TemplateError for a role it lacks."""
+        roles = tuple(message.role for message in messages)
+        around = self._around(roles) if len(roles) <= MAX_REMEMBERED_TURNS else self._render(roles)
+        token_ids: list[int] = []
+        for before, index in around.messages:
+            token_ids += before
+            token_ids += self.encode_text(messages[index].text)
+        token_ids += around.end
+        return token_ids
+
+    def _render(self, roles: tuple[str, ...]) -> "_Around":
         rendered = self._template.render(
-            messages=[{"role": m.role, "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)],
+            messages=[{"role": role, "content": f"\ue000{i}\ue001"} for i, role in enumerate(roles)],
             add_generation_prompt=True,
         )
-        token_ids: list[int] = []
+        found = []
         end = 0
         for match in _PLACEHOLDER.finditer(rendered):
-            token_ids += self._encode_template(rendered[end : match.start()])
-            token_ids += self.encode_text(messages[int(match[1])].text)
+            found.append((self._encode_template(rendered[end : match.start()]), int(match[1])))
             end = match.end()
-        return token_ids + self._encode_template(rendered[end:])
+        return _Around(found, self._encode_template(rendered[end:]))
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of plain text; never a special token. Other threads run meanwhile."""

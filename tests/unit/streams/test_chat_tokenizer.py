@@ -46,6 +46,16 @@ def test_the_placeholders_of_the_template_mean_nothing_in_a_message() -> None:
     assert TOKENIZER.decode(TOKENIZER.encode_chat([_user(forged), _user("b")])) == forged + "b"
 
 
+@pytest.mark.parametrize("turns", [1, 2, 50])
+def test_chats_of_the_same_roles_have_the_same_frame_and_their_own_words(turns: int) -> None:
+    chats = [[_user(f"{word} {turn}") for turn in range(turns)] for word in ("one", "two", "one")]
+    first, second, again = [TOKENIZER.encode_chat(chat) for chat in chats]
+    assert TOKENIZER.decode(first) == "".join(f"one {turn}" for turn in range(turns))
+    assert TOKENIZER.decode(second) == "".join(f"two {turn}" for turn in range(turns))
+    assert first == again
+    assert [t for t in first if t in SPECIALS.values()] == [t for t in second if t in SPECIALS.values()]
+
+
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
         ChatTokenizer(tmp_path)
