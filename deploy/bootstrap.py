@@ -46,6 +46,10 @@ class SystemPackage:
 JAVA = SystemPackage("java", ("openjdk-21-jre-headless", "openjdk-17-jre-headless", "default-jre-headless"), "Java 17+")
 MAVEN = SystemPackage("mvn", ("maven",), "Maven")
 REDIS = SystemPackage("redis-server", ("redis-server",), "Redis server")
+# The driver comes first: it brings the browser of its own version along.
+BROWSER = SystemPackage(
+    "chromedriver", ("chromium-driver",), "Chromium with its driver (for the test of the chat page)"
+)
 
 
 def kafka_libs() -> Path:
@@ -200,6 +204,13 @@ class System:
         if shutil.which(package.program) is None:
             self.install(package)
 
+    def want(self, package: SystemPackage) -> None:
+        """As `need`, for what one can do without: then it says what is left out."""
+        try:
+            self.need(package)
+        except BootstrapError as error:
+            print(f"bootstrap: {error} (going on without it)", file=sys.stderr, flush=True)
+
     def need_java(self) -> None:
         if self._java() < OLDEST_JAVA:
             self.install(JAVA)
@@ -317,6 +328,8 @@ def main() -> int:
             system.need_java()
             need_kafka(progress, system)
             system.need(REDIS)
+            if options.dev:
+                system.want(BROWSER)
     return 0
 
 

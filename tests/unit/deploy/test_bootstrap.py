@@ -2,7 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from deploy.bootstrap import effective_profile, inputs_digest, java_major, stamped
+from deploy.bootstrap import (
+    BROWSER,
+    REDIS,
+    BootstrapError,
+    Progress,
+    System,
+    effective_profile,
+    inputs_digest,
+    java_major,
+    stamped,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +47,13 @@ def test_a_light_run_keeps_the_heavier_installation() -> None:
 def test_one_profile_replaces_another_and_leaves_dev_alone() -> None:
     assert stamped({"cpu": "1", "dev": "2"}, {"gpu": "3"}) == {"gpu": "3", "dev": "2"}
     assert stamped({"cpu": "1"}, {"dev": "2"}) == {"cpu": "1", "dev": "2"}
+
+
+def test_what_is_only_wanted_is_named_and_gone_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    System(Progress()).want(BROWSER)
+    assert "sudo apt-get install chromium-driver (going on without it)" in capsys.readouterr().err
+    with pytest.raises(BootstrapError, match="Redis server is missing"):
+        System(Progress()).need(REDIS)
