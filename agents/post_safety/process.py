@@ -152,10 +152,11 @@ class PostSafetyProcess:
             self._take_control(record)
         for record in records:
             self._take(record)
+            # A first token does not wait for the rest of what was read: after a stall that is a lot.
+            self._send_due()
         self._publish(self._core.tick(self._clock_ms()))
         # 3 Publish what is due. After a crash: as in 2.
-        for group in self._regrouper.take_due(self._now_ms()):
-            self._send_group(group)
+        self._send_due()
         self._deliver(0)
         # 4 Commit below what is ended and acknowledged. After a crash: that is not read again, and need not be.
         self._commit_when_due()
@@ -287,6 +288,10 @@ class PostSafetyProcess:
             if group is not None:
                 self._send_group(group)
         self._send(self._names[effect.channel], value, key=effect.key, partition=effect.partition)
+
+    def _send_due(self) -> None:
+        for group in self._regrouper.take_due(self._now_ms()):
+            self._send_group(group)
 
     def _send_group(self, group: Group) -> None:
         self._send(self._topics.responses.name, group.value, partition=group.partition)

@@ -96,6 +96,16 @@ def test_the_first_token_leaves_at_once_and_later_ones_are_regrouped() -> None:
     assert len(world.log.records(TOPICS.responses.name)) == before + 1
 
 
+def test_the_first_token_does_not_wait_for_what_was_read_with_it() -> None:
+    world = World(settings=PostSafetySettings(regroup_ms=50))
+    member = Member(world)
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["Hi"])), frame(Row("r1", 2, [" you"])))
+    member.run(10)
+    assert world.answer("r1").text == "Hi", "it left before the second frame was folded"
+    member.run(50)
+    assert world.answer("r1").text == "Hi you"
+
+
 def test_a_denied_phrase_across_tokens_and_frames_halts_before_any_of_it_is_seen() -> None:
     world = World()
     member = Member(world)
@@ -431,8 +441,8 @@ def test_a_results_topic_that_fails_stops_nobody() -> None:
 
 
 def test_a_result_whose_delivery_may_succeed_later_is_sent_again_and_never_dead() -> None:
-    # The records of a job: started, release, terminal, usage, result.
-    world = World([Fault(FaultKind.FAIL, "ps.producer", 5)])
+    # The records of a job: started, release of the first tokens, of the others, terminal, usage, result.
+    world = World([Fault(FaultKind.FAIL, "ps.producer", 6)])
     plain_answer(world, custom_id="job-1")
     member = Member(world)
     with pytest.raises(DeliveryFailed, match="results"):
@@ -450,7 +460,7 @@ def test_a_result_whose_delivery_may_succeed_later_is_sent_again_and_never_dead(
 )
 def test_a_dead_result_holds_the_commit_until_its_dead_letter_is_acknowledged(fault: FaultKind, ends: bool) -> None:
     # The tenant has no results topic; this is heard when a commit already waits for the result.
-    world = World([Fault(FaultKind.DELAY, "ps.producer", 5, polls=3), Fault(fault, "ps.producer", 6, polls=10_000)])
+    world = World([Fault(FaultKind.DELAY, "ps.producer", 6, polls=3), Fault(fault, "ps.producer", 7, polls=10_000)])
     plain_answer(world, tenant_id="open", custom_id="job-1")
     member = Member(world)
     if ends:
@@ -513,7 +523,7 @@ def test_the_answer_of_a_tenant_without_a_policy_is_never_shown() -> None:
 
 
 def test_a_delivery_that_fails_ends_the_process_and_the_rebuild_repairs_it() -> None:
-    world = World([Fault(FaultKind.FAIL, "ps.producer", 2)])
+    world = World([Fault(FaultKind.FAIL, "ps.producer", 3)])
     world.keeps_order = False
     plain_answer(world)
     member = Member(world)
@@ -527,11 +537,11 @@ def test_a_delivery_that_fails_ends_the_process_and_the_rebuild_repairs_it() -> 
 
 
 def test_usage_that_is_not_acknowledged_holds_the_commit() -> None:
-    world = World([Fault(FaultKind.DELAY, "ps.producer", 4, polls=10_000)])
+    world = World([Fault(FaultKind.DELAY, "ps.producer", 5, polls=10_000)])
     plain_answer(world)
     Member(world).run()
     records = world.log.records(TOPICS.usage.name)
-    assert len(records) == 1, "the fourth record: started, release, terminal, usage"
+    assert len(records) == 1, "the fifth record: started, two releases, terminal, usage"
     assert world.committed() is None
 
 
