@@ -22,9 +22,8 @@ from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, load_settings
+from streams.settings import Settings, SettingsError, check_secret, load_settings
 
-MIN_SECRET_CHARS = 32
 STALE_MS = 60_000
 """A sink that has not looked at the log for so long is not ready."""
 EXIT_SETTINGS = 2
@@ -40,8 +39,10 @@ def now_ms() -> int:
 def check_settings(settings: Settings) -> None:
     """What only billing asks of the settings. Raises SettingsError."""
     lines = []
-    if len(settings.deployment_secret.get_secret_value()) < MIN_SECRET_CHARS:
-        lines.append(f"deployment_secret: fewer than {MIN_SECRET_CHARS} characters")
+    try:
+        check_secret(settings)
+    except SettingsError as error:
+        lines.append(str(error))
     for model in settings.models:
         try:
             price_row(model, 0)

@@ -5,20 +5,18 @@ Values travel as bound parameters; only names from the tables below stand in the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import orjson
 
 from billing_jobs.pricing import PICO_PER_UNIT
 from billing_jobs.sql_guard import check_select
 from billing_jobs.store import Connection
+from schemas.usage_query import BucketWidth, GroupBy, parse_bucket_width, parse_group_by
 
-BucketWidth = Literal["1h", "1d"]
-GroupBy = Literal["model", "project_id", "key_id", "endpoint", "lane", "pool", "region", "ending"]
 BUCKET_S: dict[BucketWidth, int] = {"1h": 3_600, "1d": 86_400}
 MAX_BUCKETS: dict[BucketWidth, int] = {"1h": 31 * 24, "1d": 400}
 MAX_TIME_S = 2**33
-GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
 TOKEN_CLASSES = (
     "uncached_input_tokens",
     "cached_input_tokens",
@@ -55,16 +53,21 @@ class UsageQuery:
                 raise InvalidQuery(name, f"{name} must be Unix seconds between 0 and {MAX_TIME_S}")
         if self.end_time <= self.start_time:
             raise InvalidQuery("end_time", "end_time must be after start_time")
-        if self.bucket_width not in BUCKET_S:
-            raise InvalidQuery("bucket_width", f"bucket_width must be one of {', '.join(BUCKET_S)}")
-        for name in self.group_by:
-            if name not in GROUPS:
-                raise InvalidQuery("group_by", f"group_by must be some of {', '.join(GROUPS)}")
-        if len(set(self.group_by)) != len(self.group_by):
-            raise InvalidQuery("group_by", "group_by names a field twice")
         if len(self.bucket_starts()) > MAX_BUCKETS[self.bucket_width]:
             limit = MAX_BUCKETS[self.bucket_width]
             raise InvalidQuery("end_time", f"end_time: at most {limit} buckets of {self.bucket_width} at once")
+
+    @classmethod
+    def parse(cls, tenant_id: str, start_time: int, end_time: int, bucket_width: str, group_by: str) -> "UsageQuery":
+        """As it was asked over HTTP. Raises InvalidQuery."""
+        param = "bucket_width"
+        try:
+            width = parse_bucket_width(bucket_width)
+            param = "group_by"
+            groups = parse_group_by(group_by)
+        except ValueError as error:
+            raise InvalidQuery(param, str(error)) from None
+        return cls(tenant_id, start_time, end_time, width, groups)
 
     def bucket_starts(self) -> range:
         """Starts of the UTC hours or days that the interval touches."""

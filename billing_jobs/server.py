@@ -124,8 +124,7 @@ def create_app(
     async def usage(
         tenant_id: str, start_time: int, end_time: int, bucket_width: str = "1d", group_by: str = ""
     ) -> dict[str, Any]:
-        groups = tuple(name.strip() for name in group_by.split(",") if name.strip())
-        query = UsageQuery(tenant_id, start_time, end_time, bucket_width, groups)  # type: ignore[arg-type]
+        query = UsageQuery.parse(tenant_id, start_time, end_time, bucket_width, group_by)
         # Read before the tables are: what this promises to be stored is then in the answer.
         seen = progress()
         data = await usage_reader.ask(lambda reader: reader.usage(query))

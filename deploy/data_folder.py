@@ -15,6 +15,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deploy.supervision import State
+from streams.settings import MIN_SECRET_CHARS
 
 RUN_FILE_VERSION: Literal[1] = 1
 
@@ -83,7 +84,7 @@ class Keys(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    deployment_secret: str = Field(min_length=32)
+    deployment_secret: str = Field(min_length=MIN_SECRET_CHARS)
     api_keys: dict[str, str] = Field(default_factory=dict, description="By tenant.")
     producers: dict[str, ProducerFile] = Field(default_factory=dict, description="By tenant.")
 

@@ -18,6 +18,7 @@ from streams.directory import Model, Pool
 from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
 
 CONFIG_VARIABLE = "SLUICE_CONFIG"
+MIN_SECRET_CHARS = 32
 
 
 class _Section(BaseModel):
@@ -120,7 +121,7 @@ class Settings(BaseSettings):
     health_port: int = Field(default=0, ge=0, le=65_535, description="`/readyz` and `/metrics`; 0: any free port.")
     deployment_secret: SecretStr = Field(
         default=SecretStr(""),
-        description="Signs `requests` records and operator calls; 32 characters or more.",
+        description=f"Signs `requests` records and operator calls; {MIN_SECRET_CHARS} characters or more.",
     )
     kafka: KafkaSettings = KafkaSettings()
     redis: RedisSettings = RedisSettings()
@@ -181,3 +182,9 @@ def load_settings() -> Settings:
         raise SettingsError("\n".join(lines)) from None
     except ValueError as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def check_secret(settings: Settings) -> None:
+    """For processes that sign or verify with it. Raises SettingsError."""
+    if len(settings.deployment_secret.get_secret_value()) < MIN_SECRET_CHARS:
+        raise SettingsError(f"deployment_secret: must have {MIN_SECRET_CHARS} characters or more")

@@ -26,7 +26,7 @@ from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer
 from streams.log import LogConsumer, LogRecord
 from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, load_settings
+from streams.settings import Settings, SettingsError, check_secret, load_settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
 RECOVERY_TIMEOUT_S = 600.0
@@ -166,8 +166,7 @@ def run(settings: Settings) -> int:
 def main() -> int:
     try:
         settings = load_settings()
-        if len(settings.deployment_secret.get_secret_value()) < 32:
-            raise SettingsError("deployment_secret: must have 32 characters or more")  # noqa: TRY301
+        check_secret(settings)
         configure_logging("admission", settings.log_level)
         return run(settings)
     except SettingsError as error:

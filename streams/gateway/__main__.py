@@ -17,10 +17,8 @@ from streams.gateway.usage_reader import HttpUsageReader
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogConsumer, LogProducer
 from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, load_settings
+from streams.settings import Settings, SettingsError, check_secret, load_settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
-
-MIN_SECRET_CHARS = 32
 
 _log = structlog.get_logger()
 
@@ -83,8 +81,7 @@ async def serve(settings: Settings) -> None:
 def checked_settings() -> Settings:
     """The settings, with what a gateway needs of them. Raises SettingsError."""
     settings = load_settings()
-    if len(settings.deployment_secret.get_secret_value()) < MIN_SECRET_CHARS:
-        raise SettingsError(f"deployment_secret: needs {MIN_SECRET_CHARS} characters or more")
+    check_secret(settings)
     read_tenants(settings.tenants_file)
     return settings
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Query, Request
@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
+from schemas.usage_query import BUCKET_WIDTHS, GROUPS, parse_bucket_width, parse_group_by
 from streams.directory import Model, Tenant
 from streams.gateway.delivery import Follower
 from streams.gateway.errors import ApiError, RequestError, ending_error, error_object
@@ -36,7 +37,7 @@ from streams.gateway.service import (
 )
 from streams.gateway.spans import Span
 from streams.gateway.sse import ChatEvents, SseResponse, Timing, departed
-from streams.gateway.usage_reader import BucketWidth, GroupBy, InvalidUsageQuery, UsageReader, UsageUnavailable
+from streams.gateway.usage_reader import InvalidUsageQuery, UsageReader, UsageUnavailable
 
 MAX_SEQUENCE = 2**31
 MAX_USAGE_S = 400 * 86_400
@@ -315,16 +316,16 @@ class InfoApi:
         start_s = start_time if start_time is not None else end_s - 7 * 86_400
         if not 0 <= start_s < end_s or end_s - start_s > MAX_USAGE_S:
             raise _invalid("start_time", "start_time must lie before end_time, by at most 400 days.")
-        if bucket_width not in get_args(BucketWidth):
-            raise _invalid("bucket_width", "bucket_width must be 1h or 1d.")
-        groups = tuple(part for part in group_by.split(",") if part)
-        if not set(groups) <= set(get_args(GroupBy)) or len(set(groups)) != len(groups):
-            raise _invalid("group_by", "group_by may list model and project_id.")
-        width: BucketWidth = "1h" if bucket_width == "1h" else "1d"
-        chosen: tuple[GroupBy, ...] = tuple("model" if part == "model" else "project_id" for part in groups)
+        param = "bucket_width"
+        try:
+            width = parse_bucket_width(bucket_width)
+            param = "group_by"
+            groups = parse_group_by(group_by)
+        except ValueError as error:
+            raise _invalid(param, f"{error}.") from None
         try:
             page = await self._usage.usage(
-                tenant.tenant_id, start_time_s=start_s, end_time_s=end_s, bucket_width=width, group_by=chosen
+                tenant.tenant_id, start_time_s=start_s, end_time_s=end_s, bucket_width=width, group_by=groups
             )
         except InvalidUsageQuery as error:
             raise _invalid(error.param, f"{error}.") from None
@@ -402,8 +403,8 @@ def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry)
         request: Request,
         start_time: int | None = Query(None, description="Unix seconds; default: a week before `end_time`."),
         end_time: int | None = Query(None, description="Unix seconds, exclusive; default: now."),
-        bucket_width: str = Query("1d", description="1h or 1d."),
-        group_by: str = Query("", description="Comma list of model, project_id."),
+        bucket_width: str = Query("1d", description=f"One of {', '.join(BUCKET_WIDTHS)}."),
+        group_by: str = Query("", description=f"Comma list of {', '.join(GROUPS)}."),
         org_id: str | None = Query(None, description="Your own organisation, if given."),
     ) -> Response:
         """Token counts and cost in buckets. All that had ended by `finalized_through` is counted."""

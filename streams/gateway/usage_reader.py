@@ -4,13 +4,12 @@
 secret>` answers a `UsagePage` as JSON. Times are Unix seconds, `end_time` exclusive; `group_by` is a comma list.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-BucketWidth = Literal["1h", "1d"]
-GroupBy = Literal["model", "project_id"]
+from schemas.usage_query import BucketWidth, GroupBy
 
 
 class UsageBucket(BaseModel):

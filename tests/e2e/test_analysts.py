@@ -99,9 +99,10 @@ def test_tables_and_usage_agree_with_what_clients_were_told(stack: Stack) -> Non
             assert sum(figures["requests"] for figures in results) == len(responses)
             for name in (*PICO_PER_TOKEN, "cost_pico"):
                 assert sum(int(figures[name]) for figures in results) == sum(int(row[name]) for row in rows.values())
-            grouped = client.get("/v1/usage", params={**window, "group_by": "model", "bucket_width": "1h"}).json()
-            by_model = {figures["model"] for bucket in grouped["data"] for figures in bucket["results"]}
-            assert "sluice-tiny" in by_model
+            window |= {"group_by": "model,ending", "bucket_width": "1h"}
+            grouped = client.get("/v1/usage", params=window).json()
+            groups = {(each["model"], each["ending"]) for bucket in grouped["data"] for each in bucket["results"]}
+            assert ("sluice-tiny", "completed") in groups
 
 
 def test_a_job_counts_for_its_tenant(stack: Stack) -> None:

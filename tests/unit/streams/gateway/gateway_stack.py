@@ -14,11 +14,12 @@ from schemas.control import Cancel
 from schemas.endings import EndingCode
 from schemas.request import Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
+from schemas.usage_query import BucketWidth, GroupBy
 from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history import connect_history
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, server_config
 from streams.gateway.service import now_ms
-from streams.gateway.usage_reader import BucketWidth, GroupBy, UsageBucket, UsagePage
+from streams.gateway.usage_reader import UsageBucket, UsagePage
 from streams.ids import parse_response_id
 from streams.log import LogRecord
 from streams.memory_log import MemoryConsumer, MemoryLog
