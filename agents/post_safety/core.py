@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from agents.phrases import PhraseSet
 from agents.post_safety.hold_back import Delta, HoldBack
@@ -28,6 +28,7 @@ from schemas.verdict import Verdict
 from streams.accepted_prefix import AcceptedPrefix, RowVerdict
 from streams.ids import stable_partition
 from streams.offset_tracker import OffsetTracker
+from streams.openai_completion import completion_object
 from streams.settings import PostSafetySettings
 
 Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated"]
@@ -698,31 +699,15 @@ def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[_Tal
             retry_after_ms=terminal.retry_after_ms,
         )
     else:
-        body = _chat_completion(about, terminal, tallies)
+        body = completion_object(
+            response_id=about.response_id,
+            created_s=about.accepted_at_ms // 1_000,
+            model=terminal.model,
+            texts=["".join(tally.content) for tally in tallies],
+            thoughts=["".join(tally.thoughts) for tally in tallies],
+            code=terminal.code,
+            finish_reasons=terminal.finish_reasons,
+            usage=terminal.usage,
+        )
         result.response = BatchResponse(status_code=200, request_id=about.response_id, body=body)
     return Emit("results", custom_id, result)
-
-
-def _chat_completion(about: Opened | Ending, terminal: Terminal, tallies: list[_Tally]) -> dict[str, Any]:
-    usage = terminal.usage
-    choices = []
-    for index, tally in enumerate(tallies):
-        message = {"role": "assistant", "content": "".join(tally.content)}
-        if tally.thoughts:
-            message["reasoning_content"] = "".join(tally.thoughts)
-        finish_reason = terminal.finish_reasons[index]
-        choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason})
-    return {
-        "id": about.response_id,
-        "object": "chat.completion",
-        "created": about.accepted_at_ms // 1_000,
-        "model": terminal.model,
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        },
-    }

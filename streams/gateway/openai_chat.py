@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
-from schemas.endings import ENDINGS, EndingCode
+from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, MAX_TEXT_CHARS, Message, Sampling, TextPart
 from schemas.responses import TokenUsage
 from streams.gateway.errors import RequestError, ending_error, error_object
+from streams.openai_completion import completion_object, finish_reason, usage_object
 
 __all__ = [
     "ChatBody", "ChatRequest", "ChunkWriter", "RequestError", "completion_object", "end_user_pseudonym",
@@ -260,51 +261,6 @@ def end_user_pseudonym(secret: bytes, tenant_id: str, user: str | None) -> str:
     if not user:
         return ""
     return hmac.digest(secret, f"end-user\0{tenant_id}\0{user}".encode(), hashlib.sha256).hex()[:32]
-
-
-def usage_object(usage: TokenUsage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
-
-
-def finish_reason(code: EndingCode, finish_reasons: Sequence[str], choice: int = 0) -> str:
-    """OpenAI's word for why `choice` ended; the catalogue's where the choice did not finish by itself."""
-    own = finish_reasons[choice] if choice < len(finish_reasons) else ""
-    return own or ENDINGS[code].finish_reason
-
-
-def completion_object(
-    *,
-    response_id: str,
-    created_s: int,
-    model: str,
-    texts: Sequence[str],
-    code: EndingCode,
-    finish_reasons: Sequence[str],
-    usage: TokenUsage,
-) -> dict[str, Any]:
-    """A `chat.completion` with one choice per text. Its `id` is the response id."""
-    return {
-        "id": response_id,
-        "object": "chat.completion",
-        "created": created_s,
-        "model": model,
-        "choices": [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finish_reason(code, finish_reasons, index),
-            }
-            for index, text in enumerate(texts)
-        ],
-        "usage": usage_object(usage),
-    }
 
 
 class ChunkWriter:

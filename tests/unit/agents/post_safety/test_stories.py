@@ -411,8 +411,8 @@ def test_a_batch_result_is_a_whole_chat_completion() -> None:
     body = done.response.body
     assert body["choices"] == [
         {
-            "index": 0, "message": {"role": "assistant", "content": "Yes.", "reasoning_content": "Hmm"},
-            "logprobs": None, "finish_reason": "stop",
+            "index": 0, "logprobs": None, "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "Yes.", "refusal": None, "reasoning_content": "Hmm"},
         }
     ]  # fmt: skip
     assert (body["object"], body["model"], body["created"]) == ("chat.completion", "tiny", START_MS // 1_000)
