@@ -104,6 +104,7 @@ def test_the_models_are_listed_with_what_one_needs_to_choose(demo: openai.OpenAI
     assert model["context_window"] == 4096
     assert model["aliases"] == ["default"]
     assert model["region"] == "local"
+    assert model["capabilities"] == ["chat.completions", "streaming"]
     assert float(model["prices"]["per_1m_tokens"]["output"]) == 0.40
     assert float(model["prices"]["per_1k_tokens"]["output"]) == 0.0004
     with http_client(stack) as client:

@@ -340,6 +340,7 @@ async def test_models_are_listed_with_prices_and_windows(stack: Stack) -> None:
     async with client(stack) as http:
         [model] = (await http.get("/api/models")).json()["data"]
     assert model["context_window"] == 2_048
+    assert model["capabilities"] == ["chat.completions", "streaming"]
     assert model["prices"]["per_1m_tokens"]["output"] == "0.40"
     assert model["prices"]["per_1k_tokens"]["output"] == "0.0004"
 

@@ -1,0 +1,57 @@
+"""However the tour fails, it says so in one line, stops what it started and does not exit with 0."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from deploy import demo
+from deploy.data_folder import DataFolder
+from deploy.runner import Stack
+
+
+def test_a_start_that_fails_is_one_line_and_not_a_success(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.demo", "--engine", "sim", "--data", str(tmp_path / "file" / "data")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == ""
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("demo: ")]
+    assert "NotADirectoryError" in line
+
+
+def test_a_stack_that_fails_half_way_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A settings file that cannot be read is noticed after the folder was locked and the keys were made."""
+    broken = tmp_path / "broken.toml"
+    broken.write_text("region = 'NOT a region'")
+    monkeypatch.setenv("SLUICE_CONFIG", str(broken))
+    assert demo.main(["--engine", "sim", "--data", str(tmp_path / "data")]) == 1
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("demo: ")]
+    assert len(shown) == 1
+    assert "region" in shown[0]
+    assert not DataFolder(tmp_path / "data").is_locked()
+
+
+def test_a_step_may_fail_in_any_way_and_the_next_ones_still_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    walked: list[str] = []
+
+    def divides(_tour: demo.Tour) -> None:
+        """divides"""
+        raise ZeroDivisionError("by nothing")
+
+    def works(_tour: demo.Tour) -> None:
+        """works"""
+        walked.append("works")
+
+    monkeypatch.setattr(demo, "STEPS", (divides, works))
+    assert demo.walk(demo.Tour(cast(Stack, None))) == ["divides"]
+    assert walked == ["works"]
+    assert "ZeroDivisionError: by nothing" in capsys.readouterr().out
