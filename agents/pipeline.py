@@ -136,7 +136,7 @@ class Pipeline:
             _log.exception("stage_failed", stage=stage.name, response_id=origin.response_id)
             await self._dead(record, stage.name, Rejected("stage_failed", type(error).__name__))
             result = Refused(origin, _unavailable(origin.response_id))
-        metrics.ADMISSION_STAGE_SECONDS.labels(stage.name).observe(perf_counter() - started)
+        metrics.admission_stage_seconds(stage.name).observe(perf_counter() - started)
         if isinstance(result, Admission):
             result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
         return result
@@ -181,7 +181,7 @@ class Pipeline:
         services, publication = self.services, self.publication
         match event:
             case Finished():
-                metrics.ADMISSION_OUTCOMES.labels("finished").inc()
+                metrics.admission_outcome("finished").inc()
             case Refused():
                 await self._refuse(record, event)
             case Admission(decision=None) | Request():
@@ -195,7 +195,7 @@ class Pipeline:
                     return
                 await publication.admitted(event, decision, services.clock_ms())
                 # Without a verdict of its own, an earlier delivery had decided it.
-                metrics.ADMISSION_OUTCOMES.labels("replayed" if event.verdict is None else "admitted").inc()
+                metrics.admission_outcome("replayed" if event.verdict is None else "admitted").inc()
 
     async def _refuse(self, record: LogRecord, refused: Refused) -> None:
         if refused.dead_letter is not None:
@@ -209,7 +209,7 @@ class Pipeline:
             # Its deadline has passed: nothing can be admitted any more, and whoever waits must be told.
             refused = replace(refused, refusal=_DEADLINE_PASSED)
             await self.publication.ended(refused.origin, refused.refusal, None, refused)
-        metrics.ADMISSION_OUTCOMES.labels(refused.refusal.code.value).inc()
+        metrics.admission_outcome(refused.refusal.code.value).inc()
 
     async def _dead(self, record: LogRecord, stage: str, rejected: Rejected) -> None:
         await self.publication.dead(record, stage, rejected, self.services.clock_ms())

@@ -147,6 +147,8 @@ def run(settings: Settings) -> int:
     reader.start()
     watchdog.start()
     code = EXIT_FAILED
+    # A prompt has one text at a time: a pool of threads would only make the event loop wait for another thread.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         # Faust's consumer thread makes a loop of its own, by the policy.
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
