@@ -12,7 +12,7 @@ import structlog
 from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started
 from streams import redis_keys
-from streams.gateway.hub import HistoryEntry
+from streams.gateway.hub import HistoryEntry, Stream
 from streams.gateway.replay import Replay, UnreadableEntry, pack
 from streams.ids import parse_response_id
 from streams.log import LogConsumer, LogError, TopicPartition
@@ -23,6 +23,7 @@ COMMANDS_PER_PIPELINE = 512
 LOG_READ_DEADLINE_S = 5.0
 CLOCK_SKEW_MS = 60_000
 MAX_CONCURRENT_LOG_READS = 2
+STARTED_FROM_LOG = 4
 
 _log = structlog.get_logger()
 
@@ -77,6 +78,27 @@ class RedisHistory:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
             replay.gap = True
         return replay
+
+    async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
+        """The beginnings that stand there, by response id. Raises HistoryUnavailable."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for stream in streams:
+                pipeline.lindex(self.key(stream.scope.tenant_id, stream.response_id), 0)
+            try:
+                entries = await pipeline.execute()
+            except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+                raise HistoryUnavailable(str(error)[:200]) from None
+        found: dict[str, Started] = {}
+        for stream, entry in zip(streams, entries, strict=True):
+            replay = Replay()
+            try:
+                if entry is not None:
+                    replay.add_packed(entry if isinstance(entry, bytes) else entry.encode())
+            except UnreadableEntry as error:
+                _log.error("history_entry_unreadable", response_id=stream.response_id, why=str(error))
+            if replay.started is not None:
+                found[stream.response_id] = replay.started
+        return found
 
 
 def connect_history(settings: RedisSettings) -> redis.asyncio.Redis:
@@ -201,6 +223,25 @@ class History:
         if not _reaches(replay, until, ended):
             raise HistoryUnavailable("the log does not hold what comes next")
         return replay
+
+    async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
+        """The beginnings that can be had of these, by response id; of what Redis lacks, a few from the log."""
+        try:
+            found = await self._near.started(streams)
+        except HistoryUnavailable as error:
+            _log.warning("history_unavailable", why=str(error))
+            found = {}
+        missing = [stream for stream in streams if stream.response_id not in found]
+        for stream in missing[:STARTED_FROM_LOG]:
+            self.log_reads += 1
+            try:
+                replay = await self._far.read(stream.scope.tenant_id, stream.response_id, 0)
+            except HistoryUnavailable as error:
+                _log.warning("beginning_unknown", response_id=stream.response_id, why=str(error))
+                continue
+            if replay.started is not None:
+                found[stream.response_id] = replay.started
+        return found
 
 
 def _reaches(replay: Replay, until: int, ended: bool) -> bool:

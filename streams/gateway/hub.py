@@ -18,6 +18,8 @@ from streams.gateway.openai_chat import OnDisconnect
 from streams.gateway.spans import MAX_SPAN_CHARS, Span, join, join_runs
 
 IDLE_STREAM_MS = 60_000
+MAX_INTRODUCTIONS = 5
+"""How often it is tried to find out what a response is that was begun before this gateway looked."""
 
 
 class Behind(NamedTuple):
@@ -166,7 +168,7 @@ class Viewer:
 class Stream:
     """What memory holds of one response: `spans`, of which `trimmed` earlier ones were dropped."""
 
-    __slots__ = ("abandoned_at_ms", "active_at_ms", "broken", "delivered_tokens", "flushed",
+    __slots__ = ("abandoned_at_ms", "active_at_ms", "broken", "delivered_tokens", "flushed", "grace_ms",
                  "next_sequence", "on_disconnect", "opened_here", "partition", "response_id", "scope", "spans",
                  "started", "started_flushed", "terminal", "terminal_flushed", "trimmed", "viewed",
                  "viewers")  # fmt: skip
@@ -191,6 +193,7 @@ class Stream:
         """Its policy came with the request; otherwise it comes with `Started`."""
         self.on_disconnect: OnDisconnect = "continue"
         self.abandoned_at_ms: int | None = None
+        self.grace_ms = 0
         self.active_at_ms = now_ms
 
     @property
@@ -237,12 +240,14 @@ class Hub:
         max_lag_chars: int,
         stall_ms: int,
         disconnect_grace_ms: int,
+        adoption_grace_ms: int | None = None,
         max_unflushed_chars: int = 64 * 1024 * 1024,
         max_ended: int = 50_000,
     ) -> None:
         self._max_lag_chars = max_lag_chars
         self._stall_ms = stall_ms
         self._grace_ms = disconnect_grace_ms
+        self._adoption_grace_ms = disconnect_grace_ms if adoption_grace_ms is None else adoption_grace_ms
         self._max_unflushed_chars = max_unflushed_chars
         self._max_ended = max_ended
         self._streams: dict[str, Stream] = {}
@@ -250,6 +255,7 @@ class Hub:
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finished: list[Stream] = []
         self._lazy: list[Viewer] = []
+        self._strangers: dict[str, int] = {}
         self._delivered_tokens = 0
         self.viewers = 0
         self.unflushed_chars = 0
@@ -288,6 +294,7 @@ class Hub:
     def forget(self, response_id: str) -> None:
         """Drops what memory holds of it; for a response that was not accepted after all."""
         stream = self._streams.pop(response_id, None)
+        self._strangers.pop(response_id, None)
         if stream is not None and self._dirty.pop(response_id, None) is not None:
             self.unflushed_chars -= sum(len(span.text) for span in stream.spans[stream.flushed - stream.trimmed :])
 
@@ -309,7 +316,7 @@ class Hub:
         """
         stream = self._streams.get(response_id)
         if stream is None:
-            stream = self._streams[response_id] = Stream(response_id, partition, scope, None, now_ms)
+            stream = self._begun_elsewhere(response_id, partition, scope, now_ms)
         elif stream.scope.tenant_id != scope.tenant_id:
             raise PermissionError(response_id)
         viewer = Viewer(stream, after, on_ready)
@@ -317,6 +324,7 @@ class Hub:
         stream.viewed = True
         if stays:
             stream.abandoned_at_ms = None
+            stream.grace_ms = self._grace_ms
         self.viewers += 1
         if stream.spans or stream.terminal or stream.started:
             viewer.wake()
@@ -333,7 +341,7 @@ class Hub:
         self.viewers -= 1
         if not stream.viewers:
             if stream.terminal is None and stream.on_disconnect == "cancel" and stream.abandoned_at_ms is None:
-                stream.abandoned_at_ms = now_ms
+                stream.abandoned_at_ms, stream.grace_ms = now_ms, self._grace_ms
             if stream.next_sequence is None and stream.started is None and stream.terminal is None:
                 self.forget(stream.response_id)
             self._evict_when_done(stream)
@@ -345,11 +353,7 @@ class Hub:
         if stream is None or stream.started is not None:
             return
         stream.started = record
-        if not stream.opened_here and stream.terminal is None and record.on_disconnect == "cancel":
-            # Accepted before a restart, or by another gateway: its viewers have the grace to come here.
-            stream.on_disconnect = "cancel"
-            if not stream.viewers:
-                stream.abandoned_at_ms = now_ms
+        self._adopt(stream, record.on_disconnect, now_ms)
         self._dirty[stream.response_id] = stream
         for viewer in stream.viewers:
             viewer.wake()
@@ -403,6 +407,7 @@ class Hub:
             return
         if stream.next_sequence is not None and record.sequence_number > stream.next_sequence:
             self._break(stream)
+        self._strangers.pop(record.response_id, None)
         stream.terminal = record
         stream.active_at_ms = now_ms
         stream.abandoned_at_ms = None
@@ -414,8 +419,46 @@ class Hub:
         """None for a response that has ended here: its records are repetitions."""
         stream = self._streams.get(response_id)
         if stream is None and response_id not in self._ended:
-            stream = self._streams[response_id] = Stream(response_id, partition, scope, None, now_ms)
+            stream = self._begun_elsewhere(response_id, partition, scope, now_ms)
         return stream
+
+    # Responses of before a restart, and of other gateways
+
+    def _begun_elsewhere(self, response_id: str, partition: int, scope: Scope, now_ms: int) -> Stream:
+        stream = self._streams[response_id] = Stream(response_id, partition, scope, None, now_ms)
+        self._strangers[response_id] = 0
+        return stream
+
+    def strangers(self, limit: int) -> list[Stream]:
+        """Running responses whose `Started` was not read here: what becomes of them without viewers is unknown.
+
+        Answer with `introduce`; each is returned a few times.
+        """
+        found: list[Stream] = []
+        for response_id, tries in list(self._strangers.items()):
+            if len(found) == limit:
+                break
+            if tries == MAX_INTRODUCTIONS:
+                del self._strangers[response_id]
+                continue
+            self._strangers[response_id] = tries + 1
+            found.append(self._streams[response_id])
+        return found
+
+    def introduce(self, response_id: str, on_disconnect: OnDisconnect, now_ms: int) -> None:
+        """What its `Started` says, as history tells it."""
+        stream = self._streams.get(response_id)
+        if stream is not None and response_id in self._strangers:
+            self._adopt(stream, on_disconnect, now_ms)
+
+    def _adopt(self, stream: Stream, on_disconnect: OnDisconnect, now_ms: int) -> None:
+        """Its viewers have a longer grace to come here: first they must learn that they are to."""
+        self._strangers.pop(stream.response_id, None)
+        if stream.opened_here or stream.terminal is not None or on_disconnect != "cancel":
+            return
+        stream.on_disconnect = "cancel"
+        if not stream.viewers and stream.abandoned_at_ms is None:
+            stream.abandoned_at_ms, stream.grace_ms = now_ms, self._adoption_grace_ms
 
     def _reconcile(self, stream: Stream, span: Span) -> Span | None:
         """The part of a span that is new, where it does not simply continue the stream."""
@@ -502,6 +545,7 @@ class Hub:
             return
         if self._streams.pop(stream.response_id, None) is None:
             return
+        self._strangers.pop(stream.response_id, None)
         self._ended[stream.response_id] = None
         if len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
@@ -519,7 +563,7 @@ class Hub:
                     viewer.close(CloseReason.SLOW_VIEWER)
                     self.detach(viewer, now_ms)
                     stalled.append(viewer)
-            if stream.abandoned_at_ms is not None and now_ms - stream.abandoned_at_ms >= self._grace_ms:
+            if stream.abandoned_at_ms is not None and now_ms - stream.abandoned_at_ms >= stream.grace_ms:
                 stream.abandoned_at_ms = None
                 stream.on_disconnect = "continue"
                 cancel.append(stream)

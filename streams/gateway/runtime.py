@@ -21,7 +21,7 @@ from streams.gateway.app import build_app
 from streams.gateway.history import History, LogHistory, RedisHistory
 from streams.gateway.hub import Hub, Stream
 from streams.gateway.metrics import GatewayMetrics, HubCollector
-from streams.gateway.pump import Pump, dead_letter
+from streams.gateway.pump import MOVED_AFTER_MS, Pump, dead_letter
 from streams.gateway.service import Gateway, monotonic_ms, now_ms
 from streams.gateway.usage_reader import UsageReader
 from streams.gateway.websocket import StreamEndpoint
@@ -31,6 +31,8 @@ from streams.settings import Settings
 GROUP = "gateways"
 DISCONNECT_GRACE_MS = 2_000
 """How long a response without viewers goes on under `on_disconnect: cancel`: long enough to reconnect and resume."""
+ADOPTION_GRACE_MS = MOVED_AFTER_MS + 5_000
+"""The same for a response that this gateway did not accept: its viewers may still wait at the one that did."""
 SWEEP_S = 0.5
 DRAIN_TIMEOUT_S = 10
 MAX_POLL_RECORDS = 500
@@ -79,6 +81,7 @@ class GatewayRuntime:
         usage: UsageReader,
         registry: CollectorRegistry,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
+        adoption_grace_ms: int = ADOPTION_GRACE_MS,
     ) -> None:
         edge = settings.gateway
         self._settings = settings
@@ -88,6 +91,7 @@ class GatewayRuntime:
             max_lag_chars=edge.viewer_queue_bytes,
             stall_ms=edge.viewer_stall_ms,
             disconnect_grace_ms=disconnect_grace_ms,
+            adoption_grace_ms=adoption_grace_ms,
         )
         self._metrics = GatewayMetrics(registry)
         self._collector = HubCollector(self.hub)
@@ -127,7 +131,7 @@ class GatewayRuntime:
 
     async def run(self) -> None:
         """Until cancelled. Raises what a loop failed with: the process cannot go on then."""
-        loops = [asyncio.ensure_future(work) for work in (self._pump(), self._flush(), self._sweep())]
+        loops = [asyncio.ensure_future(work) for work in (self._pump(), self._flush(), self._sweep(), self._meet())]
         try:
             await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -180,6 +184,11 @@ class GatewayRuntime:
             await asyncio.sleep(SWEEP_S)
             self.pump.close_moved(monotonic_ms())
             self._count_delivered(self.gateway.sweep())
+
+    async def _meet(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.gateway.meet_strangers()
 
     def _count_delivered(self, finished: Sequence[Stream]) -> None:
         for stream in finished:

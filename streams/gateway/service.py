@@ -34,6 +34,7 @@ OVERDUE_MS = 60_000
 YOUNG_MS = 60_000
 APPEARS_TIMEOUT_MS = 2_000
 APPEARS_EVERY_S = 0.05
+STRANGERS_AT_ONCE = 256
 
 _log = structlog.get_logger()
 
@@ -161,7 +162,7 @@ class Gateway:
 
         Raises ApiError 503 when this gateway is not ready, is full, or the log does not take the request in time.
         """
-        owned = self._ownership.owned
+        owned = self._ownership.owned[: self.settings.gateway.reply_partitions]
         if (why := self.why_not_ready()) is not None:
             raise unavailable(f"The gateway is not ready: {why}.", "not_ready")
         if self.hub.viewers >= self.settings.gateway.max_open_responses:
@@ -385,6 +386,12 @@ class Gateway:
         for stream in sweep.cancel:
             self.in_background(self._cancel_abandoned(stream))
         return sweep.finished
+
+    async def meet_strangers(self) -> None:
+        """Finds out what becomes, without viewers, of responses that were begun before this gateway read them."""
+        if strangers := self.hub.strangers(STRANGERS_AT_ONCE):
+            for response_id, started in (await self._history.started(strangers)).items():
+                self.hub.introduce(response_id, started.on_disconnect, monotonic_ms())
 
     async def _cancel_abandoned(self, stream: Stream) -> None:
         try:

@@ -17,6 +17,7 @@ from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
 from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history import connect_history
+from streams.gateway.openai_chat import OnDisconnect
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, server_config
 from streams.gateway.service import now_ms
 from streams.gateway.usage_reader import UsageBucket, UsagePage
@@ -134,7 +135,7 @@ class Pipeline:
         self.log.append(self.topics.responses.name, record.encode(), key=response_id, partition=partition)
 
     def start(self, request: Request) -> None:
-        self.write(request.response_id, started(request.response_id, request.scope))
+        self.write(request.response_id, started(request.response_id, request.scope, request.on_disconnect))
 
     def release(self, request: Request, first: int, tokens: Sequence[str]) -> None:
         self.write(request.response_id, release(request.response_id, request.scope, first, tokens))
@@ -152,10 +153,10 @@ class Pipeline:
         return request
 
 
-def started(response_id: str, scope: Scope) -> Started:
+def started(response_id: str, scope: Scope, on_disconnect: OnDisconnect = "continue") -> Started:
     return Started(
         response_id=response_id, scope=scope, model="tiny", requested_model="small", lane="standard", pool="default",
-        prompt_tokens=4, accepted_at_ms=now_ms(), deadline_ms=now_ms() + 60_000,
+        prompt_tokens=4, accepted_at_ms=now_ms(), deadline_ms=now_ms() + 60_000, on_disconnect=on_disconnect,
     )  # fmt: skip
 
 
@@ -214,13 +215,15 @@ def memory_log(settings: Settings) -> MemoryLog:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, log: MemoryLog, *, disconnect_grace_ms: int = 50) -> AsyncIterator[Stack]:
+async def serving(
+    settings: Settings, log: MemoryLog, *, disconnect_grace_ms: int = 50, adoption_grace_ms: int = 50
+) -> AsyncIterator[Stack]:
     """A gateway on a free port until the block ends."""
     usage = Usage()
     runtime = GatewayRuntime(
         settings, clients=MemoryClients(log), redis=connect_history(settings.redis), directory=Directory(),
         catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
-        disconnect_grace_ms=disconnect_grace_ms,
+        disconnect_grace_ms=disconnect_grace_ms, adoption_grace_ms=adoption_grace_ms,
     )  # fmt: skip
     server = GatewayServer(server_config(settings, runtime.edge), runtime.gateway.stop)
     stack = Stack(settings, log, runtime, usage)

@@ -16,7 +16,8 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from streams import redis_keys
 from streams.gateway.history import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
-from streams.gateway.hub import HistoryEntry, Stream
+from streams.gateway.hub import HistoryEntry, Hub, Stream
+from streams.gateway.openai_chat import OnDisconnect
 from streams.gateway.replay import Replay, UnreadableEntry, pack
 from streams.gateway.service import now_ms
 from streams.gateway.spans import Span
@@ -218,6 +219,49 @@ async def test_a_restarted_gateway_continues_a_running_response(settings: Settin
     assert '"three"' in answer["text"]
     assert '"one "' not in answer["text"]
     assert answer["text"].endswith("id: 4\ndata: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["history", "log"])
+@pytest.mark.parametrize("policy", ["cancel", "continue"])
+async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_policy(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, policy: str, lost: bool
+) -> None:
+    """`Started` is committed, so the new gateway does not read it again: history knows it, or the log."""
+    log = memory_log(settings)
+    async with AsyncExitStack() as served:
+        stack = await served.enter_async_context(serving(settings, log, disconnect_grace_ms=60_000))
+        async with http(stack) as client:
+            body = {**HELLO, "stream": True, "on_disconnect": policy}
+            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
+            request = await stack.pipeline.next_request()
+            stack.pipeline.start(request)
+            stack.pipeline.release(request, 1, ["one "])
+            source = TopicPartition(settings.topics.responses.name, request.reply_to.partition)
+            await until(lambda: log.committed("gateways", source).offset == 2, "Started is committed")
+            await served.aclose()
+            assert "going_away" in (await asking).text
+    if lost:
+        with redis.Redis.from_url(settings.redis.url) as server:
+            server.delete(redis_keys.history(settings.region, "acme", request.response_id))
+    introduced: list[str] = []
+    introduce = Hub.introduce
+
+    def listen(hub: Hub, response_id: str, on_disconnect: OnDisconnect, at_ms: int) -> None:
+        introduce(hub, response_id, on_disconnect, at_ms)
+        introduced.append(response_id)
+
+    monkeypatch.setattr(Hub, "introduce", listen)
+    async with serving(settings, log) as stack:
+        assert stack.pipeline.cancels() == []
+        stack.pipeline.release(request, 2, ["two "])
+        if policy == "cancel":
+            await until(stack.pipeline.cancels, "the response is cancelled")
+            assert stack.pipeline.cancels()[0].response_id == request.response_id
+        else:
+            await until(lambda: introduced == [request.response_id], "it is known")
+            stack.pipeline.end(request, 3)
+            await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it ends by itself")
+            assert stack.pipeline.cancels() == []
 
 
 async def test_without_redis_answers_flow_nothing_is_committed_and_the_log_replays(settings: Settings) -> None:

@@ -12,7 +12,8 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.responses import Started, Terminal
 from streams.gateway.closing import CloseReason
-from streams.gateway.hub import Behind, Closed, Hub, Viewer
+from streams.gateway.hub import MAX_INTRODUCTIONS, Behind, Closed, Hub, Viewer
+from streams.gateway.openai_chat import OnDisconnect
 from streams.gateway.replay import Replay, pack
 from streams.gateway.spans import Span, join, join_runs
 from tests.unit.streams.gateway.gateway_stack import release, started, terminal
@@ -325,6 +326,55 @@ def test_a_restarted_gateway_learns_from_started_what_becomes_of_a_response_with
         restarted.detach(viewer, left_ms)
     cancelled = [now_ms for now_ms in range(0, 5_000, 100) if restarted.sweep(now_ms).cancel]
     assert cancelled == ([] if cancelled_at_ms is None else [cancelled_at_ms])
+
+
+def test_the_viewers_of_an_adopted_response_have_longer_to_come_and_then_the_usual_time_to_come_back() -> None:
+    restarted = hub(adoption_grace_ms=5_000)
+    restarted.apply_started(started(R, ACME, "cancel"), 0, 0)
+    assert restarted.sweep(4_900).cancel == []
+    restarted.detach(viewer_of(restarted), 4_900)
+    assert restarted.sweep(5_300).cancel == []
+    assert len(restarted.sweep(5_400).cancel) == 1
+
+
+@pytest.mark.parametrize(("policy", "cancelled_at_ms"), [("cancel", [1_500]), ("continue", [])])
+def test_a_response_seen_in_the_middle_is_a_stranger_until_history_introduces_it(
+    policy: OnDisconnect, cancelled_at_ms: list[int]
+) -> None:
+    restarted = hub()
+    restarted.apply_release(release(R, ACME, 5, ["e"]), 0, 0)
+    assert [stream.response_id for stream in restarted.strangers(10)] == [R]
+    assert restarted.sweep(1_000).cancel == []
+    restarted.introduce(R, policy, 1_000)
+    restarted.introduce(R, policy, 1_200)
+    assert restarted.strangers(10) == []
+    assert [now_ms for now_ms in range(1_000, 5_000, 100) if restarted.sweep(now_ms).cancel] == cancelled_at_ms
+
+
+def test_who_watches_a_stranger_keeps_it_and_its_leaving_counts() -> None:
+    restarted = hub()
+    viewer = viewer_of(restarted, 3)
+    [_] = restarted.strangers(10)
+    restarted.introduce(R, "cancel", 0)
+    restarted.apply_release(release(R, ACME, 4, ["d"]), 0, 0)
+    assert restarted.sweep(10_000).cancel == []
+    restarted.detach(viewer, 10_000)
+    assert len(restarted.sweep(10_500).cancel) == 1
+
+
+def test_strangers_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_run() -> None:
+    restarted = hub()
+    for number in range(5):
+        restarted.apply_release(release(f"{R}{number}", ACME, 3, ["c"]), 0, 0)
+    restarted.open(f"{R}mine", 0, ACME, "cancel", 0)
+    restarted.apply_started(started(f"{R}0", ACME), 0, 0)
+    restarted.apply_terminal(terminal(f"{R}1", ACME, 4), 0, 0)
+    assert len(restarted.strangers(2)) == 2
+    asked = [stream.response_id for _ in range(10) for stream in restarted.strangers(10)]
+    assert set(asked) == {f"{R}2", f"{R}3", f"{R}4"}
+    assert len(asked) == 3 * MAX_INTRODUCTIONS - 2
+    restarted.introduce(f"{R}2", "cancel", 0)
+    assert restarted.sweep(10_000).cancel == [], "too late"
 
 
 def test_started_does_not_change_the_policy_of_a_response_that_was_opened_here() -> None:
