@@ -26,11 +26,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from agents.script_pipeline import Answer, ScriptPipeline
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from streams import redis_keys
 from streams.directory import Limits
+from streams.script_pipeline import Answer, ScriptPipeline
 
 OUTCOME_KEEP_MS = 900_000
 

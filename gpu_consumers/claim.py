@@ -4,14 +4,16 @@ One lease per worker incarnation (a worker that restarts is a new one); a claim 
 command renews everything that a worker holds. Keys of one pool share a hash tag, so that the script may touch both.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from streams import redis_keys
+from streams.script_pipeline import ScriptPipeline
 
 ClaimState = Literal["fresh", "expired", "leased", "finished"]
 
@@ -114,9 +116,9 @@ class RedisClaims:
         self._lease_ms = lease_ms
         self._claim_ttl_ms = claim_ttl_ms
         self._finished_ttl_ms = finished_ttl_ms
-        self._claim_script = redis.register_script(_CLAIM)
-        self._finish_script = redis.register_script(_FINISH)
-        self._release_script = redis.register_script(_RELEASE)
+        self._claim_script = ScriptPipeline(redis, _CLAIM)
+        self._finish_script = ScriptPipeline(redis, _FINISH)
+        self._release_script = ScriptPipeline(redis, _RELEASE)
 
     def _claim_key(self, response_id: str) -> str:
         return redis_keys.claim(self._region, self._pool, response_id)
@@ -127,19 +129,13 @@ class RedisClaims:
 
     async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim]:
         any_lease = redis_keys.lease(self._region, self._pool, "")
-        try:
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for request in requests:
-                    await self._claim_script(
-                        keys=[self._claim_key(request.response_id), self._lease_key],
-                        args=[
-                            any_lease, self._incarnation, request.attempt_id, self._lease_ms, self._claim_ttl_ms,
-                        ],
-                        client=pipeline,
-                    )  # fmt: skip
-                answers = await pipeline.execute()
-        except (RedisError, OSError, TimeoutError) as error:
-            raise ClaimsUnavailable(str(error)) from error
+        answers = await _all(
+            self._claim_script.call(
+                [self._claim_key(request.response_id), self._lease_key],
+                [any_lease, self._incarnation, request.attempt_id, self._lease_ms, self._claim_ttl_ms],
+            )
+            for request in requests
+        )
         return [Claim(state, previous, int(left)) for state, previous, left in answers]
 
     async def renew(self) -> None:
@@ -149,34 +145,30 @@ class RedisClaims:
             raise ClaimsUnavailable(str(error)) from error
 
     async def finish(self, response_ids: Sequence[str]) -> None:
-        try:
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for response_id in response_ids:
-                    await self._finish_script(
-                        keys=[self._claim_key(response_id)],
-                        args=[self._incarnation, self._finished_ttl_ms],
-                        client=pipeline,
-                    )
-                await pipeline.execute()
-        except (RedisError, OSError, TimeoutError) as error:
-            raise ClaimsUnavailable(str(error)) from error
+        await _all(
+            self._finish_script.call([self._claim_key(each)], [self._incarnation, self._finished_ttl_ms])
+            for each in response_ids
+        )
 
     async def release(self, response_ids: Sequence[str]) -> None:
-        try:
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for response_id in response_ids:
-                    await self._release_script(
-                        keys=[self._claim_key(response_id)], args=[self._incarnation], client=pipeline
-                    )
-                await pipeline.execute()
-        except (RedisError, OSError, TimeoutError) as error:
-            raise ClaimsUnavailable(str(error)) from error
+        await _all(self._release_script.call([self._claim_key(each)], [self._incarnation]) for each in response_ids)
 
     async def resign(self) -> None:
         try:
             await self._redis.delete(self._lease_key)
         except (RedisError, OSError, TimeoutError) as error:
             raise ClaimsUnavailable(str(error)) from error
+
+
+async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """The answers of all calls, once every one of them has its own."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, RedisError | OSError | TimeoutError):
+            raise ClaimsUnavailable(str(answer)) from answer
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
 
 
 class ClaimTable:
