@@ -12,7 +12,7 @@ import orjson
 from billing_jobs.pricing import PICO_PER_UNIT
 from billing_jobs.sql_guard import check_select
 from billing_jobs.store import Connection
-from schemas.usage_query import BucketWidth, GroupBy, parse_bucket_width, parse_group_by
+from schemas.usage_query import BucketWidth, GroupBy, InvalidQuery, parse_bucket_width, parse_group_by
 
 BUCKET_S: dict[BucketWidth, int] = {"1h": 3_600, "1d": 86_400}
 MAX_BUCKETS: dict[BucketWidth, int] = {"1h": 31 * 24, "1d": 400}
@@ -24,14 +24,6 @@ TOKEN_CLASSES = (
     "reasoning_tokens",
     "released_tokens",
 )
-
-
-class InvalidQuery(ValueError):
-    """`param` names the field at fault."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +52,7 @@ class UsageQuery:
     @classmethod
     def parse(cls, tenant_id: str, start_time: int, end_time: int, bucket_width: str, group_by: str) -> "UsageQuery":
         """As it was asked over HTTP. Raises InvalidQuery."""
-        param = "bucket_width"
-        try:
-            width = parse_bucket_width(bucket_width)
-            param = "group_by"
-            groups = parse_group_by(group_by)
-        except ValueError as error:
-            raise InvalidQuery(param, str(error)) from None
+        width, groups = parse_bucket_width(bucket_width), parse_group_by(group_by)
         return cls(tenant_id, start_time, end_time, width, groups)
 
     def bucket_starts(self) -> range:

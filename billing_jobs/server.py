@@ -18,10 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, SecretStr
 
-from billing_jobs.queries import InvalidQuery, Reader, UsageQuery
+from billing_jobs.queries import Reader, UsageQuery
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
 from billing_jobs.store import StoreError
+from schemas.usage_query import InvalidQuery
 
 T = TypeVar("T")
 _DEADLINE_SLACK_S = 5.0

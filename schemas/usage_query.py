@@ -8,20 +8,28 @@ BUCKET_WIDTHS: tuple[BucketWidth, ...] = get_args(BucketWidth)
 GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
 
 
+class InvalidQuery(ValueError):
+    """In words for whoever asked; `param` names the field at fault."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def parse_bucket_width(text: str) -> BucketWidth:
-    """Raises ValueError, in words for whoever asked."""
+    """Raises InvalidQuery."""
     for width in BUCKET_WIDTHS:
         if text == width:
             return width
-    raise ValueError(f"bucket_width must be one of {', '.join(BUCKET_WIDTHS)}")
+    raise InvalidQuery("bucket_width", f"bucket_width must be one of {', '.join(BUCKET_WIDTHS)}")
 
 
 def parse_group_by(text: str) -> tuple[GroupBy, ...]:
-    """A comma list, in its order. Raises ValueError, in words for whoever asked."""
+    """A comma list, in its order. Raises InvalidQuery."""
     asked = [name for part in text.split(",") if (name := part.strip())]
     known = tuple(group for name in asked for group in GROUPS if name == group)
     if len(known) < len(asked):
-        raise ValueError(f"group_by must be some of {', '.join(GROUPS)}")
+        raise InvalidQuery("group_by", f"group_by must be some of {', '.join(GROUPS)}")
     if len(set(known)) < len(known):
-        raise ValueError("group_by names a field twice")
+        raise InvalidQuery("group_by", "group_by names a field twice")
     return known

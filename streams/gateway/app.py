@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
-from schemas.usage_query import BUCKET_WIDTHS, GROUPS, parse_bucket_width, parse_group_by
+from schemas.usage_query import BUCKET_WIDTHS, GROUPS, InvalidQuery, parse_bucket_width, parse_group_by
 from streams.directory import Model, Tenant
 from streams.gateway.delivery import Follower
 from streams.gateway.errors import ApiError, RequestError, ending_error, error_object
@@ -37,7 +37,7 @@ from streams.gateway.service import (
 )
 from streams.gateway.spans import Span
 from streams.gateway.sse import ChatEvents, SseResponse, Timing, departed
-from streams.gateway.usage_reader import InvalidUsageQuery, UsageReader, UsageUnavailable
+from streams.gateway.usage_reader import UsageReader, UsageUnavailable
 
 MAX_SEQUENCE = 2**31
 MAX_USAGE_S = 400 * 86_400
@@ -316,18 +316,12 @@ class InfoApi:
         start_s = start_time if start_time is not None else end_s - 7 * 86_400
         if not 0 <= start_s < end_s or end_s - start_s > MAX_USAGE_S:
             raise _invalid("start_time", "start_time must lie before end_time, by at most 400 days.")
-        param = "bucket_width"
         try:
-            width = parse_bucket_width(bucket_width)
-            param = "group_by"
-            groups = parse_group_by(group_by)
-        except ValueError as error:
-            raise _invalid(param, f"{error}.") from None
-        try:
+            width, groups = parse_bucket_width(bucket_width), parse_group_by(group_by)
             page = await self._usage.usage(
                 tenant.tenant_id, start_time_s=start_s, end_time_s=end_s, bucket_width=width, group_by=groups
             )
-        except InvalidUsageQuery as error:
+        except InvalidQuery as error:
             raise _invalid(error.param, f"{error}.") from None
         except UsageUnavailable as error:
             _log.warning("usage_unavailable", why=str(error))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.usage_query import BucketWidth, GroupBy
+from schemas.usage_query import BucketWidth, GroupBy, InvalidQuery
 
 
 class UsageBucket(BaseModel):
@@ -33,14 +33,6 @@ class UsageUnavailable(Exception):
     """The figures cannot be had now."""
 
 
-class InvalidUsageQuery(Exception):
-    """The question cannot be answered as it was asked; `param` names the field."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
 class UsageReader(Protocol):
     async def usage(
         self,
@@ -51,7 +43,7 @@ class UsageReader(Protocol):
         bucket_width: BucketWidth,
         group_by: tuple[GroupBy, ...],
     ) -> UsagePage:
-        """Raises UsageUnavailable, InvalidUsageQuery."""
+        """Raises UsageUnavailable, InvalidQuery."""
 
 
 class _RefusalBody(BaseModel):
@@ -87,7 +79,7 @@ class HttpUsageReader:
             response = await self._client.get("/internal/usage", params=params, headers=self._headers)
             if response.status_code == httpx.codes.BAD_REQUEST:
                 error_body = _Refusal.model_validate_json(response.content).error
-                raise InvalidUsageQuery(error_body.message, error_body.param or "")
+                raise InvalidQuery(error_body.param or "", error_body.message)
             response.raise_for_status()
             return UsagePage.model_validate_json(response.content)
         except httpx.HTTPError as error:

@@ -10,11 +10,12 @@ import pytest
 from pydantic import SecretStr
 
 from billing_jobs.pricing import PriceBook, PriceRow
-from billing_jobs.queries import InvalidQuery, Reader, UsageQuery, decimal_units, read_settings
+from billing_jobs.queries import Reader, UsageQuery, decimal_units, read_settings
 from billing_jobs.server import ReaderBusy, ReaderThread, create_app
 from billing_jobs.sink import Progress
 from billing_jobs.store import ClickHouseStore, Connection, Database
 from schemas.base import Scope
+from schemas.usage_query import InvalidQuery
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.test_store import batch_of
 

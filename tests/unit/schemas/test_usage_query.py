@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.usage_query import BUCKET_WIDTHS, GROUPS, parse_bucket_width, parse_group_by
+from schemas.usage_query import BUCKET_WIDTHS, GROUPS, InvalidQuery, parse_bucket_width, parse_group_by
 
 
 def test_every_width_and_group_is_understood() -> None:
@@ -17,11 +17,13 @@ def test_every_width_and_group_is_understood() -> None:
     [("model,tenant_id", "some of model"), ("model,model", "twice"), ("Model", "some of model"), ("model;", "some of")],
 )
 def test_what_is_no_list_of_groups_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InvalidQuery, match=message) as raised:
         parse_group_by(text)
+    assert raised.value.param == "group_by"
 
 
 @pytest.mark.parametrize("text", ["", "1m", "1H", "1h,1d"])
 def test_what_is_no_width_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="one of 1h, 1d"):
+    with pytest.raises(InvalidQuery, match="one of 1h, 1d") as raised:
         parse_bucket_width(text)
+    assert raised.value.param == "bucket_width"
