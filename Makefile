@@ -15,6 +15,9 @@ $(error Sluice needs Python 3.11, 3.12 or 3.13, and none was found; name one wit
 endif
 BOOTSTRAP := $(PYTHON) -m deploy.bootstrap
 
+# The stack and its tests start Python many times: each start would compile every imported package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run demo test test-unit check format bench chaos lock clean
 
 help: ## What can be made
