@@ -5,12 +5,14 @@ Whatever else happens is retried a bounded number of times; a log that does not 
 after which the process ends without acknowledging.
 
 While the quota store is away, an event waits for it: only the store knows whether an earlier delivery was admitted, and
-an ending written without asking would be a second one. The wait ends with the event's deadline, as `deadline_exceeded`.
+where that stands in `generated`; an ending written without asking could be a second one. After the event's deadline it
+can only be refused, and the refusal waits as well. What was opened ends at its deadline meanwhile, by post-safety; the
+rest waits in Kafka, as if admission itself were away.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
@@ -126,7 +128,7 @@ class Pipeline:
         origin = Origin.of(event)
         try:
             result = await self._attempts(
-                record, stage.name, origin.deadline_ms, lambda: stage.function(event, self.services)
+                record, stage.name, lambda: stage.function(event, self.services), origin.deadline_ms
             )
         except QuotaUnavailable:
             result = Refused(origin, _DEADLINE_PASSED)
@@ -150,13 +152,16 @@ class Pipeline:
             self.on_hold(record, 10 * HOLD_S)
             await self.sleep(HOLD_S)
 
-    async def _attempts(self, record: LogRecord, stage: str, deadline_ms: int, call: Callable[[], Awaitable[T]]) -> T:
-        """Raises QuotaUnavailable only when the deadline has passed, and whatever else `call` keeps raising."""
+    async def _attempts(
+        self, record: LogRecord, stage: str, call: Callable[[], Awaitable[T]], deadline_ms: int | None = None
+    ) -> T:
+        """Waits for the quota store; raises QuotaUnavailable if it is away at `deadline_ms`.
+
+        Raises whatever else `call` keeps raising.
+        """
         wait_s = FIRST_RETRY_S
-        attempts = 0
         failures = 0
         while True:
-            attempts += 1
             try:
                 return await call()
             except EpochLost:
@@ -166,7 +171,7 @@ class Pipeline:
             except MustEnd:
                 raise
             except QuotaUnavailable:
-                if attempts >= self.max_attempts and self.services.clock_ms() >= deadline_ms:
+                if deadline_ms is not None and self.services.clock_ms() >= deadline_ms:
                     raise
                 self.on_hold(record, STORE_HOLD_S)
             except Exception:
@@ -201,14 +206,8 @@ class Pipeline:
         if refused.dead_letter is not None:
             rejected = Rejected(refused.dead_letter.reason, refused.dead_letter.detail)
             await self._dead(record, "intake", rejected)
-        try:
-            await self._attempts(
-                record, "refusal", refused.origin.deadline_ms, lambda: self.publication.refused(refused)
-            )
-        except QuotaUnavailable:
-            # Its deadline has passed: nothing can be admitted any more, and whoever waits must be told.
-            refused = replace(refused, refusal=_DEADLINE_PASSED)
-            await self.publication.ended(refused.origin, refused.refusal, None, refused)
+        # Without a deadline: whether and where the response was opened is known to the store alone.
+        await self._attempts(record, "refusal", lambda: self.publication.refused(refused))
         metrics.admission_outcome(refused.refusal.code.value).inc()
 
     async def _dead(self, record: LogRecord, stage: str, rejected: Rejected) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agents.quota import Decided, Finished, QuotaStore, Refusal
-from agents.stages import Origin, Refused, Rejected, ending_of, limits_of
+from agents.stages import Refused, Rejected, ending_of, limits_of
 from schemas.admission import Admission, Decision
 from schemas.dead_letter import DeadLetter
 from schemas.generated import Opened
@@ -159,14 +159,6 @@ class Publication:
                     partition = decision.generated_partition
                 case Refusal():
                     refusal = outcome
-        await self.ended(origin, refusal, partition, refused)
-
-    async def ended(
-        self, origin: Origin, refusal: Refusal, partition: int | None = None, refused: Refused | None = None
-    ) -> None:
-        """Writes the ending without asking quota, to `partition` or to the one that follows from the response id."""
-        if partition is None:
-            partition = stable_partition(origin.response_id, self.topics.counts.generated)
         # 2. A crash after it: the redelivered request writes the same ending again, which is void.
         writing = self.publisher.publish(
             self.topics.generated.name,
@@ -174,7 +166,7 @@ class Publication:
             key=origin.response_id,
             partition=partition,
         )
-        if refused is None or refused.verdict is None:
+        if refused.verdict is None:
             await writing
         else:
             await asyncio.gather(writing, self._verdict(refused))

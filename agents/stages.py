@@ -104,7 +104,7 @@ class Origin:
     prompt_tokens: int = 0
     stage_ms: dict[str, int] = field(default_factory=dict)
     deadline_ms: int = 0
-    """Until then its ending waits for the quota store."""
+    """From then on it can only be refused."""
 
     @classmethod
     def of(cls, event: "Request | Admission") -> "Origin":
