@@ -12,13 +12,14 @@ rest waits in Kafka, as if admission itself were away.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
 import structlog
 
 from agents import metrics
+from agents.output_policies import OutputPolicyWriter
 from agents.publication import MustEnd, Publication, Publisher, RecordTooLarge
 from agents.quota import EpochLost, Finished, QuotaUnavailable, Refusal, jittered_ms
 from agents.routing import overloaded
@@ -52,11 +53,12 @@ class Pipeline:
     on_hold: Callable[[LogRecord, float], None] = lambda _record, _for_s: None
     """Told that a record waits on purpose, for so many seconds."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    output_policies: OutputPolicyWriter = field(default_factory=OutputPolicyWriter)
 
     @property
     def publication(self) -> Publication:
         s = self.services
-        return Publication(s.topics, self.publisher, s.quota, s.directory)
+        return Publication(s.topics, self.publisher, s.quota, s.directory, self.output_policies)
 
     async def handle_request(self, record: LogRecord, stages: Sequence[Stage] = STAGES) -> None:
         """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from agents.output_policies import OutputPolicyWriter
 from agents.quota import Decided, Finished, QuotaStore, Refusal
 from agents.stages import Refused, Rejected, ending_of, limits_of
 from schemas.admission import Admission, Decision
 from schemas.dead_letter import DeadLetter
 from schemas.generated import Opened
+from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest
 from streams import log
 from streams.consumer_thread import ProducerThread
@@ -81,6 +83,7 @@ class Publication:
     publisher: Publisher
     quota: QuotaStore
     directory: TenantDirectory
+    output_policies: OutputPolicyWriter
 
     async def admitted(self, admission: Admission, decision: Decision, now_ms: int) -> None:
         request = admission.request
@@ -105,6 +108,7 @@ class Publication:
             lane_partition=decision.lane_partition,
             prompt_tokens=len(admission.prompt_token_ids),
             reserved_tokens=admission.reserved_tokens,
+            output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
         )
         # 1. The promise of an ending. A crash after it: the redelivered request opens the response again, in the same
         #    partition; post-safety takes the first and ends it at its deadline even if nothing follows.
@@ -135,6 +139,17 @@ class Publication:
             partition=decision.lane_partition,
         )
         # 3. The caller acknowledges the event.
+
+    async def _output_policy(self, tenant_id: str, now_ms: int) -> str:
+        """A crash behind it: the phrases stand on `policies`, and nobody names them yet."""
+        tenant = self.directory.tenant(tenant_id)
+        if tenant is None:
+            return ""
+
+        def write(policy: OutputPolicy) -> Awaitable[int]:
+            return self.publisher.publish(self.topics.policies.name, policy.encode(), key=policy.key)
+
+        return await self.output_policies.digest(tenant, now_ms, write)
 
     async def _verdict(self, carrier: Admission | Refused) -> None:
         if carrier.verdict is not None:

@@ -38,6 +38,9 @@ class Opened(ScopedRecord):
     on_disconnect: Literal["cancel", "continue"] = Field(
         default="continue", description="What becomes of it when its last viewer has gone; as the client asked."
     )
+    output_policy: str = Field(
+        default="", max_length=64, description="Digest of the phrases that its text is held against, on `policies`."
+    )
 
 
 class Fence(ScopedRecord):

@@ -3,9 +3,12 @@
 from decimal import Decimal
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from schemas.request import Lane
+
+MAX_OUTPUT_DENY_CHARS = 500_000
+"""They travel in one record: at six bytes a character still below a topic's largest."""
 
 
 class Limits(BaseModel):
@@ -28,6 +31,13 @@ class SafetyPolicy(BaseModel):
     prompt_deny: list[str] = Field(default_factory=list, max_length=10_000)
     prompt_allow: list[str] = Field(default_factory=list, max_length=10_000)
     output_deny: list[str] = Field(default_factory=list, max_length=10_000)
+
+    @field_validator("output_deny")
+    @classmethod
+    def _fits_a_record(cls, phrases: list[str]) -> list[str]:
+        if sum(map(len, phrases)) > MAX_OUTPUT_DENY_CHARS:
+            raise ValueError(f"more than {MAX_OUTPUT_DENY_CHARS} characters together")
+        return phrases
 
 
 class ApiKey(BaseModel):

@@ -11,6 +11,7 @@ from schemas.batch import BatchJob, BatchResult
 from schemas.control import CONTROL
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED
+from schemas.policy import OutputPolicy
 from schemas.request import LANES, AdmittedRequest, Lane, Request
 from schemas.responses import RESPONSES
 from schemas.usage import USAGE
@@ -111,6 +112,12 @@ class Topics:
         self.control = Topic(name("control"), "response id", CONTROL, p.control, HOUR_MS, extra=_APPEND_TIME)
         self.workers = Topic(name("workers"), "worker id", WorkerState, 1, None)
         self.verdicts = Topic(name("verdicts"), "response id", Verdict, p.usage, 30 * DAY_MS)
+        # The latest of each key, for no longer than records of `generated` may name it: while responses are opened
+        # under it, it is written again every hour.
+        self.policies = Topic(
+            name("policies"), "tenant and digest", OutputPolicy, 1, WORK_RETENTION_MS + 2 * HOUR_MS,
+            extra={**_APPEND_TIME, "cleanup.policy": "compact,delete"},
+        )  # fmt: skip
         self.dead_letters = Topic(name("dead-letters"), "origin", DeadLetter, 1, 30 * DAY_MS)
 
     def _name(self, suffix: str) -> str:
@@ -136,7 +143,7 @@ class Topics:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
             self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.generated,
-            self.responses, self.usage, self.control, self.workers, self.verdicts, self.dead_letters,
+            self.responses, self.usage, self.control, self.workers, self.verdicts, self.policies, self.dead_letters,
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),
         ]  # fmt: skip

@@ -35,6 +35,7 @@ def run(settings: Settings) -> int:
         directory=TomlTenantDirectory(settings.tenants_file),
         generated=KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", client_id),
         control=KafkaConsumer(settings.kafka, None, f"{client_id}-control"),
+        policies=KafkaConsumer(settings.kafka, None, f"{client_id}-policies"),
         producer=KafkaProducer(settings.kafka, client_id),
         metrics=Metrics(),
     )

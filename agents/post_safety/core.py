@@ -1,8 +1,8 @@
 """Post-safety's decisions: records of `generated` in, effects out. No I/O, no clock, no randomness.
 
 What `responses`, `usage`, `results.<tenant>` and `verdicts` get is a function of the records of the log alone (their
-content, offsets and append times) and of the tenant's phrases, so whoever re-reads them decides alike. What goes to
-`generated` and `control` may also come from the clock; it counts where the log puts it.
+content, offsets and append times) and of the phrases that `Opened` names, so whoever re-reads them decides alike. What
+goes to `generated` and `control` may also come from the clock; it counts where the log puts it.
 
 Nothing here ends a response but a record that came from the log: own endings are written, and take effect when they
 come back. A halt alone acts at once, by releasing nothing more.
@@ -64,8 +64,8 @@ class Emit(NamedTuple):
 
 Effect = Released | Emit
 _ACCEPTED = RowVerdict.ACCEPTED  # in Python 3.11 a look-up at the enum costs more than the row's other decisions
-Phrases = Callable[[str], PhraseSet | None]
-"""The output phrases of a tenant by its id; None when there is no such tenant."""
+Phrases = Callable[[Opened], PhraseSet | None]
+"""The phrases that a response is held against; None when nobody knows them: then nothing of it is shown."""
 
 
 @dataclass(slots=True)
@@ -291,7 +291,7 @@ class PostSafety:
             self.counts["duplicate_opened"] += 1
             state.tracker.finished(offset)
             return []
-        phrases = self._phrases(opened.scope.tenant_id)
+        phrases = self._phrases(opened)
         response = state.responses[response_id] = _Response(
             response_id=response_id,
             reply_partition=opened.reply_to.partition,
@@ -333,7 +333,7 @@ class PostSafety:
             )
         ]
         if phrases is None:
-            self.counts["unknown_tenant"] += 1
+            self.counts["without_policy"] += 1
             response.hold.halt()
             effects += self._halted(state, response)
         return effects

@@ -11,9 +11,10 @@ from typing import Literal
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from agents.output_policies import OutputPolicyReader
 from agents.post_safety.commits import CommitGate
 from agents.post_safety.core import Effect, Emit, PostSafety, Released
-from agents.post_safety.policies import TenantPhrases
+from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.control import CONTROL, Cancel
@@ -81,7 +82,8 @@ class Metrics:
 class PostSafetyProcess:
     """One member of group `post-safety`. Single-threaded: everything happens inside `step`.
 
-    `clock_ms` is Unix time, close to the brokers'; `monotonic_s` never runs backwards.
+    `control` and `policies` are independent readers. `clock_ms` is Unix time, close to the brokers'; `monotonic_s`
+    never runs backwards.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class PostSafetyProcess:
         directory: TenantDirectory,
         generated: LogConsumer,
         control: LogConsumer,
+        policies: LogConsumer,
         producer: LogProducer,
         metrics: Metrics,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -104,7 +107,8 @@ class PostSafetyProcess:
         self._metrics = metrics
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
-        self._core = PostSafety(settings, TenantPhrases(directory))
+        self._policies = OutputPolicyReader(policies, topics.policies.name)
+        self._core = PostSafety(settings, ResponsePhrases(self._policies, directory))
         self._regrouper = Regrouper(settings.regroup_ms)
         self._gate = CommitGate()
         self._names = {
@@ -124,7 +128,8 @@ class PostSafetyProcess:
         self._joined = False
 
     def start(self) -> None:
-        """Joins the group and finds its place in `control`. Raises LogError."""
+        """Reads the policies, finds its place in `control` and joins the group. Raises LogError."""
+        self._policies.read()
         self._generated.subscribe(
             [self._topics.generated.name],
             on_assign=self._assigned,
@@ -167,6 +172,7 @@ class PostSafetyProcess:
         self._settle(CLOSE_TIMEOUT_S)
         self._generated.close()
         self._control.close()
+        self._policies.close()
 
     def _now_ms(self) -> float:
         return self._monotonic_s() * 1_000

@@ -6,6 +6,7 @@ from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
@@ -37,7 +38,9 @@ EXAMPLES: list[Record] = [
         response_id=RESPONSE, scope=SCOPE, model="sluice-tiny", requested_model="default", pool="default",
         lane=Lane.STANDARD, lane_partition=5, prompt_tokens=3, max_tokens=64, reserved_tokens=67, reply_to=REPLY_TO,
         accepted_at_ms=NOW, admitted_at_ms=NOW + 3, deadline_ms=NOW + 60_000, on_disconnect="cancel",
+        output_policy=OutputPolicy.of("acme", ["make a bomb", "毒药"]).digest,
     ),
+    OutputPolicy.of("acme", ["make a bomb", "毒药"]),
     Fence(response_id=RESPONSE, scope=SCOPE, attempt_id=ATTEMPT, worker_id="worker-1", kind="fresh"),
     Frame(
         worker_id="worker-1", emitted_at_us=NOW * 1000, scopes=[SCOPE], scope=[0, 0], response_id=[RESPONSE, RESPONSE],

@@ -13,6 +13,7 @@ from schemas.control import CONTROL, AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Kind, Opened
+from schemas.policy import OutputPolicy
 from schemas.request import Lane, ReplyTo
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from schemas.usage import UsageEvent
@@ -63,12 +64,14 @@ def opened(
     custom_id: str | None = None,
     choices: int = 1,
     deadline_ms: int = DEADLINE_MS,
+    output_policy: str = "",
 ) -> Opened:
     results_topic = TOPICS.results(tenant_id).name if custom_id is not None else None
     return Opened(
         response_id=response_id, scope=scope_of(tenant_id), model="tiny", requested_model="tiny-latest", pool="sim",
         lane=Lane.INTERACTIVE, lane_partition=0, choices=choices, prompt_tokens=10, max_tokens=100,
         reserved_tokens=110, accepted_at_ms=START_MS, admitted_at_ms=START_MS + 1, deadline_ms=deadline_ms,
+        output_policy=output_policy,
         reply_to=ReplyTo(partition=reply_partition, results_topic=results_topic, custom_id=custom_id),
     )  # fmt: skip
 
@@ -182,6 +185,16 @@ class World:
     def write_raw(self, value: bytes, partition: int = 0) -> None:
         self.log.append(TOPICS.generated.name, value, partition=partition)
 
+    def keep_policy(self, output_deny: list[str], tenant_id: str = "acme") -> str:
+        """What admission does before it opens a response under these phrases."""
+        policy = OutputPolicy.of(tenant_id, output_deny)
+        self.log.append(TOPICS.policies.name, policy.encode(), key=policy.key)
+        return policy.digest
+
+    def edit_policy(self, output_deny: list[str], tenant_id: str = "acme") -> None:
+        """The operator changes the tenants file."""
+        self.tenants.by_id[tenant_id] = Tenant(tenant_id=tenant_id, policy=SafetyPolicy(output_deny=output_deny))
+
     def cancel(self, response_id: str) -> None:
         cancel = Cancel(response_id=response_id, scope=scope_of(), reason="client", requested_at_ms=self.now_ms)
         self.log.append(TOPICS.control.name, cancel.encode())
@@ -258,10 +271,11 @@ class Member:
         log = self.world.log
         self.generated: MemoryConsumer = log.consumer(GROUP, f"{self.name}.generated")
         self.control: MemoryConsumer = log.consumer(None, f"{self.name}.control")
+        self.policies: MemoryConsumer = log.consumer(None, f"{self.name}.policies")
         self.producer: MemoryProducer = log.producer(f"{self.name}.producer")
         self.process = PostSafetyProcess(
             topics=TOPICS, settings=self.world.settings, directory=self.world.tenants, generated=self.generated,
-            control=self.control, producer=self.producer, metrics=Metrics(CollectorRegistry()),
+            control=self.control, policies=self.policies, producer=self.producer, metrics=Metrics(CollectorRegistry()),
             clock_ms=lambda: self.world.now_ms, monotonic_s=lambda: self.world.now_ms / 1_000,
         )  # fmt: skip
         self.process.start()
@@ -271,6 +285,7 @@ class Member:
         self.producer.crash()
         self.generated.crash()
         self.control.crash()
+        self.policies.crash()
         self.world.restarts += 1
         self._start()
 

@@ -632,6 +632,55 @@ def test_close_leaves_nothing_behind() -> None:
     assert world.committed() == 5
 
 
+@pytest.mark.parametrize(("before", "after"), [(["make tea"], []), ([], ["Hello"]), (["make tea"], ["Hello"])])
+def test_an_edit_of_the_policy_between_a_crash_and_the_rebuild_changes_no_cut(
+    before: list[str], after: list[str]
+) -> None:
+    world = World()
+    world.edit_policy(before)
+    world.write(opened("r1", output_policy=world.keep_policy(before)), fence("r1"))
+    world.write(frame(Row("r1", 1, ["Hello", ","])), frame(Row("r1", 3, [" make"])))
+    member = Member(world)
+    member.run(100)
+    shown = world.answer("r1").text
+    assert shown == ("Hello," if before else "Hello, make")
+    world.edit_policy(after)
+    member.kill()
+    member.run(100)
+    assert world.answer("r1").text == shown
+    world.write(opened("r2", output_policy=world.keep_policy(after)), fence("r2"))
+    world.write(frame(Row("r1", 4, [" tea", "."], finish="stop"), Row("r2", 1, ["Hello", " make tea"], finish="stop")))
+    member.run()
+    first, second = world.answer("r1"), world.answer("r2")
+    assert first.text == ("Hello," if before else "Hello, make tea.")
+    assert first.terminal.code is (EndingCode.SAFETY_HALTED if before else EndingCode.COMPLETED)
+    assert second.text == ("" if after else "Hello make tea"), "what is opened after the edit obeys it"
+
+
+def test_a_policy_that_was_kept_while_post_safety_runs_is_found() -> None:
+    world = World()
+    member = Member(world)
+    member.run(100)
+    for number, phrase in enumerate(["apples", "pears"]):
+        response_id = f"r{number}"
+        world.write(opened(response_id, output_policy=world.keep_policy([phrase])), fence(response_id))
+        world.write(frame(Row(response_id, 1, ["No", f" {phrase}", "!"], finish="stop")))
+        member.run(100)
+        assert world.answer(response_id).text == "No"
+    member.run()
+    assert world.committed() == 6
+
+
+def test_the_answer_of_a_policy_that_nobody_kept_is_never_shown() -> None:
+    world = World()
+    world.write(opened("r1", output_policy="0" * 64), fence("r1"), frame(Row("r1", 1, ["Hi"])))
+    Member(world).run()
+    answer = world.answer("r1")
+    assert (answer.text, answer.terminal.code) == ("", EndingCode.SAFETY_HALTED)
+    [verdict] = world.verdicts()
+    assert verdict.rule == "no_policy"
+
+
 # Faults at every record
 
 
