@@ -70,13 +70,17 @@ Phrases = Callable[[Opened], PhraseSet | None]
 
 @dataclass(slots=True)
 class _Tally:
-    """Accepted tokens of one choice. `withheld` are those of them that were not released."""
+    """Accepted tokens of one choice. `withheld` are those of them that were not released.
+
+    `newest` is who published the last of them, and when (in microseconds).
+    """
 
     output: int = 0
     reasoning: int = 0
     withheld: int = 0
     first_token_at_ms: int = 0
-    worker_id: str = ""
+    first_emitted_at_us: int = 0
+    newest: tuple[str, int] | None = None
     content: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
 
@@ -106,6 +110,7 @@ class _Response:
     scope_json: bytes
     cached_tokens: int = 0
     attempt_worker_id: str = ""
+    worker_began_at_ms: int | None = None
     keeps_text: bool = False
     cancelled_at_ms: int | None = None
     gap: _Gap | None = None
@@ -350,6 +355,8 @@ class PostSafety:
             self.counts["void_fences"] += 1
             return [_void(fence, fence.attempt_id, fence.worker_id, verdict)]
         response.attempt_worker_id = fence.worker_id
+        if not response.prefix.accepted_tokens:
+            response.worker_began_at_ms = fence.stage_ms.get("worker")
         if response.gap is not None and response.gap.attempt_id != fence.attempt_id:
             response.gap = None
         if displaced_id is None or displaced_id == fence.attempt_id:
@@ -362,6 +369,7 @@ class PostSafety:
         outbox = _Outbox()
         released = outbox.rows
         responses, emitted_at_us, worker_id = state.responses, frame.emitted_at_us, frame.worker_id
+        newest = (worker_id, emitted_at_us)
         accepted_tokens = 0
         for response_id, attempt_id, choice, first, kind, tokens, text, ends, finish, cached in zip(
             frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, frame.kind, frame.token_ids,
@@ -380,9 +388,9 @@ class PostSafety:
                 response.cached_tokens = min(cached, response.opened.prompt_tokens)
             if count > known:
                 tally = response.tallies[choice]
-                if not tally.worker_id:
-                    tally.first_token_at_ms = timestamp_ms
-                tally.worker_id = worker_id
+                if tally.newest is None:
+                    tally.first_token_at_ms, tally.first_emitted_at_us = timestamp_ms, emitted_at_us
+                tally.newest = newest
                 accepted = count - known
                 accepted_tokens += accepted
                 if kind == "reasoning":
@@ -547,6 +555,7 @@ class PostSafety:
         event = UsageEvent(
             response_id=ending.response_id,
             scope=ending.scope,
+            stage_ms=ending.stage_ms | {"post-safety": timestamp_ms},
             usage_id=f"{ending.response_id}/0",
             choice=0,
             endpoint=ending.endpoint,
@@ -589,6 +598,7 @@ class PostSafety:
             event = UsageEvent(
                 response_id=opened.response_id,
                 scope=opened.scope,
+                stage_ms=_stage_ms(response, tally, timestamp_ms),
                 usage_id=f"{opened.response_id}/{choice}",
                 choice=choice,
                 endpoint=opened.endpoint,
@@ -596,7 +606,7 @@ class PostSafety:
                 requested_model=opened.requested_model,
                 pool=opened.pool,
                 lane=opened.lane.value,
-                worker_id=tally.worker_id,
+                worker_id="" if tally.newest is None else tally.newest[0],
                 attempts=response.prefix.attempts,
                 ending=code,
                 finish_reason=reasons[choice],
@@ -648,6 +658,22 @@ def _finish_reason(response: _Response, choice: int, code: EndingCode) -> str:
     if code is EndingCode.SAFETY_HALTED and hold.halted and hold.halted_choice in (None, choice):
         return rule.finish_reason
     return response.prefix.finished.get(choice) or rule.finish_reason
+
+
+def _stage_ms(response: _Response, tally: _Tally, ended_at_ms: int) -> dict[str, int]:
+    """When each stage finished with the choice; a stage that it did not reach is left out.
+
+    Differences between neighbours: in the lane (`routing` to `worker`), to the first token (to `prefill`), to the last
+    accepted token (to `decode`), and from there until it had all been released or ended (to `post-safety`).
+    """
+    stage_ms = dict(response.opened.stage_ms)
+    if response.worker_began_at_ms is not None:
+        stage_ms["worker"] = response.worker_began_at_ms
+    if tally.newest is not None:
+        stage_ms["prefill"] = tally.first_emitted_at_us // 1_000
+        stage_ms["decode"] = tally.newest[1] // 1_000
+    stage_ms["post-safety"] = ended_at_ms
+    return stage_ms
 
 
 def _token_usage(response: _Response) -> TokenUsage:

@@ -96,6 +96,33 @@ def test_the_first_token_leaves_at_once_and_later_ones_are_regrouped() -> None:
     assert len(world.log.records(TOPICS.responses.name)) == before + 1
 
 
+def test_the_bill_says_when_each_stage_was_done() -> None:
+    world = World()
+    admitted = {"gateway": START_MS, "routing": START_MS + 2}
+    begun, first, last = START_MS + 30, START_MS + 50, START_MS + 90
+    world.write(
+        opened("r1", choices=2).model_copy(update={"stage_ms": admitted}),
+        fence("r1").model_copy(update={"stage_ms": {"worker": begun - 10}}),
+        fence("r1", "att_2").model_copy(update={"stage_ms": {**admitted, "worker": begun}}),
+    )
+    for emitted_at_ms, rows in (
+        (first, [Row("r1", 1, ["Hi"], attempt="att_2")]),
+        (last, [Row("r1", 2, [" make"], attempt="att_2")]),
+        (last + 5, [Row("r1", 3, [], attempt="att_2", finish="stop")]),
+    ):
+        world.write(frame(*rows).model_copy(update={"emitted_at_us": emitted_at_ms * 1_000 + 7}))
+    world.write(fence("r1", "att_3", takeover=True).model_copy(update={"stage_ms": {"worker": last + 50}}))
+    world.write(ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_3"))
+    world.write(ending("r2", EndingCode.PROMPT_REFUSED, by="admission", stage_ms=admitted))
+    Member(world).run()
+    [spoken, silent] = world.answer("r1").bills
+    ended = spoken.ended_at_ms
+    assert spoken.stage_ms == {**admitted, "worker": begun, "prefill": first, "decode": last, "post-safety": ended}
+    assert silent.stage_ms == {**admitted, "worker": begun, "post-safety": ended}
+    refused = world.answer("r2").bill
+    assert refused.stage_ms == {**admitted, "post-safety": refused.ended_at_ms}
+
+
 def test_the_first_token_does_not_wait_for_what_was_read_with_it() -> None:
     world = World(settings=PostSafetySettings(regroup_ms=50))
     member = Member(world)
