@@ -173,15 +173,15 @@ class RedisQuota:
         self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
     ) -> Answer:
         try:
-            answer = await self._run(operation, tenant_id, limits, response_id, *arguments)
+            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments)
             if _text(answer[0]) != "epoch":
                 return answer
             epoch = await self.read_epoch()
             if epoch is None:
                 raise EpochLost("the epoch key is missing")
             self._epoch = epoch
-            await self._run("adopt", tenant_id, limits, response_id)
-            answer = await self._run(operation, tenant_id, limits, response_id, *arguments)
+            await self._run(epoch, "adopt", tenant_id, limits, response_id)
+            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments)
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
         if _text(answer[0]) == "epoch":
@@ -189,13 +189,13 @@ class RedisQuota:
         return answer
 
     async def _run(
-        self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
+        self, epoch: str, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
     ) -> Answer:
         now = "" if self.now_ms is None else self.now_ms
         return await self._script.call(
             self._keys(tenant_id, response_id),
             [
-                operation, self._epoch, now, limits.requests_per_minute, limits.tokens_per_minute,
+                operation, epoch, now, limits.requests_per_minute, limits.tokens_per_minute,
                 limits.concurrent_responses, response_id, self._keep_ms, *arguments,
             ],
         )  # fmt: skip
@@ -243,16 +243,20 @@ class RedisQuota:
             raise QuotaUnavailable(_kind(error)) from error
 
     async def restore(self, epoch: str, reservation: Restored, limits: Limits) -> bool:
-        """Puts back what the log proves, under an epoch that does not hold yet. False when it was there."""
-        self._epoch = epoch
+        """Puts back what the log proves, under an epoch that does not hold yet. False when it was there.
+
+        Until it holds nothing can be decided, here or elsewhere.
+        """
         state = "refused" if reservation.decision is None else "settled" if reservation.ended else "reserved"
         payload = reservation.decision or reservation.refusal
         if payload is None:
             raise ValueError("a reservation without decision needs a refusal")
         arguments = (state, reservation.tokens, reservation.deadline_ms, payload.model_dump_json())
         try:
-            await self._run("adopt", reservation.tenant_id, limits, reservation.response_id)
-            answer = await self._run("restore", reservation.tenant_id, limits, reservation.response_id, *arguments)
+            await self._run(epoch, "adopt", reservation.tenant_id, limits, reservation.response_id)
+            answer = await self._run(
+                epoch, "restore", reservation.tenant_id, limits, reservation.response_id, *arguments
+            )
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
         return _text(answer[0]) == "restored"

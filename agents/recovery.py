@@ -1,21 +1,25 @@
 """Rebuilds the quota store's memory from `generated` after Redis has lost it, and begins a new epoch.
 
 What is rebuilt: the decision and the reservation of every response that was opened within `WINDOW_MS`, the longest life
-of a response, and every refusal in that time. The budgets of the current minute start full: what was used before is not
-known.
+of a response, and the outcome of those that ended or were refused, as long as the store would still remember it. The
+budgets of the current minute start full: what was used before is not known.
+
+A day of responses does not fit into memory. What ends while the log is folded goes to the store at once, in batches,
+and is forgotten; what is left at the end is open.
 """
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import structlog
 
 from agents import metrics
 from agents.publication import MustEnd
-from agents.quota import QuotaUnavailable, RedisQuota, Refusal, Restored
+from agents.quota import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
 from agents.stages import MAX_JOB_LIFETIME_MS, limits_of
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
@@ -28,6 +32,8 @@ from streams.log_reading import kept_offsets, read_offsets
 RETRY_S = 0.5
 WINDOW_MS = MAX_JOB_LIFETIME_MS
 """Whatever was opened earlier has ended; `generated` must keep its records longer than this."""
+BATCH = 1_000
+"""Reservations that go to the store together."""
 _log = structlog.get_logger()
 
 
@@ -35,81 +41,105 @@ class RecoveryFailed(MustEnd):
     """The store could not be rebuilt in time."""
 
 
-@dataclass(slots=True)
-class _Response:
-    opened: Opened | None = None
-    partition: int = 0
-    refused: Ending | None = None
-
-
 class Rebuild:
-    """Folds records of `generated`, of all partitions, each partition in log order."""
+    """Folds records of `generated`, of all partitions, each partition in log order. Holds what is open."""
 
-    def __init__(self) -> None:
-        self._responses: dict[str, _Response] = {}
+    def __init__(self, now_ms: int) -> None:
+        """Outcomes that the store would have forgotten by `now_ms` are left out."""
+        self._now_ms = now_ms
+        self._opened: dict[str, tuple[Opened, int]] = {}
         self._prefixes: dict[str, AcceptedPrefix] = {}
 
-    def add(self, record: Opened | Fence | Frame | Ending, partition: int) -> None:
+    def add(self, record: Opened | Fence | Frame | Ending, partition: int, written_at_ms: int) -> list[Restored]:
+        """Returns what ended with this record, and forgets it.
+
+        A void record may name it again, so the store must take the first outcome of an id, in this order.
+        """
         match record:
             case Opened():
-                response = self._response(record.response_id, record.choices)
-                if response.opened is None:
-                    response.opened, response.partition = record, partition
+                if record.response_id not in self._opened:
+                    self._opened[record.response_id] = record, partition
+                    self._prefixes[record.response_id] = AcceptedPrefix(record.choices)
+                return []
             case Fence():
                 if prefix := self._prefixes.get(record.response_id):
                     prefix.fence(record)
+                return []
             case Ending():
-                response = self._response(record.response_id)
-                if self._prefixes[record.response_id].ending(record) and response.opened is None:
-                    response.refused = record
+                if prefix := self._prefixes.get(record.response_id):
+                    return self._ended([record.response_id] if prefix.ending(record) else [])
+                remembered = record.attempt_id is None and written_at_ms + OUTCOME_KEEP_MS > self._now_ms
+                return [_refused(record)] if remembered else []
             case Frame():
                 fold_frame(self._prefixes, record)
-
-    def _response(self, response_id: str, choices: int = 1) -> _Response:
-        self._prefixes.setdefault(response_id, AcceptedPrefix(choices))
-        return self._responses.setdefault(response_id, _Response())
-
-    def reservations(self) -> Iterator[Restored]:
-        for response_id, response in self._responses.items():
-            ended = self._prefixes[response_id].terminal is not None
-            opened, refused = response.opened, response.refused
-            if opened is not None:
-                yield Restored(
-                    response_id=response_id,
-                    tenant_id=opened.scope.tenant_id,
-                    ended=ended,
-                    tokens=opened.reserved_tokens,
-                    deadline_ms=opened.deadline_ms,
-                    decision=Decision(
-                        pool=opened.pool,
-                        lane=opened.lane,
-                        lane_partition=opened.lane_partition,
-                        generated_partition=response.partition,
-                    ),
+                finished = dict.fromkeys(
+                    id_ for id_, finish in zip(record.response_id, record.finish, strict=True) if finish
                 )
-            elif refused is not None:
-                yield Restored(
-                    response_id=response_id,
-                    tenant_id=refused.scope.tenant_id,
-                    ended=True,
-                    tokens=0,
-                    deadline_ms=0,
-                    decision=None,
-                    refusal=Refusal(code=refused.code, message=refused.message, param=refused.param,
-                                    limits=refused.limits),
-                )  # fmt: skip
+                return self._ended(
+                    id_ for id_ in finished if id_ in self._prefixes and self._prefixes[id_].terminal is not None
+                )
+
+    def open(self) -> Iterator[Restored]:
+        """What has not ended."""
+        for opened, partition in self._opened.values():
+            yield _restored(opened, partition, ended=False)
+
+    def _ended(self, response_ids: Iterable[str]) -> list[Restored]:
+        restored = []
+        for response_id in response_ids:
+            opened, partition = self._opened.pop(response_id)
+            del self._prefixes[response_id]
+            if opened.deadline_ms + OUTCOME_KEEP_MS > self._now_ms:
+                restored.append(_restored(opened, partition, ended=True))
+        return restored
 
 
-def read_back(consumer: LogConsumer, topic: str, since_ms: int, deadline_s: float) -> Rebuild:
-    """Folds `topic` from `since_ms` to where it ended when the call began. Raises LogError, also at `deadline_s`."""
-    rebuild = Rebuild()
+def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
+    return Restored(
+        response_id=opened.response_id,
+        tenant_id=opened.scope.tenant_id,
+        ended=ended,
+        tokens=opened.reserved_tokens,
+        deadline_ms=opened.deadline_ms,
+        decision=Decision(
+            pool=opened.pool, lane=opened.lane, lane_partition=opened.lane_partition, generated_partition=partition
+        ),
+    )
+
+
+def _refused(ending: Ending) -> Restored:
+    return Restored(
+        response_id=ending.response_id,
+        tenant_id=ending.scope.tenant_id,
+        ended=True,
+        tokens=0,
+        deadline_ms=0,
+        decision=None,
+        refusal=Refusal(code=ending.code, message=ending.message, param=ending.param, limits=ending.limits),
+    )
+
+
+def read_back(
+    consumer: LogConsumer, topic: str, since_ms: int, now_ms: int, deadline_s: float
+) -> Iterator[list[Restored]]:
+    """Folds `topic` from `since_ms` to where it ended when the call began; batches of at most `BATCH`, the open last.
+
+    Raises LogError, also at `deadline_s`.
+    """
+    rebuild = Rebuild(now_ms)
+    ended: list[Restored] = []
     offsets = kept_offsets(consumer, consumer.partitions(topic), since_ms)
     for record in read_offsets(consumer, offsets, deadline_s):
         try:
-            rebuild.add(decode(GENERATED, record.value), record.partition)
+            ended += rebuild.add(decode(GENERATED, record.value), record.partition, record.timestamp_ms)
         except Undecodable as error:
             _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
-    return rebuild
+        while len(ended) >= BATCH:
+            yield ended[:BATCH]
+            del ended[:BATCH]
+    left = chain(ended, rebuild.open())
+    while batch := list(islice(left, BATCH)):
+        yield batch
 
 
 @dataclass(slots=True)
@@ -152,19 +182,27 @@ class Recovery:
                 return
 
     async def _rebuild(self, deadline_s: float) -> None:
-        since_ms = self.clock_ms() - WINDOW_MS
-        rebuild = await asyncio.to_thread(self._read, since_ms, deadline_s)
         epoch, restored = uuid.uuid4().hex, 0
-        for reservation in rebuild.reservations():
-            limits = limits_of(reservation.tenant_id, self.directory)
-            restored += await self.quota.restore(epoch, reservation, limits)
+        now_ms = self.clock_ms()
+        consumer = self.new_consumer()
+        try:
+            batches = read_back(consumer, self.generated_topic, now_ms - WINDOW_MS, now_ms, deadline_s)
+            # The log is read in another thread, a batch at a time, and never while one is being restored.
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                restored += await self._restore(epoch, batch)
+        finally:
+            await asyncio.to_thread(consumer.close)
         holds = await self.quota.begin_epoch(epoch)
         metrics.QUOTA_REBUILDS.inc()
         _log.warning("quota_epoch_begun", restored=restored, first=holds == epoch)
 
-    def _read(self, since_ms: int, deadline_s: float) -> Rebuild:
-        consumer = self.new_consumer()
-        try:
-            return read_back(consumer, self.generated_topic, since_ms, deadline_s)
-        finally:
-            consumer.close()
+    async def _restore(self, epoch: str, batch: Sequence[Restored]) -> int:
+        """All of a batch together: the store's calls share their round trips. An id's first outcome goes first."""
+        first = {reservation.response_id: reservation for reservation in reversed(batch)}
+        restored = await asyncio.gather(
+            *(
+                self.quota.restore(epoch, reservation, limits_of(reservation.tenant_id, self.directory))
+                for reservation in first.values()
+            )
+        )
+        return sum(restored)

@@ -2,12 +2,13 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 
 import pytest
 from redis.asyncio import Redis
 
-from agents.quota import RedisQuota, Restored
-from agents.recovery import Rebuild, Recovery, RecoveryFailed, read_back
+from agents.quota import OUTCOME_KEEP_MS, EpochLost, Finished, RedisQuota, Restored
+from agents.recovery import BATCH, Rebuild, Recovery, RecoveryFailed, read_back
 from agents.routing import WorkersView
 from agents.stages import MAX_JOB_LIFETIME_MS
 from agents.workers_reader import WorkersReader
@@ -16,8 +17,10 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
+from streams.directory import Limits
 from streams.log import LogError
 from streams.memory_log import MemoryLog
+from streams.script_pipeline import ScriptPipeline
 from tests.unit.agents.world import Directory
 
 NOW = 1_790_000_000_000
@@ -51,11 +54,11 @@ def fence(response_id: str, attempt_id: str) -> Fence:
     return Fence(response_id=response_id, scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind="fresh")
 
 
-def rebuilt(*records: Opened | Ending | Frame | Fence) -> dict[str, Restored]:
-    rebuild = Rebuild()
-    for record in records:
-        rebuild.add(record, 6)
-    return {reservation.response_id: reservation for reservation in rebuild.reservations()}
+def rebuilt(*records: Opened | Ending | Frame | Fence, now_ms: int = NOW) -> dict[str, Restored]:
+    """By the first thing that is said of an id, as the store takes it."""
+    rebuild = Rebuild(now_ms)
+    restored = [reservation for record in records for reservation in rebuild.add(record, 6, NOW)]
+    return {reservation.response_id: reservation for reservation in reversed([*restored, *rebuild.open()])}
 
 
 def test_an_open_response_keeps_its_route_and_its_reservation() -> None:
@@ -84,6 +87,38 @@ def test_a_refusal_stays_a_refusal() -> None:
     assert reservation.refusal.limits == {"requests_limit": 3}
 
 
+def test_what_has_ended_is_not_kept_in_memory() -> None:
+    rebuild = Rebuild(NOW)
+    for number in range(1_000):
+        response_id = f"r{number}"
+        assert rebuild.add(opened(response_id), 6, NOW) == []
+        assert rebuild.add(fence(response_id, "a"), 6, NOW) == []
+        [restored] = rebuild.add(frame(response_id, "a", "stop"), 6, NOW)
+        assert (restored.response_id, restored.ended) == (response_id, True)
+        [refused] = rebuild.add(ending(f"refused-{number}", EndingCode.OVERLOADED), 6, NOW)
+        assert refused.refusal is not None
+    rebuild.add(opened("open"), 6, NOW)
+    assert [reservation.response_id for reservation in rebuild.open()] == ["open"]
+
+
+def test_void_records_after_the_end_do_not_change_it() -> None:
+    ended: list[Opened | Ending | Frame | Fence] = [opened("r"), fence("r", "a"), frame("r", "a", "stop")]
+    late: list[Opened | Ending | Frame | Fence] = [
+        opened("r"),
+        fence("r", "b"),
+        ending("r", EndingCode.DEADLINE_EXCEEDED),
+    ]
+    assert rebuilt(*ended, *late)["r"] == rebuilt(*ended)["r"]
+
+
+def test_what_the_store_would_have_forgotten_is_left_out() -> None:
+    ended = (opened("r"), ending("r", EndingCode.DEADLINE_EXCEEDED))
+    refused = ending("refused", EndingCode.OVERLOADED)
+    assert set(rebuilt(*ended, refused, now_ms=NOW + OUTCOME_KEEP_MS - 1)) == {"r", "refused"}
+    assert set(rebuilt(*ended, refused, now_ms=NOW + OUTCOME_KEEP_MS)) == {"r"}
+    assert set(rebuilt(*ended, refused, now_ms=NOW + OUTCOME_KEEP_MS + 9)) == set()
+
+
 def test_rows_of_responses_opened_before_the_window_are_left_out() -> None:
     assert rebuilt(fence("old", "a"), frame("old", "a", "stop")) == {}
 
@@ -97,8 +132,8 @@ def test_the_log_is_read_from_the_window_to_its_end_and_unreadable_records_are_s
     log.append("generated", opened("r0").encode(), partition=0)
     log.append("generated", b"{", partition=1)
     log.append("generated", opened("r1").encode(), partition=1)
-    rebuild = read_back(log.consumer(None, "test"), "generated", NOW + 1_000, time.monotonic() + 30)
-    partitions = {r.response_id: r.decision.generated_partition for r in rebuild.reservations() if r.decision}
+    [batch] = read_back(log.consumer(None, "test"), "generated", NOW + 1_000, NOW, time.monotonic() + 30)
+    partitions = {r.response_id: r.decision.generated_partition for r in batch if r.decision}
     assert partitions == {"r0": 0, "r1": 1}
 
 
@@ -117,10 +152,47 @@ async def test_a_job_that_was_opened_almost_a_day_ago_gets_its_reservation_back(
         assert await quota.active_count("acme") == 1
 
 
+async def test_many_responses_share_round_trips_and_nothing_is_decided_before_the_last(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    log = MemoryLog(lambda: now_ms)
+    log.create_topic("generated", 2)
+    for number in range(2 * BATCH):
+        record = opened(f"r{number}").model_copy(update={"deadline_ms": now_ms + 60_000})
+        log.append("generated", record.encode(), partition=number % 2)
+        if number % 2:
+            log.append("generated", ending(f"r{number}", EndingCode.CANCELLED).encode(), partition=1)
+    round_trips = 0
+    exchange = ScriptPipeline._exchange
+
+    async def counted(self: ScriptPipeline, commands: Sequence[Sequence[str | int]]) -> object:
+        nonlocal round_trips
+        round_trips += 1
+        return await exchange(self, commands)
+
+    monkeypatch.setattr(ScriptPipeline, "_exchange", counted)
+    async with Redis.from_url(redis_url) as redis:
+        quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
+        begin_epoch = quota.begin_epoch
+
+        async def last_step(epoch: str) -> str:
+            with pytest.raises(EpochLost):
+                await quota.reserve("acme", Limits(), "new", tokens=1, deadline_ms=now_ms + 60_000)
+            return await begin_epoch(epoch)
+
+        monkeypatch.setattr(quota, "begin_epoch", last_step)
+        await Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", 30, lambda: now_ms).run()
+        assert await quota.active_count("acme") == BATCH
+        ended = await quota.reserve("acme", Limits(), "r1", tokens=8, deadline_ms=now_ms + 60_000)
+        assert ended == Finished()
+    assert round_trips < 100, "not one for each of 2,000"
+
+
 def test_an_empty_log_is_read_at_once() -> None:
     log = MemoryLog()
     log.create_topic("generated", 2)
-    assert not list(read_back(log.consumer(None, "test"), "generated", 0, time.monotonic() + 30).reservations())
+    assert not list(read_back(log.consumer(None, "test"), "generated", 0, NOW, time.monotonic() + 30))
 
 
 def test_reading_back_has_a_deadline() -> None:
@@ -128,7 +200,7 @@ def test_reading_back_has_a_deadline() -> None:
     log.create_topic("generated", 1)
     log.append("generated", opened("r").encode())
     with pytest.raises(LogError):
-        read_back(log.consumer(None, "test"), "generated", 0, time.monotonic() - 1)
+        list(read_back(log.consumer(None, "test"), "generated", 0, NOW, time.monotonic() - 1))
 
 
 async def test_a_rebuild_that_takes_too_long_ends_the_process(redis_url: str) -> None:
