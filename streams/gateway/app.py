@@ -160,6 +160,11 @@ def model_object(model: Model, region: str) -> dict[str, Any]:
     }
 
 
+def is_loopback(request: Request) -> bool:
+    """Whether the peer is on this machine. The server has put a proxy's client in the place of the proxy."""
+    return request.client is not None and request.client.host in ("127.0.0.1", "::1")
+
+
 def traceparent_of(headers: Mapping[str, str]) -> str:
     """The W3C trace context, or empty when it is not well formed."""
     given = headers.get("traceparent", "")
@@ -416,8 +421,10 @@ def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry)
         return PlainTextResponse(why or "ready", status_code=200 if why is None else 503)
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Prometheus metrics."""
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics, for this machine alone; every process shows its own on its health port."""
+        if not is_loopback(request):
+            raise HTTPException(404, "Not Found")
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/docs", include_in_schema=False)

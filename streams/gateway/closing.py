@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from schemas import websocket
+
 
 class CloseReason(StrEnum):
     """Stable, public names; they stand in `closing` and `error` events and in close frames."""
@@ -14,6 +16,7 @@ class CloseReason(StrEnum):
     ORIGIN_REFUSED = "origin_refused"
     NOT_TEXT = "not_text"
     TOO_MANY_ERRORS = "too_many_errors"
+    TOO_LARGE = "too_large"
     SLOW_VIEWER = "slow_viewer"
     STREAM_GAP = "stream_gap"
     PARTITION_MOVED = "partition_moved"
@@ -34,6 +37,7 @@ CLOSINGS: dict[CloseReason, Closing] = {
     CloseReason.GOING_AWAY: Closing(1001, "The gateway is stopping.", True),
     CloseReason.NOT_TEXT: Closing(1003, "Messages are JSON objects in text frames.", True),
     CloseReason.TOO_MANY_ERRORS: Closing(1008, "Too many messages could not be understood.", True),
+    CloseReason.TOO_LARGE: Closing(1009, "The message is larger than the limit.", True),
     CloseReason.UNAUTHENTICATED: Closing(4401, "The API key is missing or wrong.", False),
     CloseReason.ORIGIN_REFUSED: Closing(4403, "Pages of this origin may not connect.", False),
     CloseReason.AUTH_TIMEOUT: Closing(4408, "No API key was sent in time.", False),
@@ -42,5 +46,14 @@ CLOSINGS: dict[CloseReason, Closing] = {
     CloseReason.PARTITION_MOVED: Closing(4412, "Another gateway serves the response now.", True),
     CloseReason.REPLAY_UNAVAILABLE: Closing(4413, "The position asked for can no longer be replayed.", False),
 }
+
+
+def closing_message(reason: CloseReason) -> websocket.Closing:
+    """The last message on a socket that is closed for `reason`."""
+    rule = CLOSINGS[reason]
+    return websocket.Closing(
+        code=rule.websocket_code, reason=reason.value, message=rule.message, resumable=rule.resumable
+    )
+
 
 assert set(CLOSINGS) == set(CloseReason), "every reason has a rule"

@@ -25,6 +25,7 @@ from streams.gateway.pump import MOVED_AFTER_MS, Pump, dead_letter
 from streams.gateway.service import Gateway, monotonic_ms, now_ms
 from streams.gateway.usage_reader import UsageReader
 from streams.gateway.websocket import StreamEndpoint
+from streams.gateway.ws_protocol import StreamProtocol
 from streams.log import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.settings import Settings
 
@@ -263,7 +264,7 @@ def server_config(settings: Settings, app: ASGIApp) -> uvicorn.Config:
         host=edge.host,
         port=edge.port,
         http="httptools",
-        ws="websockets-sansio",
+        ws=StreamProtocol,
         ws_per_message_deflate=False,
         ws_max_size=edge.max_body_bytes,
         limit_concurrency=edge.max_connections,

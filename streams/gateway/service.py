@@ -42,10 +42,10 @@ _log = structlog.get_logger()
 class Sender(Protocol):
     """Produces one record and waits for its acknowledgement."""
 
-    async def send(
+    def send(
         self, topic: str, value: bytes | None, *, key: str | None = None, partition: int | None = None,
         headers: Headers = (),
-    ) -> int:  # fmt: skip
+    ) -> Awaitable[int]:  # fmt: skip
         """The record's offset. Raises LogError, ProducerQueueFull among them."""
 
 
@@ -165,7 +165,7 @@ class Gateway:
         owned = self._ownership.owned[: self.settings.gateway.reply_partitions]
         if (why := self.why_not_ready()) is not None:
             raise unavailable(f"The gateway is not ready: {why}.", "not_ready")
-        if self.hub.viewers >= self.settings.gateway.max_open_responses:
+        if len(self.hub) >= self.settings.gateway.max_open_responses:
             raise unavailable("Too many responses are open at this gateway.", EndingCode.OVERLOADED.value)
         self._next_partition = (self._next_partition + 1) % len(owned)
         partition = owned[self._next_partition]
@@ -251,11 +251,17 @@ class Gateway:
         try:
             return await self._resume_known(principal, response_id, partition, after, on_ready, stays)
         except ApiError as error:
-            if error.status not in (404, 409) or not await self._appears(response_id, partition, error.status == 409):
+            in_history = error.status == 409
+            if error.status not in (404, 409) or not await self._appears(principal, response_id, partition, in_history):
                 raise
         return await self._resume_known(principal, response_id, partition, after, on_ready, stays)
 
-    async def _appears(self, response_id: str, partition: int, in_history: bool) -> bool:
+    def _own(self, principal: Principal, response_id: str) -> Stream | None:
+        """What memory holds of it; what belongs to somebody else is as good as nothing, also in the time it takes."""
+        stream = self.hub.get(response_id)
+        return stream if stream is not None and stream.scope.tenant_id == principal.tenant.tenant_id else None
+
+    async def _appears(self, principal: Principal, response_id: str, partition: int, in_history: bool) -> bool:
         """Whether a response can soon be followed here that cannot yet.
 
         A client may come back before the first record of its response, or before a restarted gateway owns its partition
@@ -268,7 +274,7 @@ class Gateway:
             return False
         deadline_ms = monotonic_ms() + patience_ms
         while not self.stopping and monotonic_ms() < deadline_ms:
-            if partition in self._ownership.owned and (in_history or self.hub.get(response_id) is not None):
+            if partition in self._ownership.owned and (in_history or self._own(principal, response_id) is not None):
                 return True
             await asyncio.sleep(APPEARS_EVERY_S)
         return False
@@ -283,10 +289,8 @@ class Gateway:
         stays: bool,
     ) -> Follower:
         tenant_id = principal.tenant.tenant_id
-        stream = self.hub.get(response_id)
+        stream = self._own(principal, response_id)
         if stream is not None:
-            if stream.scope.tenant_id != tenant_id:
-                raise not_found(response_id)
             self._refuse_future(stream, after)
             return self._follow(response_id, partition, stream.scope, after, on_ready, stays=stays)
         try:

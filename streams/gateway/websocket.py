@@ -23,7 +23,6 @@ from schemas.websocket import (
     AuthMessage,
     CancelMessage,
     ClientMessage,
-    Closing,
     ErrorBody,
     ErrorMessage,
     PingMessage,
@@ -35,7 +34,7 @@ from schemas.websocket import (
     UsageBody,
 )
 from streams.gateway.app import api_key_of, traceparent_of
-from streams.gateway.closing import CLOSINGS, CloseReason
+from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.delivery import Follower
 from streams.gateway.errors import ApiError, RequestError, ending_error
 from streams.gateway.hub import Behind, Closed, Event
@@ -338,10 +337,7 @@ class Socket:
         if self._closing is not None:
             return
         self._closing = reason
-        rule = CLOSINGS[reason]
-        self._say(
-            Closing(code=rule.websocket_code, reason=reason.value, message=rule.message, resumable=rule.resumable)
-        )
+        self._say(closing_message(reason))
 
     def _make_room(self) -> None:
         if len(self._outbox) < MAX_QUEUED_MESSAGES and len(self._work) < MAX_QUEUED_MESSAGES:

@@ -23,13 +23,15 @@ from streams.gateway.service import now_ms
 from streams.gateway.usage_reader import UsageBucket, UsagePage
 from streams.ids import parse_response_id
 from streams.log import LogRecord
-from streams.memory_log import MemoryConsumer, MemoryLog
+from streams.memory_log import MemoryConsumer, MemoryLog, MemoryProducer
 from streams.settings import GatewaySettings, KafkaSettings, RedisSettings, Settings
 from streams.toml_directory import SettingsCatalog
 from streams.topics import Partitions
 
 KEY, OTHER_KEY = "sk-test-acme", "sk-test-beta"
 SECRET = "s" * 32
+PATIENCE_S = 0.002
+"""How long a client of the log in memory waits where Kafka's would wait for something to happen."""
 
 
 def tenant(tenant_id: str, api_key: str) -> Tenant:
@@ -79,8 +81,18 @@ class PatientConsumer(MemoryConsumer):
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         records = super().poll(max_records, timeout_s)
         if not records:
-            time.sleep(min(timeout_s, 0.002))
+            time.sleep(min(timeout_s, PATIENCE_S))
         return records
+
+
+class PatientProducer(MemoryProducer):
+    """Waits a moment when it has nothing to report: the thread that polls it does nothing else."""
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        reported = super().poll(timeout_s)
+        if not reported:
+            time.sleep(min(timeout_s, PATIENCE_S))
+        return reported
 
 
 class MemoryClients:
@@ -88,7 +100,7 @@ class MemoryClients:
         self.log = log
 
     def producer(self) -> Any:
-        return self.log.producer("gateway-1")
+        return PatientProducer(self.log, "gateway-1", 100_000)
 
     def member(self) -> Any:
         return PatientConsumer(self.log, "gateways", "gateway-1", "earliest")

@@ -5,6 +5,7 @@ import gzip
 import json
 import resource
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from schemas.endings import EndingCode
 from schemas.usage import DeliveredCount
+from streams.gateway.history import History
 from streams.ids import mint_response_id
 from streams.signing import verify_request
 from tests.unit.streams.gateway.gateway_stack import (
@@ -276,6 +278,67 @@ async def test_another_tenants_response_is_as_unknown_as_one_that_never_was(stac
         assert stack.pipeline.cancels() == []
 
 
+@pytest.mark.parametrize("young", [True, False])
+async def test_the_time_of_an_answer_does_not_tell_whether_an_id_exists(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, young: bool
+) -> None:
+    """An unknown young id is waited for, an unknown old one is looked for in history; so is another tenant's."""
+    patience_ms = 150
+    monkeypatch.setattr("streams.gateway.service.APPEARS_TIMEOUT_MS", patience_ms)
+    if not young:
+        monkeypatch.setattr("streams.gateway.service.YOUNG_MS", -1)
+    reads: list[str] = []
+    read = History.read
+
+    async def count(history: History, tenant_id: str, response_id: str, *rest: Any, **more: Any) -> Any:
+        reads.append(response_id)
+        return await read(history, tenant_id, response_id, *rest, **more)
+
+    monkeypatch.setattr(History, "read", count)
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["secret"])
+        never = mint_response_id(stack.settings.region, request.reply_to.partition)
+        for response_id in (request.response_id, never):
+            began_s = asyncio.get_running_loop().time()
+            stranger = {"authorization": f"Bearer {OTHER_KEY}"}
+            assert (await http.get(f"/v1/responses/{response_id}", headers=stranger)).status_code == 404
+            took_ms = (asyncio.get_running_loop().time() - began_s) * 1_000
+            assert took_ms >= (patience_ms if young else 0)
+        assert reads == [request.response_id, never]
+        stack.pipeline.end(request, 2)
+        await asking
+
+
+async def test_responses_are_bounded_and_their_viewers_do_not_count(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "full", max_open_responses=2)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        async with AsyncExitStack() as watching:
+            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+            request = await stack.pipeline.next_request()
+            stack.pipeline.start(request)
+            stack.pipeline.release(request, 1, ["one"])
+            await until(lambda: stack.runtime.hub.released_tokens == 1, "it runs")
+            for _ in range(3):
+                url = f"/v1/responses/{request.response_id}?stream=true"
+                await watching.enter_async_context(http.stream("GET", url))
+            assert stack.runtime.hub.viewers == 4
+            second = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+            other = await stack.pipeline.next_request()
+            full = await http.post("/v1/chat/completions", json=HELLO)
+            assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
+            for each in (request, other):
+                stack.pipeline.start(each)
+                stack.pipeline.end(each, 2 if each is request else 1)
+            await asyncio.gather(asking, second)
+        answering = asyncio.ensure_future(stack.pipeline.answer(["again"]))
+        await until(lambda: len(stack.runtime.hub) == 0, "both have left memory")
+        assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
+        await answering
+
+
 async def test_cancel_is_idempotent(stack: Stack) -> None:
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**HELLO, "stream": True}))
@@ -363,6 +426,7 @@ async def test_health_metrics_docs_and_the_page_need_no_key(stack: Stack) -> Non
         assert (await http.get("/healthz")).text == "ok"
         assert (await http.get("/readyz")).text == "ready"
         assert "sluice_gateway_open_viewers" in (await http.get("/metrics")).text
+        assert (await http.get("/metrics", headers={"x-forwarded-for": "203.0.113.9"})).status_code == 404
         docs = (await http.get("/docs")).text
         assert "/v1/chat/completions" in docs
         assert "repetition_penalty" in docs

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket as socketlib
 from typing import Any
 
 import pytest
@@ -265,16 +266,48 @@ async def _all(socket: ClientConnection) -> Any:
 
 async def test_too_large_a_message_closes_with_1009_and_disturbs_nobody(stack: Stack) -> None:
     async with dial(stack) as other, dial(stack) as socket:
+        await socket.send(" " * 5_000_000)
+        closing = await hear(socket)
+        assert (closing.code, closing.reason, closing.resumable) == (1009, "too_large", True)
         with pytest.raises(ConnectionClosed):
-            await _send_and_hear(socket, " " * 5_000_000)
+            await hear(socket)
         assert socket.close_code == 1009
         await say(other, type="ping")
         assert isinstance(await hear(other), Pong)
 
 
-async def _send_and_hear(socket: ClientConnection, text: str) -> None:
-    await socket.send(text)
-    await hear(socket)
+def _close_frames(stack: Stack, opening: bytes, more: bytes, times: int) -> list[tuple[int, bytes]]:
+    """Sends `opening` and then `more` again and again without reading; returns the frames that came back."""
+    with socketlib.create_connection(("127.0.0.1", stack.port), timeout=20) as raw:
+        raw.sendall(
+            b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+            b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+        )
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += raw.recv(1)
+        raw.sendall(opening)
+        for _ in range(times):
+            raw.sendall(more)
+        told = b""
+        while part := raw.recv(65_536):
+            told += part
+    frames = []
+    while told:
+        assert told[1] < 126
+        frames.append((told[0], told[2 : 2 + told[1]]))
+        told = told[2 + told[1] :]
+    return frames
+
+
+async def test_who_sends_too_much_without_reading_is_told_so_instead_of_being_reset(stack: Stack) -> None:
+    """The frame says 1 GB; some of it is on its way before the client looks at what the gateway says."""
+    opening = b"\x81\xff" + (10**9).to_bytes(8, "big") + b"mask"
+    closing, close = await asyncio.to_thread(_close_frames, stack, opening, b" " * 1_000_000, 20)
+    assert json.loads(closing[1])["reason"] == "too_large"
+    assert close[0] == 0x88
+    assert int.from_bytes(close[1][:2], "big") == 1009
 
 
 async def test_a_request_id_is_taken_until_its_response_has_ended(stack: Stack) -> None:
