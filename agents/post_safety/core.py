@@ -10,7 +10,7 @@ come back. A halt alone acts at once, by releasing nothing more.
 
 import hashlib
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
@@ -91,9 +91,9 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Gap:
-    """Rows of `attempt_id` came that do not continue the sequence; filled when tokens below `until` are accepted."""
+    """Something of `attempt_id` is missing; filled when tokens below `until` are accepted. None: whatever attempt."""
 
-    attempt_id: str
+    attempt_id: str | None
     since_ms: int
     until: int
 
@@ -218,9 +218,18 @@ class PostSafety:
         halted = [response for response in state.responses.values() if response.hold.halted]
         return [effect for response in halted for effect in self._end(state, response, EndingCode.SAFETY_HALTED)]
 
-    def skip(self, partition: int, offset: int) -> None:
-        """A record that nobody can read."""
+    def skip(self, partition: int, offset: int, timestamp_ms: int, about: Mapping[str, str | None]) -> None:
+        """A record that nobody can read, `about` these responses (`unreadable.named_responses`).
+
+        What it said of them is lost: as after a gap, they end unless more of them is accepted soon.
+        """
         state = self._partitions[partition]
+        for response_id, attempt_id in about.items():
+            response = state.responses.get(response_id)
+            if response is None or response.gap is not None or attempt_id not in (None, response.prefix.attempt_id):
+                continue
+            response.gap = _Gap(response.prefix.attempt_id, timestamp_ms, response.prefix.next_sequence + 1)
+            state.watched[response_id] = response
         state.tracker.started(offset)
         state.tracker.finished(offset)
         state.next_offset = offset + 1

@@ -16,6 +16,7 @@ from agents.post_safety.commits import CommitGate
 from agents.post_safety.core import Effect, Emit, PostSafety, Released
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
+from agents.post_safety.unreadable import named_responses
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.control import CONTROL, Cancel
 from schemas.dead_letter import DeadLetter
@@ -232,7 +233,7 @@ class PostSafetyProcess:
             event = decode(GENERATED, record.value)
             self._check_reply(event)
         except Undecodable as error:
-            self._core.skip(number, offset)
+            self._core.skip(number, offset, record.timestamp_ms, named_responses(record.key, record.value))
             self._bury(record, error)
         else:
             self._publish(self._core.fold(event, number, offset, record.timestamp_ms))

@@ -182,8 +182,8 @@ class World:
             self.now_ms += 1
             self.log.append(TOPICS.generated.name, record.encode(), partition=partition)
 
-    def write_raw(self, value: bytes, partition: int = 0) -> None:
-        self.log.append(TOPICS.generated.name, value, partition=partition)
+    def write_raw(self, value: bytes, partition: int = 0, key: str | None = None) -> None:
+        self.log.append(TOPICS.generated.name, value, partition=partition, key=key)
 
     def keep_policy(self, output_deny: list[str], tenant_id: str = "acme") -> str:
         """What admission does before it opens a response under these phrases."""
@@ -248,9 +248,9 @@ class World:
         records = [
             GENERATED.validate_json(record.value)
             for record in self.log.records(TOPICS.generated.name)
-            if record.value is not None and b'"type":"ending"' in record.value
+            if record.value is not None and b'"written_by":"post-safety"' in record.value
         ]
-        return [record for record in records if isinstance(record, Ending) and record.written_by == "post-safety"]
+        return [record for record in records if isinstance(record, Ending)]
 
     def verdicts(self) -> list[Verdict]:
         return [Verdict.model_validate_json(r.value or b"") for r in self.log.records(TOPICS.verdicts.name)]

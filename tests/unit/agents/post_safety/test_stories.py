@@ -13,6 +13,7 @@ from agents.phrases import PhraseSet
 from agents.post_safety.process import DeliveryFailed
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import ENDINGS, EndingCode
+from schemas.generated import Ending, Fence, Frame
 from schemas.responses import RESPONSES, Started
 from streams.log import LogRecord
 from streams.memory_log import Fault, FaultKind
@@ -422,6 +423,64 @@ def test_a_record_that_nobody_can_read_goes_to_dead_letters_and_hangs_nobody(val
     assert world.answer("r1").terminal.code is EndingCode.STREAM_GAP
     assert world.answer("r2").terminal.code is EndingCode.COMPLETED
     assert world.committed() == 11
+
+
+def spoilt(record: Frame | Fence | Ending) -> bytes:
+    """Of a version that nobody here reads."""
+    return record.encode().replace(b'"schema_version":1', b'"schema_version":9', 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (spoilt(frame(Row("r1", 2, [], finish="stop"))), "worker-1"),
+        (frame(Row("r1", 2, ["!"], finish="stop")).encode().replace(b'"text":["!"]', b'"text":[7]'), "worker-1"),
+        (spoilt(ending("r1", EndingCode.ENGINE_FAILED, attempt="att_1")), "r1"),
+        (spoilt(fence("r1", "att_2", takeover=True)), "r1"),
+        (b"\xff\x00", "r1"),
+    ],
+    ids=["the finish", "a token and the finish", "an ending", "a fence", "no JSON, but a key"],
+)
+def test_what_cannot_be_read_ends_the_response_that_it_was_the_last_of(value: bytes, key: str) -> None:
+    world = World(settings=PostSafetySettings(gap_ms=2_000))
+    world.write(opened("r1"), fence("r1"), opened("r2"), fence("r2"))
+    world.write(frame(Row("r1", 1, ["a"]), Row("r2", 1, ["x"])))
+    world.write_raw(value, key=key)
+    member = Member(world)
+    member.run(1_900)
+    assert not world.endings()
+    member.run(1_000)
+    answer = world.answer("r1")
+    assert (answer.text, answer.terminal.code) == ("a", EndingCode.STREAM_GAP)
+    assert not answer.bill.billable
+    assert [letter.offset for letter in world.dead_letters()] == [5]
+    assert not world.answer("r2").terminals, "it was not named"
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (spoilt(frame(Row("r1", 1, ["a"]))), "worker-1"),
+        (spoilt(frame(Row("r1", 2, ["Eins"], attempt="att_0", finish="stop"))), "worker-1"),
+        (spoilt(ending("r1", EndingCode.ENGINE_FAILED, attempt="att_0")), "r1"),
+        (b'{"schema_version":1,"type":"poem","response_id":"r1"}', "r1"),
+        (b"\xff\x00", "worker-1"),
+        (b"[]", None),
+    ],
+    ids=["a copy", "a zombie's row", "a zombie's ending", "an unknown type", "no JSON of a worker", "no object"],
+)
+def test_what_cannot_be_read_and_did_not_matter_ends_nothing(value: bytes, key: str | None) -> None:
+    world = World(settings=PostSafetySettings(gap_ms=2_000))
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["a"])))
+    world.write_raw(value, key=key)
+    member = Member(world)
+    member.run(500)
+    world.write(frame(Row("r1", 2, ["b"])))
+    member.run(5_000)
+    assert not world.endings()
+    world.write(frame(Row("r1", 3, ["c"], finish="stop")))
+    member.run()
+    assert (world.answer("r1").text, world.answer("r1").terminal.code) == ("abc", EndingCode.COMPLETED)
 
 
 def test_a_batch_result_is_a_whole_chat_completion() -> None:
