@@ -390,11 +390,13 @@ async def quota(admission: Admission, services: Services) -> StageResult:
             return admission.model_copy(update={"reserved_tokens": held, "decision": decision})
         case Refusal():
             if outcome.code is EndingCode.RATE_LIMITED_TOKENS and tokens > limits.tokens_per_minute:
-                message = (
-                    f"The request needs {tokens} tokens; the limit is {limits.tokens_per_minute} per minute. "
-                    "Ask for less."
+                # No wait would help.
+                outcome = Refusal(
+                    code=EndingCode.INVALID_REQUEST,
+                    message=f"The request needs {tokens} tokens; the limit is {limits.tokens_per_minute} per minute.",
+                    param="max_tokens" if len(admission.prompt_token_ids) < limits.tokens_per_minute else "messages",
+                    limits=outcome.limits,
                 )
-                outcome = outcome.model_copy(update={"message": message})
             return Refused(Origin.of(admission), outcome, stored=True)
         case Finished():
             return outcome

@@ -159,10 +159,24 @@ def test_too_many_requests_say_when_to_come_back(stack: Stack) -> None:
 
 
 def test_too_many_tokens_are_refused_before_they_are_made(stack: Stack) -> None:
-    with openai_client(stack, "few-tokens") as client, pytest.raises(openai.RateLimitError) as refused:
-        client.chat.completions.create(model="default", messages=user("Hi"), max_tokens=500)
+    with openai_client(stack, "few-tokens") as client:
+
+        def ask() -> None:
+            client.chat.completions.create(
+                model="default", messages=user("Hi"), max_tokens=60, extra_body={"ignore_eos": True}
+            )
+
+        with pytest.raises(openai.RateLimitError) as refused:
+            [ask() for _ in range(2)]
     assert refused.value.code == "rate_limited_tokens"
     assert int(refused.value.response.headers["retry-after"]) >= 1
+
+
+def test_more_tokens_than_a_minute_has_are_a_mistake_and_no_matter_of_time(stack: Stack) -> None:
+    with openai_client(stack, "few-tokens") as client, pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="default", messages=user("Hi"), max_tokens=500)
+    assert (refused.value.code, refused.value.param) == ("invalid_request", "max_tokens")
+    assert "retry-after" not in refused.value.response.headers
 
 
 def test_one_response_at_a_time_means_one_until_it_has_ended(stack: Stack) -> None:

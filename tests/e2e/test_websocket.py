@@ -63,7 +63,8 @@ def test_a_request_id_can_be_used_again_once_its_response_has_ended(stack: Stack
 
 def test_refusals_come_as_terminals_with_advice(stack: Stack) -> None:
     with open_socket(stack, "few-tokens") as socket:
-        terminal = socket.until_ended(socket.ask("Hi", max_tokens=3_000)).terminal
+        socket.until_ended(socket.ask("Hi", max_tokens=60, ignore_eos=True))
+        terminal = socket.until_ended(socket.ask("Hi", max_tokens=60, ignore_eos=True)).terminal
     assert terminal is not None
     assert terminal.code == "rate_limited_tokens"
     assert terminal.error is not None

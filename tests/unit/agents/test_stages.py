@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agents.stages import STAGES, Rejected, lane_of, read_request
 from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, SIGNATURE_HEADER, TENANT_HEADER
-from schemas.endings import EndingCode
+from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Sampling, TextPart
 from schemas.verdict import Verdict
@@ -133,13 +133,20 @@ async def test_quota_refusals_carry_advice_and_figures(world: World) -> None:
     assert ending.limits["tokens_remaining"] == 10
 
 
-async def test_a_request_that_can_never_fit_is_told_so(world: World) -> None:
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(
-        update={"limits": world.directory.all["acme"].limits.model_copy(update={"tokens_per_minute": 12})}
-    )
-    await world.pipeline.handle_request(world.record(world.request()))
-    [ending] = world.log.endings
-    assert ending.message == "The request needs 15 tokens; the limit is 12 per minute. Ask for less."
+@pytest.mark.parametrize(("tokens_per_minute", "param"), [(12, "max_tokens"), (5, "messages")])
+async def test_a_request_that_can_never_fit_is_told_what_to_change_and_not_to_come_again(
+    world: World, tokens_per_minute: int, param: str
+) -> None:
+    limits = world.directory.all["acme"].limits.model_copy(update={"tokens_per_minute": tokens_per_minute})
+    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"limits": limits})
+    for _ in range(2):
+        await world.pipeline.handle_request(world.record(world.request()))
+    for ending in world.log.endings:
+        assert (ending.code, ending.param, ending.retry_after_ms) == (EndingCode.INVALID_REQUEST, param, None)
+        assert not ENDINGS[ending.code].retryable
+        assert ending.message == f"The request needs 15 tokens; the limit is {tokens_per_minute} per minute."
+        assert ending.limits["tokens_limit"] == tokens_per_minute
+    assert len(world.log.endings) == 2
 
 
 async def test_a_full_pool_refuses_with_advice_and_spends_nothing(world: World) -> None:
