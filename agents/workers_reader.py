@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 import structlog
@@ -25,16 +26,23 @@ _log = structlog.get_logger()
 class WorkersReader:
     """`caught_up` is set once everything that stood in the topic at the start has been read.
 
+    `on_failure` is called once, from the thread, when it cannot go on: without it the view grows old in silence.
     `unreadable` holds the last records that are no heartbeats, for whoever writes their dead letters; the same ones
     again after a restart.
     """
 
-    def __init__(self, consumer: Callable[[], LogConsumer], topic: str, view: WorkersView) -> None:
+    def __init__(
+        self,
+        consumer: Callable[[], LogConsumer],
+        topic: str,
+        view: WorkersView,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
         self._new_consumer = consumer
         self._topic = topic
         self._view = view
+        self._on_failure = on_failure
         self.caught_up = threading.Event()
-        self.failed: LogError | None = None
         self.unreadable: deque[tuple[LogRecord, Undecodable]] = deque(maxlen=MAX_UNREADABLE)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="workers", daemon=True)
@@ -47,14 +55,11 @@ class WorkersReader:
         self._thread.join(timeout=15)
 
     def _run(self) -> None:
-        consumer = self._new_consumer()
         try:
-            self._follow(consumer)
-        except LogError as error:
-            self.failed = error
-            _log.exception("workers_reader_failed")
-        finally:
-            consumer.close()
+            with closing(self._new_consumer()) as consumer:
+                self._follow(consumer)
+        except Exception as error:  # noqa: BLE001
+            self._on_failure(error)
 
     def _follow(self, consumer: LogConsumer) -> None:
         ends = self._until_it_answers(lambda: self._catch_up(consumer))

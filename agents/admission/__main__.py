@@ -118,7 +118,9 @@ def run(settings: Settings) -> int:
             # Requests are refused as unavailable meanwhile; the first that gets an answer tries again.
             _log.warning("quota_store_not_ready", error=str(error))
 
-    reader = WorkersReader(independent_reader, topics.workers.name, workers)
+    reader = WorkersReader(
+        independent_reader, topics.workers.name, workers, lambda error: end_process("workers cannot be read", error)
+    )
 
     @admission.faust.timer(UNREADABLE_EVERY_S)  # type: ignore[untyped-decorator]
     async def bury_unreadable() -> None:
@@ -136,8 +138,6 @@ def run(settings: Settings) -> int:
     )
 
     def ready() -> str | None:
-        if reader.failed is not None:
-            return f"workers: {reader.failed}"
         if not reader.caught_up.is_set():
             return "reading workers"
         return None if admission.owned else "no partitions"

@@ -1,5 +1,6 @@
 """After a loss of memory the log says who was routed where, who was refused, and who has ended."""
 
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
 from streams.directory import Limits
-from streams.log import LogError
-from streams.memory_log import MemoryLog
+from streams.log import LogError, LogRecord
+from streams.memory_log import MemoryConsumer, MemoryLog
 from streams.script_pipeline import ScriptPipeline
 from tests.unit.agents.world import Directory
 
@@ -235,18 +236,44 @@ def test_the_view_of_workers_follows_the_topic() -> None:
     log.append("workers", b"{", key="broken")
     log.append("workers", None, key="gone")
     view = WorkersView()
-    reader = WorkersReader(lambda: log.consumer(None, "reader"), "workers", view)
+    failures: list[Exception] = []
+    reader = WorkersReader(lambda: log.consumer(None, "reader"), "workers", view, failures.append)
     reader.start()
     assert reader.caught_up.wait(20)
     reader.close()
     assert [load.state.worker_id for load in view.live("default", NOW)] == ["here"]
     assert [(record.key, error.reason) for record, error in reader.unreadable] == [(b"broken", "not_json")]
-    assert reader.failed is None
+    assert not failures
 
 
-def test_a_topic_that_does_not_exist_is_a_failure_and_no_empty_view() -> None:
-    reader = WorkersReader(lambda: MemoryLog().consumer(None, "reader"), "workers", WorkersView())
+def test_a_topic_that_does_not_exist_ends_the_process_and_is_no_empty_view() -> None:
+    failures: list[Exception] = []
+    reader = WorkersReader(lambda: MemoryLog().consumer(None, "reader"), "workers", WorkersView(), failures.append)
     reader.start()
     reader.close()
-    assert reader.failed is not None
+    [error] = failures
+    assert isinstance(error, LogError)
     assert not reader.caught_up.is_set()
+
+
+def test_a_log_that_fails_later_ends_the_process_too() -> None:
+    class Failing(MemoryConsumer):
+        def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+            if reader.caught_up.is_set():
+                raise LogError("gone for good", retriable=False)
+            return super().poll(max_records, timeout_s)
+
+    log = MemoryLog()
+    log.create_topic("workers", 1)
+    failures: list[Exception] = []
+    failed = threading.Event()
+
+    def on_failure(error: Exception) -> None:
+        failures.append(error)
+        failed.set()
+
+    reader = WorkersReader(lambda: Failing(log, None, "reader", "earliest"), "workers", WorkersView(), on_failure)
+    reader.start()
+    assert failed.wait(20)
+    reader.close()
+    assert [str(error) for error in failures] == ["gone for good"]
