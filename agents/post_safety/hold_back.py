@@ -6,6 +6,7 @@ goes with the next token that has some. The texts that phrases are sought in are
 and kind; a change of kind, the finish of a choice and the end of the response end a run.
 """
 
+from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
@@ -192,21 +193,21 @@ class HoldBack:
         while waiting:
             first = waiting[0]
             hold_from, positions = first.choice.hold_from, first.positions
-            free = 0
-            while free < len(positions) and positions[free] <= hold_from:
-                free += 1
-            if free < len(positions):
-                if free:
-                    released.append(first.delta.before(free))
-                    first.delta = first.delta.after(free)
-                    del positions[:free]
-                    first.choice.with_next = [
-                        (held, index - free if held is positions else index) for held, index in first.choice.with_next
-                    ]
-                break
-            waiting.popleft()
-            released.append(first.delta)
-        self.released += sum(len(delta.text_ends) for delta in released)
+            if positions[-1] <= hold_from:  # positions never decrease
+                waiting.popleft()
+                released.append(first.delta)
+                self.released += len(positions)
+                continue
+            free = bisect_right(positions, hold_from)
+            if free:
+                released.append(first.delta.before(free))
+                self.released += free
+                first.delta = first.delta.after(free)
+                del positions[:free]
+                first.choice.with_next = [
+                    (held, index - free if held is positions else index) for held, index in first.choice.with_next
+                ]
+            break
         if self.halted:
             waiting.clear()
         return released
