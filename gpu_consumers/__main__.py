@@ -29,6 +29,7 @@ from streams.observability import HealthServer, configure_logging
 from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import SettingsCatalog
 
+LANES_FETCH_WAIT_MS = 100
 _log = structlog.get_logger()
 
 
@@ -101,7 +102,9 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         stack.push_async_callback(producer.close, FLUSH_S)
         control = ConsumerThread(KafkaConsumer(settings.kafka, None, f"{client_id}-control"))
         stack.push_async_callback(control.close)
-        lanes = ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id))
+        # Lanes are paused and resumed under load: a resumed one must not wait long behind a fetch of the others.
+        group = f"{settings.region}.workers.{pool.name}"
+        lanes = ConsumerThread(KafkaConsumer(settings.kafka, group, client_id, fetch_wait_ms=LANES_FETCH_WAIT_MS))
         stack.push_async_callback(lanes.close)
         metrics = WorkerMetrics()
         core = WorkerCore(config, mint_attempt_id, metrics)

@@ -224,7 +224,7 @@ class KafkaConsumer:
         instance_id: str | None = None,
         strategy: Literal["cooperative-sticky", "range"] = "cooperative-sticky",
         reset: Literal["earliest", "latest"] = "earliest",
-        fetch_wait_ms: int = 100,
+        fetch_wait_ms: int = 500,
     ) -> None:
         self._group = group
         self._cooperative = strategy == "cooperative-sticky"
@@ -257,7 +257,8 @@ class KafkaConsumer:
             "enable.partition.eof": group is None,
             # An empty queue is refilled at once; without this a fast reader idles (75k instead of 700k records/s).
             "fetch.queue.backoff.ms": 5,
-            # Bounds how long a newly assigned or resumed partition waits behind a fetch that is already out.
+            # A record ends the wait at once (`fetch.min.bytes` is 1). A short one costs the broker work while nothing
+            # happens; a long one delays a newly assigned or resumed partition behind a fetch that is already out.
             "fetch.wait.max.ms": fetch_wait_ms,
             "fetch.message.max.bytes": MAX_RECORD_BYTES,
             "queued.max.messages.kbytes": 32_768,

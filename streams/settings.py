@@ -100,7 +100,7 @@ class BillingSettings(_Section):
     port: int = Field(default=18123, ge=0, le=65_535)
     clickhouse_url: str = Field(default="", description="`http://user:password@host:8123/database`; empty: embedded.")
     batch_rows: int = Field(default=10_000, ge=1)
-    batch_wait_ms: int = Field(default=2_000, ge=1)
+    batch_wait_ms: int = Field(default=5_000, ge=1, description="Every batch costs four inserts, however small it is.")
     query_timeout_s: float = Field(default=10, gt=0)
     max_query_rows: int = Field(default=10_000, ge=1)
 
