@@ -11,8 +11,8 @@ from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafet
 from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError
-from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, load_settings
+from streams.observability import HealthServer
+from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
 
 _log = structlog.get_logger()
@@ -57,13 +57,7 @@ def run(settings: Settings) -> int:
 
 
 def main() -> int:
-    try:
-        settings = load_settings()
-        configure_logging(GROUP, settings.log_level)
-        return run(settings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return exit_code(GROUP, run)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ CONTROL_READ_BACK_MS = 600_000
 ENDED_READ_BACK_RECORDS = 5_000
 """Below the commit, to recognise late records of responses that ended there."""
 COMMIT_EVERY_MS = 500
+COMMIT_DELAY_MS = 2_000
+"""A commit waits for the broker, and everything here waits for it: it is left for a step that read nothing, so long."""
 QUEUE_FULL_TIMEOUT_S = 10.0
 REVOKE_TIMEOUT_S = 2.0
 """Shorter than the session timeout, so that a rebalance is not held up by deliveries."""
@@ -123,6 +125,7 @@ class PostSafetyProcess:
         self._ends: dict[int, int] = {}
         self._gone: set[int] = set()  # during one poll
         self._commit_due_ms = 0.0
+        self._commit_latest_ms = 0.0
         self._failure: DeliveryFailed | None = None
         self._failed_results: list[tuple[int, str, bytes, LogError]] = []
         self._counted: dict[str, int] = {}
@@ -165,7 +168,7 @@ class PostSafetyProcess:
         self._send_due()
         self._deliver(0)
         # 4 Commit below what is ended and acknowledged. After a crash: that is not read again, and need not be.
-        self._commit_when_due()
+        self._commit_when_due(quiet=not records)
         self._export()
 
     def close(self) -> None:
@@ -401,13 +404,15 @@ class PostSafetyProcess:
 
     # Committing
 
-    def _commit_when_due(self) -> None:
+    def _commit_when_due(self, *, quiet: bool) -> None:
         now_ms = self._now_ms()
         if self._gate.is_idle and now_ms >= self._commit_due_ms:
             self._commit_due_ms = now_ms + COMMIT_EVERY_MS
+            self._commit_latest_ms = now_ms + COMMIT_DELAY_MS
             # Rows that still wait are of open responses: a terminal sends what waits in front of it.
             self._gate.propose(self._core.to_commit())
-        self._commit_ready()
+        if quiet or now_ms >= self._commit_latest_ms:
+            self._commit_ready()
 
     def _commit_ready(self) -> None:
         offsets = self._gate.ready()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.phrases import PhraseSet
-from agents.post_safety.process import DeliveryFailed
+from agents.post_safety.process import COMMIT_DELAY_MS, COMMIT_EVERY_MS, DeliveryFailed
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence, Frame
@@ -608,6 +608,25 @@ def test_the_answer_of_a_tenant_without_a_policy_is_never_shown() -> None:
     assert (answer.text, answer.terminal.code) == ("", EndingCode.SAFETY_HALTED)
 
 
+def test_commits_wait_for_a_quiet_moment_but_not_for_ever() -> None:
+    world = World()
+    plain_answer(world)
+    member = Member(world)
+
+    def run_under_load(ms: int) -> None:
+        for _ in range(ms // 10):
+            world.write(frame(Row("elsewhere", 1, ["x"])))
+            member.run(10)
+
+    run_under_load(1_500)
+    assert world.committed() is None, "every step had something to read"
+    member.run(10)
+    first = world.committed()
+    assert first is not None
+    run_under_load(COMMIT_EVERY_MS + COMMIT_DELAY_MS + 100)
+    assert (world.committed() or 0) > first
+
+
 def test_a_delivery_that_fails_ends_the_process_and_the_rebuild_repairs_it() -> None:
     world = World([Fault(FaultKind.FAIL, "ps.producer", 3)])
     world.keeps_order = False
@@ -898,8 +917,8 @@ def test_a_crash_at_every_step_is_repaired_by_the_rebuild(step: str) -> None:
 def stop_after_once(member: Member, step: str) -> None:
     original: Callable[..., object] = getattr(member.process, step)
 
-    def stopped(*args: object) -> None:
-        original(*args)
+    def stopped(*args: object, **named: object) -> None:
+        original(*args, **named)
         raise KeyboardInterrupt
 
     setattr(member.process, step, stopped)
