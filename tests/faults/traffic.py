@@ -46,6 +46,17 @@ class Traffic:
         self._work = [self._pool.submit(self._chat, number) for number in range(self._clients)]
         self._work.append(self._pool.submit(self._batch))
 
+    def until_answered(self, answers: int, timeout_s: float) -> None:
+        """Waits for so many more answers, whatever their endings. Raises what a client raised."""
+        wanted = len(self.seen.answers) + answers
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.seen.answers) < wanted:
+            for work in self._work:
+                if work.done():
+                    work.result()
+            assert time.monotonic() < deadline_s, f"{wanted - len(self.seen.answers)} of {answers} answers are missing"
+            time.sleep(0.05)
+
     def finish(self, timeout_s: float) -> Seen:
         """Asks nothing more, waits for what is open. Raises what a client raised."""
         self._stopping.set()
