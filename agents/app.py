@@ -1,14 +1,15 @@
 """Binds the stage table to Faust. Placement is the only thing decided here.
 
-*Fused*: one agent on `requests` and one on `intake.batch`, each running all stages. *Split*: one agent per stage, with
-topics in between, so that one stage can be scaled alone; then `requests → validated → reserved → screened → lanes`.
+*Fused*: one agent on `requests` runs all stages. *Split*: one agent per stage, with topics in between, so that one
+stage can be scaled alone; then `requests → validated → reserved → screened → lanes`. Jobs have two agents of their own
+in front of that: `intake.batch → jobs.<pool>`, where they wait while the queue of that pool is full.
 
 Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
 - `concurrency=1`, and `InOrder` instead: more actors commit past unfinished work.
 - Nothing is raised into Faust: an exception would acknowledge the event. What cannot be finished ends the process.
 - Nothing is sent through Faust: a send that fails later only warns, and the source is committed. A producer of
-  librdkafka (`LogPublisher`) awaits every acknowledgement, at a third of the CPU time of Faust's.
+  librdkafka (`LogPublisher`) awaits every acknowledgement, and costs less CPU time.
 - Few records per poll, and room in each buffer for one poll of every partition above the mark at which partitions are
   paused: one full buffer blocks the delivery of all topics, so waiting jobs would stop interactive requests.
 - Raw bytes, no codecs; explicit partitions for lanes and `generated`; no tables, no web server, no topic declarations.
@@ -61,9 +62,13 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
     def handle_later(stage: Stage) -> Handle:
         return lambda record: pipeline.handle_admission(record, (stage,))
 
+    async def handle_queued_job(record: LogRecord) -> None:
+        await pipeline.handle_queued_job(record, STAGES[1:] if fused else ())
+
     agents = [
         Binding("requests", topics.requests.name, lambda record: pipeline.handle_request(record, first)),
-        Binding("intake", topics.intake_batch.name, lambda record: pipeline.handle_job(record, first), jobs_per_second),
+        Binding("intake", topics.intake_batch.name, lambda record: pipeline.handle_job(record), jobs_per_second),
+        *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
     ]
     if not fused:
         for before, stage in pairwise(STAGES):

@@ -40,6 +40,8 @@ _log = structlog.get_logger()
 T = TypeVar("T")
 Recover = Callable[[], Awaitable[None]]
 """Rebuilds the quota store after `EpochLost`; returns when decisions may be taken again, or raises MustEnd."""
+Destination = Callable[[Admission], str]
+"""The topic that an admission goes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +64,45 @@ class Pipeline:
 
     async def handle_request(self, record: LogRecord, stages: Sequence[Stage] = STAGES) -> None:
         """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""
-        await self._handle(record, "validation", self._read_request, stages)
+        await self._handle(record, "validation", self._read_request, stages, self._behind(stages))
 
-    async def handle_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES) -> None:
-        """A record of `intake.batch`."""
-        await self._handle(record, "intake", lambda job: intake(job, self.services), stages)
+    async def handle_job(self, record: LogRecord) -> None:
+        """A record of `intake.batch`: proved, validated, and put into the queue of its pool."""
+        await self._handle(record, "intake", lambda job: intake(job, self.services), STAGES[:1], self._jobs_of_pool)
+
+    async def handle_queued_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES[1:]) -> None:
+        """A record of a pool's `admission.jobs`: waits while the pool is full, then goes through `stages`.
+
+        Without any (split) it goes where requests go behind the first stage.
+        """
+        await self._handle(record, "jobs", self._read_queued_job, stages, self._behind(stages or STAGES[:1]))
 
     async def handle_admission(self, record: LogRecord, stages: Sequence[Stage]) -> None:
         """A record of a topic between two stages."""
-        await self._handle(record, stages[0].name, self._read_admission, stages)
+        await self._handle(record, stages[0].name, self._read_admission, stages, self._behind(stages))
+
+    def _behind(self, stages: Sequence[Stage]) -> Destination | None:
+        topic_after = stages[-1].topic_after
+        return None if topic_after is None else lambda _: topic_after(self.services.topics)
+
+    def _jobs_of_pool(self, job: Admission) -> str:
+        return self.services.topics.jobs(job.pool).name
 
     async def _read_request(self, record: LogRecord) -> StageResult:
         return read_request(record, self.services)
 
-    async def _read_admission(self, record: LogRecord) -> StageResult:
+    async def _read_queued_job(self, record: LogRecord) -> StageResult:
+        """Waits, unread by anybody else, until there is room, or until the job has expired."""
+        job = await self._read_admission(record)
+        services = self.services
+        while (now_ms := services.clock_ms()) < job.request.deadline_ms:
+            if not overloaded(services.workers.live(job.pool, now_ms), job.lane, services.queue_bound):
+                return job
+            self.on_hold(record, 10 * HOLD_S)
+            await self.sleep(HOLD_S)
+        return Refused(Origin.of(job), _DEADLINE_PASSED)
+
+    async def _read_admission(self, record: LogRecord) -> Admission:
         try:
             return decode(Admission, record.value)
         except Undecodable as error:
@@ -87,7 +114,9 @@ class Pipeline:
         first_stage: str,
         read: Callable[[LogRecord], Awaitable[StageResult]],
         stages: Sequence[Stage],
+        destination: Destination | None,
     ) -> None:
+        """`destination`: where an admission goes behind these stages; None: it is decided by them, and published."""
         metrics.ADMISSION_IN_FLIGHT.inc()
         try:
             event = await self._read(record, first_stage, read)
@@ -97,10 +126,8 @@ class Pipeline:
                 if not isinstance(event, Request | Admission):
                     break
                 event = await self._stage(record, stage, event)
-                if first_stage == "intake" and stage is stages[0] and isinstance(event, Admission):
-                    await self._hold(record, event)
             try:
-                await self._conclude(record, stages[-1], event)
+                await self._conclude(record, destination, event)
             except RecordTooLarge:
                 if not isinstance(event, Request | Admission):
                     raise
@@ -145,15 +172,6 @@ class Pipeline:
             result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
         return result
 
-    async def _hold(self, record: LogRecord, job: Admission) -> None:
-        """A job of a producer waits in Kafka while its pool's queue is full, until it expires."""
-        services = self.services
-        while (now_ms := services.clock_ms()) < job.request.deadline_ms:
-            if not overloaded(services.workers.live(job.pool, now_ms), job.lane, services.queue_bound):
-                return
-            self.on_hold(record, 10 * HOLD_S)
-            await self.sleep(HOLD_S)
-
     async def _attempts(
         self, record: LogRecord, stage: str, call: Callable[[], Awaitable[T]], deadline_ms: int | None = None
     ) -> T:
@@ -184,25 +202,20 @@ class Pipeline:
             await self.sleep(wait_s)
             wait_s = min(wait_s * 2, LAST_RETRY_S)
 
-    async def _conclude(self, record: LogRecord, last: Stage, event: StageResult) -> None:
-        services, publication = self.services, self.publication
+    async def _conclude(self, record: LogRecord, destination: Destination | None, event: StageResult) -> None:
         match event:
             case Finished():
                 metrics.admission_outcome("finished").inc()
             case Refused():
                 await self._refuse(record, event)
-            case Admission(decision=None) | Request():
-                if last.topic_after is None:
-                    raise AssertionError(f"{last.name} left a request undecided")
-                await self.publisher.publish(last.topic_after(services.topics), event.encode(), key=event.response_id)
+            case Admission() if destination is not None:
+                await self.publisher.publish(destination(event), event.encode(), key=event.response_id)
             case Admission(decision=decision) if decision is not None:
-                if last.topic_after is not None:
-                    topic = last.topic_after(services.topics)
-                    await self.publisher.publish(topic, event.encode(), key=event.response_id)
-                    return
-                await publication.admitted(event, decision, services.clock_ms())
+                await self.publication.admitted(event, decision, self.services.clock_ms())
                 # Without a verdict of its own, an earlier delivery had decided it.
                 metrics.admission_outcome("replayed" if event.verdict is None else "admitted").inc()
+            case Admission() | Request():
+                raise AssertionError("the last stage left a request undecided")
 
     async def _refuse(self, record: LogRecord, refused: Refused) -> None:
         if refused.dead_letter is not None:

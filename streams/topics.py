@@ -123,6 +123,16 @@ class Topics:
     def _name(self, suffix: str) -> str:
         return f"{self.region}.{suffix}"
 
+    def jobs(self, pool: str) -> Topic:
+        """`admission.jobs.<pool>`: producers' jobs, proved and validated, that wait while the pool's queue is full.
+
+        One for each pool: the jobs of a full one are in nobody's way.
+        """
+        if pool not in self.pools:
+            raise KeyError(f"no pool {pool!r}")
+        name = self._name(f"admission.jobs.{pool}")
+        return Topic(name, "response id", Admission, self.counts.intake, WORK_RETENTION_MS, extra=_PLAIN)
+
     def lane(self, pool: str, lane: Lane) -> Topic:
         """`inference.<pool>.<lane>`."""
         if pool not in self.pools:
@@ -144,6 +154,7 @@ class Topics:
         return [
             self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.generated,
             self.responses, self.usage, self.control, self.workers, self.verdicts, self.policies, self.dead_letters,
+            *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),
         ]  # fmt: skip

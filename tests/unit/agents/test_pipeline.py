@@ -220,7 +220,7 @@ async def test_split_stages_write_what_the_fused_ones_write() -> None:
                 await agents[record.topic].handle(record)
 
     async def fused(world: World, first: LogRecord) -> None:
-        [requests, _] = bindings("fused", world.topics, world.pipeline, 100)
+        [requests, *_] = bindings("fused", world.topics, world.pipeline, 100)
         await requests.handle(first)
 
     async def run(placement: Callable[[World, LogRecord], object], **fields: object) -> list[tuple[str, int, bytes]]:

@@ -1,15 +1,21 @@
 """Each kind of bad input, what it gets, and which field it is told."""
 
+import asyncio
 import base64
 import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from agents.app import bindings
+from agents.in_order import InOrder
 from agents.stages import STAGES, Rejected, lane_of, read_request
 from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, SIGNATURE_HEADER, TENANT_HEADER
 from schemas.endings import ENDINGS, EndingCode
@@ -233,7 +239,7 @@ async def test_a_request_without_a_value_is_a_dead_letter(world: World) -> None:
 
 
 async def test_a_job_becomes_a_batch_request_with_an_id_of_its_own(world: World) -> None:
-    await world.pipeline.handle_job(world.job({"model": "default", "messages": [{"role": "user", "content": "hi"}]}))
+    await world.submit(world.job({"model": "default", "messages": [{"role": "user", "content": "hi"}]}))
     [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.batch")
     assert work.lane is Lane.BATCH
     assert work.reply_to == ReplyTo(
@@ -243,7 +249,7 @@ async def test_a_job_becomes_a_batch_request_with_an_id_of_its_own(world: World)
     assert work.scope.key_id == "p1"
     again = World()
     again.beat()
-    await again.pipeline.handle_job(again.job(offset=10))
+    await again.submit(again.job(offset=10))
     [(_, same)] = again.log.of(AdmittedRequest, "local.inference.default.batch")
     assert same.response_id == work.response_id
 
@@ -269,7 +275,7 @@ async def test_a_job_becomes_a_batch_request_with_an_id_of_its_own(world: World)
 async def test_a_bad_job_of_a_known_key_is_answered_on_the_results_topic(
     world: World, job: dict[str, object], code: EndingCode, param: str
 ) -> None:
-    await world.pipeline.handle_job(world.job(**job))  # type: ignore[arg-type]
+    await world.submit(world.job(**job))  # type: ignore[arg-type]
     [ending] = world.log.endings
     assert (ending.code, ending.param) == (code, param)
     assert (ending.reply_to.results_topic, ending.reply_to.custom_id) == ("local.results.acme", "line-1")
@@ -277,8 +283,8 @@ async def test_a_bad_job_of_a_known_key_is_answered_on_the_results_topic(
 
 @pytest.mark.parametrize("forgery", [{"key": OTHER_KEY}, {"expires_ms": NOW}])
 async def test_a_forged_or_stale_job_cannot_end_the_genuine_one(world: World, forgery: dict[str, object]) -> None:
-    await world.pipeline.handle_job(world.job(**forgery))  # type: ignore[arg-type]
-    await world.pipeline.handle_job(world.job(offset=10))
+    await world.submit(world.job(**forgery))  # type: ignore[arg-type]
+    await world.submit(world.job(offset=10))
     [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.batch")
     [ending] = world.log.endings
     assert ending.response_id != work.response_id
@@ -297,7 +303,7 @@ async def test_a_job_without_a_header_is_a_dead_letter(world: World, header: str
 
 
 async def test_a_job_with_a_strange_version_is_answered_and_kept(world: World) -> None:
-    await world.pipeline.handle_job(world.job(b'{"schema_version": 9, "body": {}}'))
+    await world.submit(world.job(b'{"schema_version": 9, "body": {}}'))
     assert [letter.reason for letter in world.log.dead] == ["unknown_version"]
     [ending] = world.log.endings
     assert (ending.code, ending.reply_to.custom_id) == (EndingCode.INVALID_REQUEST, "line-1")
@@ -305,11 +311,67 @@ async def test_a_job_with_a_strange_version_is_answered_and_kept(world: World) -
 
 async def test_a_job_waits_while_the_pool_is_full(world: World) -> None:
     world.beat(queued_tokens=10**6, lease_ms=2_000)
-    await world.pipeline.handle_job(world.job())
+    await world.submit(world.job())
     # The worker's lease has run out meanwhile; the job was not refused.
     assert world.now_ms >= NOW + 2_000
     assert not world.log.endings
     assert world.log.of(AdmittedRequest, "local.inference.default.batch")
+
+
+async def test_a_job_that_expires_while_it_waits_is_told_so(world: World) -> None:
+    world.beat(queued_tokens=10**6, lease_ms=3_600_000)
+    await world.submit(world.job())
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.DEADLINE_EXCEEDED
+    assert not world.log.of(Opened, "local.generated")
+
+
+async def test_jobs_of_a_full_pool_are_in_nobody_s_way(world: World) -> None:
+    """One agent for each topic, with few places, as `agents.app` runs them."""
+    world.beat("worker-1", queued_tokens=10**6, lease_ms=3_600_000)
+    world.beat("worker-2", pool="other", model="elsewhere", home_partitions=[3])
+    waiting = asyncio.Event()
+
+    async def wait(_seconds: float) -> None:
+        await waiting.wait()
+
+    pipeline = replace(world.pipeline, sleep=wait)
+    agents = {agent.topic: agent for agent in bindings("fused", world.topics, pipeline, 100)}
+    errors: list[Exception] = []
+    windows = {topic: InOrder(4, errors.append) for topic in agents}
+    acknowledged: Counter[str] = Counter()
+
+    async def run(topic: str, records: Sequence[LogRecord]) -> None:
+        for record in records:
+            await windows[topic].start(
+                record.partition, partial(agents[topic].handle, record), lambda: acknowledged.update([topic])
+            )
+
+    def body(model: str) -> dict[str, object]:
+        return {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10}
+
+    jobs = [world.job(body("default"), custom_id=f"line-{number}", offset=number) for number in range(20)]
+    jobs.append(world.job(body("elsewhere"), custom_id="line-20", offset=20))
+    await asyncio.wait_for(run("local.intake.batch", jobs), 20)
+    assert await windows["local.intake.batch"].close(20)
+    assert acknowledged == {"local.intake.batch": 21}
+
+    queues = {topic: [r for r in world.log.records if r.topic == topic] for topic in agents}
+    full = asyncio.create_task(run("local.admission.jobs.default", queues["local.admission.jobs.default"]))
+    await asyncio.wait_for(run("local.admission.jobs.other", queues["local.admission.jobs.other"]), 20)
+    assert await windows["local.admission.jobs.other"].close(20)
+    assert len(world.log.of(AdmittedRequest, "local.inference.other.batch")) == 1
+    assert not world.log.of(AdmittedRequest, "local.inference.default.batch")
+    assert acknowledged["local.admission.jobs.default"] == 0
+    assert windows["local.admission.jobs.default"].in_work == 4
+
+    world.beat("worker-1", queued_tokens=0)
+    waiting.set()
+    await full
+    assert await windows["local.admission.jobs.default"].close(20)
+    assert len(world.log.of(AdmittedRequest, "local.inference.default.batch")) == 20
+    assert acknowledged["local.admission.jobs.default"] == 20
+    assert not errors
 
 
 def test_stages_know_nothing_of_faust() -> None:

@@ -132,11 +132,11 @@ class World:
 
     def __init__(self, max_attempts: int = 3, queue_bound: QueueBound = QueueBound(10**6, 10**4)) -> None:
         self.now_ms = NOW
-        self.topics = Topics("local", ["default"])
+        self.topics = Topics("local", ["default", "other"])
         self.directory = Directory(
             Tenant(
                 tenant_id="acme", tier="paid", limits=Limits(max_output_tokens=50, tokens_per_minute=500),
-                policy=SafetyPolicy(version=7, prompt_deny=["open the vault"]), models=["tiny"],
+                policy=SafetyPolicy(version=7, prompt_deny=["open the vault"]), models=["tiny", "elsewhere"],
                 producer_keys=[ProducerKey(key_id="p1", public_key=PUBLIC_KEY)],
             ),
             Tenant(tenant_id="gold", tier="premium", limits=Limits(max_output_tokens=2_000)),
@@ -144,6 +144,7 @@ class World:
         self.catalog = Catalog(
             Model(name="tiny", aliases=["default"], path="unused", pool="default", context_window=100),
             Model(name="secret", path="unused", pool="default", context_window=100),
+            Model(name="elsewhere", path="unused", pool="other", context_window=100),
         )
         self.quota = ModelQuota(NOW)
         self.workers = WorkersView()
@@ -151,7 +152,8 @@ class World:
         self.recoveries = 0
         self.services = Services(
             topics=self.topics, deployment_secret=SECRET, directory=self.directory, catalog=self.catalog,
-            tokenizers={"tiny": Words(), "secret": Words()}, quota=self.quota, workers=self.workers,
+            tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere")}, quota=self.quota,
+            workers=self.workers,
             queue_bound=queue_bound, phrases=PolicyPhrases(), trust_window_ms=300_000, clock_ms=lambda: self.now_ms,
         )  # fmt: skip
         self.pipeline = Pipeline(self.services, self.log, self._recover, max_attempts, sleep=self._sleep)
@@ -186,6 +188,14 @@ class World:
         value, topic = request.encode(), self.topics.requests.name
         signed = sign_request(SECRET, topic, value) if headers is None else headers
         return LogRecord(topic, 1, 41, request.response_id.encode(), value, tuple(signed), NOW + 2)
+
+    async def submit(self, job: LogRecord) -> None:
+        """A producer's job, through the queue of its pool where it gets there."""
+        seen = len(self.log.records)
+        await self.pipeline.handle_job(job)
+        for record in self.log.records[seen:]:
+            if record.topic.startswith("local.admission.jobs."):
+                await self.pipeline.handle_queued_job(record)
 
     def job(
         self, body: dict[str, object] | bytes | None = None, *, custom_id: str = "line-1", tenant_id: str = "acme",

@@ -12,6 +12,7 @@ def test_what_an_open_response_needs_outlives_it_and_an_outage() -> None:
     )
     assert max(MAX_JOB_LIFETIME_MS, longest_request_ms) <= LONGEST_RESPONSE_MS
     lanes = [TOPICS.lane(pool, lane) for pool in ("small", "large") for lane in LANES]
+    lanes += [TOPICS.jobs(pool) for pool in ("small", "large")]
     for topic in [TOPICS.requests, TOPICS.generated, TOPICS.validated, TOPICS.reserved, TOPICS.screened, *lanes]:
         assert topic.retention_ms is not None
         assert topic.retention_ms >= LONGEST_RESPONSE_MS + LONGEST_OUTAGE_MS, topic.name
