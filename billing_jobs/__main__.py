@@ -18,15 +18,15 @@ from billing_jobs.queries import Reader, read_settings
 from billing_jobs.server import create_app, reader_threads
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
+from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError
-from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, check_secret, load_settings
+from streams.observability import HealthServer
+from streams.settings import Settings, SettingsError, check_secret
 
 STALE_MS = 60_000
 """A sink that has not looked at the log for so long is not ready."""
-EXIT_SETTINGS = 2
 EXIT_FAILED = 70
 
 _log = structlog.get_logger()
@@ -126,7 +126,16 @@ async def serve(server: uvicorn.Server, ended: threading.Event) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Runs until a signal, then returns 0; a failure that it cannot decide returns another code."""
+    """Runs until a signal, then returns 0; another code after a failure that it cannot decide. Raises SettingsError."""
+    check_settings(settings)
+    try:
+        return _run(settings)
+    except (StoreError, SchemaTooNew, PriceConflict, CutUnreadable, LogError, OSError) as error:
+        _log.error("billing_ends", error=f"{type(error).__name__}: {error}")
+        return EXIT_FAILED
+
+
+def _run(settings: Settings) -> int:
     errors: list[Exception] = []
     ended = threading.Event()
     with ExitStack() as stack:
@@ -175,18 +184,7 @@ def run(settings: Settings) -> int:
 
 
 def main() -> int:
-    try:
-        settings = load_settings()
-        check_settings(settings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return EXIT_SETTINGS
-    configure_logging("billing", settings.log_level)
-    try:
-        return run(settings)
-    except (StoreError, SchemaTooNew, PriceConflict, CutUnreadable, LogError, OSError) as error:
-        _log.error("billing_ends", error=f"{type(error).__name__}: {error}")
-        return EXIT_FAILED
+    return exit_code("billing", run)
 
 
 if __name__ == "__main__":

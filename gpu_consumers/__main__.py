@@ -21,12 +21,13 @@ from gpu_consumers.vllm_engine import VllmEngine
 from gpu_consumers.worker import FLUSH_S, Ports, Worker, WorkerFailed
 from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.directory import Model, Pool
+from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.ids import mint_attempt_id
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError
-from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, load_settings
+from streams.observability import HealthServer
+from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog
 
 LANES_FETCH_WAIT_MS = 100
@@ -121,21 +122,20 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
     _log.info("stopped")
 
 
-def main() -> int:
-    try:
-        settings = load_settings()
-        pool, model = pool_and_model(settings)
-        engine = make_engine(pool, model)
-    except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    configure_logging(settings.worker.worker_id, settings.log_level)
+def run(settings: Settings) -> int:
+    """0 after a signal, 1 after a failure that a restart may mend. Raises SettingsError."""
+    pool, model = pool_and_model(settings)
+    engine = make_engine(pool, model)
     try:
         uvloop.run(serve(settings, pool, model, engine))
     except (WorkerFailed, LogError) as error:
         _log.error("failed", error=str(error))
         return 1
     return 0
+
+
+def main() -> int:
+    return exit_code(lambda settings: settings.worker.worker_id, run)
 
 
 if __name__ == "__main__":

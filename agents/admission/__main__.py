@@ -22,11 +22,12 @@ from agents.stages import PolicyPhrases, Rejected, Services
 from agents.watchdog import Excuses, Watchdog
 from agents.workers_reader import WorkersReader
 from streams.chat_tokenizer import ChatTokenizer
+from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer
 from streams.log import LogConsumer, LogRecord
-from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, check_secret, load_settings
+from streams.observability import HealthServer
+from streams.settings import Settings, check_secret
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
 RECOVERY_TIMEOUT_S = 600.0
@@ -72,7 +73,8 @@ class _Worker(faust.Worker):  # type: ignore[misc]
 
 
 def run(settings: Settings) -> int:
-    """Runs until a signal. Returns the exit code."""
+    """Runs until a signal. Returns the exit code. Raises SettingsError."""
+    check_secret(settings)
     directory = TomlTenantDirectory(settings.tenants_file)
     catalog = SettingsCatalog(settings)
     topics = settings.topics
@@ -166,14 +168,7 @@ def run(settings: Settings) -> int:
 
 
 def main() -> int:
-    try:
-        settings = load_settings()
-        check_secret(settings)
-        configure_logging("admission", settings.log_level)
-        return run(settings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return exit_code("admission", run)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 import structlog
 
 from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafetyProcess
+from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogError

@@ -11,11 +11,12 @@ from redis.asyncio import Redis
 
 from agents.quota import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
+from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogConsumer, LogError
-from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, load_settings
+from streams.observability import HealthServer
+from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
 
 _log = structlog.get_logger()
@@ -73,13 +74,7 @@ def run(settings: Settings) -> int:
 
 
 def main() -> int:
-    try:
-        settings = load_settings()
-        configure_logging("settlement", settings.log_level)
-        return run(settings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return exit_code("settlement", run)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,15 @@ import structlog
 import uvloop
 from prometheus_client import REGISTRY
 
+from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.gateway.history import connect_history
 from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer, server_config
 from streams.gateway.usage_reader import HttpUsageReader
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogConsumer, LogProducer
-from streams.observability import HealthServer, configure_logging
-from streams.settings import Settings, SettingsError, check_secret, load_settings
+from streams.observability import HealthServer
+from streams.settings import Settings, check_secret
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
 
 _log = structlog.get_logger()
@@ -78,21 +79,10 @@ async def serve(settings: Settings) -> None:
             running.result()
 
 
-def checked_settings() -> Settings:
-    """The settings, with what a gateway needs of them. Raises SettingsError."""
-    settings = load_settings()
+def run(settings: Settings) -> int:
+    """0 after a signal. Raises SettingsError, and what a part of the gateway failed with."""
     check_secret(settings)
     read_tenants(settings.tenants_file)
-    return settings
-
-
-def main() -> int:
-    try:
-        settings = checked_settings()
-    except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    configure_logging(settings.gateway.gateway_id, settings.log_level)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     collect_seldom()
@@ -101,6 +91,10 @@ def main() -> int:
         runner.run(serve(settings))
     _log.info("gateway_stopped")
     return 0
+
+
+def main() -> int:
+    return exit_code(lambda settings: settings.gateway.gateway_id, run)
 
 
 if __name__ == "__main__":
