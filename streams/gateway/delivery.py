@@ -9,7 +9,7 @@ from streams.gateway.closing import CloseReason
 from streams.gateway.history import History, HistoryUnavailable
 from streams.gateway.hub import Behind, Closed, Event, Viewer
 from streams.gateway.replay import Replay
-from streams.gateway.spans import join_runs
+from streams.gateway.spans import Span, join_runs
 
 
 class Follower:
@@ -18,10 +18,10 @@ class Follower:
     `on_ready` is called when `poll` has something; `next` waits for it. For one task at a time.
     """
 
-    def __init__(self, history: History, tenant_id: str, on_ready: Callable[["Follower"], None] | None = None) -> None:
+    def __init__(self, history: History, tenant_id: str) -> None:
         self._history = history
         self._tenant_id = tenant_id
-        self._on_ready = on_ready
+        self.on_ready: Callable[[], None] | None = None
         self._replayed: deque[Event] = deque()
         self._behind = False
         self._waiter: asyncio.Future[None] | None = None
@@ -93,6 +93,11 @@ class Follower:
             self.started = event
         return event
 
+    def poll_span(self) -> Span | None:
+        """The next event if it is a span that memory has; otherwise None, and `poll` tells."""
+        viewer = self.viewer
+        return None if viewer is None or self._replayed or self._behind else viewer.take_span()
+
     @property
     def has_more(self) -> bool:
         """Whether `poll` would return something."""
@@ -122,8 +127,8 @@ class Follower:
     def wake(self, _viewer: Viewer | None = None) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        elif self._on_ready is not None:
-            self._on_ready(self)
+        elif self.on_ready is not None:
+            self.on_ready()
 
     def abandon(self) -> None:
         """The client is gone: `next` answers None from now on."""

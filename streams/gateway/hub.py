@@ -113,6 +113,31 @@ class Viewer:
             return stream.terminal
         return None
 
+    def take_span(self) -> Span | None:
+        """As `take` where that answers a span; None, and nothing is taken, where it would answer something else."""
+        stream = self.stream
+        spans = stream.spans
+        index = self._position - stream.trimmed
+        if (
+            index >= len(spans)
+            or spans[index][0] != self.after + 1
+            or self._closed is not None
+            or not (self.started_taken or stream.started is None)
+        ):
+            return None
+        if index + 1 < len(spans):
+            event = self.take()
+            assert type(event) is Span
+            return event
+        # The way of nearly every token: one span that nobody has to join or cut.
+        span = spans[index]
+        self._takes += 1
+        self._position += 1
+        self.delivered_tokens += span[1] - self.after
+        self.after = span[1]
+        self.ready = stream.terminal is not None
+        return span
+
     def _has_more(self) -> bool:
         return self._position - self.stream.trimmed < len(self.stream.spans) or self.stream.terminal is not None
 
@@ -168,7 +193,7 @@ class Viewer:
 class Stream:
     """What memory holds of one response: `spans`, of which `trimmed` earlier ones were dropped."""
 
-    __slots__ = ("abandoned_at_ms", "active_at_ms", "broken", "delivered_tokens", "flushed", "grace_ms",
+    __slots__ = ("abandoned_at_ms", "active_at_ms", "broken", "delivered_tokens", "encoded", "flushed", "grace_ms",
                  "next_sequence", "on_disconnect", "opened_here", "partition", "response_id", "scope", "spans",
                  "started", "started_flushed", "terminal", "terminal_flushed", "trimmed", "viewed",
                  "viewers")  # fmt: skip
@@ -183,6 +208,8 @@ class Stream:
         self.terminal: Terminal | None = None
         self.spans: list[Span] = []
         self.trimmed = 0
+        self.encoded: tuple[Span, bytes] | None = None
+        """What the last span looks like on a socket, where several viewers watch."""
         self.flushed = 0
         self.started_flushed = self.terminal_flushed = False
         self.viewers: list[Viewer] = []

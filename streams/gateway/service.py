@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -156,7 +156,6 @@ class Gateway:
         chat: ChatRequest,
         *,
         traceparent: str = "",
-        on_ready: Callable[[Follower], None] | None = None,
     ) -> tuple[str, Follower]:
         """The response id and its first viewer, once the log has acknowledged the request. Release the follower.
 
@@ -183,7 +182,7 @@ class Gateway:
             metadata=chat.metadata, stage_ms={"gateway": accepted_at_ms},
         )  # fmt: skip
         self.hub.open(response_id, partition, scope, chat.on_disconnect, monotonic_ms())
-        follower = self._follow(response_id, partition, scope, 0, on_ready)
+        follower = self._follow(response_id, partition, scope, 0)
         topic = self._topics.requests.name
         value = request.encode()
         try:
@@ -214,11 +213,8 @@ class Gateway:
         if follower.viewer is not None:
             self._give_up(follower.viewer.stream.response_id, follower)
 
-    def _follow(
-        self, response_id: str, partition: int, scope: Scope, after: int, on_ready: Callable[[Follower], None] | None,
-        *, stays: bool = True,
-    ) -> Follower:  # fmt: skip
-        follower = Follower(self._history, scope.tenant_id, on_ready)
+    def _follow(self, response_id: str, partition: int, scope: Scope, after: int, *, stays: bool = True) -> Follower:
+        follower = Follower(self._history, scope.tenant_id)
         viewer = self.hub.attach(response_id, partition, scope, after, follower.wake, monotonic_ms(), stays=stays)
         follower.watch(viewer)
         self._followers[viewer] = follower
@@ -239,7 +235,6 @@ class Gateway:
         response_id: str,
         after: int,
         *,
-        on_ready: Callable[[Follower], None] | None = None,
         stays: bool = True,
     ) -> Follower:
         """A viewer that has seen tokens up to `after`. Release it. One that does not stay keeps nothing alive.
@@ -249,12 +244,12 @@ class Gateway:
         """
         partition = self._partition(response_id)
         try:
-            return await self._resume_known(principal, response_id, partition, after, on_ready, stays)
+            return await self._resume_known(principal, response_id, partition, after, stays)
         except ApiError as error:
             in_history = error.status == 409
             if error.status not in (404, 409) or not await self._appears(principal, response_id, partition, in_history):
                 raise
-        return await self._resume_known(principal, response_id, partition, after, on_ready, stays)
+        return await self._resume_known(principal, response_id, partition, after, stays)
 
     def _own(self, principal: Principal, response_id: str) -> Stream | None:
         """What memory holds of it; what belongs to somebody else is as good as nothing, also in the time it takes."""
@@ -285,14 +280,13 @@ class Gateway:
         response_id: str,
         partition: int,
         after: int,
-        on_ready: Callable[[Follower], None] | None,
         stays: bool,
     ) -> Follower:
         tenant_id = principal.tenant.tenant_id
         stream = self._own(principal, response_id)
         if stream is not None:
             self._refuse_future(stream, after)
-            return self._follow(response_id, partition, stream.scope, after, on_ready, stays=stays)
+            return self._follow(response_id, partition, stream.scope, after, stays=stays)
         try:
             replay = await self._history.read(tenant_id, response_id, after, ended=self.hub.has_ended(response_id))
             overdue = replay is not None and replay.terminal is None and replay.started is not None and (
@@ -307,13 +301,13 @@ class Gateway:
         if replay.terminal is not None:
             if after > replay.terminal.sequence_number:
                 raise _future(after)
-            follower = Follower(self._history, tenant_id, on_ready)
+            follower = Follower(self._history, tenant_id)
             follower.show(replay)
             return follower
         if partition not in self._ownership.owned:
             raise replay_unavailable("Another gateway serves the response while it runs.")
         scope = replay.started.scope if replay.started is not None else Scope(tenant_id=tenant_id)
-        return self._follow(response_id, partition, scope, after, on_ready, stays=stays)
+        return self._follow(response_id, partition, scope, after, stays=stays)
 
     def _partition(self, response_id: str) -> int:
         try:

@@ -7,7 +7,8 @@ finds its deltas joined into larger ones; what it has not read costs the gateway
 import asyncio
 from collections import deque
 from collections.abc import Collection, Coroutine
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import orjson
@@ -43,6 +44,7 @@ from streams.gateway.openai_chat import finish_reason, parse_chat_request, usage
 from streams.gateway.service import Gateway, Principal, retry_advice_ms
 from streams.gateway.spans import Span
 from streams.gateway.sse import Timing
+from streams.gateway.ws_protocol import FRAMES, text_frame
 
 SUBPROTOCOL = "sluice.v1"
 KEY_SUBPROTOCOL_PREFIX = "sluice.key."
@@ -92,27 +94,50 @@ class _Watched:
         self.accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
         self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
 
-    def delta(self, span: Span) -> str:
-        return (
-            b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","emitted_at_us":%d,"text":%b}' % (
-                self.delta_head, span.first_sequence, span.sequence_number, span.choice, span.kind.encode(),
-                span.emitted_at_us, orjson.dumps(span.text),
-            )
-        ).decode()  # fmt: skip
+    def delta(self, span: Span) -> bytes:
+        return b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","emitted_at_us":%d,"text":%b}' % (
+            self.delta_head, span.first_sequence, span.sequence_number, span.choice, span.kind.encode(),
+            span.emitted_at_us, orjson.dumps(span.text),
+        )  # fmt: skip
+
+    def frame(self, span: Span) -> bytes:
+        """The delta as a frame, made once for all who watch the response on sockets."""
+        viewer = self.follower.viewer
+        if viewer is None or len(viewer.stream.viewers) == 1:
+            return text_frame(self.delta(span))
+        stream = viewer.stream
+        if stream.encoded is None or stream.encoded[0] is not span:
+            stream.encoded = (span, text_frame(self.delta(span)))
+        return stream.encoded[1]
+
+
+class Frames(Protocol):
+    """The connection under the socket, where it takes frames made beforehand (`ws_protocol`)."""
+
+    @property
+    def takes_frames(self) -> bool: ...
+
+    def write_frame(self, frame: bytes) -> None: ...
 
 
 class Socket:
-    """One connection: a reader that understands messages, a writer that alone sends."""
+    """One connection: a reader that understands messages, and a writer that sends.
 
-    def __init__(self, gateway: Gateway, receive: Receive, send: Send, traceparent: str) -> None:
+    While the writer sleeps nothing waits to be sent. Text that comes then goes to the connection at once, where that
+    takes `frames`: waking a task would cost more than all the rest of a token's way.
+    """
+
+    def __init__(
+        self, gateway: Gateway, receive: Receive, send: Send, traceparent: str, frames: Frames | None = None
+    ) -> None:
         self._gateway = gateway
         self._receive = receive
         self._send = send
         self._stall_s = gateway.settings.gateway.viewer_stall_ms / 1_000
         self._traceparent = traceparent
         self._principal: Principal | None = None
+        self._frames = frames
         self._watched: dict[str, _Watched] = {}
-        self._by_follower: dict[Follower, _Watched] = {}
         self._requests: set[str] = set()
         self._ready: deque[_Watched] = deque()
         self._outbox: deque[str] = deque()
@@ -227,9 +252,7 @@ class Socket:
             if message.body.get("stream", True) is not True:
                 raise _invalid("A WebSocket always streams: stream may only be true.", "body.stream")
             chat = parse_chat_request({**message.body, "stream": True})
-            response_id, follower = await self._gateway.submit(
-                principal, chat, traceparent=self._traceparent, on_ready=self._on_ready
-            )
+            response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
             self._refuse(error, request_id)
@@ -240,9 +263,7 @@ class Socket:
     async def _resume(self, principal: Principal, message: ResumeMessage) -> None:
         response_id = message.response_id
         try:
-            follower = await self._gateway.resume(
-                principal, response_id, message.starting_after, on_ready=self._on_ready
-            )
+            follower = await self._gateway.resume(principal, response_id, message.starting_after)
         except ApiError as error:
             self._refuse(error, response_id=response_id)
             return
@@ -277,22 +298,28 @@ class Socket:
     def _watch(self, response_id: str, follower: Follower, request_id: str | None) -> None:
         watched = _Watched(response_id, follower, request_id, Timing(self._gateway.metrics))
         self._watched[response_id] = watched
-        self._by_follower[follower] = watched
+        follower.on_ready = partial(self._deliver, watched)
         follower.on_stalled = self._stalled
         if follower.has_more:
             self._enqueue(watched)
 
     def _unwatch(self, watched: _Watched) -> None:
         self._watched.pop(watched.response_id, None)
-        self._by_follower.pop(watched.follower, None)
+        watched.follower.on_ready = None
         if watched.request_id is not None:
             self._requests.discard(watched.request_id)
         self._gateway.release(watched.follower)
 
-    def _on_ready(self, follower: Follower) -> None:
-        watched = self._by_follower.get(follower)
-        if watched is not None:
-            self._enqueue(watched)
+    def _deliver(self, watched: _Watched) -> None:
+        wake, frames = self._wake, self._frames
+        if frames is not None and wake is not None and not wake.done() and frames.takes_frames:
+            span = watched.follower.poll_span()
+            if span is not None:
+                watched.timing.delivered(span, watched.accepted_at_ms)
+                frames.write_frame(watched.frame(span))
+                if not watched.follower.has_more:
+                    return
+        self._enqueue(watched)
 
     def _enqueue(self, watched: _Watched) -> None:
         if not watched.queued:
@@ -373,9 +400,9 @@ class Socket:
                     watched.timing.delivered(event, watched.accepted_at_ms)
                     if watched.follower.viewer is not None:
                         # The hub notices when it stalls: a token's way must not pay for a timer.
-                        await send({"type": "websocket.send", "text": watched.delta(event)})
+                        await send({"type": "websocket.send", "text": watched.delta(event).decode()})
                     else:
-                        await self._send_in_time(watched.delta(event))
+                        await self._send_in_time(watched.delta(event).decode())
                 elif event is not None:
                     self._handle(watched, event)
                 if watched.follower.has_more and watched.response_id in self._watched:
@@ -471,4 +498,5 @@ class StreamEndpoint:
             await send({"type": "websocket.close", "code": CLOSINGS[reason].websocket_code, "reason": reason.value})
             return
         api_key = api_key_of(headers) or _offered_key(offered)
-        await Socket(self._gateway, receive, send, traceparent_of(headers)).run(api_key)
+        frames = scope.get("extensions", {}).get(FRAMES)
+        await Socket(self._gateway, receive, send, traceparent_of(headers), frames).run(api_key)

@@ -35,13 +35,14 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         if self.response.status_code == 101:
             self.scope["extensions"][FRAMES] = self  # type: ignore[assignment]
 
-    def write_frame(self, frame: bytes) -> bool:
-        """Hands one whole frame to the transport. False when the connection is closing, or its buffer is full: then use
-        ASGI's `send`, which waits or raises."""
-        if self.close_sent or self.disconnected or not self.writable.is_set():
-            return False
+    @property
+    def takes_frames(self) -> bool:
+        """False when the connection is closing or its buffer is full: use ASGI's `send`, which raises or waits."""
+        return not (self.close_sent or self.disconnected) and self.writable.is_set()
+
+    def write_frame(self, frame: bytes) -> None:
+        """Hands one whole frame to the transport, beside what `send` writes; only while `takes_frames`."""
         self.transport.write(frame)
-        return True
 
     def data_received(self, data: bytes) -> None:
         if self._lingers:

@@ -62,7 +62,8 @@ class Reader:
         for _ in range(times):
             if self.terminal is not None or self.closed is not None:
                 return
-            match self.viewer.take(max_chars=16):
+            quick = self.viewer.take_span() if self.last % 2 else None
+            match quick or self.viewer.take(max_chars=16):
                 case None:
                     return
                 case Span() as span:
@@ -223,6 +224,35 @@ def test_a_viewer_is_woken_once_until_it_has_taken_everything() -> None:
     assert len(woken) == 1, "later tokens wait for wake_viewers, so that they can join"
     watched.wake_viewers()
     assert len(woken) == 2
+
+
+def test_a_span_is_taken_alone_only_where_nothing_else_comes_first() -> None:
+    watched = hub()
+    watched.open(R, 0, ACME, "continue", 0)
+    viewer = viewer_of(watched)
+    assert viewer.take_span() is None
+    watched.apply_started(started(R, ACME), 0, 0)
+    watched.apply_release(release(R, ACME, 1, ["a"]), 0, 0)
+    assert viewer.take_span() is None
+    assert isinstance(viewer.take(), Started)
+    span = viewer.take_span()
+    assert span is not None
+    assert (span.text, viewer.ready, viewer.delivered_tokens) == ("a", False, 1)
+    watched.apply_release(release(R, ACME, 2, ["b"]), 0, 0)
+    watched.apply_release(release(R, ACME, 3, ["c"]), 0, 0)
+    joined = viewer.take_span()
+    assert joined is not None
+    assert joined.text == "bc"
+    watched.apply_release(release(R, ACME, 4, ["d"]), 0, 0)
+    watched.apply_terminal(terminal(R, ACME, 5), 0, 0)
+    last = viewer.take_span()
+    assert last is not None
+    assert (last.text, viewer.ready) == ("d", True)
+    assert viewer.take_span() is None
+    assert isinstance(viewer.take(), Terminal)
+    other = watched.attach(R, 0, ACME, 3, lambda _: None, 0)
+    other.close(CloseReason.SLOW_VIEWER)
+    assert other.take_span() is None
 
 
 def test_only_the_first_terminal_counts() -> None:

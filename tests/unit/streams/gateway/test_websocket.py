@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 
 from schemas.endings import EndingCode
 from schemas.websocket import SERVER_MESSAGE, Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
 from streams.gateway import websocket as edge
+from streams.gateway.spans import Span
 from streams.gateway.websocket import origin_allowed
+from streams.gateway.ws_protocol import text_frame
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 
 HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
@@ -85,6 +88,43 @@ async def test_one_socket_carries_many_responses_at_once(stack: Stack) -> None:
             elif isinstance(message, TerminalMessage):
                 ended.add(message.response_id)
     assert texts == {r.response_id: "".join(f"{r.response_id[-4:]}{n} " for n in range(1, 6)) for r in requests}
+
+
+async def test_who_watches_the_same_response_sees_the_same_deltas_made_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    delta = edge._Watched.delta
+
+    def count(watched: edge._Watched, span: Span) -> bytes:
+        made.append(span.sequence_number)
+        return delta(watched, span)
+
+    monkeypatch.setattr(edge._Watched, "delta", count)
+    async with dial(stack) as one, dial(stack) as two:
+        await say(one, type="request", request_id="r1", body=HELLO)
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["a "])
+        assert isinstance(await hear(one), Accepted)
+        assert isinstance(await hear(one), StartedMessage)
+        assert (await hear(one)).text == "a "
+        await say(two, type="resume", response_id=request.response_id, starting_after=1)
+        await until(lambda: stack.runtime.hub.viewers == 2, "both watch")
+        made.clear()
+        for number in range(2, 30):
+            stack.pipeline.release(request, number, ["word "])
+            assert (await hear(one)) == (await hear(two))
+        assert made == list(range(2, 30))
+        stack.pipeline.end(request, 30)
+        assert isinstance(await hear(one), TerminalMessage)
+        assert isinstance(await hear(two), TerminalMessage)
+
+
+@pytest.mark.parametrize("length", [0, 1, 125, 126, 65_535, 65_536, 100_000])
+def test_a_frame_made_beforehand_is_the_one_that_the_library_would_make(length: int) -> None:
+    payload = b"x" * length
+    assert text_frame(payload) == Frame(Opcode.TEXT, payload).serialize(mask=False)
 
 
 async def test_a_refusal_is_a_terminal_with_code_advice_and_error(stack: Stack) -> None:
