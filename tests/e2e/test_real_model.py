@@ -24,6 +24,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(tmp_path_factory.mktemp("real"), Options(free_ports=True), seed=13) as stack:
         stack.wait_ready()
         yield stack
+        stack.stop(kill=True)  # the shared stack of tests/e2e is stopped in order; here that only takes time
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         prepare(stack)
         stack.wait_ready()
         yield stack
+        stack.stop(kill=True)  # the shared stack of tests/e2e is stopped in order; here that only takes time
 
 
 CHATS = {
