@@ -110,34 +110,36 @@ class Publication:
             reserved_tokens=admission.reserved_tokens,
             output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
         )
-        # 1. The promise of an ending. A crash after it: the redelivered request opens the response again, in the same
-        #    partition; post-safety takes the first and ends it at its deadline even if nothing follows.
-        opening = self.publisher.publish(
-            self.topics.generated.name,
-            opened.encode(),
-            key=admission.response_id,
-            partition=decision.generated_partition,
-        )
-        if admission.verdict is None:
-            opened_offset = await opening
-        else:
-            # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
-            opened_offset, _ = await asyncio.gather(opening, self._verdict(admission))
-        # 2. The work. A crash after it, before the event's acknowledgement: the redelivered request puts it into the
-        #    same partition again; the worker that claims the second copy finds the claim or the terminal of the first.
-        work = AdmittedRequest(
-            **common,
-            prompt_token_ids=admission.prompt_token_ids,
-            sampling=request.sampling,
-            generated_partition=decision.generated_partition,
-            opened_offset=opened_offset,
-        )
-        await self.publisher.publish(
-            self.topics.lane(decision.pool, decision.lane).name,
-            work.encode(),
-            key=admission.response_id,
-            partition=decision.lane_partition,
-        )
+        # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
+        noting = asyncio.create_task(self._verdict(admission)) if admission.verdict is not None else None
+        try:
+            # 1. The promise of an ending. A crash after it: the redelivered request opens the response again, in the
+            #    same partition; post-safety takes the first and ends it at its deadline even if nothing follows.
+            opened_offset = await self.publisher.publish(
+                self.topics.generated.name,
+                opened.encode(),
+                key=admission.response_id,
+                partition=decision.generated_partition,
+            )
+            # 2. The work. A crash after it, before the event's acknowledgement: the redelivered request puts it into
+            #    the same partition again; the worker that claims the second copy finds the claim or the terminal of
+            #    the first.
+            work = AdmittedRequest(
+                **common,
+                prompt_token_ids=admission.prompt_token_ids,
+                sampling=request.sampling,
+                generated_partition=decision.generated_partition,
+                opened_offset=opened_offset,
+            )
+            await self.publisher.publish(
+                self.topics.lane(decision.pool, decision.lane).name,
+                work.encode(),
+                key=admission.response_id,
+                partition=decision.lane_partition,
+            )
+        finally:
+            if noting is not None:
+                await noting
         # 3. The caller acknowledges the event.
 
     async def _output_policy(self, tenant_id: str, now_ms: int) -> str:

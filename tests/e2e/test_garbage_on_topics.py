@@ -28,6 +28,7 @@ def readers(stack: Stack) -> dict[str, tuple[str, ...]]:
     return {
         topics.requests.name: ("validation",),
         topics.intake_batch.name: ("intake",),
+        topics.jobs("default").name: ("jobs",),
         **{topics.lane("default", lane).name: ("worker",) for lane in Lane},
         topics.generated.name: ("post-safety",),
         topics.responses.name: ("gateway",),
@@ -119,7 +120,7 @@ def test_compressed_garbage_does_not_stop_admission(stack: Stack) -> None:
     """Whatever codec an outsider chooses, the records after it are read."""
     topics = stack.plan.settings.topics
     for compression in ("gzip", "snappy", "lz4", "zstd"):
-        for topic in (topics.requests, topics.intake_batch):
+        for topic in (topics.requests, topics.intake_batch, topics.jobs("default")):
             for partition in range(topic.partitions):
                 put(stack, topic.name, b"garbage", key="outsider", partition=partition, compression=compression)
     custom_id = "after-compressed-garbage"

@@ -1,5 +1,6 @@
 """What is written in which order, and what redelivery after a crash at each step makes of it."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -84,7 +85,7 @@ async def test_a_request_that_has_ended_and_is_settled_leaves_no_trace_when_it_c
 async def test_a_short_failure_of_the_quota_store_is_not_noticed(world: World) -> None:
     world.quota.failures = 2
     await world.pipeline.handle_request(world.record(world.request()))
-    assert world.log.kinds == ["generated", "verdicts", "inference.default.standard"]
+    assert world.log.kinds == ["generated", "inference.default.standard", "verdicts"]
 
 
 def silent_while_waiting(world: World) -> tuple[Pipeline, list[float]]:
@@ -103,7 +104,7 @@ async def test_a_quota_store_that_stays_away_is_waited_for_in_silence(world: Wor
     pipeline, excused_s = silent_while_waiting(world)
     world.quota.failures = 40
     await pipeline.handle_request(world.record(world.request()))
-    assert world.log.kinds == ["generated", "verdicts", "inference.default.standard"]
+    assert world.log.kinds == ["generated", "inference.default.standard", "verdicts"]
     assert not world.log.endings
     assert len(excused_s) == 40, "the watchdog knows"
 
@@ -186,12 +187,33 @@ async def test_a_defect_in_a_stage_kills_one_request_and_tells_its_client(world:
     assert [ending.code for ending in world.log.endings] == [EndingCode.UNAVAILABLE]
 
 
+async def test_a_worker_does_not_wait_for_the_verdict_and_the_acknowledgement_does(world: World) -> None:
+    arrived = asyncio.Event()
+    publish = world.log.publish
+
+    async def slow_verdicts(topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
+        if topic == world.topics.verdicts.name:
+            await arrived.wait()
+        return await publish(topic, value, key=key, partition=partition)
+
+    world.log.publish = slow_verdicts  # type: ignore[method-assign]
+    handling = asyncio.create_task(world.pipeline.handle_request(world.record(world.request())))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.log.kinds == ["generated", "inference.default.standard"]
+    assert not handling.done()
+    arrived.set()
+    await handling
+    assert world.log.kinds[-1] == "verdicts"
+
+
 async def test_a_request_that_is_too_large_for_its_lane_is_refused_beside_its_opened(world: World) -> None:
     record = world.record(world.request("word " * 80))
     roomy = World()
     roomy.beat()
     await roomy.pipeline.handle_request(record)
-    world.log.max_bytes = len(roomy.log.records[-1].value or b"") - 1
+    [(work, _)] = roomy.log.of(AdmittedRequest, "local.inference.default.standard")
+    world.log.max_bytes = len(work.value or b"") - 1
     for _ in range(2):
         await world.pipeline.handle_request(record)
     assert {(e.code, e.param) for e in world.log.endings} == {(EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages")}

@@ -43,7 +43,7 @@ async def test_a_good_request_is_opened_then_put_into_its_lane(world: World) -> 
     await world.pipeline.handle_request(world.record(request))
     [(place, opened)] = world.log.of(Opened, "local.generated")
     [(lane_place, work)] = world.log.of(AdmittedRequest, "local.inference.default.standard")
-    assert world.log.kinds == ["generated", "verdicts", "inference.default.standard"]
+    assert world.log.kinds == ["generated", "inference.default.standard", "verdicts"]
     assert (place.partition, lane_place.partition) == (5, 2)
     assert (work.generated_partition, work.opened_offset) == (5, place.offset)
     assert work.prompt_token_ids == [0, 0, 0, 4, 2, 9, 4]
