@@ -24,13 +24,12 @@ from streams.directory import Model, Pool
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.ids import mint_attempt_id
-from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer
 from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog
 
-LANES_FETCH_WAIT_MS = 100
 _log = structlog.get_logger()
 
 
@@ -101,11 +100,11 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         )
         producer = ProducerThread(KafkaProducer(settings.kafka, client_id))
         stack.push_async_callback(producer.close, FLUSH_S)
-        control = ConsumerThread(KafkaConsumer(settings.kafka, None, f"{client_id}-control"))
+        control = ConsumerThread(
+            KafkaConsumer(settings.kafka, None, f"{client_id}-control", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
+        )
         stack.push_async_callback(control.close)
-        # Lanes are paused and resumed under load: a resumed one must not wait long behind a fetch of the others.
-        group = f"{settings.region}.workers.{pool.name}"
-        lanes = ConsumerThread(KafkaConsumer(settings.kafka, group, client_id, fetch_wait_ms=LANES_FETCH_WAIT_MS))
+        lanes = ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id))
         stack.push_async_callback(lanes.close)
         metrics = WorkerMetrics()
         core = WorkerCore(config, mint_attempt_id, metrics)

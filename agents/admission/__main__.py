@@ -24,7 +24,7 @@ from agents.workers_reader import WorkersReader
 from streams.chat_tokenizer import ChatTokenizer
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import KafkaConsumer
+from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer
 from streams.log import LogConsumer, LogRecord
 from streams.observability import HealthServer
 from streams.settings import Settings, check_secret
@@ -83,7 +83,7 @@ def run(settings: Settings) -> int:
     quota = RedisQuota(redis_client(settings), settings.region)
 
     def independent_reader() -> LogConsumer:
-        return KafkaConsumer(settings.kafka, None, "admission-reader")
+        return KafkaConsumer(settings.kafka, None, "admission-reader", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
 
     recovery = Recovery(
         quota, directory, independent_reader, topics.generated.name, RECOVERY_TIMEOUT_S, now_ms,

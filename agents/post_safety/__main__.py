@@ -10,7 +10,7 @@ import structlog
 from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafetyProcess
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer
 from streams.settings import Settings
@@ -35,7 +35,7 @@ def run(settings: Settings) -> int:
         settings=settings.post_safety,
         directory=TomlTenantDirectory(settings.tenants_file),
         generated=KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", client_id),
-        control=KafkaConsumer(settings.kafka, None, f"{client_id}-control"),
+        control=KafkaConsumer(settings.kafka, None, f"{client_id}-control", fetch_wait_ms=QUIET_FETCH_WAIT_MS),
         policies=KafkaConsumer(settings.kafka, None, f"{client_id}-policies"),
         producer=KafkaProducer(settings.kafka, client_id),
         metrics=Metrics(),
