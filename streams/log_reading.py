@@ -28,8 +28,8 @@ def read_offsets(
 ) -> Iterator[LogRecord]:
     """The records at these offsets, each partition in log order; offsets that hold no record are passed over.
 
-    `consumer` is an independent reader, and is assigned these partitions. Blocks between records. Raises LogError:
-    what polling raises, and a retriable one at `deadline_s` (of `time.monotonic`).
+    `consumer` is an independent reader; it is assigned these partitions until all is read, and none afterwards. Blocks
+    between records. Raises LogError: what polling raises, and a retriable one at `deadline_s` (of `time.monotonic`).
     """
     behind = {partition: wanted.stop for partition, wanted in offsets.items() if wanted}
     if not behind:
@@ -50,3 +50,5 @@ def read_offsets(
         # Compaction, a transaction's marker or retention may have left no record at the last of the offsets.
         for partition in [partition for partition, end in behind.items() if consumer.end_reached(partition) >= end]:
             del behind[partition]
+    # Else it would go on fetching, and the next look-up would wait behind that.
+    consumer.assign({})

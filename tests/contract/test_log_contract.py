@@ -408,6 +408,7 @@ def test_a_stretch_is_read_to_what_was_its_end(log: Log) -> None:
     assert [r.offset for r in records if r.source == places[0]] == [2, 3, 4]
     assert [r.offset for r in records if r.source == places[1]] == [0, 1]
     assert len(records) == 5
+    assert reader.assignment() == []
     assert list(read_offsets(reader, {places[2]: range(0)}, time.monotonic())) == []
 
 
