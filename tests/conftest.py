@@ -1,5 +1,6 @@
 """Real servers for tests: one Kafka node and one redis-server per test run, started when first asked for."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -8,10 +9,24 @@ from pathlib import Path
 
 import pytest
 import redis
+import structlog
 
 from deploy.kafka_broker import fetch_jars, has_jars
 from streams.settings import KafkaSettings
 from tests.servers import free_ports, new_kafka_node, running, server, until
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Undoes what a test configures: the standard output that pytest lends it is closed after it."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
+        root.setLevel(level)
+        root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
