@@ -82,6 +82,8 @@ class Watchdog:
         self._owned = owned
         self._excuses = excuses
         self._detector = StallDetector(stall_s)
+        # Every look asks the broker twice per partition.
+        self._every_s = max(POLL_S, stall_s / 10)
         self._on_stall = on_stall
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -96,7 +98,7 @@ class Watchdog:
     def _run(self) -> None:
         consumer = self._new_consumer()
         try:
-            while not self._stopping.wait(POLL_S):
+            while not self._stopping.wait(self._every_s):
                 try:
                     progress = self._progress(consumer)
                 except LogError as error:

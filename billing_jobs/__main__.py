@@ -20,7 +20,7 @@ from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.kafka_log import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer
 from streams.settings import Settings, SettingsError, check_secret
@@ -64,7 +64,9 @@ def open_price_book(store: ClickHouseStore, settings: Settings) -> PriceBook:
 
 def make_sink(settings: Settings, store: ClickHouseStore, book: PriceBook, metrics: BillingMetrics) -> Sink:
     return Sink(
-        consumer=KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", "billing"),
+        consumer=KafkaConsumer(
+            settings.kafka, f"{settings.region}.{GROUP}", "billing", fetch_min_bytes=UNHURRIED_FETCH_BYTES
+        ),
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
         book=book,

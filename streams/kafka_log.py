@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 QUIET_FETCH_WAIT_MS = 500
 """For a reader that follows a quiet topic and looks nothing up meanwhile: it costs an idle broker a fifth."""
+UNHURRIED_FETCH_BYTES = 65_536
+"""For a reader whose records may wait for `fetch_wait_ms`: a fetch for each costs the broker more than the record."""
 _CALL_TIMEOUT_S = 10.0
 _SEEK_TIMEOUT_S = 5.0
 _COMMIT_TIMEOUT_S = 5.0
@@ -214,7 +216,8 @@ class KafkaConsumer:
     """A member of `group`, or with `group` None an independent reader that can only `assign`.
 
     `reset` is where a partition without a commit starts. With `instance_id` the member is static: it may come back
-    within the session timeout without a rebalance, and `close` does not give its partitions away.
+    within the session timeout without a rebalance, and `close` does not give its partitions away. A record waits up to
+    `fetch_wait_ms` at the broker until `fetch_min_bytes` are there.
     """
 
     def __init__(
@@ -227,6 +230,7 @@ class KafkaConsumer:
         strategy: Literal["cooperative-sticky", "range"] = "cooperative-sticky",
         reset: Literal["earliest", "latest"] = "earliest",
         fetch_wait_ms: int = 100,
+        fetch_min_bytes: int = 1,
     ) -> None:
         self._group = group
         self._cooperative = strategy == "cooperative-sticky"
@@ -259,8 +263,9 @@ class KafkaConsumer:
             "enable.partition.eof": group is None,
             # An empty queue is refilled at once; without this a fast reader idles (75k instead of 700k records/s).
             "fetch.queue.backoff.ms": 5,
-            # A record ends the wait at once (`fetch.min.bytes` is 1), but a broker answers a connection in order: a
-            # newly assigned or resumed partition, and every look-up, waits behind the fetch that is out.
+            "fetch.min.bytes": fetch_min_bytes,
+            # A broker answers a connection in order: a newly assigned or resumed partition, and every look-up, waits
+            # behind the fetch that is out.
             "fetch.wait.max.ms": fetch_wait_ms,
             "fetch.message.max.bytes": MAX_RECORD_BYTES,
             "queued.max.messages.kbytes": 32_768,

@@ -61,7 +61,7 @@ class GatewaySettings(_Section):
     history_retention_s: int = Field(default=3_600, ge=1)
     coalesce_ms: int = Field(default=20, ge=0, description="Under load only; a first token never waits.")
     reply_partitions: int = Field(
-        default=2, ge=1, description="Of those it owns, how many new responses go to: fewer make fuller records."
+        default=1, ge=1, description="Of those it owns, how many new responses go to: fewer make fuller records."
     )
 
 

@@ -13,7 +13,7 @@ from agents.quota import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.kafka_log import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
 from streams.log import LogConsumer, LogError
 from streams.observability import HealthServer
 from streams.settings import Settings
@@ -39,7 +39,9 @@ def run(settings: Settings) -> int:
     with asyncio.Runner() as loop:
         settlement = Settlement(
             topics=settings.topics,
-            consumer=KafkaConsumer(settings.kafka, f"{settings.region}.settlement", "settlement"),
+            consumer=KafkaConsumer(
+                settings.kafka, f"{settings.region}.settlement", "settlement", fetch_min_bytes=UNHURRIED_FETCH_BYTES
+            ),
             producer=KafkaProducer(settings.kafka, "settlement"),
             quota=RedisQuota(redis, settings.region),
             directory=TomlTenantDirectory(settings.tenants_file),

@@ -33,7 +33,8 @@ class KafkaClients:
         self._gateway_id = settings.gateway.gateway_id
 
     def producer(self) -> LogProducer:
-        return KafkaProducer(self._kafka, self._gateway_id)
+        # `requests` is kept uncompressed: the broker would undo it, record by record, before the first token.
+        return KafkaProducer(self._kafka, self._gateway_id, compression="none")
 
     def member(self) -> LogConsumer:
         return KafkaConsumer(self._kafka, self._group, self._gateway_id, instance_id=self._gateway_id)
