@@ -205,10 +205,13 @@ class _Work:
     next_sequence: int = 1
     cached_tokens: int = 0
     outcome: str = ""
+    # Of the request; looked at with every token, so kept at hand.
+    response_id: str = field(init=False)
+    partition: int = field(init=False)
 
-    @property
-    def response_id(self) -> str:
-        return self.request.response_id
+    def __post_init__(self) -> None:
+        self.response_id = self.request.response_id
+        self.partition = self.request.generated_partition
 
 
 class WorkerCore:
@@ -552,13 +555,12 @@ class WorkerCore:
             if delta.error is not None:
                 failed.append((work, delta))
                 continue
-            partition = work.request.generated_partition
+            partition = work.partition
             columns = frames.get(partition)
             if columns is None:
                 columns = frames[partition] = FrameColumns()
-            columns.add(work.scope, work.request.response_id, work.next_sequence, delta)
-            count = len(delta.token_ids)
-            if count:
+            columns.add(work.scope, work.response_id, work.next_sequence, delta)
+            if count := len(delta.token_ids):
                 tokens += count
                 work.next_sequence += count
                 work.last_token_at_ms = now_ms

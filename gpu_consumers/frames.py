@@ -2,7 +2,7 @@
 
 from gpu_consumers.engine import EngineDelta
 from schemas.base import Scope
-from schemas.generated import FinishReason, Frame, Kind
+from schemas.generated import Frame, Kind
 
 MAX_FRAME_ROWS = 1_024
 """More rows make another record: 1,024 rows stay far below the topic's largest message."""
@@ -16,18 +16,15 @@ class FrameColumns:
         self._scope_index: dict[int, int] = {}
         self._scope: list[int] = []
         self._response_id: list[str] = []
-        self.attempt_ids: list[str] = []
-        self._choice: list[int] = []
         self._first_sequence: list[int] = []
-        self._token_ids: list[list[int]] = []
-        self._text: list[str] = []
-        self._text_ends: list[list[int]] = []
-        self._logprobs: list[list[float] | None] = []
-        self._finish: list[FinishReason] = []
-        self._cached_tokens: list[int] = []
+        self._deltas: list[EngineDelta] = []
 
     def __len__(self) -> int:
-        return len(self._response_id)
+        return len(self._deltas)
+
+    @property
+    def attempt_ids(self) -> list[str]:
+        return [delta.request_id for delta in self._deltas]
 
     def add(self, scope: Scope, response_id: str, first_sequence: int, delta: EngineDelta) -> None:
         index = self._scope_index.get(id(scope))
@@ -36,19 +33,13 @@ class FrameColumns:
             self._scopes.append(scope)
         self._scope.append(index)
         self._response_id.append(response_id)
-        self.attempt_ids.append(delta.request_id)
-        self._choice.append(delta.choice)
         self._first_sequence.append(first_sequence)
-        self._token_ids.append(delta.token_ids)
-        self._text.append(delta.text)
-        self._text_ends.append(delta.text_ends)
-        self._logprobs.append(delta.logprobs)
-        self._finish.append(delta.finish)
-        self._cached_tokens.append(delta.cached_tokens)
+        self._deltas.append(delta)
 
     def encode(self, worker_id: str, emitted_at_us: int) -> bytes:
         """A `Frame`. Validation is left to its readers: on this path it would cost more than everything else."""
-        kind: list[Kind] = ["content"] * len(self)
+        deltas = self._deltas
+        kind: list[Kind] = ["content"] * len(deltas)
         return Frame.model_construct(
             worker_id=worker_id,
             emitted_at_us=emitted_at_us,
@@ -56,13 +47,13 @@ class FrameColumns:
             scope=self._scope,
             response_id=self._response_id,
             attempt_id=self.attempt_ids,
-            choice=self._choice,
+            choice=[delta.choice for delta in deltas],
             first_sequence=self._first_sequence,
             kind=kind,
-            token_ids=self._token_ids,
-            text=self._text,
-            text_ends=self._text_ends,
-            logprobs=self._logprobs,
-            finish=self._finish,
-            cached_tokens=self._cached_tokens,
+            token_ids=[delta.token_ids for delta in deltas],
+            text=[delta.text for delta in deltas],
+            text_ends=[delta.text_ends for delta in deltas],
+            logprobs=[delta.logprobs for delta in deltas],
+            finish=[delta.finish for delta in deltas],
+            cached_tokens=[delta.cached_tokens for delta in deltas],
         ).encode()

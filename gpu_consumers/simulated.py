@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
 from time import monotonic
-from typing import Final
+from typing import Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -85,12 +85,22 @@ _SENTENCES: Final = (
 _PIECE = re.compile(r"\s*[A-Za-z0-9']+|\s*[!-/:-@\[-`{-~]+|\s+", re.ASCII)
 
 
+_TokenColumns: TypeAlias = tuple[list[int], str, list[int]]
+"""What a delta of one token holds: its id, its text, and where the text ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Passage:
     """Tokens with the text that each adds; a token inside a character adds none."""
 
     token_ids: list[int]
     texts: list[str]
+    tokens: list[_TokenColumns] = field(init=False)
+    """Made once, and shared by all requests that tell the passage."""
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.token_ids, self.texts, strict=True)
+        object.__setattr__(self, "tokens", [([token_id], text, [len(text)]) for token_id, text in pairs])
 
 
 class Vocabulary:
@@ -271,6 +281,13 @@ class _Running:
     # Only for requests with stop strings.
     stop: list[str] = field(default_factory=list)
     held_text: str = ""
+    # Looked at with every token, so kept at hand.
+    id: str = field(init=False)
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = self.request.request_id
+        self.is_plain = self.rules is None and not self.stop and not self.request.sampling.stop_token_ids
 
 
 class SimulatedCore:
@@ -479,31 +496,14 @@ class SimulatedCore:
         finish: FinishReason = ""
         if produced >= running.target_tokens:
             finish = running.finish_at_target
-        request = running.request
-        sampling = request.sampling
-        if finish == "stop":
-            token_id, text = EOS_TOKEN_ID, "" if sampling.skip_special_tokens else _EOS_TEXT
-        elif running.rules is None:
-            token_id, text = self._next_token(running)
+        if running.is_plain and finish != "stop":
+            token_ids, text, text_ends = self._next_token(running)
         else:
-            token_id, text = self._next_permitted(running, running.rules)
-            ends = token_id == EOS_TOKEN_ID or (produced >= sampling.min_tokens and running.rules.repeats_itself())
-            finish = "stop" if ends else finish
-        if token_id in sampling.stop_token_ids and produced > sampling.min_tokens:
-            finish = "stop"
-        if finish == "stop" and not sampling.include_stop_str_in_output and (
-            token_id == EOS_TOKEN_ID or token_id in sampling.stop_token_ids
-        ):  # fmt: skip
-            text = ""
-        if running.stop:
-            text, finish = self._withhold(running, text, finish)
-        deltas.append(
-            EngineDelta(
-                request.request_id, 0, [token_id], text, [len(text)], None, finish, running.cached_tokens
-            )
-        )  # fmt: skip
+            token_id, text, finish = self._by_the_rules(running, finish)
+            token_ids, text_ends = [token_id], [len(text)]
+        deltas.append(EngineDelta(running.id, 0, token_ids, text, text_ends, None, finish, running.cached_tokens))
         if finish:
-            del self._requests[request.request_id]
+            del self._requests[running.id]
             self._drop(running)
             return
         due_s = running.due_s = running.due_s + self._inter_token_s
@@ -515,25 +515,48 @@ class SimulatedCore:
         else:
             batch.append(running)
 
-    def _next_token(self, running: _Running) -> tuple[int, str]:
+    def _next_token(self, running: _Running) -> _TokenColumns:
         position = running.position
         passage = running.passage
-        if position == len(passage.token_ids):
+        if position == len(passage.tokens):
             passage = running.passage = next(running.words)
             position = 0
         running.position = position + 1
-        return passage.token_ids[position], passage.texts[position]
+        return passage.tokens[position]
+
+    def _by_the_rules(self, running: _Running, finish: FinishReason) -> tuple[int, str, FinishReason]:
+        """The next token, its text and what it ends, for requests that limit their text, and for every last token."""
+        sampling = running.request.sampling
+        if finish == "stop":
+            token_id, text = EOS_TOKEN_ID, "" if sampling.skip_special_tokens else _EOS_TEXT
+        elif running.rules is None:
+            [token_id], text, _ = self._next_token(running)
+        else:
+            token_id, text = self._next_permitted(running, running.rules)
+            ends = token_id == EOS_TOKEN_ID or (
+                running.produced >= sampling.min_tokens and running.rules.repeats_itself()
+            )
+            finish = "stop" if ends else finish
+        if token_id in sampling.stop_token_ids and running.produced > sampling.min_tokens:
+            finish = "stop"
+        if finish == "stop" and not sampling.include_stop_str_in_output and (
+            token_id == EOS_TOKEN_ID or token_id in sampling.stop_token_ids
+        ):  # fmt: skip
+            text = ""
+        if running.stop:
+            text, finish = self._withhold(running, text, finish)
+        return token_id, text, finish
 
     def _next_permitted(self, running: _Running, rules: _Rules) -> tuple[int, str]:
         """The story without what the request forbids; ends it when nothing is left that may be said."""
         for _ in range(_MAX_LEFT_OUT):
-            token_id, text = self._next_token(running)
+            [token_id], text, _ = self._next_token(running)
             if rules.permits(token_id):
                 rules.tell(token_id)
                 return token_id, text
             while token_id < EOS_TOKEN_ID and not text:
                 # The rest of a character whose first bytes are not said.
-                token_id, text = self._next_token(running)
+                [token_id], text, _ = self._next_token(running)
         other = rules.any_permitted()
         if other is None or (other == EOS_TOKEN_ID and running.request.sampling.ignore_eos):
             return EOS_TOKEN_ID, ""
