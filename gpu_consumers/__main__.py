@@ -84,6 +84,8 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         healthy_buffer=worker.healthy_buffer,
         max_uncommitted_records=worker.max_uncommitted_records,
         max_uncommitted_bytes=worker.max_uncommitted_bytes,
+        coalesce_ms=worker.coalesce_ms,
+        coalesce_rows=worker.coalesce_rows,
     )
     timeout_s = settings.redis.timeout_ms / 1_000
     async with contextlib.AsyncExitStack() as stack:

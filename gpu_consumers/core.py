@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from gpu_consumers.claim import Claim
 from gpu_consumers.engine import EngineDelta, EngineRequest, EngineStats
-from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns
+from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
 from gpu_consumers.scheduler import Queued, Scheduler
 from gpu_consumers.takeover import Decision
 from schemas.base import Record, Scope
@@ -165,6 +165,8 @@ class CoreConfig:
     healthy_buffer: int
     max_uncommitted_records: int
     max_uncommitted_bytes: int
+    coalesce_ms: int = 0
+    coalesce_rows: int = 1
 
 
 class _Phase(Enum):
@@ -214,6 +216,10 @@ class _Work:
         self.partition = self.request.generated_partition
 
 
+_Frames = dict[tuple[int, int], FrameColumns]
+"""By partition, and by when the oldest token in it was generated, in microseconds."""
+
+
 class WorkerCore:
     """Not thread-safe. `mint_attempt_id` gives unique ids. Call `effects` after every event and carry them out."""
 
@@ -237,6 +243,7 @@ class WorkerCore:
         self._halts: OrderedDict[str, int] = OrderedDict()
         self._recent: OrderedDict[str, tuple[int, _Work]] = OrderedDict()
         self._effects: list[Effect] = []
+        self._held = HeldRows(config.coalesce_ms * 1_000, config.coalesce_rows)
         self._engine_ready = False
         self._draining = False
         self.generated_tokens = 0
@@ -375,6 +382,8 @@ class WorkerCore:
 
     def tick(self, now_ms: int) -> None:
         """Deadlines, retries and new starts. Call it after every other event, and at least every 100 ms."""
+        if self._held.overdue(now_ms * 1_000):
+            self._publish_held()
         while self._waiting and self._waiting[0][0] <= now_ms:
             retry_at_ms, response_id = heappop(self._waiting)
             work = self._works.get(response_id)
@@ -527,6 +536,7 @@ class WorkerCore:
 
     def engine_died(self, now_ms: int) -> None:
         """Every attempt in it is lost: retried while no token of it was published, else taken over and ended."""
+        self._publish_held()
         self._engine_ready = False
         for work in [work for work in self._works.values() if work.phase is _Phase.RUNNING]:
             if work.next_sequence == 1 and work.engine_retries >= MAX_ENGINE_RETRIES:
@@ -542,11 +552,16 @@ class WorkerCore:
                 self._enqueue(work, now_ms, front=True)
 
     def deltas(self, deltas: Sequence[EngineDelta], now_us: int) -> None:
-        """One engine step: one frame per partition, in the order of the deltas."""
+        """One engine step: one frame per partition, in the order of the deltas.
+
+        Under load, rows that neither begin nor end an answer may wait for the next step (`HeldRows`).
+        """
         now_ms = now_us // 1_000
-        frames: dict[int, FrameColumns] = {}
+        held = self._held
+        held_since_us = held.since_us if held else now_us
+        may_wait = held.may_wait(len(deltas), now_us)
+        frames: _Frames = {}
         failed: list[tuple[_Work, EngineDelta]] = []
-        finished: dict[int, list[str]] = {}
         tokens = 0
         for delta in deltas:
             work = self._by_attempt.get(delta.request_id)
@@ -555,27 +570,31 @@ class WorkerCore:
             if delta.error is not None:
                 failed.append((work, delta))
                 continue
-            partition = work.partition
-            columns = frames.get(partition)
-            if columns is None:
-                columns = frames[partition] = FrameColumns()
-            columns.add(work.scope, work.response_id, work.next_sequence, delta)
+            row, row_us = delta, now_us
+            if held and (earlier := held.pop(delta.request_id)) is not None:
+                if earlier.choice == delta.choice:
+                    row, row_us = joined(earlier, delta), held_since_us
+                else:
+                    self._add_row(frames, work, earlier, held_since_us)
             if count := len(delta.token_ids):
                 tokens += count
                 work.next_sequence += count
                 work.last_token_at_ms = now_ms
-                if not work.first_token_at_ms:
-                    work.first_token_at_ms = now_ms
-                    work.cached_tokens = delta.cached_tokens
-                    self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
+            is_first = count and not work.first_token_at_ms
+            if is_first:
+                work.first_token_at_ms = now_ms
+                work.cached_tokens = delta.cached_tokens
+                self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
+            if may_wait and not is_first and not delta.finish:
+                held.put(row, row_us)
+                continue
+            self._add_row(frames, work, row, row_us)
             if delta.finish:
-                finished.setdefault(partition, []).append(delta.request_id)
                 self._account(work, "completed", now_ms)
                 self._set_phase(work, _Phase.CLOSING)
-            if len(columns) >= MAX_FRAME_ROWS:
-                self._publish_frame(partition, frames.pop(partition), finished.pop(partition, []), now_us)
-        for partition, columns in frames.items():
-            self._publish_frame(partition, columns, finished.get(partition, []), now_us)
+        if not may_wait:
+            self._add_held(frames)
+        self._publish_frames(frames)
         if tokens:
             self.generated_tokens += tokens
             self._observer.tokens(tokens)
@@ -585,16 +604,38 @@ class WorkerCore:
             else:
                 self._end(work, EndingCode.ENGINE_FAILED, now_ms)
 
-    def _publish_frame(self, partition: int, columns: FrameColumns, finished: list[str], now_us: int) -> None:
-        self._effects.append(
-            Publish(
-                self.config.topics.generated.name,
-                partition,
-                self.config.worker_id,
-                columns.encode(self.config.worker_id, now_us),
-                FrameSent(frozenset(columns.attempt_ids), tuple(finished)),
+    def _add_row(self, frames: _Frames, work: _Work, row: EngineDelta, row_us: int) -> None:
+        """`row` holds the newest of the tokens that `work` has generated, from `row_us` on."""
+        columns = frames.get((work.partition, row_us))
+        if columns is None:
+            columns = frames[work.partition, row_us] = FrameColumns()
+        columns.add(work.scope, work.response_id, work.next_sequence - len(row.token_ids), row)
+        if len(columns) >= MAX_FRAME_ROWS:
+            self._publish_frames({(work.partition, row_us): frames.pop((work.partition, row_us))})
+
+    def _add_held(self, frames: _Frames) -> None:
+        since_us = self._held.since_us
+        for row in self._held.pop_all():
+            self._add_row(frames, self._by_attempt[row.request_id], row, since_us)
+
+    def _publish_held(self) -> None:
+        """Whatever may end, stop or replace an attempt comes behind the tokens that it has generated."""
+        if self._held:
+            frames: _Frames = {}
+            self._add_held(frames)
+            self._publish_frames(frames)
+
+    def _publish_frames(self, frames: _Frames) -> None:
+        for (partition, since_us), columns in frames.items():
+            self._effects.append(
+                Publish(
+                    self.config.topics.generated.name,
+                    partition,
+                    self.config.worker_id,
+                    columns.encode(self.config.worker_id, since_us),
+                    FrameSent(frozenset(columns.attempt_ids), tuple(columns.finished_ids)),
+                )
             )
-        )
 
     # Deliveries
 
@@ -653,6 +694,7 @@ class WorkerCore:
 
     def hand_over(self, now_ms: int) -> None:
         """Stops every attempt without an ending; whoever reads the lanes next takes over. The last call."""
+        self._publish_held()
         for work in list(self._works.values()):
             if work.phase in _ENGAGED:
                 self._stop(work, "handed_over")
@@ -761,6 +803,7 @@ class WorkerCore:
         """
         if work.phase is _Phase.CLOSING:
             return
+        self._publish_held()
         fenced = work.phase in (_Phase.RUNNING, _Phase.READING, _Phase.FENCING)
         self._stop(work, code.value)
         if not fenced:
@@ -788,6 +831,7 @@ class WorkerCore:
     def _stop(self, work: _Work, outcome: str) -> None:
         """Takes it out of the engine, if it is there; the caller decides what becomes of it."""
         if work.phase is _Phase.RUNNING:
+            self._held.pop(work.attempt_id)
             self._effects.append(Abort(work.attempt_id))
             self._account(work, outcome, work.last_token_at_ms or work.submitted_at_ms)
 

@@ -1,4 +1,4 @@
-"""Collects the rows of one engine step for one partition of `generated`."""
+"""Collects the rows of one engine step for one partition of `generated`, and joins steps while there are many rows."""
 
 from gpu_consumers.engine import EngineDelta
 from schemas.base import Scope
@@ -25,6 +25,11 @@ class FrameColumns:
     @property
     def attempt_ids(self) -> list[str]:
         return [delta.request_id for delta in self._deltas]
+
+    @property
+    def finished_ids(self) -> list[str]:
+        """The attempts that end here."""
+        return [delta.request_id for delta in self._deltas if delta.finish]
 
     def add(self, scope: Scope, response_id: str, first_sequence: int, delta: EngineDelta) -> None:
         index = self._scope_index.get(id(scope))
@@ -57,3 +62,60 @@ class FrameColumns:
             finish=[delta.finish for delta in deltas],
             cached_tokens=[delta.cached_tokens for delta in deltas],
         ).encode()
+
+
+def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
+    """Two deltas of one choice, in their order, as one; neither is changed."""
+    length = len(first.text)
+    logprobs = None
+    if first.logprobs is not None and then.logprobs is not None:
+        logprobs = first.logprobs + then.logprobs
+    return EngineDelta(
+        then.request_id,
+        then.choice,
+        first.token_ids + then.token_ids,
+        first.text + then.text,
+        first.text_ends + [length + end for end in then.text_ends],
+        logprobs,
+        then.finish,
+        first.cached_tokens,
+    )
+
+
+class HeldRows:
+    """Rows that wait to leave with those of the next steps: every row costs the same downstream, whatever it holds.
+
+    They wait only while steps have `min_rows` rows and more, and no longer than `hold_us` if steps keep their pace.
+    """
+
+    def __init__(self, hold_us: int, min_rows: int) -> None:
+        self._hold_us = hold_us
+        self._min_rows = min_rows
+        self._rows: dict[str, EngineDelta] = {}
+        self._last_step_us = 0
+        self.since_us = 0
+        """When the oldest of them was generated."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def may_wait(self, rows: int, now_us: int) -> bool:
+        """Whether the rows of this step, which has so many, may wait for the next one. Call it once for each step."""
+        step_us, self._last_step_us = now_us - self._last_step_us, now_us
+        age_us = now_us - self.since_us if self._rows else 0
+        return rows >= self._min_rows and age_us + step_us <= self._hold_us
+
+    def put(self, row: EngineDelta, now_us: int) -> None:
+        if not self._rows:
+            self.since_us = now_us
+        self._rows[row.request_id] = row
+
+    def pop(self, attempt_id: str) -> EngineDelta | None:
+        return self._rows.pop(attempt_id, None)
+
+    def pop_all(self) -> list[EngineDelta]:
+        rows, self._rows = list(self._rows.values()), {}
+        return rows
+
+    def overdue(self, now_us: int) -> bool:
+        return bool(self._rows) and now_us - self.since_us >= self._hold_us

@@ -76,7 +76,7 @@ class Ending(ScopedRecord):
 
 
 class Frame(Record):
-    """One engine step of one worker for one partition, as equally long columns; row i is one delta.
+    """One or more engine steps of one worker for one partition, as equally long columns; row i is one delta.
 
     A delta's tokens have the consecutive sequence numbers `first_sequence[i]`, `first_sequence[i] + 1`, …; numbers
     start at 1 and run over all choices of a response. `text_ends[i][k]` is the length of `text[i]` after token k, so a
@@ -86,7 +86,7 @@ class Frame(Record):
 
     type: Literal["frame"] = "frame"
     worker_id: Identifier
-    emitted_at_us: int = Field(ge=0, description="Unix time in microseconds at which the engine step was published.")
+    emitted_at_us: int = Field(ge=0, description="Unix time in microseconds of the oldest engine step in it.")
     scopes: list[Scope] = Field(description="Distinct scopes of the rows; `traceparent` is left to `opened`.")
     scope: list[int] = Field(description="Per row: index into `scopes`.")
     response_id: list[str]

@@ -91,6 +91,10 @@ class WorkerSettings(_Section):
     max_uncommitted_records: int = Field(default=10_000, ge=1)
     max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
     healthy_buffer: int = Field(default=8, ge=0, description="Requests beyond `max_running` that wait in the engine.")
+    coalesce_ms: int = Field(
+        default=30, ge=0, description="Steps that follow each other within it leave as one frame, under load only."
+    )
+    coalesce_rows: int = Field(default=128, ge=1, description="Load is a step with so many rows, or more.")
     drain_timeout_s: float = Field(default=30, gt=0)
     max_engine_restarts: int = Field(default=5, ge=0)
 

@@ -46,6 +46,8 @@ LEASE_MS = 4_000
 ENGINE = SimulatedEngineSettings(ttft_ms=20, prompt_token_us=0, inter_token_ms=20, step_ms=20, kv_blocks=1_000)
 SCOPE = Scope(tenant_id="acme", traceparent="00-trace")
 NOW_MS = 1_000_000
+COALESCE_MS = 50
+"""Every story is told with rows that wait: up to three steps of this engine, also of a single stream."""
 
 
 class Died(BaseException):
@@ -166,14 +168,14 @@ class Region:
 class Worker:
     """One incarnation: the core, an engine, and the shell's duties done one effect at a time."""
 
-    def __init__(self, region: Region, worker_id: str, *, max_running: int = 4) -> None:
+    def __init__(self, region: Region, worker_id: str, *, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
         self.region = region
         self.incarnation = f"{worker_id}/{next(region.ids)}"
         self.core = WorkerCore(
             CoreConfig(
                 worker_id=worker_id, pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
                 lease_ms=LEASE_MS, max_running=max_running, healthy_buffer=0, max_uncommitted_records=100,
-                max_uncommitted_bytes=10**6,
+                max_uncommitted_bytes=10**6, coalesce_ms=coalesce_ms, coalesce_rows=1,
             ),
             lambda: f"att_{next(region.ids)}",
         )  # fmt: skip
@@ -291,16 +293,19 @@ class Worker:
 
 
 class Fleet:
-    def __init__(self, *names: str, max_running: int = 4) -> None:
+    def __init__(self, *names: str, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
         self.region = Region()
         self.max_running = max_running
+        self.coalesce_ms = coalesce_ms
         self.workers: dict[str, Worker] = {}
         self.all: list[Worker] = []
         for name in names:
             self.start(name)
 
     def start(self, name: str) -> Worker:
-        worker = self.workers[name] = Worker(self.region, name, max_running=self.max_running)
+        worker = self.workers[name] = Worker(
+            self.region, name, max_running=self.max_running, coalesce_ms=self.coalesce_ms
+        )
         self.all.append(worker)
         return worker
 
@@ -354,8 +359,33 @@ def test_a_request_is_answered_in_full_and_its_offset_committed() -> None:
     assert (compute.outcome, compute.generated_tokens, compute.prompt_tokens) == ("completed", 12, 4)
 
 
+def test_under_load_steps_leave_together_but_a_first_and_a_last_token_at_once() -> None:
+    fleet = Fleet("a")
+    fleet.region.request(max_tokens=12)
+    fleet.settle()
+    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    assert [[len(tokens) for tokens in frame.token_ids] for frame in frames] == [[1], [3], [3], [3], [2]]
+    assert [frame.first_sequence for frame in frames] == [[1], [2], [5], [8], [11]]
+    assert [frame.finish for frame in frames] == [[""], [""], [""], [""], ["length"]]
+    # A frame is as old as its oldest token: waiting counts as latency.
+    ages_us = [later.emitted_at_us - frames[0].emitted_at_us for later in frames]
+    assert ages_us == [0, 20_000, 80_000, 140_000, 200_000]
+
+
+def test_what_ends_an_answer_comes_behind_the_tokens_that_waited() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=100)
+    while len(fleet.region.answer_of(response_id)) < 4:
+        fleet.run(20)
+    fleet.run(20)
+    fleet.region.cancel(response_id)
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.CANCELLED
+    assert len(fleet.region.answer_of(response_id)) > 4
+
+
 def test_one_step_makes_one_record_per_partition_and_scopes_are_shared_without_trace() -> None:
-    fleet = Fleet("a", max_running=8)
+    fleet = Fleet("a", max_running=8, coalesce_ms=0)
     for _ in range(8):
         fleet.region.request(max_tokens=10)
     fleet.settle()
