@@ -611,7 +611,8 @@ class WorkerCore:
             columns = frames[work.partition, row_us] = FrameColumns()
         columns.add(work.scope, work.response_id, work.next_sequence - len(row.token_ids), row)
         if len(columns) >= MAX_FRAME_ROWS:
-            self._publish_frames({(work.partition, row_us): frames.pop((work.partition, row_us))})
+            self._publish_frames(frames)
+            frames.clear()
 
     def _add_held(self, frames: _Frames) -> None:
         since_us = self._held.since_us
@@ -626,7 +627,9 @@ class WorkerCore:
             self._publish_frames(frames)
 
     def _publish_frames(self, frames: _Frames) -> None:
-        for (partition, since_us), columns in frames.items():
+        # The oldest first: an engine that was late gives several deltas of a request at once, and the first of them
+        # may have joined a row that waited.
+        for (partition, since_us), columns in sorted(frames.items(), key=lambda item: item[0][1]):
             self._effects.append(
                 Publish(
                     self.config.topics.generated.name,

@@ -182,6 +182,7 @@ class Worker:
         self.engine: SimulatedCore | None = None
         self.dies_after: int | None = None
         self.kill_engine = False
+        self.late_rounds = 0
         self.producer = region.log.producer(f"{worker_id}-producer")
         self.lanes: MemoryConsumer = region.log.consumer("workers.pool", worker_id)
         self.control = region.log.consumer(None, f"{worker_id}-control", reset="earliest")
@@ -228,7 +229,10 @@ class Worker:
             if self.kill_engine:
                 self.kill_engine = False
                 raise EngineDied("scripted")
-            core.deltas(self.engine.step(now_ms / 1_000), now_ms * 1_000)
+            if self.late_rounds:
+                self.late_rounds -= 1
+            else:
+                core.deltas(self.engine.step(now_ms / 1_000), now_ms * 1_000)
         except EngineDied:
             self.engine = None
             core.engine_died(now_ms)
@@ -324,6 +328,11 @@ class Fleet:
                     self.crash(name)
             self.region.judge()
 
+    def run_until_told(self, response_id: str, tokens: int) -> None:
+        while len(self.region.tokens.get(response_id, ())) < tokens:
+            self.run(20)
+            self.region.judge()
+
     def settle(self, names: str = "", limit_ms: int = 120_000) -> None:
         """Runs until every response has ended, starting `names` again when they die."""
         spent = 0
@@ -375,13 +384,24 @@ def test_under_load_steps_leave_together_but_a_first_and_a_last_token_at_once() 
 def test_what_ends_an_answer_comes_behind_the_tokens_that_waited() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=100)
-    while len(fleet.region.answer_of(response_id)) < 4:
-        fleet.run(20)
+    fleet.run_until_told(response_id, tokens=4)
     fleet.run(20)
     fleet.region.cancel(response_id)
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.CANCELLED
-    assert len(fleet.region.answer_of(response_id)) > 4
+    assert len(fleet.region.tokens[response_id]) > 4
+
+
+def test_a_late_engine_gives_several_steps_at_once_and_their_order_stays() -> None:
+    fleet = Fleet("a")
+    early = fleet.region.request(max_tokens=30)
+    fleet.run_until_told(early, tokens=4)
+    fleet.run(20)  # rows wait now
+    late = [fleet.region.request(max_tokens=30) for _ in range(3)]
+    fleet.workers["a"].late_rounds = 2
+    fleet.settle()
+    check(fleet.region)
+    assert all(fleet.region.terminal(each) is EndingCode.COMPLETED for each in (early, *late))
 
 
 def test_one_step_makes_one_record_per_partition_and_scopes_are_shared_without_trace() -> None:
@@ -685,6 +705,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("rebalance"), st.just(0), st.just(0)),
     st.tuples(st.just("lost"), st.sampled_from("ab"), st.just(0)),
     st.tuples(st.just("engine_dies"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("engine_is_late"), st.sampled_from("ab"), st.integers(1, 4)),
     st.tuples(st.just("undelivered"), st.sampled_from("ab"), st.integers(1, 6)),
     st.tuples(st.just("duplicate"), st.sampled_from("ab"), st.integers(1, 6)),
     st.tuples(st.just("claims_down"), st.just(0), st.just(0)),
@@ -728,6 +749,8 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             worker.lanes.drop()
         elif what == "engine_dies":
             worker.kill_engine = True
+        elif what == "engine_is_late":
+            worker.late_rounds = size
         else:
             client_id = f"{which}-producer"
             at = region.log._seen.get(client_id, 0) + size
