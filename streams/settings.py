@@ -57,7 +57,7 @@ class GatewaySettings(_Section):
     max_open_responses: int = Field(default=20_000, ge=1)
     viewer_queue_bytes: int = Field(default=262_144, ge=4_096)
     viewer_stall_ms: int = Field(default=10_000, ge=100)
-    history_flush_ms: int = Field(default=250, ge=1)
+    history_flush_ms: int = Field(default=500, ge=1, description="Every append costs as much as many tokens.")
     history_retention_s: int = Field(default=3_600, ge=1)
     coalesce_ms: int = Field(default=20, ge=0, description="Under load only; a first token never waits.")
     reply_partitions: int = Field(

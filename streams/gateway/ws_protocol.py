@@ -71,6 +71,8 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(QUIET_S, self._close_when_quiet, deadline_s)
 
     def _close_when_quiet(self, deadline_s: float) -> None:
+        if self.transport.is_closing():
+            return
         if self.loop.time() >= deadline_s:
             self.transport.abort()
         elif self._was_read or self.transport.get_write_buffer_size():
