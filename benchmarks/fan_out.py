@@ -6,6 +6,7 @@ answer ended. The clients run on the same cores; their CPU is reported apart.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Mapping
 from time import monotonic, process_time
 
@@ -104,7 +105,9 @@ def run(*, short: bool, seed: int) -> Report:
     report.add("worker to client p50", percentile(meter.ages_ms, 0.5), "ms")
     report.add("worker to client p99", percentile(meter.ages_ms, 0.99), "ms", 60)
     report.add("largest gap in any stream", meter.largest_gap_s, "s", 1)
-    report.add("answers with an error", sum(1 for answer in load.answers if answer.error), "answers", 0)
+    errors = Counter(answer.error for answer in load.answers if answer.error)
+    report.add("answers with an error", errors.total(), "answers", 0)
+    report.notes += [f"{count} answers: {error[:200]}" for error, count in errors.most_common(3)]
     first, last = load.samples[0], load.samples[-1]
     for name in first:
         cpu_us = (last[name].cpu_s - first[name].cpu_s) * 1e6 / max(1, meter.tokens)
