@@ -26,16 +26,23 @@ def world() -> World:
     return world
 
 
-@pytest.mark.parametrize("writes_before_the_crash", [0, 1, 2, 3])
-async def test_a_redelivered_request_goes_where_it_went_before(world: World, writes_before_the_crash: int) -> None:
-    world.log.fail_after = writes_before_the_crash
-    record = world.record(world.request())
-    if writes_before_the_crash < 3:
-        with pytest.raises(PublishFailed):
-            await world.pipeline.handle_request(record)
-    else:
+async def crash_after(world: World, record: LogRecord, writes: int) -> None:
+    """A delivery that writes so many records and dies; the log takes more again afterwards."""
+    world.log.fail_after = writes
+    with pytest.raises(PublishFailed):
         await world.pipeline.handle_request(record)
     world.log.fail_after = None
+
+
+@pytest.mark.parametrize("writes_before_the_crash", [0, 1, 2, 3])
+async def test_a_redelivered_request_goes_where_it_went_before(world: World, writes_before_the_crash: int) -> None:
+    record = world.record(world.request())
+    if writes_before_the_crash < 3:
+        await crash_after(world, record, writes=writes_before_the_crash)
+    else:
+        world.log.fail_after = writes_before_the_crash
+        await world.pipeline.handle_request(record)
+        world.log.fail_after = None
     # Another worker looks better now; the stored decision stands.
     world.beat("worker-1", running=50)
     world.beat("worker-2", home_partitions=[0], lane_partitions={"standard": [7]})
@@ -48,11 +55,8 @@ async def test_a_redelivered_request_goes_where_it_went_before(world: World, wri
 
 @pytest.mark.parametrize("writes_before_the_crash", [0, 1])
 async def test_a_redelivered_refusal_is_the_same_refusal(world: World, writes_before_the_crash: int) -> None:
-    world.log.fail_after = writes_before_the_crash
     record = world.record(world.request("open the vault"))
-    with pytest.raises(PublishFailed):
-        await world.pipeline.handle_request(record)
-    world.log.fail_after = None
+    await crash_after(world, record, writes=writes_before_the_crash)
     policy = world.directory.all["acme"].policy.model_copy(update={"prompt_deny": []})
     world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"policy": policy})
     await world.pipeline.handle_request(record)
@@ -61,11 +65,8 @@ async def test_a_redelivered_refusal_is_the_same_refusal(world: World, writes_be
 
 
 async def test_a_request_that_outlived_its_deadline_ends_beside_its_opened(world: World) -> None:
-    world.log.fail_after = 2
     record = world.record(world.request())
-    with pytest.raises(PublishFailed):
-        await world.pipeline.handle_request(record)
-    world.log.fail_after = None
+    await crash_after(world, record, writes=2)
     world.now_ms += 60_000
     await world.pipeline.handle_request(record)
     [ending] = world.log.endings
@@ -110,11 +111,8 @@ async def test_a_quota_store_that_stays_away_is_waited_for_in_silence(world: Wor
 
 
 async def test_a_redelivered_request_gets_no_second_ending_while_the_quota_store_is_away(world: World) -> None:
-    world.log.fail_after = 1
     record = world.record(world.request())
-    with pytest.raises(PublishFailed):
-        await world.pipeline.handle_request(record)
-    world.log.fail_after = None
+    await crash_after(world, record, writes=1)
     pipeline, _ = silent_while_waiting(world)
     world.quota.failures = 40
     await pipeline.handle_request(record)
@@ -128,10 +126,7 @@ async def test_the_wait_outlives_the_deadline_and_nothing_ends_in_two_places(wor
     record = world.record(request)
     if opened_before:
         # An earlier delivery opened the response in its worker's home partition, and died.
-        world.log.fail_after = 2
-        with pytest.raises(PublishFailed):
-            await world.pipeline.handle_request(record)
-        world.log.fail_after = None
+        await crash_after(world, record, writes=2)
     pipeline, excused_s = silent_while_waiting(world)
     world.quota.failures = 1_000
     await pipeline.handle_request(record)
