@@ -165,8 +165,8 @@ class CoreConfig:
     healthy_buffer: int
     max_uncommitted_records: int
     max_uncommitted_bytes: int
-    coalesce_ms: int = 0
-    coalesce_rows: int = 1
+    coalesce_ms: int
+    coalesce_rows: int
 
 
 class _Phase(Enum):

@@ -609,7 +609,7 @@ def test_no_lane_takes_the_room_of_a_higher_one_and_each_is_read_while_it_has_ro
         CoreConfig(
             worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
             lease_ms=LEASE_MS, max_running=1, healthy_buffer=0, max_uncommitted_records=max_records,
-            max_uncommitted_bytes=max_bytes,
+            max_uncommitted_bytes=max_bytes, coalesce_ms=0, coalesce_rows=1,
         ),
         lambda: "att_1",
     )  # fmt: skip
