@@ -43,11 +43,9 @@ def test_a_killed_process_loses_nothing_and_bills_nothing_twice(stack: Stack, pr
     traffic.until_answered(12, 60)
     stack.kill(process)
     stack.wait_ready(90)
-    traffic.until_answered(12, 60)
+    traffic.until_answered(12, 60, "completed", "safety_halted")
     seen = traffic.finish(120)
     endings = judge(stack, seen)
-    assert endings["completed"] > 0
-    assert endings["safety_halted"] > 0
     allowed = {"completed", "safety_halted", "prompt_refused", "unavailable"}
     if process == "worker-1":
         allowed |= {"generation_interrupted"}

@@ -46,15 +46,19 @@ class Traffic:
         self._work = [self._pool.submit(self._chat, number) for number in range(self._clients)]
         self._work.append(self._pool.submit(self._batch))
 
-    def until_answered(self, answers: int, timeout_s: float) -> None:
-        """Waits for so many more answers, whatever their endings. Raises what a client raised."""
-        wanted = len(self.seen.answers) + answers
+    def until_answered(self, answers: int, timeout_s: float, *endings: str) -> None:
+        """Waits for so many more answers, each of `endings` among them. Raises what a client raised."""
+        before = len(self.seen.answers)
         deadline_s = time.monotonic() + timeout_s
-        while len(self.seen.answers) < wanted:
+        while True:
+            fresh = self.seen.answers[before:]
+            seen = {answer.terminal.code for answer in fresh if answer.terminal}
+            if len(fresh) >= answers and seen.issuperset(endings):
+                return
             for work in self._work:
                 if work.done():
                     work.result()
-            assert time.monotonic() < deadline_s, f"{wanted - len(self.seen.answers)} of {answers} answers are missing"
+            assert time.monotonic() < deadline_s, f"{len(fresh)} of {answers} answers, with the endings {seen}"
             time.sleep(0.05)
 
     def finish(self, timeout_s: float) -> Seen:
