@@ -75,9 +75,9 @@ def _running(data: Path) -> tuple[DataFolder, RunRecord]:
     return folder, run
 
 
-def _settings(folder: DataFolder, run: RunRecord) -> Settings:
-    secret = folder.keys().deployment_secret
-    return settings_with({**run.environment, "SLUICE_DEPLOYMENT_SECRET": secret})
+def _settings(run: RunRecord) -> Settings:
+    """What the running processes were started with."""
+    return settings_with(run.environment)
 
 
 class Progress:
@@ -236,7 +236,7 @@ def status_of(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
     if run is None:
         raise CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
     keys = folder.keys()
-    settings = _settings(folder, run)
+    settings = _settings(run)
     tenant = "demo" if "demo" in keys.api_keys else min(keys.api_keys, default="")
     producer = keys.producers.get(tenant)
     return {
@@ -273,7 +273,7 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
     if as_json:
         print(json.dumps(shown, indent=1))
         return
-    settings = _settings(folder, run)
+    settings = _settings(run)
     processes = Table("process", "pid", "state", "restarts", "detail", title=f"{shown['gateway']}  {shown['engine']}")
     for record in run.processes:
         colour = {State.READY: "green", State.STARTING: "yellow"}.get(record.state, "red")
@@ -301,7 +301,7 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
 def topics(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Lists every topic with its partitions, its retention and how many records it keeps."""
     folder, run = _running(data)
-    settings = _settings(folder, run)
+    settings = _settings(run)
     table = settings.topics.all(tenant.tenant_id for tenant in read_tenants(folder.tenants_file))
     counts = record_counts(settings.kafka, [topic.name for topic in table])
     rows = [
@@ -324,8 +324,8 @@ def topics(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
 @app.command()
 def models(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Lists the models that clients can ask for."""
-    folder, run = _running(data)
-    settings = _settings(folder, run)
+    _, run = _running(data)
+    settings = _settings(run)
     if as_json:
         print(json.dumps([model.model_dump(mode="json") for model in settings.models], indent=1))
         return
@@ -423,8 +423,8 @@ def sql(
     as_json: JsonOption = False,
 ) -> None:
     """Asks ClickHouse, read-only; tables: usage_events, compute_records, delivered_counts."""
-    folder, run = _running(data)
-    result = query(_settings(folder, run), text)
+    _, run = _running(data)
+    result = query(_settings(run), text)
     if as_json:
         print(json.dumps(result, indent=1))
         return
@@ -480,7 +480,7 @@ def keys_create(
         create_tenant(folder.tenants_file, added)
         run = folder.read_run()
         if run is not None and folder.is_locked():
-            settings = _settings(folder, run)
+            settings = _settings(run)
             provision(settings.kafka, [settings.topics.results(tenant)])
     if producer is None:
         print(create_api_key(folder.tenants_file, tenant, key_id))

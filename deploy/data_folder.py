@@ -57,7 +57,7 @@ class ProcessRecord(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """`run.json`: what runs on this folder, written by its supervisor at every change."""
+    """`run.json`, readable by its owner alone: what runs on this folder, written by its supervisor at every change."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -68,7 +68,7 @@ class RunRecord(BaseModel):
     kafka: str
     redis: str
     clickhouse: str
-    environment: dict[str, str] = Field(default_factory=dict, description="SLUICE_* of every process, without secrets.")
+    environment: dict[str, str] = Field(default_factory=dict, description="SLUICE_* of every process, with secrets.")
     processes: list[ProcessRecord] = Field(default_factory=list)
 
 
@@ -164,7 +164,7 @@ class DataFolder:
             return None
 
     def write_run(self, run: RunRecord) -> None:
-        write_atomically(self.run_file, run.model_dump_json(indent=1))
+        write_atomically(self.run_file, run.model_dump_json(indent=1), mode=0o600)
 
     def leftovers(self) -> list[ProcessRecord]:
         """Processes of a run whose supervisor died, that live on: same pid and same creation time."""

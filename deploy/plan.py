@@ -79,7 +79,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """`environment`: the SLUICE_* settings of every process, complete; `kafka` None: a cluster that is not ours."""
+    """`environment`: the SLUICE_* settings of every process, complete, with secrets; `kafka` None: not ours."""
 
     settings: Settings
     environment: Mapping[str, str]
@@ -199,10 +199,11 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         CONFIG_VARIABLE: str(Path(config).absolute()),
         "SLUICE_DATA_DIR": str(data.path),
         "SLUICE_TENANTS_FILE": str(data.tenants_file),
-        "SLUICE_DEPLOYMENT_SECRET": os.environ.get("SLUICE_DEPLOYMENT_SECRET", keys.deployment_secret),
         **options.environment,
     }
     settings = settings_with(environment)
+    # The operator's own secret where there is one, in the environment or in the settings' file.
+    environment["SLUICE_DEPLOYMENT_SECRET"] = settings.deployment_secret.get_secret_value() or keys.deployment_secret
     environment["SLUICE_POOLS"] = json.dumps(_pools(settings, options))
 
     ports = _Ports(rng, free=options.free_ports)

@@ -168,9 +168,7 @@ class Stack:
                 kafka=self.plan.settings.kafka.bootstrap,
                 redis=self.plan.settings.redis.url,
                 clickhouse=self.plan.clickhouse_url,
-                environment={
-                    name: value for name, value in self.plan.environment.items() if name != "SLUICE_DEPLOYMENT_SECRET"
-                },
+                environment=dict(self.plan.environment),
                 processes=self._supervisor.records(),
             )
         )

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from deploy.data_folder import DataFolder, Keys
-from deploy.plan import Options, PlanError, Stage, make_plan, settings_with
+from deploy.plan import LOCAL_CONFIG, Options, PlanError, Stage, make_plan, settings_with
 from deploy.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
 
 KEYS = Keys(deployment_secret="s" * 40)
@@ -70,6 +70,26 @@ def test_every_process_loads_what_was_planned(data: DataFolder) -> None:
     assert plan.settings.post_safety.gap_ms == 123
     assert plan.settings.data_dir == data.path
     assert plan.settings.deployment_secret.get_secret_value() == KEYS.deployment_secret
+
+
+def test_the_operators_own_secret_is_stronger_than_the_folders(
+    data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned() -> str:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        assert plan.environment["SLUICE_DEPLOYMENT_SECRET"] == plan.settings.deployment_secret.get_secret_value()
+        return plan.settings.deployment_secret.get_secret_value()
+
+    monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "")
+    assert planned() == KEYS.deployment_secret
+    monkeypatch.delenv("SLUICE_DEPLOYMENT_SECRET")
+    assert planned() == KEYS.deployment_secret
+    config = tmp_path / "own.toml"
+    config.write_text(f'deployment_secret = "{"f" * 40}"\n{LOCAL_CONFIG.read_text()}')
+    monkeypatch.setenv("SLUICE_CONFIG", str(config))
+    assert planned() == "f" * 40, "of the settings' file"
+    monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "e" * 40)
+    assert planned() == "e" * 40, "of the environment"
 
 
 def test_a_taken_port_is_named_with_the_way_out(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,88 @@
+"""The commands on a data folder whose stack is only written down: what they read there, send and show."""
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import cli
+from deploy.data_folder import DataFolder, Keys, RunRecord
+from deploy.plan import LOCAL_CONFIG
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+@contextmanager
+def running(path: Path, *, redis: str = "redis://127.0.0.1:1/0", **environment: str) -> Iterator[DataFolder]:
+    """A folder as a runner with these SLUICE_* settings leaves it while it lives."""
+    folder = DataFolder(path)
+    with folder.lock():
+        folder.write_keys(Keys(deployment_secret="k" * 40, api_keys={"demo": "sk-sluice-x"}))
+        folder.write_run(
+            RunRecord(
+                supervisor_pid=os.getpid(), engine="simulated", gateway="http://127.0.0.1:1", kafka="127.0.0.1:1",
+                redis=redis, clickhouse="http://127.0.0.1:1",
+                environment={"SLUICE_CONFIG": str(LOCAL_CONFIG)}
+                | {f"SLUICE_{name}": value for name, value in environment.items()},
+            )
+        )  # fmt: skip
+        yield folder
+
+
+@contextmanager
+def billing() -> Iterator[tuple[int, list[str]]]:
+    """Answers any query with one row; its port, and the Authorization headers that came."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answer = json.dumps({"columns": ["one"], "rows": [[1]], "truncated": False}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nobody reads it."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port, seen
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
+
+
+def test_a_query_bears_the_secret_that_the_processes_were_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also from a terminal that has another one, or none."""
+    with (
+        billing() as (port, seen),
+        running(tmp_path, BILLING__PORT=str(port), DEPLOYMENT_SECRET="o" * 40),
+    ):
+        cli.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+        monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "t" * 40)
+        cli.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+    assert seen == [f"Bearer {'o' * 40}"] * 2
+    assert "o" * 40 not in capsys.readouterr().out
+
+
+def test_the_record_of_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
+    with running(tmp_path, DEPLOYMENT_SECRET="o" * 40) as folder:
+        assert stat.S_IMODE(folder.run_file.stat().st_mode) == 0o600
