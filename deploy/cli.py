@@ -21,7 +21,7 @@ from rich.table import Table
 from deploy.banner import banner
 from deploy.chat import Answer, Chat, ChatError
 from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord
-from deploy.inspection import consumer_lag, record_counts, worker_states
+from deploy.inspection import consumer_lag, record_counts, without_credentials, worker_states
 from deploy.plan import ROOT, Options, PlanError, reachable, settings_with
 from deploy.runner import READY_TIMEOUT_S, Stack
 from deploy.supervision import State
@@ -247,8 +247,8 @@ def status_of(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
         "api_key": keys.api_keys.get(tenant),
         "models": [name for model in settings.models for name in (model.name, *model.aliases)],
         "kafka": run.kafka,
-        "redis": run.redis,
-        "clickhouse": run.clickhouse,
+        "redis": without_credentials(run.redis),
+        "clickhouse": without_credentials(run.clickhouse),
         "producer": None
         if producer is None
         else {

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -34,6 +35,13 @@ def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> dict[str, d
                 topics[partition[0]] += max(0, ends[partition] - offset)
         lag[group] = dict(sorted(topics.items()))
     return lag
+
+
+def without_credentials(url: str) -> str:
+    """The URL as a person or a script may see it: `***` instead of user and password."""
+    parts = urlsplit(url)
+    _, at, place = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"***@{place}").geturl() if at else url
 
 
 def _admin(settings: KafkaSettings) -> AdminClient:

@@ -14,6 +14,7 @@ import pytest
 
 from deploy import cli
 from deploy.data_folder import DataFolder, Keys, RunRecord
+from deploy.inspection import without_credentials
 from deploy.plan import LOCAL_CONFIG
 
 
@@ -24,7 +25,13 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def running(path: Path, *, redis: str = "redis://127.0.0.1:1/0", **environment: str) -> Iterator[DataFolder]:
+def running(
+    path: Path,
+    *,
+    redis: str = "redis://127.0.0.1:1/0",
+    clickhouse: str = "http://127.0.0.1:1",
+    **environment: str,
+) -> Iterator[DataFolder]:
     """A folder as a runner with these SLUICE_* settings leaves it while it lives."""
     folder = DataFolder(path)
     with folder.lock():
@@ -32,7 +39,7 @@ def running(path: Path, *, redis: str = "redis://127.0.0.1:1/0", **environment: 
         folder.write_run(
             RunRecord(
                 supervisor_pid=os.getpid(), engine="simulated", gateway="http://127.0.0.1:1", kafka="127.0.0.1:1",
-                redis=redis, clickhouse="http://127.0.0.1:1",
+                redis=redis, clickhouse=clickhouse,
                 environment={"SLUICE_CONFIG": str(LOCAL_CONFIG)}
                 | {f"SLUICE_{name}": value for name, value in environment.items()},
             )
@@ -86,3 +93,19 @@ def test_a_query_bears_the_secret_that_the_processes_were_started_with(
 def test_the_record_of_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
     with running(tmp_path, DEPLOYMENT_SECRET="o" * 40) as folder:
         assert stat.S_IMODE(folder.run_file.stat().st_mode) == 0o600
+
+
+def test_a_status_shows_no_password(tmp_path: Path) -> None:
+    urls = {
+        "redis": "rediss://sluice:hunter2@redis.example:6380/3?timeout=1",
+        "clickhouse": "https://sluice:p%40hunter2@clickhouse.example:8443/usage",
+    }
+    with running(tmp_path, **urls, KAFKA__EXTRA='{"sasl.password": "hunter2"}') as folder:
+        status = cli.status_of(folder, with_lag=False)
+    assert status["redis"] == "rediss://***@redis.example:6380/3?timeout=1"
+    assert status["clickhouse"] == "https://***@clickhouse.example:8443/usage"
+    assert "hunter2" not in json.dumps(status)
+
+
+def test_a_url_without_credentials_is_shown_as_it_is() -> None:
+    assert without_credentials("redis://127.0.0.1:16379/0") == "redis://127.0.0.1:16379/0"
