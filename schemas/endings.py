@@ -1,7 +1,8 @@
 """The catalogue of endings: every way in which a response can end, in one table.
 
 `status` is the HTTP status when the response ends before its first byte; later it only stands in the error object.
-`error_type` and `code` follow OpenAI's error object. `billed` says whether generated tokens are charged.
+`error_type` and `code` follow OpenAI's error object. `billed` says whether the
+prompt and the generated tokens are charged, once a worker has begun.
 """
 
 from dataclasses import dataclass

@@ -600,8 +600,12 @@ class PostSafety:
     def _bill(
         self, response: _Response, code: EndingCode, reasons: list[str], usage: TokenUsage, timestamp_ms: int
     ) -> Iterator[Effect]:
-        """One event per choice; what belongs to the whole response stands on choice 0."""
+        """One event per choice; what belongs to the whole response stands on choice 0.
+
+        Nothing is charged for a response that no worker ever took, however it ended.
+        """
         opened = response.opened
+        taken = response.prefix.attempts > 0
         for choice, tally in enumerate(response.tallies):
             first = choice == 0
             event = UsageEvent(
@@ -619,11 +623,11 @@ class PostSafety:
                 attempts=response.prefix.attempts,
                 ending=code,
                 finish_reason=reasons[choice],
-                billable=ENDINGS[code].billed,
+                billable=taken and ENDINGS[code].billed,
                 accepted_at_ms=opened.accepted_at_ms,
                 first_token_at_ms=tally.first_token_at_ms,
                 ended_at_ms=timestamp_ms,
-                uncached_input_tokens=usage.prompt_tokens - usage.cached_tokens if first else 0,
+                uncached_input_tokens=usage.prompt_tokens - usage.cached_tokens if first and taken else 0,
                 cached_input_tokens=usage.cached_tokens if first else 0,
                 output_tokens=tally.output,
                 reasoning_tokens=tally.reasoning,

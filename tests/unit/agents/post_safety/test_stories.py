@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agents.phrases import PhraseSet
 from agents.post_safety.process import COMMIT_DELAY_MS, COMMIT_EVERY_MS, DeliveryFailed
+from agents.settlement.core import used_tokens
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence, Frame
@@ -316,6 +317,25 @@ def test_the_deadline_ends_what_no_worker_ends() -> None:
     assert len(world.endings()) == 2
     assert {record.type for record in world.control()} == {"halt"}
     assert world.committed() == 6
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["taken by no worker", "taken by a worker"])
+@pytest.mark.parametrize("code", [EndingCode.DEADLINE_EXCEEDED, EndingCode.CANCELLED])
+def test_the_prompt_is_billed_once_a_worker_took_it(code: EndingCode, taken: bool) -> None:
+    world = World()
+    world.write(opened("r1", choices=2), *([fence("r1")] if taken else []))
+    member = Member(world)
+    if code is EndingCode.CANCELLED:
+        world.cancel("r1")
+    else:
+        world.now_ms = DEADLINE_MS
+    member.run(world.settings.unclaimed_cancel_ms + 1_000)
+    answer = world.answer("r1")
+    assert answer.terminal.code is code
+    assert [(bill.attempts, bill.billable) for bill in answer.bills] == [(int(taken), taken)] * 2
+    assert [bill.uncached_input_tokens for bill in answer.bills] == [10 if taken else 0, 0]
+    assert sum(map(used_tokens, answer.bills)) == (10 if taken else 0), "settlement returns the rest of what was held"
+    assert answer.bills[0].reserved_tokens == 110
 
 
 def test_what_ended_during_an_outage_gets_no_ending_of_ours() -> None:
