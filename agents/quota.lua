@@ -15,10 +15,11 @@ local response_id, keep_ms = ARGV[7], tonumber(ARGV[8])
 local MINUTE_MS = 60000
 local HOUR_MS = 3600000
 
-if operation == 'adopt' then
+if operation == 'adopt' or operation == 'restore' then
+  -- In the same step as what is restored: another process may rebuild at the same time, under an epoch of its own.
   redis.call('HSET', bucket, 'epoch', epoch)
   redis.call('PEXPIRE', bucket, HOUR_MS)
-  return {'adopted'}
+  if operation == 'adopt' then return {'adopted'} end
 end
 
 -- A tenant whose marker is gone was never seen, or Redis has lost its memory; the caller finds out which.

@@ -253,13 +253,15 @@ class RedisQuota:
             raise ValueError("a reservation without decision needs a refusal")
         arguments = (state, reservation.tokens, reservation.deadline_ms, payload.model_dump_json())
         try:
-            await self._run(epoch, "adopt", reservation.tenant_id, limits, reservation.response_id)
             answer = await self._run(
                 epoch, "restore", reservation.tenant_id, limits, reservation.response_id, *arguments
             )
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
-        return _text(answer[0]) == "restored"
+        kind = _text(answer[0])
+        if kind not in ("restored", "unchanged"):
+            raise ValueError(f"quota.lua answered {kind!r}")
+        return kind == "restored"
 
 
 def _outcome(answer: Answer, response_id: str) -> Outcome:

@@ -174,6 +174,31 @@ async def test_memory_that_was_lost_is_noticed_before_anything_is_decided(client
     assert await quota.active_count("acme") == 1
 
 
+async def test_two_that_rebuild_at_once_lose_nothing_of_each_other(client: Redis, redis_url: str) -> None:
+    names = [f"r{number}" for number in range(3_000)]
+    region = fresh_region()
+
+    async def rebuild(quota: RedisQuota, epoch: str, together: int) -> int:
+        restored = 0
+        for start in range(0, len(names), together):
+            reservations = (
+                Restored(name, "acme", ended=False, tokens=1, deadline_ms=NOW + 60_000, decision=ROUTE)
+                for name in names[start : start + together]
+            )
+            answers = await asyncio.gather(*(quota.restore(epoch, reservation, LIMITS) for reservation in reservations))
+            restored += sum(answers)
+        return restored
+
+    async with Redis.from_url(redis_url, retry=None) as other_client:
+        one, other = RedisQuota(client, region, now_ms=NOW), RedisQuota(other_client, region, now_ms=NOW)
+        restored = await asyncio.gather(rebuild(one, "epoch-1", 100), rebuild(other, "epoch-2", 170))
+        assert sum(restored) == len(names), "each by one of them"
+        assert await one.active_count("acme") == len(names)
+        assert await one.begin_epoch("epoch-1") == await other.begin_epoch("epoch-2")
+        for quota in (one, other):
+            assert [await reserve(quota, name) for name in names[::100]] == [Decided(ROUTE, 1)] * 30
+
+
 async def test_restored_refusals_and_ended_responses_hold_nothing(quota: RedisQuota) -> None:
     refused = Restored("no", "acme", ended=True, tokens=0, deadline_ms=0, decision=None, refusal=REFUSAL)
     ended = Restored("done", "acme", ended=True, tokens=500, deadline_ms=NOW + 60_000, decision=ROUTE)
