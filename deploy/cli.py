@@ -1,5 +1,6 @@
 """The `sluice` command. Exit codes: 0 done, 1 it failed (one line on standard error says why), 2 wrong usage."""
 
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from deploy.chat import Answer, Chat, ChatError
 from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord
 from deploy.inspection import consumer_lag, record_counts, without_credentials, worker_states
 from deploy.plan import ROOT, Options, PlanError, reachable, settings_with
-from deploy.runner import READY_TIMEOUT_S, Stack
+from deploy.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, READY_TIMEOUT_S, Stack
 from deploy.supervision import State
 from deploy.supervisor import SupervisorError
 from deploy.tenants_file import (
@@ -41,7 +42,6 @@ from streams.toml_directory import read_tenants
 
 ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
 STILL_WAITING_S = 10.0
-DOWN_TIMEOUT_S = 90.0
 HTTP_SLACK_S = 10.0
 
 app = typer.Typer(
@@ -67,11 +67,25 @@ class CommandError(Exception):
     """What went wrong, in one line."""
 
 
+def _run_of(folder: DataFolder) -> RunRecord | None:
+    """What the supervisor that lives on this folder has written down; None before it has: an earlier run's may stand
+    there.
+    """
+    run = folder.read_run()
+    return run if run is not None and run.supervisor_pid == folder.supervisor_pid() else None
+
+
+def _nothing_runs(folder: DataFolder) -> CommandError:
+    return CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
+
+
 def _running(data: Path) -> tuple[DataFolder, RunRecord]:
     folder = DataFolder(data)
-    run = folder.read_run()
-    if run is None or not folder.is_locked():
-        raise CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
+    if not folder.is_locked():
+        raise _nothing_runs(folder)
+    run = _run_of(folder)
+    if run is None:
+        raise CommandError(f"what runs on {folder.path} is just beginning; ask again in a moment")
     return folder, run
 
 
@@ -217,15 +231,30 @@ def _detached(folder: DataFolder, words: list[str]) -> None:
     raise CommandError(f"not ready in time; see {log}")
 
 
+def _down_timeout_s(run: RunRecord | None) -> float:
+    """All stages may take their time, and a start is heard only when its infrastructure is ready."""
+    return (0.0 if run is None else run.stop_timeout_s) + FORMAT_TIMEOUT_S + 2 * INFRASTRUCTURE_TIMEOUT_S
+
+
 @app.command()
 def down(data: DataOption = DEFAULT_DATA) -> None:
     """Stops what `up` started and returns when nothing of it lives."""
-    folder, run = _running(data)
-    os.kill(run.supervisor_pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + DOWN_TIMEOUT_S
+    folder = DataFolder(data)
+    if not folder.is_locked():
+        raise _nothing_runs(folder)
+    began_s = time.monotonic()
+    told: int | None = None
     while folder.is_locked():
-        if time.monotonic() > deadline_s:
-            raise CommandError(f"still stopping after {DOWN_TIMEOUT_S:g} s; see {folder.logs}")
+        pid = folder.supervisor_pid()
+        if told is None and pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            told = pid
+        elif pid not in (None, told):
+            break  # that one has ended, and the next one begun
+        timeout_s = _down_timeout_s(_run_of(folder))
+        if time.monotonic() - began_s > timeout_s:
+            raise CommandError(f"still stopping after {timeout_s:g} s; see {folder.logs}")
         time.sleep(0.1)
     err.print("stopped")
 
@@ -234,7 +263,7 @@ def status_of(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
     """What `sluice status --json` prints. Raises CommandError, DataFolderError, LogError."""
     run = folder.read_run()
     if run is None:
-        raise CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
+        raise _nothing_runs(folder)
     keys = folder.keys()
     settings = _settings(run)
     tenant = "demo" if "demo" in keys.api_keys else min(keys.api_keys, default="")
@@ -478,8 +507,8 @@ def keys_create(
             wrong = error.errors()[0]
             raise CommandError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
         create_tenant(folder.tenants_file, added)
-        run = folder.read_run()
-        if run is not None and folder.is_locked():
+        run = _run_of(folder)
+        if run is not None:
             settings = _settings(run)
             provision(settings.kafka, [settings.topics.results(tenant)])
     if producer is None:

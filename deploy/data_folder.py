@@ -70,6 +70,7 @@ class RunRecord(BaseModel):
     clickhouse: str
     environment: dict[str, str] = Field(default_factory=dict, description="SLUICE_* of every process, with secrets.")
     processes: list[ProcessRecord] = Field(default_factory=list)
+    stop_timeout_s: float = Field(default=0.0, description="After that, a stop has killed what is left.")
 
 
 class ProducerFile(BaseModel):
@@ -96,6 +97,12 @@ def started_at(pid: int) -> float | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.NoSuchProcess:
         return None
+
+
+def is_same_process(pid: int, created_at: float) -> bool:
+    """Whether the process that was created then under this pid lives."""
+    now = started_at(pid)
+    return now is not None and abs(now - created_at) < 0.01
 
 
 class DataFolder:
@@ -129,6 +136,10 @@ class DataFolder:
     def producer_key_file(self, tenant_id: str) -> Path:
         return self.path / "producers" / f"{tenant_id}.pem"
 
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "run.lock"
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Held by the one supervisor of this folder. The kernel frees it when that process ends, however it ends.
@@ -136,25 +147,42 @@ class DataFolder:
         Raises DataFolderError when another one holds it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "run.lock").open("a") as file:
+        with self.lock_file.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                run = self.read_run()
-                who = f" (pid {run.supervisor_pid})" if run else ""
+                pid = self.supervisor_pid()
+                who = "" if pid is None else f" (pid {pid})"
                 raise DataFolderError(f"already running on {self.path}{who}; stop it with: sluice down") from None
-            yield
+            file.truncate(0)
+            file.write(f"{os.getpid()} {started_at(os.getpid())!r}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
 
     def is_locked(self) -> bool:
         """Whether a supervisor lives on this folder."""
         try:
-            with (self.path / "run.lock").open("a") as file:
+            with self.lock_file.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:
             return True
         return False
+
+    def supervisor_pid(self) -> int | None:
+        """Of the supervisor that lives on this folder; None when there is none, or when it is just beginning."""
+        if not self.is_locked():
+            return None
+        try:
+            pid, created_at = self.lock_file.read_text().split()
+        except ValueError:
+            return None
+        # A pid alone may be a stranger's by now: what one that was killed wrote stands there until the next one writes.
+        return int(pid) if is_same_process(int(pid), float(created_at)) else None
 
     def read_run(self) -> RunRecord | None:
         """The last record, of a run that may be over; None when there is none that can be read."""
@@ -174,9 +202,7 @@ class DataFolder:
         return [
             process
             for process in run.processes
-            if process.pid is not None
-            and (now := started_at(process.pid)) is not None
-            and abs(now - process.started_at) < 0.01
+            if process.pid is not None and is_same_process(process.pid, process.started_at)
         ]
 
     def keys(self) -> Keys:

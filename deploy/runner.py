@@ -18,7 +18,7 @@ from deploy.first_run import provision_keys
 from deploy.kafka_broker import format_command, has_jars, is_formatted, write_properties
 from deploy.plan import Options, Plan, make_plan
 from deploy.supervision import RestartPolicy
-from deploy.supervisor import Supervisor, SupervisorError
+from deploy.supervisor import Supervisor, SupervisorError, stop_timeout_s
 from streams.provisioning import provision, wait_for_broker
 from streams.toml_directory import read_tenants
 
@@ -170,6 +170,7 @@ class Stack:
                 clickhouse=self.plan.clickhouse_url,
                 environment=dict(self.plan.environment),
                 processes=self._supervisor.records(),
+                stop_timeout_s=stop_timeout_s(self.plan.processes),
             )
         )
 

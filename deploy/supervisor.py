@@ -26,6 +26,7 @@ STARTING_PROBE_S = 0.1
 READY_PROBE_S = 2.0
 MAINTENANCE_S = 5.0
 MAX_FAILED_STARTS = 5
+KILL_TIMEOUT_S = 10.0
 MAX_LOG_BYTES = 32 * 1024 * 1024
 
 # Of every process. The model lies on the disk; nothing is looked up or reported anywhere.
@@ -179,7 +180,7 @@ class SupervisedProcess:
         thread.join(timeout=self.spec.stop_timeout_s)
         if thread.is_alive():
             self._signal_group(signal.SIGKILL)
-            thread.join(timeout=10)
+            thread.join(timeout=KILL_TIMEOUT_S)
 
     def send(self, number: int) -> int:
         """Signals the process itself, not its children; returns its pid. Raises SupervisorError when it is dead."""
@@ -303,6 +304,14 @@ class _Tail:
         except OSError:
             return ""
         return "\n".join(line[:300] for line in lines[-self.lines :])
+
+
+def stop_timeout_s(specs: Sequence[ProcessSpec]) -> float:
+    """The longest that `Supervisor.stop` takes: the processes of a stage stop at once, the stages one by one."""
+    slowest_s: dict[Stage, float] = {}
+    for spec in specs:
+        slowest_s[spec.stage] = max(slowest_s.get(spec.stage, 0.0), spec.stop_timeout_s + KILL_TIMEOUT_S)
+    return sum(slowest_s.values())
 
 
 class Supervisor:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,26 +28,24 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def running(
-    path: Path,
-    *,
-    redis: str = "redis://127.0.0.1:1/0",
-    clickhouse: str = "http://127.0.0.1:1",
-    **environment: str,
-) -> Iterator[DataFolder]:
+def running(path: Path, **record: str) -> Iterator[DataFolder]:
     """A folder as a runner with these SLUICE_* settings leaves it while it lives."""
     folder = DataFolder(path)
     with folder.lock():
         folder.write_keys(Keys(deployment_secret="k" * 40, api_keys={"demo": "sk-sluice-x"}))
-        folder.write_run(
-            RunRecord(
-                supervisor_pid=os.getpid(), engine="simulated", gateway="http://127.0.0.1:1", kafka="127.0.0.1:1",
-                redis=redis, clickhouse=clickhouse,
-                environment={"SLUICE_CONFIG": str(LOCAL_CONFIG)}
-                | {f"SLUICE_{name}": value for name, value in environment.items()},
-            )
-        )  # fmt: skip
+        folder.write_run(run_of(os.getpid(), **record))
         yield folder
+
+
+def run_of(
+    pid: int, *, redis: str = "redis://127.0.0.1:1/0", clickhouse: str = "http://127.0.0.1:1", **environment: str
+) -> RunRecord:
+    return RunRecord(
+        supervisor_pid=pid, engine="simulated", gateway="http://127.0.0.1:1", kafka="127.0.0.1:1",
+        redis=redis, clickhouse=clickhouse,
+        environment={"SLUICE_CONFIG": str(LOCAL_CONFIG)}
+        | {f"SLUICE_{name}": value for name, value in environment.items()},
+    )  # fmt: skip
 
 
 @contextmanager
@@ -109,3 +110,36 @@ def test_a_status_shows_no_password(tmp_path: Path) -> None:
 
 def test_a_url_without_credentials_is_shown_as_it_is() -> None:
     assert without_credentials("redis://127.0.0.1:16379/0") == "redis://127.0.0.1:16379/0"
+
+
+SLEEPS = "import time; time.sleep(3600)"
+HOLDS = f"""
+import sys
+from pathlib import Path
+from deploy.data_folder import DataFolder
+with DataFolder(Path(sys.argv[1])).lock():
+    print("locked", flush=True)
+    {SLEEPS}
+"""
+
+
+def test_what_is_stopped_is_who_holds_the_folder_and_not_who_held_it_once(tmp_path: Path) -> None:
+    """Between its lock and its first word in run.json, an earlier run's word stands there; its pid is a stranger's."""
+    with (
+        subprocess.Popen([sys.executable, "-c", SLEEPS]) as stranger,
+        subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder,
+    ):
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "locked\n"
+            DataFolder(tmp_path).write_run(run_of(stranger.pid))
+            with pytest.raises(cli.CommandError, match="just beginning"):
+                cli.status(data=tmp_path, as_json=True)
+            cli.down(data=tmp_path)
+            assert holder.wait(timeout=30) == -signal.SIGTERM
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            holder.kill()
+    with pytest.raises(cli.CommandError, match="nothing runs"):
+        cli.down(data=tmp_path)

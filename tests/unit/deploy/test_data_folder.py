@@ -24,11 +24,27 @@ def run_with(*processes: ProcessRecord) -> RunRecord:
 def test_a_second_supervisor_is_refused_with_the_pid_of_the_first(data: DataFolder) -> None:
     assert not data.is_locked()
     with data.lock():
-        data.write_run(run_with())
         assert data.is_locked()
+        assert data.supervisor_pid() == os.getpid()
         with pytest.raises(DataFolderError, match=f"already running .*pid {os.getpid()}.*sluice down"), data.lock():
             pytest.fail("two supervisors on one folder")
     assert not data.is_locked()
+    assert data.supervisor_pid() is None
+
+
+def test_who_only_asks_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
+    assert not DataFolder(tmp_path).is_locked()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_does_not_name_its_holder_yet_names_nobody(data: DataFolder) -> None:
+    created_at = started_at(os.getpid())
+    assert created_at is not None
+    with data.lock():
+        for text in ("", f"{os.getpid()} {created_at - 60}"):  # one that has just begun; what a killed one wrote
+            data.lock_file.write_text(text)
+            assert data.is_locked()
+            assert data.supervisor_pid() is None
 
 
 def test_the_lock_of_a_killed_supervisor_is_free(data: DataFolder) -> None:

@@ -15,7 +15,7 @@ import pytest
 from deploy.guardian import surviving_groups
 from deploy.plan import Probe, ProcessSpec, Stage
 from deploy.supervision import RestartPolicy, State
-from deploy.supervisor import Guardian, Supervisor, SupervisorError, bound_log
+from deploy.supervisor import KILL_TIMEOUT_S, Guardian, Supervisor, SupervisorError, bound_log, stop_timeout_s
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05, stable_s=60)
 DEADLINE_S = 30
@@ -152,6 +152,13 @@ def test_a_stopped_process_stays_down_until_it_is_started_again(supervise: Calla
     assert supervisor.process("two").record().state is State.READY
     supervisor.process("one").start()
     supervisor.wait_ready(DEADLINE_S, ["one"])
+
+
+def test_the_time_of_a_stop_is_that_of_the_slowest_of_each_stage() -> None:
+    gateways = [script(f"gateway-{n}", SLEEPS, Stage.GATEWAYS, stop_timeout_s=n) for n in (1, 3)]
+    kafka = script("kafka", SLEEPS, Stage.INFRASTRUCTURE, stop_timeout_s=20)
+    assert stop_timeout_s([*gateways, kafka]) == (3 + KILL_TIMEOUT_S) + (20 + KILL_TIMEOUT_S)
+    assert stop_timeout_s([]) == 0
 
 
 def test_wrong_settings_end_the_wait_with_what_the_process_said(supervise: Callable[..., Supervisor]) -> None:
