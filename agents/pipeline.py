@@ -23,7 +23,18 @@ from agents.output_policies import OutputPolicyWriter
 from agents.publication import MustEnd, Publication, Publisher, RecordTooLarge
 from agents.quota import EpochLost, Finished, QuotaUnavailable, Refusal, jittered_ms
 from agents.routing import overloaded
-from agents.stages import STAGES, Origin, Refused, Rejected, Services, Stage, StageResult, intake, read_request
+from agents.stages import (
+    DEADLINE_PASSED,
+    STAGES,
+    Origin,
+    Refused,
+    Rejected,
+    Services,
+    Stage,
+    StageResult,
+    intake,
+    read_request,
+)
 from schemas.admission import Admission
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
@@ -100,7 +111,7 @@ class Pipeline:
                 return job
             self.on_hold(record, 10 * HOLD_S)
             await self.sleep(HOLD_S)
-        return Refused(Origin.of(job), _DEADLINE_PASSED)
+        return Refused(Origin.of(job), DEADLINE_PASSED)
 
     async def _read_admission(self, record: LogRecord) -> Admission:
         try:
@@ -160,7 +171,7 @@ class Pipeline:
                 record, stage.name, lambda: stage.function(event, self.services), origin.deadline_ms
             )
         except QuotaUnavailable:
-            result = Refused(origin, _DEADLINE_PASSED)
+            result = Refused(origin, DEADLINE_PASSED)
         except MustEnd:
             raise
         except Exception as error:  # noqa: BLE001
@@ -233,10 +244,6 @@ class Pipeline:
             offset=record.offset,
         )  # fmt: skip
 
-
-_DEADLINE_PASSED = Refusal(
-    code=EndingCode.DEADLINE_EXCEEDED, message="The deadline passed before the request was admitted."
-)
 
 _TOO_LARGE = Refusal(
     code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message="The prompt is too long to be passed on.", param="messages"

@@ -106,7 +106,8 @@ end
 -- The outcome that an earlier call stored for this id.
 local function outcome()
   if state == 'refused' then return {'refused', refusal} end
-  if state ~= 'reserved' then return {'finished', state} end
+  if state == 'refunded' then return {'refunded'} end
+  if state == 'settled' then return {'finished'} end
   if decision then return {'decided', decision, held} end
   return {'reserved', held}
 end
@@ -154,16 +155,20 @@ end
 
 if operation == 'refuse' then
   local wanted = ARGV[9]
-  if state and (state ~= 'reserved' or decision) then return outcome() end
-  if state then
+  if not state then
+    create('refused', 0, now_ms, 'refusal', wanted)
+    return {'refused', wanted}
+  end
+  if state == 'refused' or state == 'settled' or state == 'reserved' and decision then return outcome() end
+  -- A refund is no outcome: nothing is held, and the response may still have to end, where it was opened if it was.
+  if decision then return {'decided', decision, 0} end
+  if state == 'reserved' then
     tokens = tokens + held
     redis.call('ZREM', active, response_id)
-    redis.call('HSET', reservation, 'state', 'refused', 'refusal', wanted)
-    redis.call('PEXPIRE', reservation, keep_ms)
     save_bucket()
-  else
-    create('refused', 0, now_ms, 'refusal', wanted)
   end
+  redis.call('HSET', reservation, 'state', 'refused', 'refusal', wanted)
+  redis.call('PEXPIRE', reservation, keep_ms)
   return {'refused', wanted}
 end
 

@@ -6,9 +6,10 @@
 - tokens per minute by a token bucket that may go into debt; a full minute may burst;
 - concurrent responses by a set of what is reserved.
 
-**A reservation** is keyed by response id and moves `reserved → settled | refunded`, or is `refused` from the start or
-before it was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing
-decision, set once, so a redelivered request is never routed twice; and a refusal, so it is never admitted later.
+**A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it was
+decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set once,
+so a redelivered request is never routed twice; and a refusal, so it is never admitted later. `refunded` returns what
+nobody settled and is no outcome: such a response can still be refused, or settled.
 
 **Memory** is bounded: outcomes live until the response's deadline plus `OUTCOME_KEEP_MS`, which must exceed the time
 between the delivery of a request and its redelivery.
@@ -64,7 +65,12 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The response has ended and is settled or refunded: nothing is left to do for its request."""
+    """The response has ended and is settled: nothing is left to do for its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refunded:
+    """What was held was returned long after the deadline. Its ending may be missing: it can only be refused now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class Overdue:
     decision: Decision | None
 
 
-Outcome = Reserved | Decided | Refusal | Finished
+Outcome = Reserved | Decided | Refusal | Refunded | Finished
 
 
 class QuotaUnavailable(Exception):
@@ -114,7 +120,10 @@ class QuotaStore(Protocol):
         """Stores the route unless one is stored, or the response was refused; returns what stands."""
 
     async def refuse(self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal) -> Outcome:
-        """Stores the refusal and returns what was held, unless a route is stored; returns what stands."""
+        """Stores the refusal and returns what was held, unless a route is stored; returns what stands.
+
+        That is the refusal, the route (then the ending belongs where it points), or `Finished`.
+        """
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
         """Turns what is held into what was used; debits when it was refunded before. Says what happened."""
@@ -275,6 +284,8 @@ def _outcome(answer: Answer, response_id: str) -> Outcome:
         if refusal.retry_after_ms is None:
             return refusal
         return refusal.model_copy(update={"retry_after_ms": jittered_ms(refusal.retry_after_ms, response_id)})
+    if kind == "refunded":
+        return Refunded()
     if kind == "finished":
         return Finished()
     raise ValueError(f"quota.lua answered {kind!r}")

@@ -21,7 +21,7 @@ from typing import Protocol
 from jinja2 import TemplateError
 
 from agents.phrases import Match, PhraseSet
-from agents.quota import Decided, Finished, QuotaStore, Refusal, Reserved
+from agents.quota import Decided, Finished, QuotaStore, Refunded, Refusal, Reserved
 from agents.routing import QueueBound, WorkersView, choose, drain_ms, overloaded
 from schemas.admission import Admission, Decision
 from schemas.base import Scope
@@ -134,6 +134,10 @@ class Refused:
 
 
 StageResult = Request | Admission | Refused | Finished
+
+DEADLINE_PASSED = Refusal(
+    code=EndingCode.DEADLINE_EXCEEDED, message="The deadline passed before the request was admitted."
+)
 
 
 def ending_of(origin: Origin, refusal: Refusal) -> Ending:
@@ -301,7 +305,7 @@ async def validation(request: Request, services: Services) -> StageResult:
     if tenant is None:
         return refused(EndingCode.INVALID_REQUEST, "The tenant does not exist any more.")
     if now_ms >= request.deadline_ms:
-        return refused(EndingCode.DEADLINE_EXCEEDED, "The deadline passed before the request was admitted.")
+        return Refused(Origin.of(request), DEADLINE_PASSED)
     if request.endpoint != "chat.completions":
         return refused(EndingCode.UNSUPPORTED_PARAMETER, f"{request.endpoint} is not supported.", "endpoint")
     model = services.catalog.model(request.model)
@@ -398,6 +402,8 @@ async def quota(admission: Admission, services: Services) -> StageResult:
                     limits=outcome.limits,
                 )
             return Refused(Origin.of(admission), outcome, stored=True)
+        case Refunded():
+            return Refused(Origin.of(admission), DEADLINE_PASSED)
         case Finished():
             return outcome
 
@@ -489,6 +495,8 @@ async def routing(admission: Admission, services: Services) -> StageResult:
             return admission.model_copy(update={"decision": decision, "reserved_tokens": held})
         case Refusal():
             return Refused(Origin.of(admission), outcome, stored=True)
+        case Refunded():
+            return Refused(Origin.of(admission), DEADLINE_PASSED)
         case Finished():
             return outcome
         case Reserved():

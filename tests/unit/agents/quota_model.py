@@ -10,6 +10,7 @@ from agents.quota import (
     Outcome,
     Overdue,
     QuotaUnavailable,
+    Refunded,
     Refusal,
     Reserved,
     jittered_ms,
@@ -91,7 +92,9 @@ class TenantModel:
                 return refusal
             wait = jittered_ms(refusal.retry_after_ms, response_id)
             return refusal.model_copy(update={"retry_after_ms": wait})
-        if reservation.state != "reserved":
+        if reservation.state == "refunded":
+            return Refunded()
+        if reservation.state == "settled":
             return Finished()
         if reservation.decision is not None:
             return Decided(reservation.decision, reservation.tokens)
@@ -144,6 +147,11 @@ class TenantModel:
             reservation.state, reservation.refusal = "refused", refusal
             reservation.expires_ms = self.now_ms + self.keep_ms
             self._cap()
+        elif reservation.state == "refunded":
+            if reservation.decision is not None:
+                return Decided(reservation.decision, 0)
+            reservation.state, reservation.refusal = "refused", refusal
+            reservation.expires_ms = self.now_ms + self.keep_ms
         return self._stored(response_id)
 
     def settle(self, response_id: str, choice: int, used: int) -> str:

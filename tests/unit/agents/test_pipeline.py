@@ -74,6 +74,52 @@ async def test_a_request_that_outlived_its_deadline_ends_beside_its_opened(world
     assert {place.partition for place, _ in world.log.of(Ending, "local.generated")} == {5}
 
 
+async def sweep(world: World) -> None:
+    """What settlement does with a reservation that nobody has settled long after its deadline."""
+    world.now_ms += 200_000
+    world.quota.now_ms = world.now_ms
+    assert await world.quota.refund("acme", world.directory.all["acme"].limits, RESPONSE)
+
+
+async def test_a_request_that_was_swept_before_it_was_opened_gets_an_ending(world: World) -> None:
+    record = world.record(world.request())
+    await world.pipeline.handle_request(record, STAGES[:2])
+    await sweep(world)
+    written = len(world.log.records)
+    await world.pipeline.handle_request(record)
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.DEADLINE_EXCEEDED
+    assert world.log.records[written].partition == stable_partition(RESPONSE, world.topics.counts.generated)
+
+
+async def test_a_request_that_was_swept_after_it_was_opened_ends_beside_its_opened(world: World) -> None:
+    record = world.record(world.request())
+    await crash_after(world, record, writes=1)
+    await sweep(world)
+    await world.pipeline.handle_request(record)
+    assert {ending.code for ending in world.log.endings} == {EndingCode.DEADLINE_EXCEEDED}
+    assert {place.partition for place, _ in world.log.of(Ending, "local.generated")} == {5}
+
+
+async def test_a_clock_that_is_behind_that_of_the_sweeper_silences_nobody(world: World) -> None:
+    record = world.record(world.request())
+    await world.pipeline.handle_request(record, STAGES[:2])
+    await sweep(world)
+    world.now_ms -= 200_000
+    await world.pipeline.handle_request(record)
+    assert [ending.code for ending in world.log.endings] == [EndingCode.DEADLINE_EXCEEDED]
+
+
+@pytest.mark.parametrize("done", [2, 3])
+async def test_what_waited_between_stages_until_it_was_swept_gets_an_ending(world: World, done: int) -> None:
+    await world.pipeline.handle_request(world.record(world.request()), STAGES[:done])
+    [waiting] = world.log.records
+    await sweep(world)
+    await world.pipeline.handle_admission(waiting, STAGES[done:])
+    assert [ending.code for ending in world.log.endings] == [EndingCode.DEADLINE_EXCEEDED]
+    assert not world.log.of(Opened, "local.generated")
+
+
 async def test_a_request_that_has_ended_and_is_settled_leaves_no_trace_when_it_comes_again(world: World) -> None:
     record = world.record(world.request())
     await world.pipeline.handle_request(record)

@@ -17,6 +17,7 @@ from agents.quota import (
     Finished,
     QuotaUnavailable,
     RedisQuota,
+    Refunded,
     Refusal,
     Reserved,
     Restored,
@@ -33,6 +34,7 @@ LIMITS = Limits(requests_per_minute=60, tokens_per_minute=1_000, concurrent_resp
 ROUTE = Decision(pool="default", lane=Lane.STANDARD, lane_partition=1, generated_partition=2, worker_id="worker-1")
 OTHER_ROUTE = ROUTE.model_copy(update={"generated_partition": 7})
 REFUSAL = Refusal(code=EndingCode.PROMPT_REFUSED, param="messages")
+OTHER_REFUSAL = Refusal(code=EndingCode.DEADLINE_EXCEEDED)
 
 
 def fresh_region() -> str:
@@ -135,6 +137,29 @@ async def test_a_late_settlement_of_a_refund_debits(quota: RedisQuota) -> None:
     assert refusal.code is EndingCode.RATE_LIMITED_TOKENS
     # 400 in debt and one more to gain, at 1,000 per minute.
     assert refusal.retry_after_ms == jittered_ms(24_060, "r2")
+
+
+async def test_a_refund_is_no_outcome_so_the_response_can_still_be_refused(quota: RedisQuota) -> None:
+    await reserve(quota, "r1", 900)
+    assert await quota.refund("acme", LIMITS, "r1")
+    assert await reserve(quota, "r1", 900) == Refunded()
+    assert await decide(quota, "r1") == Refunded()
+    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == REFUSAL
+    assert await quota.refuse("acme", LIMITS, "r1", OTHER_REFUSAL) == REFUSAL
+    assert await reserve(quota, "r1", 900) == REFUSAL
+    assert await reserve(quota, "the whole budget, and not more", 1_000) == Reserved(1_000)
+    assert await quota.active_count("acme") == 1
+
+
+async def test_a_refund_does_not_forget_where_the_response_was_opened(quota: RedisQuota) -> None:
+    await reserve(quota, "r1", 900)
+    await decide(quota, "r1", ROUTE)
+    assert await quota.refund("acme", LIMITS, "r1")
+    assert await reserve(quota, "r1", 900) == Refunded()
+    assert await decide(quota, "r1", OTHER_ROUTE) == Refunded()
+    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == Decided(ROUTE, 0)
+    assert await quota.settle("acme", LIMITS, "r1", 0, 100) == "settled"
+    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == Finished()
 
 
 async def test_a_full_bucket_gains_nothing_however_long_it_waits(quota: RedisQuota) -> None:
@@ -308,6 +333,11 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
             self.client = Redis.from_url(redis_url, retry=None)
             # Nothing expires: only the model's clock could make it.
             self.quota = RedisQuota(self.client, fresh_region(), keep_ms=10**9, now_ms=NOW)
+            self.settled: set[str] = set()
+
+        def heard(self, id_: str, real: object, expected: object) -> None:
+            assert real == expected
+            assert not isinstance(real, Finished) or id_ in self.settled, "silence before anybody settled it"
 
         @initialize(requests=st.integers(1, 200), tokens=st.integers(1, 200_000), concurrency=st.integers(1, 4))
         def begin(self, requests: int, tokens: int, concurrency: int) -> None:
@@ -331,7 +361,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
             real = self.runner.run(
                 self.quota.reserve("acme", self.model.limits, id_, tokens=tokens, deadline_ms=deadline_ms)
             )
-            assert real == self.model.reserve(id_, tokens, deadline_ms)
+            self.heard(id_, real, self.model.reserve(id_, tokens, deadline_ms))
 
         @rule(id_=IDS, partition=st.integers(0, 7), tokens=TOKENS)
         def decide(self, id_: str, partition: int, tokens: int) -> None:
@@ -340,17 +370,19 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
             real = self.runner.run(
                 self.quota.decide("acme", self.model.limits, id_, decision, tokens=tokens, deadline_ms=deadline_ms)
             )
-            assert real == self.model.decide(id_, decision, tokens, deadline_ms)
+            self.heard(id_, real, self.model.decide(id_, decision, tokens, deadline_ms))
 
         @rule(id_=IDS)
         def refuse(self, id_: str) -> None:
             real = self.runner.run(self.quota.refuse("acme", self.model.limits, id_, REFUSAL))
-            assert real == self.model.refuse(id_, REFUSAL)
+            self.heard(id_, real, self.model.refuse(id_, REFUSAL))
 
         @rule(id_=IDS, choice=st.integers(0, 1), used=st.integers(0, 3_000))
         def settle(self, id_: str, choice: int, used: int) -> None:
             real = self.runner.run(self.quota.settle("acme", self.model.limits, id_, choice, used))
             assert real == self.model.settle(id_, choice, used)
+            if real == "settled":
+                self.settled.add(id_)
 
         @rule(id_=IDS)
         def refund(self, id_: str) -> None:

@@ -107,6 +107,9 @@ class Log:
         self.records.append(LogRecord(topic, partition or 0, offset, key.encode(), value, (), NOW))
         return offset
 
+    async def note(self, topic: str, value: bytes, *, key: str) -> int:
+        return await self.publish(topic, value, key=key)
+
     def of(self, kind: type[R], topic: str) -> list[tuple[LogRecord, R]]:
         entries = [
             (record, _ANY.validate_json(record.value or b"")) for record in self.records if record.topic == topic
