@@ -1,4 +1,4 @@
-"""Batches as columns: the one mapping from events to the tables of `tables.sql`."""
+"""Batches as columns: the one mapping from events to the tables of the migrations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TIME = "DateTime64(3, 'UTC')"
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """`type` is ClickHouse's, equal to the one in `tables.sql`; times are given in Unix milliseconds."""
+    """`type` is ClickHouse's, equal to the one in the tables; times are given in Unix milliseconds."""
 
     name: str
     type: str

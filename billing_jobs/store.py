@@ -22,12 +22,14 @@ from billing_jobs.pricing import PriceRow
 from billing_jobs.rows import TIME, TableRows, tables_of
 from streams.settings import Settings
 
-SCHEMA_VERSION = 1
-MIGRATIONS = {1: "tables.sql"}
-"""Schema version → the statements that lead to it from the one before."""
+SCHEMA_VERSION = 2
+MIGRATIONS = {1: "tables.sql", 2: "usage_precedence.sql"}
+"""Schema version → the statements that lead to it from the one before. No other process may write meanwhile."""
 
 EMBEDDED_DATABASE = "sluice"
 _SERVER_TIMEOUT_S = 30
+_MIGRATION_TIMEOUT_S = 3_600
+"""A statement that copies a table must not go on at the server when nobody waits for it any more."""
 _IDS_PER_LOOKUP = 1_000
 
 # Explicit: defaults of these moved between versions. A dependent view must recognise what its source recognises.
@@ -75,7 +77,8 @@ class BatchStore(Protocol):
 class Database:
     """Where the tables are. An embedded one lives until `close`."""
 
-    def __init__(self, open_client: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(self, open_client: Callable[[dict[str, Any], int], Any]) -> None:
+        """`open_client` takes settings, in order, and how many seconds an answer of a server may take."""
         self._open_client = open_client
         self._anchor: Connection | None = None
 
@@ -89,7 +92,7 @@ class Database:
         """Database `name` in the folder `path`. A process can have one such folder open at a time."""
         path.mkdir(parents=True, exist_ok=True)
 
-        def open_client(settings: dict[str, Any]) -> Any:
+        def open_client(settings: dict[str, Any], _timeout_s: int) -> Any:
             client = clickhouse_connect.get_client(interface="chdb", path=str(path))
             try:
                 client.command(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(name)}")
@@ -109,21 +112,22 @@ class Database:
     def server(cls, url: str) -> Self:
         """`url` names an existing database: `http://user:password@host:8123/database`."""
 
-        def open_client(settings: dict[str, Any]) -> Any:
+        def open_client(settings: dict[str, Any], timeout_s: int) -> Any:
             return clickhouse_connect.get_client(
                 dsn=url,
                 interface=urlsplit(url).scheme,
                 settings=settings,
                 autogenerate_session_id=False,
                 connect_timeout=5,
-                send_receive_timeout=_SERVER_TIMEOUT_S,
+                send_receive_timeout=timeout_s,
             )
 
         return cls(open_client)
 
     def open(self) -> None:
         """Starts the engine, if embedded, and brings the tables up to date. Raises StoreError, SchemaTooNew."""
-        connection = self.connection()
+        settings = {"max_execution_time": _MIGRATION_TIMEOUT_S}
+        connection = Connection(lambda: self._open_client(settings, _MIGRATION_TIMEOUT_S + _SERVER_TIMEOUT_S))
         with connection.client() as client:
             _migrate(client)
         # An embedded engine stops with its last connection; this one is kept for that and not used otherwise.
@@ -131,7 +135,7 @@ class Database:
 
     def connection(self, settings: dict[str, Any] | None = None) -> "Connection":
         """`settings` are applied in order, so `readonly` goes last."""
-        return Connection(lambda: self._open_client(settings or {}))
+        return Connection(lambda: self._open_client(settings or {}, _SERVER_TIMEOUT_S))
 
     def close(self) -> None:
         if self._anchor is not None:
@@ -183,7 +187,7 @@ def _migrate(client: Any) -> None:
 
 
 class ClickHouseStore:
-    """A BatchStore over the tables of `tables.sql`; also keeps `prices`."""
+    """A BatchStore over the tables of the migrations; also keeps `prices`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

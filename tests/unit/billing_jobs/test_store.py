@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any, Protocol
 
 import pytest
@@ -68,6 +68,11 @@ def query(database: Database, text: str, *, first_column: bool = False) -> list[
     with closing(database.connection()) as connection, connection.client() as client:
         rows = client.query(text).result_rows
     return [row[0] for row in rows] if first_column else rows
+
+
+def execute(database: Database, statement: str) -> None:
+    with closing(database.connection()) as connection, connection.client() as client:
+        client.command(statement)
 
 
 def column_types(database: Database, table: str) -> dict[str, str]:
@@ -149,6 +154,39 @@ def test_a_replay_with_other_batch_boundaries_is_absorbed(database: Database, st
         ) == [(20, 20 * tokens, cost_pico)]
 
 
+UNOPENED: dict[str, object] = {
+    "model": "", "attempts": 0, "ending": "unavailable", "billable": False, "uncached_input_tokens": 0,
+    "cached_input_tokens": 0, "output_tokens": 0, "reasoning_tokens": 0, "released_tokens": 0, "reserved_tokens": 0,
+}  # fmt: skip
+"""What is billed for a response where it was never opened: nothing."""
+UNTAKEN = UNOPENED | {"model": "tiny", "ending": "deadline_exceeded", "reserved_tokens": 110}
+"""What is billed where it was opened and no worker took it: nothing either."""
+
+
+@pytest.mark.parametrize("order", list(permutations([0, 1, 2])), ids=str)
+def test_the_bill_of_a_generated_answer_wins_over_those_of_the_same_id_over_nothing(
+    database: Database, store: ClickHouseStore, order: Sequence[int]
+) -> None:
+    events = [usage_event(7), usage_event(7, **UNTAKEN), usage_event(7, **UNOPENED)]
+    for offset, which in enumerate(order):
+        store.insert(batch_of([events[which].encode()], offset), again=False)
+    cost_pico = 10 * 100_000 + 4 * 20_000 + 30 * 400_000 + 2 * 400_000
+    for statement in ("SELECT 1", "OPTIMIZE TABLE usage_events FINAL"):
+        execute(database, statement)
+        assert query(database, "SELECT ending, output_tokens, cost_pico FROM usage") == [("completed", 30, cost_pico)]
+        for view in ("usage_by_hour", "usage_by_day"):
+            assert query(database, f"SELECT requests, output_tokens, cost_pico FROM {view}") == [(1, 30, cost_pico)]
+    assert len(query(database, "SELECT usage_id FROM usage_events")) == 1, "after a merge nothing else is left"
+
+
+def test_the_bill_of_an_opened_response_wins_over_that_of_its_refusal(
+    database: Database, store: ClickHouseStore
+) -> None:
+    store.insert(batch_of([usage_event(7, **UNTAKEN).encode()], 0), again=False)
+    store.insert(batch_of([usage_event(7, **UNOPENED).encode()], 1), again=False)
+    assert query(database, "SELECT ending, reserved_tokens FROM usage") == [("deadline_exceeded", 110)]
+
+
 def test_every_field_of_a_usage_event_is_stored(database: Database, store: ClickHouseStore) -> None:
     def leaves(schema: type[BaseModel]) -> set[str]:
         nested = {name for name, field in schema.model_fields.items() if field.annotation is Scope}
@@ -184,7 +222,7 @@ def test_columns_are_declared_with_the_types_of_the_tables(database: Database) -
         )
         declared = dict(types)
         assert dict(zip(rows.names, rows.types, strict=True)) == {name: declared[name] for name in rows.names}
-        assert set(declared) - set(rows.names) <= {"inserted_at"}
+        assert set(declared) - set(rows.names) <= {"inserted_at", "precedence"}
 
 
 def test_money_beyond_64_bits_is_exact(database: Database, store: ClickHouseStore) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew
+from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, SchemaTooNew
 from tests.unit.billing_jobs.test_store import query, usage_batch
 
 
@@ -45,12 +45,39 @@ def test_tables_survive_a_restart_and_those_of_a_newer_program_are_refused(tmp_p
             with closing(ClickHouseStore(database.connection())) as store:
                 store.insert(usage_batch(0, 4), again=False)
                 assert query(database, "SELECT count() FROM usage_events") == [(5,)]
-                assert query(database, "SELECT version FROM schema_version") == [(1,)]
+                assert query(database, "SELECT max(version) FROM schema_version") == [(SCHEMA_VERSION,)]
     with closing(Database.embedded(path)) as database:
         with closing(database.connection()) as connection, connection.client() as client:
-            client.insert("schema_version", [[2]], column_names=["version"])
-        with pytest.raises(SchemaTooNew, match="version 2"):
+            client.insert("schema_version", [[SCHEMA_VERSION + 1]], column_names=["version"])
+        with pytest.raises(SchemaTooNew, match=f"version {SCHEMA_VERSION + 1}"):
             database.open()
+
+
+def test_tables_of_an_older_program_are_carried_over_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it was killed after a migration and before it had noted that."""
+    path = tmp_path / "clickhouse"
+
+    def contents(database: Database) -> list[tuple[object, ...]]:
+        return query(database, "SELECT * FROM usage ORDER BY usage_id")
+
+    with closing(Database.embedded(path)) as database, monkeypatch.context() as older:
+        older.setattr("billing_jobs.store.SCHEMA_VERSION", 1)
+        database.open()
+        with closing(ClickHouseStore(database.connection())) as store:
+            for _ in range(2):
+                store.insert(usage_batch(0, 4), again=False)
+            store.insert(usage_batch(3, 9), again=False)
+        before = contents(database)
+    assert len(before) == 10
+    for _ in range(2):
+        with closing(Database.embedded(path)) as database:
+            database.open()
+            assert contents(database) == before
+            [engine] = query(database, "SELECT engine_full FROM system.tables WHERE name = 'usage_events'")
+            assert str(engine[0]).startswith("ReplacingMergeTree(precedence)")
+            with closing(database.connection()) as connection, connection.client() as client:
+                client.command("TRUNCATE TABLE schema_version")
+                client.insert("schema_version", [[1]], column_names=["version"])
 
 
 _CHILD = """
