@@ -22,7 +22,7 @@ from rich.table import Table
 from deploy.banner import banner
 from deploy.chat import Answer, Chat, ChatError
 from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord
-from deploy.inspection import consumer_lag, record_counts, without_credentials, worker_states
+from deploy.inspection import Lag, consumer_lag, record_counts, shown_state, without_credentials, worker_states
 from deploy.plan import ROOT, Options, PlanError, reachable, settings_with
 from deploy.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, READY_TIMEOUT_S, Stack
 from deploy.supervision import State
@@ -34,6 +34,7 @@ from deploy.tenants_file import (
     create_tenant,
     revoke_key,
 )
+from schemas.worker import WorkerState
 from streams.directory import Tenant
 from streams.log import LogError
 from streams.provisioning import DriftError, provision
@@ -198,7 +199,7 @@ def up(
     with stack:
         if wait_ready(stack, progress, interrupted):
             progress.say("[green]everything is ready[/green]")
-            out.print(banner(status_of(stack.data, with_lag=False)))
+            out.print(banner(status_of(stack.data)))
         interrupted.wait()
         progress.say("stopping")
     progress.say("stopped")
@@ -259,8 +260,8 @@ def down(data: DataOption = DEFAULT_DATA) -> None:
     err.print("stopped")
 
 
-def status_of(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
-    """What `sluice status --json` prints. Raises CommandError, DataFolderError, LogError."""
+def status_of(folder: DataFolder, lag: Lag | None = None) -> dict[str, Any]:
+    """What `sluice status --json` prints; `lag` None: not known. Raises CommandError, DataFolderError."""
     run = folder.read_run()
     if run is None:
         raise _nothing_runs(folder)
@@ -289,7 +290,7 @@ def status_of(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
             },
         },
         "processes": [record.model_dump(mode="json") for record in run.processes],
-        "lag": consumer_lag(settings.kafka) if with_lag else {},
+        "lag": lag,
         "data": str(folder.path),
     }
 
@@ -298,11 +299,20 @@ def status_of(folder: DataFolder, *, with_lag: bool = True) -> dict[str, Any]:
 def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Shows each process, each worker and the lag of each topic."""
     folder, run = _running(data)
-    shown = status_of(folder)
+    settings = _settings(run)
+    lag: Lag | None = None
+    workers: list[WorkerState] = []
+    try:
+        lag, workers = (
+            consumer_lag(settings.kafka),
+            [] if as_json else worker_states(settings.kafka, settings.topics),
+        )
+    except LogError as error:
+        err.print(f"[yellow]sluice:[/yellow] Kafka does not say how workers and lag are: {escape(str(error))}")
+    shown = status_of(folder, lag)
     if as_json:
         print(json.dumps(shown, indent=1))
         return
-    settings = _settings(run)
     processes = Table("process", "pid", "state", "restarts", "detail", title=f"{shown['gateway']}  {shown['engine']}")
     for record in run.processes:
         colour = {State.READY: "green", State.STARTING: "yellow"}.get(record.state, "red")
@@ -311,19 +321,22 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
             escape(record.detail),
         )  # fmt: skip
     out.print(processes)
-    workers = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", title="workers")
-    for worker in worker_states(settings.kafka, settings.topics):
+    if lag is None:
+        return
+    beats = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", title="workers")
+    now_ms = time.time_ns() // 1_000_000
+    for worker in workers:
         blocks = f"{worker.kv_blocks_used}/{worker.kv_blocks_total}"
-        workers.add_row(
-            worker.worker_id, worker.pool, worker.state, f"{worker.running}/{worker.max_running}", str(worker.waiting),
-            f"{worker.tokens_per_second:.0f}", blocks,
+        beats.add_row(
+            worker.worker_id, worker.pool, shown_state(worker, now_ms), f"{worker.running}/{worker.max_running}",
+            str(worker.waiting), f"{worker.tokens_per_second:.0f}", blocks,
         )  # fmt: skip
-    out.print(workers)
-    lag = Table("group", "topic", "lag", title="lag")
-    for group, topics in shown["lag"].items():
+    out.print(beats)
+    behind = Table("group", "topic", "lag", title="lag")
+    for group, topics in lag.items():
         for topic, records in topics.items():
-            lag.add_row(group, topic, str(records))
-    out.print(lag)
+            behind.add_row(group, topic, str(records))
+    out.print(behind)
 
 
 @app.command()

@@ -143,7 +143,7 @@ def chat_over_sse(tour: Tour) -> None:
 
 def batch_over_kafka(tour: Tour) -> None:
     """A batch job, signed and put on Kafka by a producer, and its result read back"""
-    status = status_of(tour.stack.data, with_lag=False)
+    status = status_of(tour.stack.data)
     custom_id = f"demo-{uuid.uuid4().hex[:12]}"
     produce(status, QUESTION, custom_id, max_tokens=64)
     out.print(f"  [dim]job {custom_id} → {status['producer']['topics']['intake']}[/dim]")

@@ -2,7 +2,8 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from confluent_kafka import (
@@ -16,6 +17,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from schemas.codec import Undecodable, decode
 from schemas.worker import WorkerState
 from streams.kafka_log import KafkaConsumer, client_config, log_error
+from streams.log import LogError
 from streams.log_reading import kept_offsets, read_offsets
 from streams.settings import KafkaSettings
 from streams.topics import Topics
@@ -23,11 +25,13 @@ from streams.topics import Topics
 CALL_TIMEOUT_S = 10.0
 
 Offsets = Mapping[tuple[str, int], int]
+Lag = dict[str, dict[str, int]]
+"""Records not yet consumed, by consumer group and topic."""
 
 
-def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> dict[str, dict[str, int]]:
+def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> Lag:
     """Records not yet consumed, by group and topic. Partitions without a commit are left out, like deleted topics."""
-    lag: dict[str, dict[str, int]] = {}
+    lag: Lag = {}
     for group, offsets in sorted(committed.items()):
         topics: defaultdict[str, int] = defaultdict(int)
         for partition, offset in offsets.items():
@@ -37,6 +41,11 @@ def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> dict[str, d
     return lag
 
 
+def shown_state(worker: WorkerState, now_ms: int) -> str:
+    """What the last heartbeat says, or `gone` where its lease has passed: no router sends it anything any more."""
+    return worker.state if worker.beat_at_ms + worker.lease_ms > now_ms else "gone"
+
+
 def without_credentials(url: str) -> str:
     """The URL as a person or a script may see it: `***` instead of user and password."""
     parts = urlsplit(url)
@@ -44,15 +53,28 @@ def without_credentials(url: str) -> str:
     return parts._replace(netloc=f"***@{place}").geturl() if at else url
 
 
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """An error of the client library, or a silent broker, as a LogError."""
+    try:
+        yield
+    except KafkaException as error:
+        raise log_error(error.args[0], what) from None
+    except TimeoutError:
+        raise LogError(f"{what}: no answer within {CALL_TIMEOUT_S:g} s", retriable=True) from None
+
+
 def _admin(settings: KafkaSettings) -> AdminClient:
     return AdminClient({**client_config(settings, "sluice-status"), "log_level": 0})
 
 
-def consumer_lag(settings: KafkaSettings) -> dict[str, dict[str, int]]:
+def consumer_lag(settings: KafkaSettings) -> Lag:
     """Lag of every consumer group, by topic. Raises LogError."""
     admin = _admin(settings)
-    try:
+    with _translated("consumer lag"):
         groups = admin.list_consumer_groups(request_timeout=CALL_TIMEOUT_S).result(CALL_TIMEOUT_S)
+        if groups.errors:  # of brokers that did not answer; what the others say is not all
+            raise KafkaException(groups.errors[0])
         committed: dict[str, dict[tuple[str, int], int]] = {}
         for group in (listing.group_id for listing in groups.valid):
             asked = admin.list_consumer_group_offsets(
@@ -62,8 +84,6 @@ def consumer_lag(settings: KafkaSettings) -> dict[str, dict[str, int]]:
             committed[group] = {(p.topic, p.partition): p.offset for p in partitions if p.offset >= 0}
         wanted = {partition for offsets in committed.values() for partition in offsets}
         return lag_by_topic(committed, _ends(admin, wanted))
-    except KafkaException as error:
-        raise log_error(error.args[0], "consumer lag") from None
 
 
 def _latest() -> OffsetSpec:
@@ -91,7 +111,7 @@ def _ends(admin: AdminClient, wanted: set[tuple[str, int]]) -> dict[tuple[str, i
 def record_counts(settings: KafkaSettings, topics: list[str]) -> dict[str, int]:
     """Records kept in each of these topics; topics that do not exist are left out. Raises LogError."""
     admin = _admin(settings)
-    try:
+    with _translated("record counts"):
         metadata = admin.list_topics(timeout=CALL_TIMEOUT_S).topics
         partitions = [(name, number) for name in topics if name in metadata for number in metadata[name].partitions]
         counts: defaultdict[str, int] = defaultdict(int)
@@ -102,8 +122,6 @@ def record_counts(settings: KafkaSettings, topics: list[str]) -> dict[str, int]:
         for (name, _number), end in _ends(admin, set(partitions)).items():
             counts[name] += end
         return dict(counts)
-    except KafkaException as error:
-        raise log_error(error.args[0], "record counts") from None
 
 
 def worker_states(settings: KafkaSettings, topics: Topics) -> list[WorkerState]:

@@ -102,6 +102,6 @@ class Traffic:
         while not self._stopping.is_set():
             custom_id = f"job-{uuid.uuid4().hex[:12]}"
             with suppress(RuntimeError, KafkaException):
-                produce(status_of(self._stack.data, with_lag=False), STORY.format(number=custom_id), custom_id, 20)
+                produce(status_of(self._stack.data), STORY.format(number=custom_id), custom_id, 20)
                 self.seen.jobs.append(custom_id)
             time.sleep(0.5)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deploy import cli
+from deploy import cli, inspection
 from deploy.data_folder import DataFolder, Keys, RunRecord
 from deploy.inspection import without_credentials
 from deploy.plan import LOCAL_CONFIG
@@ -102,7 +102,7 @@ def test_a_status_shows_no_password(tmp_path: Path) -> None:
         "clickhouse": "https://sluice:p%40hunter2@clickhouse.example:8443/usage",
     }
     with running(tmp_path, **urls, KAFKA__EXTRA='{"sasl.password": "hunter2"}') as folder:
-        status = cli.status_of(folder, with_lag=False)
+        status = cli.status_of(folder)
     assert status["redis"] == "rediss://***@redis.example:6380/3?timeout=1"
     assert status["clickhouse"] == "https://***@clickhouse.example:8443/usage"
     assert "hunter2" not in json.dumps(status)
@@ -143,3 +143,19 @@ def test_what_is_stopped_is_who_holds_the_folder_and_not_who_held_it_once(tmp_pa
             holder.kill()
     with pytest.raises(cli.CommandError, match="nothing runs"):
         cli.down(data=tmp_path)
+
+
+def test_without_kafka_a_status_says_what_it_knows_and_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(inspection, "CALL_TIMEOUT_S", 0.3)
+    with running(tmp_path, KAFKA__BOOTSTRAP="127.0.0.1:1"):
+        cli.status(data=tmp_path, as_json=True)
+        shown, warnings = capsys.readouterr()
+        assert json.loads(shown)["lag"] is None
+        assert json.loads(shown)["gateway"] == "http://127.0.0.1:1"
+        assert len(warnings.splitlines()) == 1
+        cli.status(data=tmp_path, as_json=False)
+        shown, warnings = capsys.readouterr()
+        assert "http://127.0.0.1:1" in shown
+        assert len(warnings.splitlines()) == 1

@@ -1,6 +1,6 @@
 import uuid
 
-from deploy.inspection import lag_by_topic, worker_states
+from deploy.inspection import lag_by_topic, shown_state, worker_states
 from schemas.worker import WorkerState
 from streams.kafka_log import KafkaProducer
 from streams.provisioning import provision
@@ -12,6 +12,13 @@ def test_lag_adds_up_partitions_and_never_goes_below_zero() -> None:
     committed = {"billing": {("usage", 0): 5, ("usage", 1): 9, ("gone", 0): 1}, "gateways": {}}
     ends = {("usage", 0): 7, ("usage", 1): 8}
     assert lag_by_topic(committed, ends) == {"billing": {"usage": 2}, "gateways": {}}
+
+
+def test_a_worker_whose_lease_has_passed_is_gone() -> None:
+    worker = WorkerState(
+        worker_id="w", pool="default", model="m", engine="simulated", state="ready", beat_at_ms=1_000, lease_ms=4_000
+    )
+    assert [shown_state(worker, now_ms) for now_ms in (1_000, 4_999, 5_000)] == ["ready", "ready", "gone"]
 
 
 def test_the_last_heartbeat_of_each_worker_that_has_not_gone(kafka_settings: KafkaSettings) -> None:
