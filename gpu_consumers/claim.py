@@ -20,8 +20,11 @@ ClaimState = Literal["fresh", "expired", "leased", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
+    """With `only_begun`, a response that nobody had is left alone: it is told as `fresh`, and is not ours."""
+
     response_id: str
     attempt_id: str
+    only_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class ClaimStore(Protocol):
         """Ends the lease, and with it every claim that points to it."""
 
 
-# KEYS: claim, own lease. ARGV: lease prefix, incarnation, attempt, lease_ms, claim_ttl_ms.
+# KEYS: claim, own lease. ARGV: lease prefix, incarnation, attempt, lease_ms, claim_ttl_ms, only begun (1 or 0).
 # A claim is a hash: incarnation (empty: released or finished), attempt, finished.
 _CLAIM = """
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
@@ -74,6 +77,8 @@ if held[1] then
     if left > 0 then return {'leased', held[2], left} end
   end
   state, previous = 'expired', held[2]
+elseif ARGV[6] == '1' then
+  return {'fresh', '', 0}
 end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
@@ -132,7 +137,14 @@ class RedisClaims:
         answers = await _all(
             self._claim_script.call(
                 [self._claim_key(request.response_id), self._lease_key],
-                [any_lease, self._incarnation, request.attempt_id, self._lease_ms, self._claim_ttl_ms],
+                [
+                    any_lease,
+                    self._incarnation,
+                    request.attempt_id,
+                    self._lease_ms,
+                    self._claim_ttl_ms,
+                    int(request.only_begun),
+                ],
             )
             for request in requests
         )
@@ -187,6 +199,8 @@ class ClaimTable:
         holder, previous = self._held.get(request.response_id, (None, ""))
         if holder and holder != incarnation and (left := self._leases.get(holder, 0) - now_ms) > 0:
             return Claim("leased", previous, left)
+        if holder is None and request.only_begun:
+            return Claim("fresh")
         self._held[request.response_id] = (incarnation, request.attempt_id)
         return Claim("fresh") if holder is None else Claim("expired", previous)
 

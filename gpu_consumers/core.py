@@ -6,12 +6,15 @@ its shell carries out in order. No effect needs the answer of another: answers c
 The life of one piece of work:
 
     queued → claiming → running → closing → done          (nobody had it)
-                      → fencing → reading → running …     (somebody may have begun it)
+                      → fencing → reading → queued …      (somebody may have begun it)
                       → waiting → queued …                (another worker's lease, or a retry)
+
+Only what enters the engine waits for a slot in it. What waits is looked up among the claims meanwhile: to end what a
+dead worker began takes neither slot nor engine, and its client waits for that ending.
 """
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -41,6 +44,8 @@ RETRY_MS = 1_000
 REMEMBERED_MS = 300_000
 MAX_REMEMBERED = 65_536
 MAX_RECENT = 4_096
+MAX_LOOKS = 128
+"""Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
 LANE_SHARES: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
 """The part of the bounds of uncommitted work that a lane and those below it may fill: the rest is for higher ones."""
 _NO_SAMPLING = Sampling()
@@ -92,8 +97,11 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class AskClaim:
+    """`only_begun`: claim it if somebody has begun it, else leave it to whoever has a slot for it."""
+
     response_id: str
     attempt_id: str
+    only_begun: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +188,7 @@ class _Phase(Enum):
 
 
 _ENGAGED = frozenset({_Phase.CLAIMING, _Phase.FENCING, _Phase.READING, _Phase.RUNNING})
+_IN_SLOT = frozenset({_Phase.CLAIMING, _Phase.RUNNING})
 
 _Plan = Literal["claim", "fresh", "takeover", "generate"]
 
@@ -232,7 +241,11 @@ class WorkerCore:
         self._scheduler = Scheduler()
         self._works: dict[str, _Work] = {}
         self._by_attempt: dict[str, _Work] = {}
-        self._engaged = 0
+        self._slots_taken = 0
+        # What waits for a slot and was not looked up yet, and the look-ups on their way, by response.
+        self._unlooked: deque[str] = deque()
+        self._looks: dict[str, AskClaim] = {}
+        self._look_not_before_ms = 0
         self._waiting: list[tuple[int, str]] = []
         self._deadlines: list[tuple[int, str]] = []
         self._trackers: dict[TopicPartition, OffsetTracker] = {}
@@ -268,7 +281,9 @@ class WorkerCore:
         for work in list(self._works.values()):
             work.sources = [source for source in work.sources if id(source[0]) not in trackers]
             unstarted = work.plan == "claim" and work.phase in (_Phase.QUEUED, _Phase.WAITING)
-            if not work.sources and unstarted and not work.claimed:
+            # The answer of a look-up decides what becomes of it: it may be ours by then.
+            looking = work.response_id in self._looks
+            if not work.sources and unstarted and not work.claimed and not looking:
                 self._forget(work)
         return {partition: offset for partition, tracker in gone.items() if (offset := tracker.to_commit()) is not None}
 
@@ -404,38 +419,83 @@ class WorkerCore:
         while self._recent and next(iter(self._recent.values()))[0] <= now_ms:
             self._recent.popitem(last=False)
         self._start(now_ms)
+        self._look_up(now_ms)
 
     def _start(self, now_ms: int) -> None:
         if not self._engine_ready or self._draining:
             return
-        slots = self.config.max_running + self.config.healthy_buffer - self._engaged
+        slots = self.config.max_running + self.config.healthy_buffer - self._slots_taken
         for item in self._scheduler.take(slots):
             work = self._works[item.response_id]
             self._observer.started(item.lane, now_ms - item.queued_at_ms)
             if work.plan == "claim":
                 work.attempt_id = self._mint()
                 self._set_phase(work, _Phase.CLAIMING)
-                self._effects.append(AskClaim(work.response_id, work.attempt_id))
+                self._effects.append(AskClaim(work.response_id, work.attempt_id, only_begun=False))
             elif work.plan == "fresh":
                 work.attempt_id = self._mint()
                 self._generate_fresh(work, now_ms)
             else:
                 self._submit(work, now_ms)
 
+    def _look_up(self, now_ms: int) -> None:
+        """Asks, of what found no slot, whether somebody has begun it."""
+        if self._draining or now_ms < self._look_not_before_ms:
+            return
+        while self._unlooked and len(self._looks) < MAX_LOOKS:
+            response_id = self._unlooked.popleft()
+            work = self._works.get(response_id)
+            if work is None or not self._waits_for_claim(work) or response_id in self._looks:
+                continue
+            look = AskClaim(response_id, self._mint(), only_begun=not work.must_take_over)
+            self._looks[response_id] = look
+            self._effects.append(look)
+
+    @staticmethod
+    def _waits_for_claim(work: _Work) -> bool:
+        return work.phase is _Phase.QUEUED and work.plan == "claim"
+
     # Claims
 
     def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int) -> None:
         """The answer to `AskClaim`; None when the store did not answer."""
         work = self._works.get(response_id)
-        if work is None or work.phase is not _Phase.CLAIMING or work.attempt_id != attempt_id:
+        look = self._looks.get(response_id)
+        if look is not None and look.attempt_id == attempt_id:
+            del self._looks[response_id]
+            self._looked_up(work, look, claim, now_ms)
+        elif work is None or work.phase is not _Phase.CLAIMING or work.attempt_id != attempt_id:
             # Cancelled or expired meanwhile; what it was replaced by is marked when it ends.
             return
+        elif claim is None and not work.must_take_over:
+            # Without claims the fences alone decide; they are enough to be right.
+            self._generate_fresh(work, now_ms)
+        elif claim is not None and claim.state == "fresh" and not work.must_take_over:
+            work.claimed = True
+            self._generate_fresh(work, now_ms)
+        else:
+            self._not_fresh(work, claim, now_ms)
+
+    def _looked_up(self, work: _Work | None, look: AskClaim, claim: Claim | None, now_ms: int) -> None:
+        if work is None:
+            if claim is not None and claim.state in ("fresh", "expired"):
+                self._effects.append(ReleaseClaim(look.response_id))  # nothing, where it is not ours
+        elif not self._waits_for_claim(work):
+            # It found a slot, or ended, before the answer came: that is what decides.
+            return
+        elif claim is None or (claim.state == "fresh" and look.only_begun):
+            if not work.sources:
+                self._forget(work)
+            elif claim is None:
+                self._look_not_before_ms = now_ms + RETRY_MS
+                self._unlooked.append(work.response_id)
+        else:
+            self._not_fresh(work, claim, now_ms)
+
+    def _not_fresh(self, work: _Work, claim: Claim | None, now_ms: int) -> None:
+        """Somebody has, had or may have begun it."""
         if claim is None:
-            if work.must_take_over:
-                self._wait(work, "claim", now_ms + RETRY_MS)
-            else:
-                # Without claims the fences alone decide; they are enough to be right.
-                self._generate_fresh(work, now_ms)
+            self._wait(work, "claim", now_ms + RETRY_MS)
         elif claim.state == "finished":
             self._done(work, now_ms)
         elif claim.state == "leased":
@@ -445,10 +505,7 @@ class WorkerCore:
                 self._forget(work)
         else:
             work.claimed = True
-            if claim.state == "expired" or work.must_take_over:
-                self._take_over(work, now_ms)
-            else:
-                self._generate_fresh(work, now_ms)
+            self._take_over(work, now_ms)
 
     # Attempts
 
@@ -496,8 +553,6 @@ class WorkerCore:
         elif decision == "interrupted" or len(work.prompt) < work.prompt_tokens:
             # Without its prompt it is one from `_recent`, which an older attempt's tokens precede.
             self._end(work, EndingCode.GENERATION_INTERRUPTED, now_ms)
-        elif self._engine_ready:
-            self._submit(work, now_ms)
         else:
             work.plan = "generate"
             self._enqueue(work, now_ms, front=True)
@@ -791,6 +846,8 @@ class WorkerCore:
             request.deadline_ms,
         )
         self._scheduler.add(item, front=front)
+        if work.plan == "claim":
+            self._unlooked.append(work.response_id)
 
     def _wait(self, work: _Work, plan: Literal["claim", "takeover"], retry_at_ms: int) -> None:
         self._scheduler.remove(work.response_id)
@@ -880,7 +937,7 @@ class WorkerCore:
         self._effects.append(Publish(self.config.topics.dead_letters.name, None, letter.key, letter.encode(), receipt))
 
     def _set_phase(self, work: _Work, phase: _Phase) -> None:
-        self._engaged += (phase in _ENGAGED) - (work.phase in _ENGAGED)
+        self._slots_taken += (phase in _IN_SLOT) - (work.phase in _IN_SLOT)
         work.phase = phase
 
     def _drop_attempt(self, work: _Work) -> None:

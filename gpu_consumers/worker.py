@@ -390,7 +390,7 @@ class Worker:
             self._claims_asked.clear()
             asks, self._asked.claims = self._asked.claims, []
             if asks:
-                requests = [ClaimRequest(ask.response_id, ask.attempt_id) for ask in asks]
+                requests = [ClaimRequest(ask.response_id, ask.attempt_id, ask.only_begun) for ask in asks]
                 try:
                     claims = [*await self._ports.claims.claim(requests)]
                 except ClaimsUnavailable as error:

@@ -16,10 +16,10 @@ from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, ClaimTab
 LONG_MS = 600_000
 _regions = count()
 
-Step = tuple[Literal["claim", "finish", "release", "resign"], str, str]
+Step = tuple[Literal["claim", "take_over", "finish", "release", "resign"], str, str]
 STEPS: st.SearchStrategy[list[Step]] = st.lists(
     st.tuples(
-        st.sampled_from(["claim", "claim", "finish", "release", "resign"]),
+        st.sampled_from(["claim", "claim", "take_over", "finish", "release", "resign"]),
         st.sampled_from(["a/1", "a/2", "b/1"]),
         st.sampled_from(["r1", "r2"]),
     ),
@@ -53,8 +53,8 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
         table = ClaimTable(LONG_MS)
         for number, (what, incarnation, response_id) in enumerate(script):
             store = stores[incarnation]
-            if what == "claim":
-                request = ClaimRequest(response_id, f"att_{number}")
+            if what in ("claim", "take_over"):
+                request = ClaimRequest(response_id, f"att_{number}", only_begun=what == "take_over")
                 [found] = await store.claim([request])
                 expected = table.claim(incarnation, request, 0)
                 assert found.state == expected.state
@@ -94,6 +94,16 @@ async def test_one_renewal_keeps_everything_and_its_absence_loses_everything(red
     assert all(0 < claim.retry_in_ms <= 400 for claim in leased)
     await asyncio.sleep(leased[0].retry_in_ms / 1_000 + 0.02)
     assert await other.claim(requests) == [Claim("expired", f"att{number}") for number in range(50)]
+
+
+async def test_what_nobody_began_is_left_alone_by_who_asks_for_begun_work_only(redis: Redis, region: str) -> None:
+    holder, heir = claims(redis, region, "a/1", lease_ms=100), claims(redis, region, "b/1")
+    await holder.claim([ClaimRequest("begun", "att_old")])
+    asked = [ClaimRequest(each, "att_new", only_begun=True) for each in ("begun", "unheard")]
+    assert [claim.state for claim in await heir.claim(asked)] == ["leased", "fresh"]
+    await asyncio.sleep(0.15)
+    assert await heir.claim(asked) == [Claim("expired", "att_old"), Claim("fresh")]
+    assert await holder.claim([ClaimRequest("unheard", "att")]) == [Claim("fresh")]
 
 
 async def test_a_worker_that_was_overtaken_cannot_call_the_work_finished(redis: Redis, region: str) -> None:

@@ -3,6 +3,7 @@
 A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from gpu_consumers.claim import Claim, ClaimRequest, ClaimTable
 from gpu_consumers.core import (
     LANE_SHARES,
+    MAX_LOOKS,
     Abort,
     AskClaim,
     AskReadBack,
@@ -170,6 +172,7 @@ class Worker:
 
     def __init__(self, region: Region, worker_id: str, *, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
         self.region = region
+        self.engine_starts = True
         self.incarnation = f"{worker_id}/{next(region.ids)}"
         self.core = WorkerCore(
             CoreConfig(
@@ -195,6 +198,7 @@ class Worker:
         )
         self.aborted: list[str] = []
         self.submitted: list[str] = []
+        self.claims_asked = 0
 
     def _revoked(self, partitions: Iterable[TopicPartition]) -> None:
         self._commit(self.core.revoked(partitions))
@@ -215,7 +219,7 @@ class Worker:
     def step(self) -> None:
         region, core = self.region, self.core
         now_ms = region.now_ms
-        if self.engine is None:
+        if self.engine is None and self.engine_starts:
             self.engine = SimulatedCore(ENGINE)
             core.engine_started(now_ms)
         region.claims.renew(self.incarnation, now_ms)
@@ -231,7 +235,7 @@ class Worker:
                 raise EngineDied("scripted")
             if self.late_rounds:
                 self.late_rounds -= 1
-            else:
+            elif self.engine is not None:
                 core.deltas(self.engine.step(now_ms / 1_000), now_ms * 1_000)
         except EngineDied:
             self.engine = None
@@ -267,10 +271,12 @@ class Worker:
                         core.delivered(receipt, offset, region.now_ms)
 
                 self.producer.produce(topic, value, key=key, partition=partition, on_delivery=on_delivery)
-            case AskClaim(response_id, attempt_id):
+            case AskClaim(response_id, attempt_id, only_begun):
+                self.claims_asked += 1
                 claim: Claim | None = None
                 if region.claims_up:
-                    claim = region.claims.claim(self.incarnation, ClaimRequest(response_id, attempt_id), now_ms)
+                    request = ClaimRequest(response_id, attempt_id, only_begun)
+                    claim = region.claims.claim(self.incarnation, request, now_ms)
                 core.claimed(response_id, attempt_id, claim, now_ms)
             case AskReadBack(response_id, attempt_id, partition, first_offset, fence_offset):
                 fold = ReadBack(response_id, attempt_id)
@@ -501,6 +507,86 @@ def test_a_dead_workers_answer_ends_as_interrupted_by_the_next_worker() -> None:
     fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+
+
+def test_a_dead_workers_answer_ends_while_the_next_workers_engine_is_still_loading() -> None:
+    fleet = Fleet("a")
+    begun = fleet.region.request(max_tokens=200)
+    fleet.run(1_000)
+    fleet.crash("a")
+    unheard = [fleet.region.request() for _ in range(3)]
+    heir = fleet.start("b")
+    heir.engine_starts = False
+    fleet.run(LEASE_MS + 200)
+    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    assert not heir.submitted
+    heir.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(response_id) for response_id in unheard} == {EndingCode.COMPLETED}
+
+
+def test_a_dead_workers_answer_ends_while_the_next_worker_is_full_and_has_a_backlog() -> None:
+    fleet = Fleet("a", "b", max_running=1)
+    begun = [fleet.region.request(max_tokens=5_000, partition=partition) for partition in (0, 1)]
+    fleet.run(1_000)
+    for _ in range(30):
+        fleet.region.request(partition=0)
+        fleet.region.request(partition=1)
+    fleet.run(200)
+    fleet.crash("a")
+    fleet.run(LEASE_MS + 200)
+    assert {fleet.region.terminal(response_id) for response_id in begun} == {
+        EndingCode.GENERATION_INTERRUPTED,
+        None,  # of the worker that lives
+    }
+    assert len(fleet.region.open_responses()) == 61
+
+
+def test_a_dead_workers_answer_that_said_nothing_waits_for_the_engine_alone() -> None:
+    fleet = Fleet("a", max_running=1)
+    silent = fleet.region.request()
+    fleet.run(20)
+    fleet.crash("a")
+    heir = fleet.start("b")
+    heir.engine_starts = False
+    fleet.run(LEASE_MS + 200)
+    assert fleet.region.terminal(silent) is None
+    heir.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(silent) is EndingCode.COMPLETED
+
+
+def test_work_that_finds_a_slot_at_once_costs_one_round_trip_to_the_claims() -> None:
+    fleet = Fleet("a", max_running=4)
+    for _ in range(4):
+        fleet.region.request()
+    fleet.settle()
+    assert fleet.all[0].claims_asked == 4
+
+
+def test_looking_for_what_others_began_takes_nothing_and_is_bounded() -> None:
+    fleet = Fleet("a")
+    [worker] = fleet.all
+    worker.engine_starts = False
+    region = fleet.region
+    ids = [region.request() for _ in range(MAX_LOOKS + 20)]
+    core = WorkerCore(dataclasses.replace(worker.core.config, max_uncommitted_records=1_000), lambda: "att_look")
+    source = TopicPartition(TOPICS.lane("pool", Lane.STANDARD).name, 0)
+    core.assigned([source])
+    core.lane_records(region.log.records(source.topic), NOW_MS)
+    core.tick(NOW_MS)
+    looks = [effect for effect in core.effects() if isinstance(effect, AskClaim)]
+    assert [look.response_id for look in looks] == ids[:MAX_LOOKS]
+    core.tick(NOW_MS)
+    assert core.effects() == []
+    for look in looks:
+        claim = region.claims.claim("w", ClaimRequest(look.response_id, look.attempt_id, look.only_begun), NOW_MS)
+        core.claimed(look.response_id, look.attempt_id, claim, NOW_MS)
+    core.tick(NOW_MS)
+    assert [look.response_id for look in core.effects() if isinstance(look, AskClaim)] == ids[MAX_LOOKS:]
+    assert all(region.claims.claim("other", ClaimRequest(each, "att"), NOW_MS).state == "fresh" for each in ids)
 
 
 def test_work_that_said_nothing_yet_is_generated_by_the_next_worker() -> None:
