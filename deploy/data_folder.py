@@ -217,8 +217,17 @@ class DataFolder:
     def write_keys(self, keys: Keys) -> None:
         write_atomically(self.keys_file, json.dumps(keys.model_dump(), indent=1), mode=0o600)
 
-    def delete(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+    def is_ours(self) -> bool:
+        """Whether nothing is lost that a stack has not made: a folder that had a supervisor, an empty one, or none."""
+        return self.lock_file.exists() or not self.path.exists() or not any(self.path.iterdir())
+
+    def clear(self) -> None:
+        """Deletes everything but the lock, which the caller holds."""
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry != self.lock_file:
+                entry.unlink()
 
 
 def new_deployment_secret() -> str:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from deploy.chat import Chat
 from deploy.cli import Progress, query, status_of, wait_ready
+from deploy.data_folder import DataFolderError
 from deploy.examples.producer import await_result, produce
 from deploy.plan import ROOT, Options
 from deploy.runner import Stack
@@ -294,7 +295,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """The exit code. Whatever goes wrong, the stack is stopped first and one line says it."""
     parser = argparse.ArgumentParser(description="A tour of Sluice that checks each of its steps.")
     parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
-    parser.add_argument("--data", type=Path, default=ROOT / ".data" / "demo", help="emptied before the tour")
+    parser.add_argument(
+        "--data", type=Path, default=ROOT / ".data" / "demo", help="of an earlier tour, or new; emptied first"
+    )
     arguments = parser.parse_args(words)
     # As for an interrupt: what was started is stopped in order.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -302,7 +305,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return tour(arguments.engine, arguments.data)
     except KeyboardInterrupt:
         return _failed("interrupted")
-    except SupervisorError as error:
+    except (DataFolderError, SupervisorError) as error:
         return _failed(str(error))
     except Exception as error:  # noqa: BLE001 - the last resort: said, and never taken for success
         return _failed(f"{type(error).__name__}: {error}")
@@ -322,8 +325,7 @@ def tour(engine: str, data: Path) -> int:
     if engine == "sim":
         options = Options(engine="simulated", engine_args={"script": SIMULATED_SCRIPT}, free_ports=True)
     stack = Stack(data, options, say=progress.say, on_change=progress.change)
-    if not stack.data.is_locked():
-        stack.data.delete()
+    stack.clear()
     progress.say("starting Kafka, Redis and every process; vLLM takes the longest")
     with stack:
         wait_ready(stack, progress, threading.Event())

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from deploy import guardian
-from deploy.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
+from deploy.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord
 from deploy.first_run import provision_keys
 from deploy.kafka_broker import format_command, has_jars, is_formatted, write_properties
 from deploy.plan import Options, Plan, make_plan
@@ -97,6 +97,17 @@ class Stack:
 
     def api_key(self, tenant_id: str = "demo") -> str:
         return self.keys.api_keys[tenant_id]
+
+    def clear(self) -> None:
+        """Ends what an earlier run left behind and empties its folder. Before the start.
+
+        Raises DataFolderError when a stack runs on it, or when it holds something else than a stack's state.
+        """
+        if not self.data.is_ours():
+            raise DataFolderError(f"{self.data.path} is not empty and was not made by Sluice; name another folder")
+        with self.data.lock():
+            self._end_leftovers()
+            self.data.clear()
 
     def start(self) -> None:
         """Returns when the infrastructure is ready and all else was started; see `wait_ready`."""
