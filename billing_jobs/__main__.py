@@ -13,7 +13,7 @@ import uvicorn
 
 from billing_jobs.cut import CutUnreadable
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.pricing import PriceBook, PriceConflict, PriceInexact, price_row, prices_to_append
+from billing_jobs.pricing import PriceInexact, price_row, prices_to_append
 from billing_jobs.queries import Reader, read_settings
 from billing_jobs.server import create_app, reader_threads
 from billing_jobs.sink import GROUP, Sink
@@ -52,24 +52,22 @@ def check_settings(settings: Settings) -> None:
         raise SettingsError("\n".join(lines))
 
 
-def open_price_book(store: ClickHouseStore, settings: Settings) -> PriceBook:
-    """Brings `prices` up to the settings' catalogue. Raises StoreError, PriceConflict."""
-    known = store.prices()
-    new = prices_to_append(settings.models, known, now_ms())
+def append_new_prices(store: ClickHouseStore, settings: Settings) -> None:
+    """Brings `prices` up to the settings' catalogue. Raises StoreError."""
+    new = prices_to_append(settings.models, store.prices(), now_ms())
     if new:
         store.append_prices(new)
         _log.info("prices_appended", price_ids=[row.price_id for row in new])
-    return PriceBook([*known, *new])
 
 
-def make_sink(settings: Settings, store: ClickHouseStore, book: PriceBook, metrics: BillingMetrics) -> Sink:
+def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetrics) -> Sink:
     return Sink(
         consumer=KafkaConsumer(
             settings.kafka, f"{settings.region}.{GROUP}", "billing", fetch_min_bytes=UNHURRIED_FETCH_BYTES
         ),
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
-        book=book,
+        load_prices=store.prices,
         usage_topic=settings.topics.usage.name,
         dead_letter_topic=settings.topics.dead_letters.name,
         batch_rows=settings.billing.batch_rows,
@@ -132,7 +130,7 @@ def run(settings: Settings) -> int:
     check_settings(settings)
     try:
         return _run(settings)
-    except (StoreError, SchemaTooNew, PriceConflict, CutUnreadable, LogError, OSError) as error:
+    except (StoreError, SchemaTooNew, CutUnreadable, LogError, OSError) as error:
         _log.error("billing_ends", error=f"{type(error).__name__}: {error}")
         return EXIT_FAILED
 
@@ -144,7 +142,8 @@ def _run(settings: Settings) -> int:
         database = stack.enter_context(closing(Database.from_settings(settings)))
         database.open()
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
-        sink = make_sink(settings, store, open_price_book(store, settings), BillingMetrics())
+        append_new_prices(store, settings)
+        sink = make_sink(settings, store, BillingMetrics())
         limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
         usage_reader, sql_reader = reader_threads(
             lambda: Reader(database.connection(limits), settings.billing.max_query_rows),

@@ -12,7 +12,7 @@ rows are gone (a kill between token and rows, a dropped partition). Such a repla
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from billing_jobs.pricing import Charge, PriceBook, charge
@@ -159,6 +159,11 @@ def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook) -> Batc
         except Undecodable as error:
             batch.unusable.append(Unusable(record, error.reason, error.detail))
     return batch
+
+
+def priced(batch: Batch, book: PriceBook) -> Batch:
+    """The batch, charged by `book`."""
+    return replace(batch, charges=[charge(row.event, book) for row in batch.usage])
 
 
 def _check_integers(event: UsageEvent | ComputeRecord | DeliveredCount) -> None:

@@ -7,9 +7,9 @@ from threading import Event
 
 import structlog
 
-from billing_jobs.cut import Batch, CutPlanner, Unusable, parse_batch
+from billing_jobs.cut import Batch, CutPlanner, Unusable, parse_batch, priced
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.pricing import PriceBook
+from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
 from schemas.dead_letter import DeadLetter
 from streams.log import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
@@ -20,6 +20,8 @@ MAX_POLL_RECORDS = 2_000
 FIRST_BACKOFF_MS = 100
 MAX_BACKOFF_MS = 10_000
 PROGRESS_PERIOD_MS = 1_000
+PRICES_SETTLE_MS = 60_000
+"""A price may be seen so long after the instant from which it holds: clocks differ, and appending takes a moment."""
 _DELIVERY_TIMEOUT_S = 10.0
 _OUTAGE_POLL_S = 0.1
 
@@ -92,8 +94,9 @@ class _Pending:
 class Sink:
     """One member of the group `billing`. Single-threaded: `step` repeatedly, then `close`.
 
-    `progress` may be read from other threads. Raises CutUnreadable and LogError (not retriable); then the process must
-    end, and the next one resumes from the commits.
+    `load_prices` gives every price appended by now, by whichever member; it raises StoreError. `progress` may be read
+    from other threads. Raises CutUnreadable, PriceConflict and LogError (not retriable); then the process must end, and
+    the next one resumes from the commits.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Sink:
         consumer: LogConsumer,
         producer: LogProducer,
         store: BatchStore,
-        book: PriceBook,
+        load_prices: Callable[[], list[PriceRow]],
         usage_topic: str,
         dead_letter_topic: str,
         batch_rows: int,
@@ -113,7 +116,10 @@ class Sink:
         self._consumer = consumer
         self._producer = producer
         self._store = store
-        self._book = book
+        self._load_prices = load_prices
+        self._prices: list[PriceRow] = []
+        self._book = PriceBook(self._prices)
+        self._prices_read_at_ms = 0
         self._topic = usage_topic
         self._dead_letter_topic = dead_letter_topic
         self._clock_ms = clock_ms
@@ -270,7 +276,20 @@ class Sink:
             return
         self._pending = None
 
+    def _price(self, pending: _Pending) -> None:
+        """Another member may have appended a price since they were read here."""
+        newest_ms = max((row.event.accepted_at_ms for row in pending.batch.usage), default=0)
+        if newest_ms < self._prices_read_at_ms - PRICES_SETTLE_MS:
+            return
+        read_at_ms = self._clock_ms()
+        prices = self._load_prices()
+        self._prices_read_at_ms = read_at_ms
+        if prices != self._prices:
+            self._prices, self._book = prices, PriceBook(prices)
+            pending.batch = priced(pending.batch, self._book)
+
     def _insert(self, pending: _Pending) -> None:
+        self._price(pending)
         batch = pending.batch
         again = pending.recovered or pending.insert_attempts > 0
         pending.insert_attempts += 1

@@ -22,8 +22,8 @@ from billing_jobs.pricing import PriceRow
 from billing_jobs.rows import TIME, TableRows, tables_of
 from streams.settings import Settings
 
-SCHEMA_VERSION = 2
-MIGRATIONS = {1: "tables.sql", 2: "usage_precedence.sql"}
+SCHEMA_VERSION = 3
+MIGRATIONS = {1: "tables.sql", 2: "usage_precedence.sql", 3: "price_differences.sql"}
 """Schema version → the statements that lead to it from the one before. No other process may write meanwhile."""
 
 EMBEDDED_DATABASE = "sluice"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MethodType
 
 import pytest
@@ -13,17 +13,18 @@ from prometheus_client import CollectorRegistry
 
 from billing_jobs.cut import CutUnreadable
 from billing_jobs.metrics import BillingMetrics
-from billing_jobs.pricing import PriceBook, PriceRow
+from billing_jobs.pricing import PriceRow
 from billing_jobs.sink import (
     GROUP,
     MAX_BACKOFF_MS,
+    PRICES_SETTLE_MS,
     PartitionProgress,
     Progress,
     Sink,
     backoff_ms,
     measure,
 )
-from billing_jobs.store import StoredPosition
+from billing_jobs.store import StoredPosition, StoreError
 from schemas.dead_letter import DeadLetter
 from streams.log import LogError, TopicPartition
 from streams.memory_log import Crashed, Fault, FaultKind, MemoryConsumer, MemoryLog
@@ -31,7 +32,8 @@ from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_co
 from tests.unit.billing_jobs.stores import MemoryStore, StoreFault
 
 TOPIC, DEAD_LETTERS, PARTITIONS = "local.usage", "local.dead-letters", 3
-BOOK = PriceBook([PriceRow("tiny", "USD", 0, 100, 20, 400, 400)])
+PRICE = PriceRow("tiny", "USD", 0, 100, 20, 400, 400)
+COST_PICO = 10 * 100 + 4 * 20 + 32 * 400
 WAIT_MS = 500
 
 
@@ -62,6 +64,9 @@ class World:
     batch_rows: int = 4
     clock: Clock = field(default_factory=Clock)
     store: MemoryStore = field(default_factory=MemoryStore)
+    prices: list[PriceRow] = field(default_factory=lambda: [PRICE])
+    price_reads: int = 0
+    prices_away: bool = False
 
     def __post_init__(self) -> None:
         self.log = MemoryLog(self.clock)
@@ -75,7 +80,7 @@ class World:
             consumer=consumer,
             producer=self.log.producer(f"{client_id}-producer"),
             store=self.store,
-            book=BOOK,
+            load_prices=self.load_prices,
             usage_topic=TOPIC,
             dead_letter_topic=DEAD_LETTERS,
             batch_rows=self.batch_rows,
@@ -84,6 +89,12 @@ class World:
             metrics=BillingMetrics(registry),
         )
         return Member(sink, consumer, registry)
+
+    def load_prices(self) -> list[PriceRow]:
+        self.price_reads += 1
+        if self.prices_away:
+            raise StoreError("away")
+        return list(self.prices)
 
     def append(self, value: bytes, partition: int = 0) -> int:
         return self.log.append(TOPIC, value, partition=partition)
@@ -380,6 +391,44 @@ def test_a_record_that_is_handed_out_twice_is_stored_once() -> None:
     world.steps(member)
     assert world.log.pending_faults() == []
     assert world.stored_offsets() == list(range(6))
+
+
+def test_a_price_that_another_member_appended_holds_for_what_was_accepted_after_it() -> None:
+    world = World()
+    member = world.member()
+    put_usage(world, 0, 0)
+    world.steps(member)
+    raised_at_ms = world.clock.now_ms
+    world.prices.append(replace(PRICE, valid_from_ms=raised_at_ms, uncached_input_pico=1_000))
+    for number, accepted_at_ms in ((1, raised_at_ms - 1), (2, raised_at_ms), (3, raised_at_ms + 5)):
+        event = usage_event(number, accepted_at_ms=accepted_at_ms, ended_at_ms=raised_at_ms + 10, first_token_at_ms=0)
+        world.append(event.encode())
+    world.steps(member)
+    assert world.store.column("usage_events", "cost_pico") == [COST_PICO, COST_PICO] + [COST_PICO + 10 * 900] * 2
+    assert world.store.column("usage_events", "price_id") == ["tiny@0", "tiny@0"] + [f"tiny@{raised_at_ms}"] * 2
+
+
+def test_prices_are_read_again_for_what_is_younger_than_the_last_reading_alone() -> None:
+    world = World()
+    put_usage(world, 0, 19)
+    world.clock.now_ms += 10 * PRICES_SETTLE_MS
+    member = world.member()
+    world.steps(member)
+    assert (len(world.stored_offsets()), world.price_reads) == (20, 1), "a backlog is priced by one reading"
+    world.append(usage_event(20, accepted_at_ms=world.clock.now_ms, ended_at_ms=world.clock.now_ms).encode())
+    world.steps(member)
+    assert (len(world.stored_offsets()), world.price_reads) == (21, 2)
+
+
+def test_what_cannot_be_priced_now_waits() -> None:
+    world = World(prices_away=True)
+    member = world.member()
+    put_usage(world, 0, 2)
+    world.steps(member)
+    assert world.stored_offsets() == []
+    world.prices_away = False
+    world.steps(member, each_ms=MAX_BACKOFF_MS)
+    assert world.store.column("usage_events", "cost_pico") == [COST_PICO] * 3
 
 
 def test_usage_without_a_price_is_counted_and_stored_as_suspense() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from typing import Any, Protocol
 
@@ -246,6 +246,21 @@ def test_the_price_check_finds_a_row_that_was_tampered_with(database: Database, 
     store.insert(batch_of([usage_event(9).encode()], 9, book=wrong), again=False)
     assert query(database, "SELECT usage_id, cost_pico, recomputed_pico FROM price_differences") == [
         (usage_event(9).usage_id, 46, 13_880_000)
+    ]
+
+
+def test_the_price_check_finds_a_row_that_was_charged_an_old_price(database: Database, store: ClickHouseStore) -> None:
+    old, raised = price_row(MODEL, 0), replace(price_row(MODEL, NOON_MS), uncached_input_pico=200_000)
+    unchanged = replace(raised, valid_from_ms=NOON_MS + 1_000)
+    store.append_prices([old, raised, raised, unchanged])
+    before, after = usage_event(1, accepted_at_ms=NOON_MS - 1), usage_event(2, accepted_at_ms=NOON_MS)
+    both = [before.encode(), after.encode()]
+    store.insert(batch_of(both, 0, book=PriceBook([old, raised, unchanged])), again=False)
+    assert query(database, "SELECT * FROM price_differences") == []
+    store.insert(batch_of(both, 2, book=PriceBook([old])), again=False)
+    columns = "usage_id, price_id, price_id_in_force, cost_pico, recomputed_pico"
+    assert query(database, f"SELECT {columns} FROM price_differences") == [
+        (after.usage_id, "tiny@0", f"tiny@{NOON_MS}", 13_880_000, 14_880_000)
     ]
 
 
