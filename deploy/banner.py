@@ -1,14 +1,17 @@
 """What `sluice up` prints when everything is ready: where to look, and three commands to copy."""
 
 import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 
-def banner(status: dict[str, Any]) -> str:
-    """Rich markup, from what `sluice status --json` shows."""
+def banner(status: dict[str, Any], default_data: Path) -> str:
+    """Rich markup, from what `sluice status --json` shows. Commands name the data folder unless it is the default."""
     gateway, key = status["gateway"], status["api_key"]
+    data = "" if status["data"] == str(default_data) else f" --data {shlex.quote(status['data'])}"
     body = json.dumps(
         {
             "model": "default",
@@ -27,10 +30,10 @@ def banner(status: dict[str, Any]) -> str:
         "[dim]# server-sent events[/dim]",
         escape(curl),
         "[dim]# WebSocket[/dim]",
-        '.venv/bin/sluice chat "Tell me a story about a fox."',
+        escape(f'.venv/bin/sluice chat{data} "Tell me a story about a fox."'),
         "[dim]# batch, through Kafka[/dim]",
-        '.venv/bin/python deploy/examples/producer.py "What is the capital of France?"',
+        escape(f'.venv/bin/python deploy/examples/producer.py{data} "What is the capital of France?"'),
         "",
-        "[dim]Ctrl-C stops everything.  In another terminal: .venv/bin/sluice status[/dim]",
+        f"[dim]Ctrl-C stops everything.  In another terminal: .venv/bin/sluice status{escape(data)}[/dim]",
     ]
     return "\n".join(lines)

@@ -199,7 +199,7 @@ def up(
     with stack:
         if wait_ready(stack, progress, interrupted):
             progress.say("[green]everything is ready[/green]")
-            out.print(banner(status_of(stack.data)))
+            out.print(banner(status_of(stack.data), DEFAULT_DATA))
         interrupted.wait()
         progress.say("stopping")
     progress.say("stopped")

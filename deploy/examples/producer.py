@@ -89,9 +89,11 @@ def main() -> int:
     parser.add_argument("prompt")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the result")
+    parser.add_argument("--data", help="the stack's folder, if it is not the usual one")
     options = parser.parse_args()
     sluice = Path(sys.executable).with_name("sluice")
-    shown = subprocess.run([sluice, "status", "--json"], stdout=subprocess.PIPE, timeout=60, check=False)  # noqa: S603
+    command = [sluice, "status", "--json", *(["--data", options.data] if options.data else [])]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False)  # noqa: S603
     if shown.returncode != 0:
         return shown.returncode
     status = json.loads(shown.stdout)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from deploy.banner import banner
 from deploy.chat import Answer
 from schemas.websocket import Delta
@@ -39,9 +41,19 @@ def test_reasoning_counts_but_is_not_part_of_the_text() -> None:
     assert (answer.text, answer.sequence_number) == ("", 5)
 
 
+STATUS = {"gateway": "http://127.0.0.1:8080", "api_key": "sk-sluice-x", "tenant": "demo", "data": "/home/me/a stack"}
+
+
 def test_the_banner_shows_the_address_the_key_and_three_commands() -> None:
-    shown = banner({"gateway": "http://127.0.0.1:8080", "api_key": "sk-sluice-x", "tenant": "demo"})
+    shown = banner(STATUS, Path(STATUS["data"]))
     assert "http://127.0.0.1:8080/" in shown
     assert "curl -N http://127.0.0.1:8080/v1/chat/completions -H 'Authorization: Bearer sk-sluice-x'" in shown
-    assert "sluice chat" in shown
-    assert "deploy/examples/producer.py" in shown
+    assert 'sluice chat "' in shown
+    assert 'deploy/examples/producer.py "' in shown
+    assert "--data" not in shown
+
+
+def test_commands_for_another_folder_name_it() -> None:
+    shown = banner(STATUS, Path("/srv/sluice/.data"))
+    for command in ("sluice chat", "deploy/examples/producer.py", "sluice status"):
+        assert f"{command} --data '/home/me/a stack'" in shown
