@@ -211,13 +211,6 @@ class Stack:
                 raise SupervisorError(f"{name} still lives {KILL_NOTICED_TIMEOUT_S:g} s after signal {number}")
             time.sleep(0.01)
 
-    def stop_process(self, name: str, *, kill: bool = False) -> None:
-        """Ends one process and keeps it down until `start_process`."""
-        self.supervisor.process(name).stop(kill=kill)
-
-    def start_process(self, name: str) -> None:
-        self.supervisor.process(name).start()
-
     def stop(self, *, kill: bool = False) -> None:
         """Stops everything; again does nothing. With `kill`, at once."""
         try:
