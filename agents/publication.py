@@ -167,7 +167,9 @@ class Publication:
             # 1. The refusal is stored and what was held is returned, in one step. A crash after it: the redelivered
             #    request meets the same refusal, whatever has changed in between.
             limits = limits_of(origin.scope.tenant_id, self.directory)
-            outcome = await self.quota.refuse(origin.scope.tenant_id, limits, origin.response_id, refusal)
+            outcome = await self.quota.refuse(
+                origin.scope.tenant_id, limits, origin.response_id, refusal, deadline_ms=origin.deadline_ms
+            )
             match outcome:
                 case Finished():
                     return

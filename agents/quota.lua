@@ -14,6 +14,7 @@ local response_id, keep_ms = ARGV[7], tonumber(ARGV[8])
 
 local MINUTE_MS = 60000
 local HOUR_MS = 3600000
+local REDELIVERY_MS = 900000
 
 if operation == 'adopt' or operation == 'restore' then
   -- In the same step as what is restored: another process may rebuild at the same time, under an epoch of its own.
@@ -94,13 +95,25 @@ local function hold(count, deadline_ms)
   end
 end
 
-local stored = redis.call('HMGET', reservation, 'state', 'tokens', 'decision', 'refusal', 'deadline_ms')
-local state, held, decision, refusal = stored[1], tonumber(stored[2]), stored[3], stored[4]
+local stored = redis.call('HMGET', reservation, 'state', 'tokens', 'decision', 'refusal')
+local state, held, decision, refusal = stored[1], tonumber(stored[2]) or 0, stored[3], stored[4]
 
-local function create(new_state, count, deadline_ms, ...)
-  redis.call('HSET', reservation, 'state', new_state, 'tokens', string.format('%.0f', count),
-    'deadline_ms', string.format('%.0f', deadline_ms), ...)
+local function create(new_state, deadline_ms, ...)
+  redis.call('HSET', reservation, 'state', new_state, ...)
   redis.call('PEXPIRE', reservation, lifetime_ms(deadline_ms))
+end
+
+local function create_reserved(count, deadline_ms, ...)
+  hold(count, deadline_ms)
+  create('reserved', deadline_ms, 'tokens', string.format('%.0f', count), ...)
+  save_bucket()
+end
+
+-- For as long as an earlier delivery's refusal can be contradicted: until the request could not be admitted any more.
+local function store_refusal(text, deadline_ms)
+  redis.call('DEL', reservation)
+  redis.call('HSET', reservation, 'state', 'refused', 'refusal', text)
+  redis.call('PEXPIRE', reservation, math.min(math.max(deadline_ms - now_ms, 0) + REDELIVERY_MS, keep_ms))
 end
 
 -- The outcome that an earlier call stored for this id.
@@ -128,14 +141,12 @@ if operation == 'reserve' then
   end
   if code then
     refusal = cjson.encode({code = code, retry_after_ms = wait_ms, limits = limits()})
-    create('refused', 0, now_ms, 'refusal', refusal)
+    store_refusal(refusal, deadline_ms)
     save_bucket()
     return {'refused', refusal}
   end
   backlog = backlog + MINUTE_MS
-  hold(count, deadline_ms)
-  create('reserved', count, deadline_ms)
-  save_bucket()
+  create_reserved(count, deadline_ms)
   return {'reserved', count}
 end
 
@@ -143,9 +154,7 @@ if operation == 'decide' then
   local count, deadline_ms, wanted = tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
   if not state then
     -- The reservation was lost between two stages; the decision must not be.
-    hold(count, deadline_ms)
-    create('reserved', count, deadline_ms, 'decision', wanted)
-    save_bucket()
+    create_reserved(count, deadline_ms, 'decision', wanted)
     return {'decided', wanted, count}
   end
   if state ~= 'reserved' or decision then return outcome() end
@@ -154,11 +163,7 @@ if operation == 'decide' then
 end
 
 if operation == 'refuse' then
-  local wanted = ARGV[9]
-  if not state then
-    create('refused', 0, now_ms, 'refusal', wanted)
-    return {'refused', wanted}
-  end
+  local wanted, deadline_ms = ARGV[9], tonumber(ARGV[10])
   if state == 'refused' or state == 'settled' or state == 'reserved' and decision then return outcome() end
   -- A refund is no outcome: nothing is held, and the response may still have to end, where it was opened if it was.
   if decision then return {'decided', decision, 0} end
@@ -167,8 +172,7 @@ if operation == 'refuse' then
     redis.call('ZREM', active, response_id)
     save_bucket()
   end
-  redis.call('HSET', reservation, 'state', 'refused', 'refusal', wanted)
-  redis.call('PEXPIRE', reservation, keep_ms)
+  store_refusal(wanted, deadline_ms)
   return {'refused', wanted}
 end
 
@@ -181,8 +185,14 @@ if operation == 'settle' then
     tokens = tokens + held
     redis.call('ZREM', active, response_id)
   end
+  if state ~= 'settled' then
+    -- Kept for hours and asked for seldom: made anew, as Redis never turns a hash back into its compact form.
+    local left_ms = redis.call('PTTL', reservation)
+    redis.call('DEL', reservation)
+    redis.call('HSET', reservation, 'state', 'settled', 'choice_' .. choice, used)
+    redis.call('PEXPIRE', reservation, left_ms)
+  end
   tokens = tokens - used
-  redis.call('HSET', reservation, 'state', 'settled')
   save_bucket()
   return {'settled', state}
 end
@@ -203,14 +213,12 @@ end
 if operation == 'restore' then
   local new_state, count, deadline_ms, wanted = ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
   if state then return {'unchanged'} end
-  if new_state == 'refused' then
-    create('refused', 0, now_ms, 'refusal', wanted)
+  if new_state == 'reserved' then
+    create_reserved(count, deadline_ms, 'decision', wanted)
+  elseif new_state == 'settled' then
+    create('settled', deadline_ms)
   else
-    if new_state == 'reserved' then
-      hold(count, deadline_ms)
-      save_bucket()
-    end
-    create(new_state, count, deadline_ms, 'decision', wanted)
+    store_refusal(wanted, deadline_ms)
   end
   return {'restored'}
 end

@@ -6,13 +6,15 @@
 - tokens per minute by a token bucket that may go into debt; a full minute may burst;
 - concurrent responses by a set of what is reserved.
 
-**A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it was
-decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set once,
-so a redelivered request is never routed twice; and a refusal, so it is never admitted later. `refunded` returns what
-nobody settled and is no outcome: such a response can still be refused, or settled.
+**A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it
+was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set
+once, so a redelivered request is never routed twice; and a refusal, so it is never admitted later. `refunded` returns
+what nobody settled and is no outcome: such a response can still be refused, or settled.
 
-**Memory** is bounded: outcomes live until the response's deadline plus `OUTCOME_KEEP_MS`, which must exceed the time
-between the delivery of a request and its redelivery.
+**Memory** is bounded. A request whose acknowledgement was lost may come again when the longest outage is over, so a
+route and the end of its response live until the deadline plus `OUTCOME_KEEP_MS`; once it has settled, in a form of some
+200 bytes. A refusal lives until the deadline and 15 minutes, but no longer than `OUTCOME_KEEP_MS`: after that nothing
+but a refusal can come of a redelivery, in the same place, and a flood that is refused must not fill the store.
 
 **Epoch**: each tenant's hash carries the region's epoch. If Redis lost its memory, the first call of any tenant finds
 neither its marker nor the region's epoch key and raises `EpochLost`; nothing is decided until `recovery` rebuilt it.
@@ -32,8 +34,10 @@ from schemas.endings import EndingCode
 from streams import redis_keys
 from streams.directory import Limits
 from streams.script_pipeline import Answer, ScriptPipeline
+from streams.topics import LONGEST_OUTAGE_MS
 
-OUTCOME_KEEP_MS = 900_000
+OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
+"""The quarter of an hour is for starting again and for catching up."""
 
 
 class Refusal(BaseModel):
@@ -119,7 +123,9 @@ class QuotaStore(Protocol):
     ) -> Outcome:
         """Stores the route unless one is stored, or the response was refused; returns what stands."""
 
-    async def refuse(self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal) -> Outcome:
+    async def refuse(
+        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+    ) -> Outcome:
         """Stores the refusal and returns what was held, unless a route is stored; returns what stands.
 
         That is the refusal, the route (then the ending belongs where it points), or `Finished`.
@@ -217,12 +223,14 @@ class RedisQuota:
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
-        arguments = (tokens, deadline_ms, decision.model_dump_json())
+        arguments = (tokens, deadline_ms, _stored(decision))
         return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments), response_id)
 
-    async def refuse(self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal) -> Outcome:
-        answer = await self._call("refuse", tenant_id, limits, response_id, refusal.model_dump_json())
-        return _outcome(answer, response_id)
+    async def refuse(
+        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+    ) -> Outcome:
+        arguments = (_stored(refusal), deadline_ms)
+        return _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments), response_id)
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
         return _text((await self._call("settle", tenant_id, limits, response_id, choice, used_tokens))[0])
@@ -260,7 +268,7 @@ class RedisQuota:
         payload = reservation.decision or reservation.refusal
         if payload is None:
             raise ValueError("a reservation without decision needs a refusal")
-        arguments = (state, reservation.tokens, reservation.deadline_ms, payload.model_dump_json())
+        arguments = (state, reservation.tokens, reservation.deadline_ms, _stored(payload))
         try:
             answer = await self._run(
                 epoch, "restore", reservation.tenant_id, limits, reservation.response_id, *arguments
@@ -289,6 +297,10 @@ def _outcome(answer: Answer, response_id: str) -> Outcome:
     if kind == "finished":
         return Finished()
     raise ValueError(f"quota.lua answered {kind!r}")
+
+
+def _stored(value: Decision | Refusal) -> str:
+    return value.model_dump_json(exclude_defaults=True)
 
 
 def _text(value: object) -> str:

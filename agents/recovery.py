@@ -20,7 +20,7 @@ import structlog
 from agents import metrics
 from agents.publication import MustEnd
 from agents.quota import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
-from agents.stages import MAX_JOB_LIFETIME_MS, limits_of
+from agents.stages import limits_of
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
@@ -28,10 +28,11 @@ from streams.accepted_prefix import AcceptedPrefix, fold_frame
 from streams.directory import TenantDirectory
 from streams.log import LogConsumer, LogError
 from streams.log_reading import kept_offsets, read_offsets
+from streams.topics import LONGEST_RESPONSE_MS
 
 RETRY_S = 0.5
-WINDOW_MS = MAX_JOB_LIFETIME_MS
-"""Whatever was opened earlier has ended; `generated` must keep its records longer than this."""
+WINDOW_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
+"""Whatever was opened earlier has ended, and the store would have forgotten it."""
 BATCH = 1_000
 """Reservations that go to the store together."""
 _log = structlog.get_logger()
@@ -69,7 +70,7 @@ class Rebuild:
                 if prefix := self._prefixes.get(record.response_id):
                     return self._ended([record.response_id] if prefix.ending(record) else [])
                 remembered = record.attempt_id is None and written_at_ms + OUTCOME_KEEP_MS > self._now_ms
-                return [_refused(record)] if remembered else []
+                return [_refused(record, written_at_ms)] if remembered else []
             case Frame():
                 fold_frame(self._prefixes, record)
                 finished = dict.fromkeys(
@@ -107,15 +108,22 @@ def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
     )
 
 
-def _refused(ending: Ending) -> Restored:
+def _refused(ending: Ending, written_at_ms: int) -> Restored:
     return Restored(
         response_id=ending.response_id,
         tenant_id=ending.scope.tenant_id,
         ended=True,
         tokens=0,
-        deadline_ms=0,
+        # An ending does not tell the deadline.
+        deadline_ms=written_at_ms + OUTCOME_KEEP_MS,
         decision=None,
-        refusal=Refusal(code=ending.code, message=ending.message, param=ending.param, limits=ending.limits),
+        refusal=Refusal(
+            code=ending.code,
+            message=ending.message,
+            param=ending.param,
+            retry_after_ms=ending.retry_after_ms,
+            limits=ending.limits,
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from streams.directory import Limits
 
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
+REDELIVERY_MS = 900_000
 
 
 @dataclass
@@ -41,6 +42,7 @@ class TenantModel:
     limits: Limits
     now_ms: int
     keep_ms: int = OUTCOME_KEEP_MS
+    redelivery_ms: int = REDELIVERY_MS
     at_ms: int | None = None
     backlog: int = 0
     tokens: int = 0
@@ -119,8 +121,8 @@ class TenantModel:
         elif len(self.active) >= limits.concurrent_responses:
             refused = (EndingCode.RATE_LIMITED_CONCURRENCY, 1_000)
         if refused:
-            reservation = self._add(response_id, "refused", 0, self.now_ms)
-            reservation.refusal = Refusal(code=refused[0], retry_after_ms=refused[1], limits=self.figures())
+            refusal = Refusal(code=refused[0], retry_after_ms=refused[1], limits=self.figures())
+            self._add_refused(response_id, refusal, deadline_ms)
         else:
             self.backlog += MINUTE_MS
             self.tokens -= tokens
@@ -137,21 +139,24 @@ class TenantModel:
             reservation.decision = decision
         return self._stored(response_id)
 
-    def refuse(self, response_id: str, refusal: Refusal) -> Outcome:
+    def _add_refused(self, response_id: str, refusal: Refusal, deadline_ms: int) -> None:
+        reservation = self._add(response_id, "refused", 0, deadline_ms)
+        reservation.refusal = refusal
+        lifetime = max(deadline_ms - self.now_ms, 0) + self.redelivery_ms
+        reservation.expires_ms = self.now_ms + min(lifetime, self.keep_ms)
+
+    def refuse(self, response_id: str, refusal: Refusal, deadline_ms: int) -> Outcome:
         self._advance()
         reservation = self.reservations.get(response_id)
         if reservation is None:
-            self._add(response_id, "refused", 0, self.now_ms).refusal = refusal
-        elif reservation.state == "reserved" and reservation.decision is None:
-            self.tokens += reservation.tokens
-            reservation.state, reservation.refusal = "refused", refusal
-            reservation.expires_ms = self.now_ms + self.keep_ms
-            self._cap()
-        elif reservation.state == "refunded":
-            if reservation.decision is not None:
-                return Decided(reservation.decision, 0)
-            reservation.state, reservation.refusal = "refused", refusal
-            reservation.expires_ms = self.now_ms + self.keep_ms
+            self._add_refused(response_id, refusal, deadline_ms)
+        elif reservation.state in ("reserved", "refunded") and reservation.decision is None:
+            if reservation.state == "reserved":
+                self.tokens += reservation.tokens
+                self._cap()
+            self._add_refused(response_id, refusal, deadline_ms)
+        elif reservation.state == "refunded" and reservation.decision is not None:
+            return Decided(reservation.decision, 0)
         return self._stored(response_id)
 
     def settle(self, response_id: str, choice: int, used: int) -> str:
@@ -209,8 +214,10 @@ class ModelQuota:
     ) -> Outcome:
         return self._tenant(tenant_id, limits).decide(response_id, decision, tokens, deadline_ms)
 
-    async def refuse(self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal) -> Outcome:
-        return self._tenant(tenant_id, limits).refuse(response_id, refusal)
+    async def refuse(
+        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+    ) -> Outcome:
+        return self._tenant(tenant_id, limits).refuse(response_id, refusal, deadline_ms)
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
         return self._tenant(tenant_id, limits).settle(response_id, choice, used_tokens)

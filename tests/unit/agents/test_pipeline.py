@@ -16,6 +16,7 @@ from schemas.generated import Ending, Opened
 from schemas.request import AdmittedRequest
 from streams.ids import stable_partition
 from streams.log import LogRecord
+from streams.topics import LONGEST_OUTAGE_MS
 from tests.unit.agents.world import RESPONSE, World
 
 
@@ -125,6 +126,19 @@ async def test_a_request_that_has_ended_and_is_settled_leaves_no_trace_when_it_c
     await world.pipeline.handle_request(record)
     await world.quota.settle("acme", world.directory.all["acme"].limits, RESPONSE, 0, 12)
     written = len(world.log.records)
+    await world.pipeline.handle_request(record)
+    assert len(world.log.records) == written
+
+
+async def test_an_answered_request_that_comes_again_after_the_longest_outage_is_not_answered_twice(
+    world: World,
+) -> None:
+    request = world.request()
+    record = world.record(request)
+    await world.pipeline.handle_request(record)
+    await world.quota.settle("acme", world.directory.all["acme"].limits, RESPONSE, 0, 12)
+    written = len(world.log.records)
+    world.now_ms = world.quota.now_ms = request.deadline_ms + LONGEST_OUTAGE_MS
     await world.pipeline.handle_request(record)
     assert len(world.log.records) == written
 

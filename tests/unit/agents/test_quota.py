@@ -27,6 +27,7 @@ from schemas.admission import Decision
 from schemas.endings import EndingCode
 from schemas.request import Lane
 from streams.directory import Limits
+from streams.topics import LONGEST_OUTAGE_MS
 from tests.unit.agents.quota_model import TenantModel
 
 NOW = 1_790_000_000_000
@@ -66,6 +67,10 @@ async def decide(quota: RedisQuota, response_id: str, decision: Decision = ROUTE
     return await quota.decide("acme", LIMITS, response_id, decision, tokens=100, deadline_ms=NOW + 60_000)
 
 
+async def refuse(quota: RedisQuota, response_id: str, refusal: Refusal = REFUSAL) -> object:
+    return await quota.refuse("acme", LIMITS, response_id, refusal, deadline_ms=NOW + 60_000)
+
+
 async def test_a_reservation_is_taken_once_however_often_it_is_asked_for(quota: RedisQuota) -> None:
     limits = Limits(requests_per_minute=60, tokens_per_minute=150)
     assert [await reserve(quota, "r1", 100, limits) for _ in range(3)] == [Reserved(100)] * 3
@@ -90,19 +95,19 @@ async def test_the_first_route_wins(quota: RedisQuota) -> None:
     assert await decide(quota, "r1", ROUTE) == Decided(ROUTE, 100)
     assert await decide(quota, "r1", OTHER_ROUTE) == Decided(ROUTE, 100)
     assert await reserve(quota, "r1") == Decided(ROUTE, 100)
-    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == Decided(ROUTE, 100)
+    assert await refuse(quota, "r1", REFUSAL) == Decided(ROUTE, 100)
 
 
 async def test_a_refused_response_is_never_routed(quota: RedisQuota) -> None:
     await reserve(quota, "r1")
-    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == REFUSAL
+    assert await refuse(quota, "r1", REFUSAL) == REFUSAL
     assert await decide(quota, "r1") == REFUSAL
     assert await reserve(quota, "whole budget again", 1_000) == Reserved(1_000)
     assert await quota.active_count("acme") == 1
 
 
 async def test_a_refusal_before_any_reservation_stands_too(quota: RedisQuota) -> None:
-    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == REFUSAL
+    assert await refuse(quota, "r1", REFUSAL) == REFUSAL
     assert await reserve(quota, "r1") == REFUSAL
 
 
@@ -144,8 +149,8 @@ async def test_a_refund_is_no_outcome_so_the_response_can_still_be_refused(quota
     assert await quota.refund("acme", LIMITS, "r1")
     assert await reserve(quota, "r1", 900) == Refunded()
     assert await decide(quota, "r1") == Refunded()
-    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == REFUSAL
-    assert await quota.refuse("acme", LIMITS, "r1", OTHER_REFUSAL) == REFUSAL
+    assert await refuse(quota, "r1", REFUSAL) == REFUSAL
+    assert await refuse(quota, "r1", OTHER_REFUSAL) == REFUSAL
     assert await reserve(quota, "r1", 900) == REFUSAL
     assert await reserve(quota, "the whole budget, and not more", 1_000) == Reserved(1_000)
     assert await quota.active_count("acme") == 1
@@ -157,9 +162,9 @@ async def test_a_refund_does_not_forget_where_the_response_was_opened(quota: Red
     assert await quota.refund("acme", LIMITS, "r1")
     assert await reserve(quota, "r1", 900) == Refunded()
     assert await decide(quota, "r1", OTHER_ROUTE) == Refunded()
-    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == Decided(ROUTE, 0)
+    assert await refuse(quota, "r1", REFUSAL) == Decided(ROUTE, 0)
     assert await quota.settle("acme", LIMITS, "r1", 0, 100) == "settled"
-    assert await quota.refuse("acme", LIMITS, "r1", REFUSAL) == Finished()
+    assert await refuse(quota, "r1", REFUSAL) == Finished()
 
 
 async def test_a_full_bucket_gains_nothing_however_long_it_waits(quota: RedisQuota) -> None:
@@ -234,11 +239,26 @@ async def test_restored_refusals_and_ended_responses_hold_nothing(quota: RedisQu
     assert await reserve(quota, "all", 1_000) == Reserved(1_000)
 
 
+async def test_an_outcome_outlives_the_longest_outage_and_a_flood_of_refusals_does_not(
+    client: Redis, quota: RedisQuota
+) -> None:
+    await reserve(quota, "answered")
+    await decide(quota, "answered")
+    await quota.settle("acme", LIMITS, "answered", 0, 10)
+    await reserve(quota, "too big", 2_000)
+    await refuse(quota, "refused")
+    prefix = quota.epoch_key.removesuffix(":epoch") + ":quota:{acme}:response:"
+    left_ms = {name: await client.pttl(prefix + name) for name in ("answered", "too big", "refused")}
+    assert left_ms["answered"] > LONGEST_OUTAGE_MS
+    assert left_ms["too big"] < 1_000_000 > left_ms["refused"] > 900_000
+    assert await client.memory_usage(prefix + "answered") < 200, "the bytes that a response costs for all that time"
+
+
 async def test_memory_is_bounded_by_time(client: Redis) -> None:
     quota = RedisQuota(client, fresh_region(), keep_ms=50)
     await quota.begin_epoch("epoch-1")
     await quota.reserve("acme", LIMITS, "r1", tokens=1, deadline_ms=0)
-    await quota.refuse("acme", LIMITS, "r2", REFUSAL)
+    await refuse(quota, "r2", REFUSAL)
     left = [1]
     for _ in range(200):
         left = [key async for key in client.scan_iter(match=f"*{quota.epoch_key.split(':')[1]}*response*")]
@@ -331,7 +351,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
             super().__init__()
             self.runner = asyncio.Runner()
             self.client = Redis.from_url(redis_url, retry=None)
-            # Nothing expires: only the model's clock could make it.
+            # Redis does not see the model's clock: what does not expire there must not in the model.
             self.quota = RedisQuota(self.client, fresh_region(), keep_ms=10**9, now_ms=NOW)
             self.settled: set[str] = set()
 
@@ -342,7 +362,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
         @initialize(requests=st.integers(1, 200), tokens=st.integers(1, 200_000), concurrency=st.integers(1, 4))
         def begin(self, requests: int, tokens: int, concurrency: int) -> None:
             limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens, concurrent_responses=concurrency)
-            self.model = TenantModel(limits, NOW, keep_ms=10**9)
+            self.model = TenantModel(limits, NOW, keep_ms=10**9, redelivery_ms=10**9)
             self.runner.run(self.quota.begin_epoch("epoch-1"))
 
         def teardown(self) -> None:
@@ -374,8 +394,10 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
 
         @rule(id_=IDS)
         def refuse(self, id_: str) -> None:
-            real = self.runner.run(self.quota.refuse("acme", self.model.limits, id_, REFUSAL))
-            self.heard(id_, real, self.model.refuse(id_, REFUSAL))
+            real = self.runner.run(
+                self.quota.refuse("acme", self.model.limits, id_, REFUSAL, deadline_ms=self.model.now_ms)
+            )
+            self.heard(id_, real, self.model.refuse(id_, REFUSAL, self.model.now_ms))
 
         @rule(id_=IDS, choice=st.integers(0, 1), used=st.integers(0, 3_000))
         def settle(self, id_: str, choice: int, used: int) -> None:

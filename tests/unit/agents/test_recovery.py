@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 from agents.quota import OUTCOME_KEEP_MS, EpochLost, Finished, RedisQuota, Restored
 from agents.recovery import BATCH, Rebuild, Recovery, RecoveryFailed, read_back
 from agents.routing import WorkersView
-from agents.stages import MAX_JOB_LIFETIME_MS
 from agents.workers_reader import WorkersReader
 from schemas.base import Scope
 from schemas.endings import EndingCode
@@ -22,6 +21,7 @@ from streams.directory import Limits
 from streams.log import LogError, LogRecord
 from streams.memory_log import MemoryConsumer, MemoryLog
 from streams.script_pipeline import ScriptPipeline
+from streams.topics import LONGEST_RESPONSE_MS
 from tests.unit.agents.world import Directory
 
 NOW = 1_790_000_000_000
@@ -39,7 +39,7 @@ def opened(response_id: str) -> Opened:
 def ending(response_id: str, code: EndingCode, attempt_id: str | None = None) -> Ending:
     return Ending(
         response_id=response_id, scope=SCOPE, code=code, written_by="worker", attempt_id=attempt_id,
-        reply_to=ReplyTo(partition=0), accepted_at_ms=NOW, limits={"requests_limit": 3},
+        reply_to=ReplyTo(partition=0), accepted_at_ms=NOW, limits={"requests_limit": 3}, retry_after_ms=1_500,
     )  # fmt: skip
 
 
@@ -86,6 +86,7 @@ def test_a_refusal_stays_a_refusal() -> None:
     assert reservation.refusal is not None
     assert reservation.refusal.code is EndingCode.RATE_LIMITED_TOKENS
     assert reservation.refusal.limits == {"requests_limit": 3}
+    assert reservation.refusal.retry_after_ms == 1_500
 
 
 def test_what_has_ended_is_not_kept_in_memory() -> None:
@@ -143,7 +144,7 @@ async def test_a_job_that_was_opened_almost_a_day_ago_gets_its_reservation_back(
     clock_ms = [opened_at_ms]
     log = MemoryLog(lambda: clock_ms[0])
     log.create_topic("generated", 1)
-    deadline_ms = opened_at_ms + MAX_JOB_LIFETIME_MS
+    deadline_ms = opened_at_ms + LONGEST_RESPONSE_MS
     log.append("generated", opened("job").model_copy(update={"deadline_ms": deadline_ms}).encode())
     clock_ms[0] = deadline_ms - 60_000
     async with Redis.from_url(redis_url) as redis:
