@@ -12,10 +12,10 @@ import hashlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 from agents.phrases import PhraseSet
+from agents.post_safety.deadlines import Deadlines
 from agents.post_safety.hold_back import Delta, HoldBack
 from schemas.base import ScopedRecord
 from schemas.batch import BatchError, BatchResponse, BatchResult
@@ -129,7 +129,7 @@ class _Partition:
     next_offset: int = 0
     responses: dict[str, _Response] = field(default_factory=dict)
     ended: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    deadlines: list[tuple[int, str]] = field(default_factory=list)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     watched: dict[str, _Response] = field(default_factory=dict)
     """Cancelled responses, and those with a gap."""
 
@@ -274,10 +274,8 @@ class PostSafety:
         effects: list[Effect] = []
         for state in self._partitions.values():
             if state.live:
-                while state.deadlines and state.deadlines[0][0] <= now_ms:
-                    response = state.responses.get(heappop(state.deadlines)[1])
-                    if response is not None:
-                        effects += self._end(state, response, EndingCode.DEADLINE_EXCEEDED)
+                for response_id in state.deadlines.take_due(now_ms):
+                    effects += self._end(state, state.responses[response_id], EndingCode.DEADLINE_EXCEEDED)
                 if state.watched:
                     effects += self._look_at_watched(state, now_ms)
         return effects
@@ -317,7 +315,7 @@ class PostSafety:
             scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
             keeps_text=opened.reply_to.results_topic is not None,
         )
-        heappush(state.deadlines, (opened.deadline_ms, response_id))
+        state.deadlines.add(response_id, opened.deadline_ms)
         if (cancelled_at_ms := self._early_cancels.pop(response_id, None)) is not None:
             self._watch_cancel(state, response, cancelled_at_ms)
         if state.live and self.open_responses > self._settings.max_open_responses:
@@ -550,6 +548,7 @@ class PostSafety:
             effects.append(_batch_result(opened, terminal, response.tallies))
         del state.responses[opened.response_id]
         state.watched.pop(opened.response_id, None)
+        state.deadlines.remove(opened.response_id)
         state.remember(opened.response_id)
         state.tracker.finished(response.opened_offset)
         self.counts[f"ended_{code.value}"] += 1

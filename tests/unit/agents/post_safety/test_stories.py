@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.phrases import PhraseSet
+from agents.post_safety.core import PostSafety
 from agents.post_safety.process import COMMIT_DELAY_MS, COMMIT_EVERY_MS, DeliveryFailed
 from agents.settlement.core import used_tokens
 from schemas.control import AttemptVoid, Halt
@@ -317,6 +318,17 @@ def test_the_deadline_ends_what_no_worker_ends() -> None:
     assert len(world.endings()) == 2
     assert {record.type for record in world.control()} == {"halt"}
     assert world.committed() == 6
+
+
+def test_the_deadline_of_what_has_ended_is_forgotten_with_it() -> None:
+    core = PostSafety(PostSafetySettings(), lambda _: PhraseSet(()))
+    core.assign(0, None)
+    core.went_live(0)
+    core.fold(opened("r1"), 0, 0, START_MS)
+    core.fold(ending("r1", EndingCode.ENGINE_FAILED), 0, 1, START_MS)
+    core.fold(opened("r2", deadline_ms=DEADLINE_MS + 1), 0, 2, START_MS)
+    assert core.tick(DEADLINE_MS) == []
+    assert len(core.tick(DEADLINE_MS + 1)) == 2, "an ending and a halt"
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["taken by no worker", "taken by a worker"])
