@@ -50,13 +50,14 @@ class PartitionProgress:
 
 
 def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Progress:
-    """`observed_at_ms` was read before the end offsets were."""
+    """`observed_at_ms` was read before the end offsets were. Record times are the broker's append times."""
     lag_records, through_ms = 0, observed_at_ms
     for partition in partitions:
         next_offset = max(partition.low_offset, partition.stored.next_offset if partition.stored else 0)
         if next_offset < partition.end_offset:
             lag_records += partition.end_offset - next_offset
-            through_ms = min(through_ms, partition.stored.logged_at_ms if partition.stored else 0)
+            # What was logged in the same millisecond as the last stored record may not be stored.
+            through_ms = min(through_ms, partition.stored.logged_at_ms - 1 if partition.stored else 0)
     return Progress(lag_records, through_ms, observed_at_ms)
 
 

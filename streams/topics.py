@@ -108,7 +108,7 @@ class Topics:
             extra=_APPEND_TIME,
         )  # fmt: skip
         self.responses = Topic(name("responses"), "response id", RESPONSES, p.responses, DAY_MS, extra=_APPEND_TIME)
-        self.usage = Topic(name("usage"), "response id", USAGE, p.usage, 400 * DAY_MS)
+        self.usage = Topic(name("usage"), "response id", USAGE, p.usage, 400 * DAY_MS, extra=_APPEND_TIME)
         self.control = Topic(name("control"), "response id", CONTROL, p.control, HOUR_MS, extra=_APPEND_TIME)
         self.workers = Topic(name("workers"), "worker id", WorkerState, 1, None)
         self.verdicts = Topic(name("verdicts"), "response id", Verdict, p.usage, 30 * DAY_MS)

@@ -18,6 +18,11 @@ def test_what_an_open_response_needs_outlives_it_and_an_outage() -> None:
         assert topic.retention_ms >= LONGEST_RESPONSE_MS + LONGEST_OUTAGE_MS, topic.name
 
 
+def test_only_the_broker_dates_what_billing_settlement_and_deadlines_go_by() -> None:
+    for topic in (TOPICS.requests, TOPICS.intake_batch, TOPICS.generated, TOPICS.responses, TOPICS.usage):
+        assert topic.extra["message.timestamp.type"] == "LogAppendTime", topic.name
+
+
 def test_every_name_is_the_regions_own() -> None:
     topics = TOPICS.all(["acme"])
     assert len({topic.name for topic in topics}) == len(topics)
