@@ -36,6 +36,8 @@ from streams.settings import Settings
 from streams.topics import Partitions, Topics
 
 DRAIN_TIMEOUT_S = 5.0
+NOTE_LINGER_MS = 50
+"""What nobody waits to read leaves in batches: every write costs the broker the same, whatever it holds."""
 POLL_RECORDS = 32
 PRESSURE_SHARE = 5
 """Faust pauses a partition that delivers while its agent's buffer has less than a fifth of its room left."""
@@ -147,7 +149,10 @@ class AdmissionApp:
             worker_redirect_stdouts=False,
         )
         # Uncompressed: see `streams.topics` on what Faust reads.
-        self._publisher = LogPublisher(lambda: KafkaProducer(settings.kafka, "admission", compression="none"))
+        self._publisher = LogPublisher(
+            lambda: KafkaProducer(settings.kafka, "admission", compression="none"),
+            lambda: KafkaProducer(settings.kafka, "admission-notes", linger_ms=NOTE_LINGER_MS),
+        )
         self.pipeline = wire(self._publisher)
         table = bindings(
             settings.admission.placement, settings.topics, self.pipeline, settings.admission.batch_jobs_per_second

@@ -42,18 +42,41 @@ class Publisher(Protocol):
     def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> Awaitable[int]:
         """The record's offset, once all in-sync replicas have it. Raises RecordTooLarge, PublishFailed when awaited."""
 
+    def note(self, topic: str, value: bytes, *, key: str) -> Awaitable[int]:
+        """As `publish`, for what nobody waits to read: it may leave a little later, together with others."""
+
 
 class LogPublisher:
-    """Writes through a producer of its own, made with the first record: there is no event loop before.
+    """Writes through producers of its own, made with the first record: there is no event loop before.
 
-    Records go out in the order of the calls, and as many at once as there are calls.
+    Records of each method go out in the order of the calls, and as many at once as there are calls.
     """
+
+    def __init__(self, new_producer: Callable[[], LogProducer], new_note_producer: Callable[[], LogProducer]) -> None:
+        self._records = _Writer(new_producer)
+        self._notes = _Writer(new_note_producer)
+
+    async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
+        return await self._records.write(topic, value, key, partition)
+
+    async def note(self, topic: str, value: bytes, *, key: str) -> int:
+        return await self._notes.write(topic, value, key, None)
+
+    async def close(self, timeout_s: float) -> None:
+        """Waits for what is outstanding. Raises PublishFailed when it is not acknowledged in time."""
+        outstanding = sum(await asyncio.gather(self._records.close(timeout_s), self._notes.close(timeout_s)))
+        if outstanding:
+            raise PublishFailed(f"{outstanding} records were not acknowledged in time")
+
+
+class _Writer:
+    """One producer of a `LogPublisher`."""
 
     def __init__(self, new_producer: Callable[[], LogProducer]) -> None:
         self._new_producer = new_producer
         self._producer: ProducerThread | None = None
 
-    async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
+    async def write(self, topic: str, value: bytes, key: str, partition: int | None) -> int:
         if self._producer is None:
             self._producer = ProducerThread(self._new_producer())
         try:
@@ -63,16 +86,13 @@ class LogPublisher:
         except LogError as error:
             raise PublishFailed(str(error)) from error
 
-    async def close(self, timeout_s: float) -> None:
-        """Waits for what is outstanding. Raises PublishFailed when it is not acknowledged in time."""
+    async def close(self, timeout_s: float) -> int:
         if self._producer is None:
-            return
+            return 0
         try:
-            outstanding = await self._producer.close(timeout_s)
+            return await self._producer.close(timeout_s)
         except LogError as error:
             raise PublishFailed(str(error)) from error
-        if outstanding:
-            raise PublishFailed(f"{outstanding} records were not acknowledged in time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +175,7 @@ class Publication:
 
     async def _verdict(self, carrier: Admission | Refused) -> None:
         if carrier.verdict is not None:
-            await self.publisher.publish(
+            await self.publisher.note(
                 self.topics.verdicts.name, carrier.verdict.encode(), key=carrier.verdict.response_id
             )
 
