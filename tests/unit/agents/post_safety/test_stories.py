@@ -305,6 +305,32 @@ def test_late_records_of_a_response_that_ended_below_the_commit_are_void() -> No
     assert world.committed() == 11
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["remembered", "read back"])
+def test_a_job_that_is_opened_again_after_its_end_is_neither_answered_nor_billed_twice(killed: bool) -> None:
+    """Its producer sent it again; whether that was a redelivery in flight or hours too late cannot be told apart."""
+    world = World()
+    member = Member(world)
+    plain_answer(world, custom_id="job-1")
+    member.run()
+    if killed:
+        member.kill()
+    world.now_ms = DEADLINE_MS + 1
+    again = opened("r1", custom_id="job-1", deadline_ms=world.now_ms + 600_000)
+    world.write(
+        again.model_copy(update={"accepted_at_ms": world.now_ms}),
+        fence("r1", "att_2"),
+        frame(Row("r1", 1, ["Other"], attempt="att_2", finish="stop")),
+    )
+    member.run()
+    answer = world.answer("r1")
+    assert (answer.text, answer.started, len(answer.results)) == ("Hello there friend", 1, 1)
+    assert answer.bill.accepted_at_ms == START_MS
+    [void] = world.control()
+    assert isinstance(void, AttemptVoid)
+    assert (void.attempt_id, void.why) == ("att_2", "ended"), "its worker stops"
+    assert world.committed() == 8, "and nothing of it stays open"
+
+
 def test_the_deadline_ends_what_no_worker_ends() -> None:
     world = World()
     world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["Hi"])), opened("r2"))
