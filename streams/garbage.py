@@ -6,7 +6,8 @@ import gc
 def collect_seldom() -> None:
     """Call once, after start-up: what exists now is never looked at again, new objects seldom.
 
-    By default the collector took a third of a worker's CPU time; without full collections a gateway grew by 8 MiB a minute.
+    By default the collector took a third of a worker's CPU time; without full collections a gateway grew by 8 MiB a
+    minute.
     """
     gc.collect()
     gc.freeze()
