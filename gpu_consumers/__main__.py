@@ -106,12 +106,12 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
             KafkaConsumer(settings.kafka, None, f"{client_id}-control", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
         )
         stack.push_async_callback(control.close)
-        lanes = ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id))
-        stack.push_async_callback(lanes.close)
         metrics = WorkerMetrics()
         core = WorkerCore(config, mint_attempt_id, metrics)
         ports = Ports(
-            engine, lanes, control, producer, claims,
+            engine,
+            lambda: ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id)),
+            control, producer, claims,
             lambda: KafkaConsumer(settings.kafka, None, f"{client_id}-read-back"),
         )  # fmt: skip
         shell = Worker(core, ports, worker, metrics)

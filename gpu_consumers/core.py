@@ -275,15 +275,23 @@ class WorkerCore:
             self._next_offsets[partition] = 0
 
     def revoked(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """What to commit before they go. Unstarted work of theirs is forgotten, started work goes on."""
+        """What to commit before they go. Unstarted work of theirs is forgotten, started work goes on.
+
+        What waits for an engine that is away is given back: its next reader has one, or waits as well.
+        """
         gone = {partition: self._trackers.pop(partition) for partition in partitions if partition in self._trackers}
         trackers = set(map(id, gone.values()))
         for work in list(self._works.values()):
             work.sources = [source for source in work.sources if id(source[0]) not in trackers]
-            unstarted = work.plan == "claim" and work.phase in (_Phase.QUEUED, _Phase.WAITING)
             # The answer of a look-up decides what becomes of it: it may be ours by then.
-            looking = work.response_id in self._looks
-            if not work.sources and unstarted and not work.claimed and not looking:
+            if work.sources or work.response_id in self._looks:
+                continue
+            if work.plan == "claim":
+                if work.phase in (_Phase.QUEUED, _Phase.WAITING) and not work.claimed:
+                    self._forget(work)
+            elif work.phase is _Phase.QUEUED and not self._engine_ready:
+                if work.claimed:
+                    self._effects.append(ReleaseClaim(work.response_id))
                 self._forget(work)
         return {partition: offset for partition, tracker in gone.items() if (offset := tracker.to_commit()) is not None}
 

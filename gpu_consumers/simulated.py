@@ -38,6 +38,7 @@ class SimulatedEngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: int = 0
+    start_ms: float = Field(default=0.0, ge=0, description="Every start of the engine, as if it loaded weights.")
     ttft_ms: float = Field(default=20.0, ge=0, description="First token of an empty prompt.")
     prompt_token_us: float = Field(
         default=50.0, ge=0, description="Added to the first token per uncached prompt token."
@@ -612,6 +613,8 @@ class SimulatedEngine:
         self._loop = asyncio.get_running_loop()
         self._on_step = on_step
         self._on_died = on_died
+        if self._settings.start_ms:
+            await asyncio.sleep(self._settings.start_ms / 1_000)
         self._core = SimulatedCore(self._settings, starts=self._starts)
 
     def submit(self, request: EngineRequest) -> None:

@@ -33,13 +33,15 @@ from gpu_consumers.core import (
     WorkerCore,
 )
 from gpu_consumers.engine import Engine, EngineDelta, EngineDied
+from gpu_consumers.membership import Membership
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.takeover import Decision, ReadBack
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED
 from schemas.request import LANES
+from schemas.worker import WorkerState
 from streams.consumer_thread import ConsumerThread, ProducerThread
-from streams.log import LogConsumer, LogError, TopicPartition
+from streams.log import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log_reading import read_offsets
 from streams.settings import WorkerSettings
 
@@ -47,6 +49,7 @@ TICK_S = 0.05
 COMMIT_S = 1.0
 HEARTBEAT_S = 1.0
 CONTROL_LOOK_BACK_MS = 300_000
+BEATS_LOOK_BACK_MS = 10_000
 READ_BACK_TIMEOUT_S = 30.0
 POSITIONS_TIMEOUT_S = 30.0
 RESTART_BACKOFF_S = 0.5
@@ -88,10 +91,12 @@ def read_back(
 
 @dataclass
 class Ports:
-    """What the shell talks to. `reader` opens an independent consumer, for one read-back."""
+    """What the shell talks to. `lanes` makes a member of the workers' group, which the shell closes; `control` reads
+    control and heartbeats; `reader` opens an independent consumer, for one read-back.
+    """
 
     engine: Engine
-    lanes: ConsumerThread
+    lanes: Callable[[], ConsumerThread]
     control: ConsumerThread
     producer: ProducerThread
     claims: ClaimStore
@@ -129,6 +134,8 @@ class Worker:
         self._clock_us = clock_us
         self._topics = core.config.topics
         self._life: _Life = "starting"
+        self._membership = Membership(core.config.worker_id, core.config.pool)
+        self._lanes: ConsumerThread | None = None
         self._asked = _Asked()
         self._claims_asked = asyncio.Event()
         self._read_back_asked = asyncio.Event()
@@ -165,7 +172,10 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._ports.engine.close()
+            try:
+                await self._leave_lanes()
+            finally:
+                await self._ports.engine.close()
 
     @staticmethod
     async def _until_done(
@@ -184,7 +194,7 @@ class Worker:
         self._life = "draining"
         self._core.drain()
         self._send_state()
-        await self._ports.lanes.close()
+        await self._leave_lanes()
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
         while self._core.unfinished_attempts and time.monotonic() < deadline_s:
             await self._until_done(asyncio.get_running_loop().create_future(), background, TICK_S)
@@ -274,6 +284,26 @@ class Worker:
     # Tasks
 
     async def _read_lanes(self) -> None:
+        """A member of the group while `Membership` says so."""
+        while True:
+            if not self._is_to_read_lanes():
+                await asyncio.sleep(TICK_S)
+                continue
+            _log.info("joining_lanes", life=self._life)
+            self._lanes = self._ports.lanes()
+            await self._read_as_member(self._lanes)
+            _log.info("leaving_lanes", life=self._life)
+            await self._leave_lanes()
+
+    def _is_to_read_lanes(self) -> bool:
+        return self._membership.reads_lanes(self._life == "ready", self._now_ms())
+
+    async def _leave_lanes(self) -> None:
+        if self._lanes is not None:
+            await self._lanes.close()
+            self._lanes = None
+
+    async def _read_as_member(self, lanes: ConsumerThread) -> None:
         names = [self._topics.lane(self._core.config.pool, lane).name for lane in LANES]
         paused: set[TopicPartition] = set()
 
@@ -288,7 +318,7 @@ class Worker:
             offsets = self._core.revoked(partitions)
             if offsets:
                 try:
-                    await self._ports.lanes.commit(offsets)
+                    await lanes.commit(offsets)
                 except LogError as error:
                     # The partition's next owner reads again what was not committed.
                     _log.warning("commit_failed", error=str(error))
@@ -299,12 +329,12 @@ class Worker:
             self._core.revoked(partitions)
             self._send_state()
 
-        await self._ports.lanes.subscribe(names, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
-        while True:
-            await self._share_lanes(paused)
+        await lanes.subscribe(names, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        while self._is_to_read_lanes():
+            await self._share_lanes(lanes, paused)
             try:
                 # Not for longer: shares are to be looked at also when nothing comes.
-                records = await self._ports.lanes.poll(TICK_S)
+                records = await lanes.poll(TICK_S)
             except LogError as error:
                 if not error.retriable:
                     raise
@@ -314,19 +344,20 @@ class Worker:
                 self._core.lane_records(records, self._now_ms())
                 self._after_event()
 
-    async def _share_lanes(self, paused: set[TopicPartition]) -> None:
+    async def _share_lanes(self, lanes: ConsumerThread, paused: set[TopicPartition]) -> None:
         """Pauses the partitions of lanes over their share and resumes the others; keeps `paused` up to date."""
         over = self._core.over_share()
         if stop := over - paused:
             paused |= stop
-            await self._ports.lanes.pause(stop)
+            await lanes.pause(stop)
         if go_on := paused - over:
             paused -= go_on
-            await self._ports.lanes.resume(go_on)
+            await lanes.resume(go_on)
 
     async def _read_control(self) -> None:
         control = self._ports.control
         await control.assign(await self._control_positions())
+        self._membership.listening(self._now_ms())
         while True:
             try:
                 records = await control.poll()
@@ -335,18 +366,38 @@ class Worker:
                     raise
                 _log.warning("control_poll_failed", error=str(error))
                 continue
-            self._core.control_records(records, self._now_ms())
+            self._hear([record for record in records if record.topic == self._topics.workers.name])
+            self._core.control_records(
+                [record for record in records if record.topic == self._topics.control.name], self._now_ms()
+            )
             self._after_event()
 
+    def _hear(self, beats: Sequence[LogRecord]) -> None:
+        for record in beats:
+            try:
+                self._membership.heard(decode(WorkerState, record.value))
+            except Undecodable:
+                continue  # a tombstone, or a worker that routers cannot read either
+
     async def _control_positions(self) -> dict[TopicPartition, int]:
-        """Where to begin: some minutes back, for cancels of work that waits. Raises LogError after a while."""
+        """Where to begin: some minutes back, for cancels of work that waits; some heartbeats back.
+
+        Raises LogError after a while.
+        """
         control = self._ports.control
-        since_ms = self._now_ms() - CONTROL_LOOK_BACK_MS
+        now_ms = self._now_ms()
+        since_ms = {
+            self._topics.control.name: now_ms - CONTROL_LOOK_BACK_MS,
+            self._topics.workers.name: now_ms - BEATS_LOOK_BACK_MS,
+        }
         deadline_s = time.monotonic() + POSITIONS_TIMEOUT_S
         while True:
             try:
-                partitions = await control.partitions(self._topics.control.name)
-                return {partition: await control.offset_at(partition, since_ms) for partition in partitions}
+                return {
+                    partition: await control.offset_at(partition, topic_since_ms)
+                    for topic, topic_since_ms in since_ms.items()
+                    for partition in await control.partitions(topic)
+                }
             except LogError as error:
                 if time.monotonic() >= deadline_s:
                     raise
@@ -362,10 +413,10 @@ class Worker:
         while True:
             await asyncio.sleep(COMMIT_S)
             offsets = self._core.to_commit()
-            if not offsets:
+            if not offsets or self._lanes is None:
                 continue
             try:
-                await self._ports.lanes.commit(offsets)
+                await self._lanes.commit(offsets)
             except LogError as error:
                 # Not ours any more, or the group is being balanced: the partition's next owner reads again.
                 _log.warning("commit_failed", error=str(error))

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 
 from gpu_consumers.claim import ClaimRequest, ClaimsUnavailable, RedisClaims
 from gpu_consumers.core import CoreConfig, WorkerCore
+from gpu_consumers.membership import LISTEN_MS
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
 from gpu_consumers.worker import Ports, Worker
@@ -38,6 +39,7 @@ from streams.topics import Partitions, Topics
 
 ENGINE = SimulatedEngineSettings(ttft_ms=5, prompt_token_us=0, inter_token_ms=10, step_ms=5)
 SCOPE = Scope(tenant_id="acme")
+LOADS_FOR_EVER = ENGINE.model_copy(update={"start_ms": 3_600_000})
 LEASE_MS = 1_000
 _regions = count()
 
@@ -144,7 +146,9 @@ class Region:
 class Running:
     """A worker in this process."""
 
-    def __init__(self, region: Region, worker_id: str, **settings: object) -> None:
+    def __init__(
+        self, region: Region, worker_id: str, engine: SimulatedEngineSettings = ENGINE, **settings: object
+    ) -> None:
         self.region = region
         self.settings = WorkerSettings.model_validate(
             {"worker_id": worker_id, "pool": "pool", "lease_ms": LEASE_MS, "drain_timeout_s": 5, **settings}
@@ -159,10 +163,12 @@ class Running:
         )  # fmt: skip
         self.metrics = WorkerMetrics(CollectorRegistry())
         self.core = WorkerCore(config, mint_attempt_id, self.metrics)
-        self.engine = SimulatedEngine(ENGINE)
+        self.engine = SimulatedEngine(engine)
         self.ports = Ports(
             self.engine,
-            ConsumerThread(KafkaConsumer(kafka, f"{region.name}.workers.pool", worker_id, fetch_wait_ms=20)),
+            lambda: ConsumerThread(
+                KafkaConsumer(kafka, f"{region.name}.workers.pool", worker_id, fetch_wait_ms=20)
+            ),
             ConsumerThread(KafkaConsumer(kafka, None, f"{worker_id}-control", fetch_wait_ms=20)),
             ProducerThread(KafkaProducer(kafka, worker_id)),
             RedisClaims(
@@ -173,20 +179,31 @@ class Running:
         self.worker = Worker(self.core, self.ports, self.settings, self.metrics)
         self.task = asyncio.create_task(self.worker.run(self.stop))
 
+    def has_listened(self) -> bool:
+        """Whether it has decided upon what it knows of the other workers, and had the time to join them."""
+        since_ms = self.worker._membership._listening_since_ms
+        return since_ms is not None and time.time() * 1_000 > since_ms + LISTEN_MS + 1_000
+
+    def partitions(self) -> int:
+        """How many it reads."""
+        state = self.core.state("ready", self.engine.stats(), 0, True, 0)
+        return sum(map(len, state.lane_partitions.values()))
+
     async def close(self) -> None:
         self.stop.set()
         try:
             await self.task
         finally:
-            await self.ports.lanes.close()
             await self.ports.control.close()
             await self.ports.producer.close(5)
             await self.redis.aclose()
 
 
 @asynccontextmanager
-async def worker(region: Region, worker_id: str, **settings: object) -> AsyncIterator[Running]:
-    running = Running(region, worker_id, **settings)
+async def worker(
+    region: Region, worker_id: str, engine: SimulatedEngineSettings = ENGINE, **settings: object
+) -> AsyncIterator[Running]:
+    running = Running(region, worker_id, engine, **settings)
     try:
         yield running
     finally:
@@ -366,6 +383,49 @@ async def test_a_killed_process_loses_nothing_and_a_stopped_one_leaves_cleanly(r
     states.close()
     assert {"ready", "draining"} <= {beat.state for beat in beats if beat.worker_id == "heir"}
     assert any(beat.lane_partitions[Lane.BATCH] == [0, 1] for beat in beats)
+
+
+async def test_a_killed_workers_answer_ends_while_its_heir_loads_its_engine(region: Region, tmp_path: Path) -> None:
+    victim = start_process(region, tmp_path, "victim")
+    try:
+        begun = await region.request(max_tokens=5_000)
+        await region.until(lambda: region.accepted(begun) > 10)
+        victim.kill()
+        victim.wait(timeout=10)
+        async with worker(region, "heir", LOADS_FOR_EVER) as heir:
+            await region.ended(begun)
+            assert heir.worker.not_ready == "starting"
+    finally:
+        victim.kill()
+        victim.wait(timeout=10)
+    assert region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+
+
+async def test_a_worker_that_loads_its_engine_takes_no_work_from_a_ready_one(region: Region) -> None:
+    async with worker(region, "ready"):
+        await region.ended(await region.request())
+        async with worker(region, "loading", LOADS_FOR_EVER) as loading:
+            await region.until(loading.has_listened)
+            ids = [await region.request() for _ in range(8)]
+            await region.ended(*ids)
+            assert loading.partitions() == 0
+    assert {region.terminal(response_id) for response_id in ids} == {EndingCode.COMPLETED}
+
+
+async def test_a_worker_whose_engine_stays_away_leaves_its_work_to_a_ready_one(region: Region) -> None:
+    async with worker(region, "ready") as ready:
+        dies_once = ENGINE.model_copy(update={"die_after_tokens": 30})
+        async with worker(region, "dying", dies_once) as dying:
+            await region.until(lambda: ready.partitions() and dying.partitions())
+            dying.engine._settings = LOADS_FOR_EVER  # from its next start on
+            ids = [await region.request(max_tokens=30) for _ in range(12)]
+            await region.ended(*ids)
+            await region.until(lambda: dying.worker.not_ready and not dying.partitions())
+            late = [await region.request() for _ in range(4)]
+            await region.ended(*late)
+            assert dying.worker.not_ready == "starting"
+    assert {region.terminal(each) for each in ids} <= {EndingCode.COMPLETED, EndingCode.GENERATION_INTERRUPTED}
+    assert {region.terminal(each) for each in late} == {EndingCode.COMPLETED}
 
 
 async def test_wrong_engine_settings_are_named(region: Region, tmp_path: Path) -> None:

@@ -626,6 +626,26 @@ def test_a_dead_engines_requests_begin_again_or_end() -> None:
     assert fleet.region.terminal(fresh) is EndingCode.COMPLETED
 
 
+def test_a_worker_that_leaves_without_an_engine_gives_back_what_said_nothing() -> None:
+    fleet = Fleet("a")
+    begun = fleet.region.request(max_tokens=100)
+    fleet.run(300)
+    silent = fleet.region.request()
+    fleet.run(20)
+    leaving = fleet.workers["a"]
+    leaving.kill_engine = True
+    leaving.engine_starts = False
+    fleet.run(100)
+    assert len(leaving.submitted) == 2
+    fleet.workers.pop("a").lanes.close()
+    leaving._run_effects()
+    fleet.start("b")
+    fleet.run(LEASE_MS // 4)
+    assert fleet.region.terminal(silent) is EndingCode.COMPLETED
+    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    check(fleet.region)
+
+
 def test_an_engine_that_keeps_dying_fails_the_request_in_the_end() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request()

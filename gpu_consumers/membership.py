@@ -1,0 +1,54 @@
+"""When a worker reads the lanes of its pool, as a member of their consumer group. Pure: time is a parameter."""
+
+from schemas.worker import WorkerState
+
+LISTEN_MS = 2_000
+"""A ready worker beats every second: who has listened for so long and heard of none may believe that there is none."""
+PATIENCE_MS = 5_000
+"""How long a member may be without an engine beside a ready worker, before it leaves: most engines are back by then."""
+
+
+class Membership:
+    """A worker without an engine leaves the lanes to the ready workers of its pool: nothing is to wait for its engine.
+
+    Where none is ready it reads them all the same: what a dead worker began is ended without an engine.
+    """
+
+    def __init__(self, worker_id: str, pool: str) -> None:
+        self._worker_id = worker_id
+        self._pool = pool
+        self._listening_since_ms: int | None = None
+        self._ready_until_ms: dict[str, int] = {}
+        self._is_member = False
+        self._spare_since_ms: int | None = None
+
+    def listening(self, now_ms: int) -> None:
+        """From now on every heartbeat is told with `heard`."""
+        self._listening_since_ms = now_ms
+
+    def heard(self, state: WorkerState) -> None:
+        """A heartbeat of any worker; in order per worker."""
+        if state.pool != self._pool or state.worker_id == self._worker_id:
+            return
+        if state.state == "ready":
+            self._ready_until_ms[state.worker_id] = state.beat_at_ms + state.lease_ms
+        else:
+            self._ready_until_ms.pop(state.worker_id, None)
+
+    def reads_lanes(self, ready: bool, now_ms: int) -> bool:
+        """Whether this worker, whose engine is `ready` or not, is to be a member now. Ask several times a second."""
+        if ready:
+            self._is_member, self._spare_since_ms = True, None
+        elif self._listening_since_ms is None or now_ms - self._listening_since_ms < LISTEN_MS:
+            pass  # not before it knows of the others
+        elif not self._is_another_ready(now_ms):
+            self._is_member, self._spare_since_ms = True, None
+        elif self._is_member:
+            if self._spare_since_ms is None:
+                self._spare_since_ms = now_ms
+            self._is_member = now_ms - self._spare_since_ms < PATIENCE_MS
+        return self._is_member
+
+    def _is_another_ready(self, now_ms: int) -> bool:
+        self._ready_until_ms = {peer: until for peer, until in self._ready_until_ms.items() if until > now_ms}
+        return bool(self._ready_until_ms)
