@@ -20,6 +20,8 @@ KEEP_AGAIN_MS = HOUR_MS
 """`policies` keeps a record for longer than an open response needs it, by more than this."""
 LOOK_UP_TIMEOUT_S = 10.0
 REMEMBERED = 10_000
+MISS_REMEMBERED_S = 10.0
+"""Everything else waits while the log is asked, and asking for the same at once brings nothing new."""
 _log = structlog.get_logger()
 
 Write = Callable[[OutputPolicy], Awaitable[object]]
@@ -50,13 +52,18 @@ class OutputPolicyWriter:
 
 
 class OutputPolicyReader:
-    """Reads `policies` when it is asked for phrases that it has not seen: they were written before they were named."""
+    """Reads `policies` when it is asked for phrases that it has not seen: they were written before they were named.
 
-    def __init__(self, consumer: LogConsumer, topic: str) -> None:
+    What is missing then is lost, and is looked for again after `MISS_REMEMBERED_S`.
+    """
+
+    def __init__(self, consumer: LogConsumer, topic: str, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._consumer = consumer
+        self._monotonic_s = monotonic_s
         self._place = TopicPartition(topic, 0)
         self._next_offset = 0
         self._phrases: dict[str, list[str]] = {}
+        self._missed_at_s: dict[str, float] = {}
 
     def output_deny(self, tenant_id: str, digest: str) -> list[str] | None:
         """None when nobody kept them. May block for `LOOK_UP_TIMEOUT_S`. Raises LogError."""
@@ -64,7 +71,14 @@ class OutputPolicyReader:
             return []
         key = f"{tenant_id}/{digest}"
         if key not in self._phrases:
+            missed_at_s = self._missed_at_s.get(key)
+            if missed_at_s is not None and self._monotonic_s() < missed_at_s + MISS_REMEMBERED_S:
+                return None
             self.read()
+            if key not in self._phrases:
+                if len(self._missed_at_s) >= REMEMBERED:
+                    self._missed_at_s.clear()
+                self._missed_at_s[key] = self._monotonic_s()
         return self._phrases.get(key)
 
     def read(self) -> None:

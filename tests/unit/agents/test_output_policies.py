@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents.output_policies import KEEP_AGAIN_MS
+from agents.output_policies import KEEP_AGAIN_MS, MISS_REMEMBERED_S, OutputPolicyReader
 from agents.publication import PublishFailed
 from schemas.codec import decode
 from schemas.generated import Opened
 from schemas.policy import NOTHING_DENIED, OutputPolicy
 from streams.directory import SafetyPolicy
+from streams.log import TopicPartition
+from streams.memory_log import MemoryConsumer, MemoryLog
 from streams.topics import WORK_RETENTION_MS
 from tests.unit.agents.world import World
 
@@ -80,6 +82,41 @@ async def test_nothing_is_opened_under_phrases_that_were_not_written(world: Worl
     world.log.fail_after = None
     await admit(world)
     assert len(kept(world)) == 1, "what was not acknowledged is written again"
+
+
+class CountingConsumer(MemoryConsumer):
+    looks = 0
+
+    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        self.looks += 1
+        return super().watermarks(partition)
+
+
+def test_what_nobody_kept_is_not_asked_for_again_for_a_while() -> None:
+    now_s = 1_000.0
+    log = MemoryLog(lambda: int(now_s * 1_000))
+    log.create_topic("local.policies", 1)
+    consumer = CountingConsumer(log, None, "reader", "earliest")
+    reader = OutputPolicyReader(consumer, "local.policies", monotonic_s=lambda: now_s)
+    policy = OutputPolicy.of("acme", ["make tea"])
+    for _ in range(1_000):
+        assert reader.output_deny("acme", policy.digest) is None
+    assert consumer.looks == 1
+    log.append("local.policies", policy.encode(), key=policy.key)
+    now_s += MISS_REMEMBERED_S
+    assert reader.output_deny("acme", policy.digest) == ["make tea"]
+
+
+def test_phrases_kept_in_the_meantime_are_found_when_anything_is_read() -> None:
+    log = MemoryLog(lambda: 0)
+    log.create_topic("local.policies", 1)
+    reader = OutputPolicyReader(log.consumer(None, "reader"), "local.policies", monotonic_s=lambda: 0.0)
+    tea, coffee = (OutputPolicy.of("acme", [f"make {drink}"]) for drink in ("tea", "coffee"))
+    assert reader.output_deny("acme", tea.digest) is None
+    for policy in (tea, coffee):
+        log.append("local.policies", policy.encode(), key=policy.key)
+    assert reader.output_deny("acme", coffee.digest) == ["make coffee"]
+    assert reader.output_deny("acme", tea.digest) == ["make tea"]
 
 
 def test_phrases_that_would_not_fit_into_a_record_are_refused() -> None:
