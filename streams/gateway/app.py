@@ -21,6 +21,7 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
 from schemas.usage_query import BUCKET_WIDTHS, GROUPS, InvalidQuery, parse_bucket_width, parse_group_by
 from streams.directory import Model, Tenant
+from streams.gateway.closing import CLOSINGS
 from streams.gateway.delivery import Follower
 from streams.gateway.errors import ApiError, RequestError, ending_error, error_object
 from streams.gateway.http_body import ClientDisconnect, read_json_object
@@ -269,7 +270,8 @@ class ChatApi:
             # Whether everything was consumed is known at once, where the end is.
             first = await follower.next(0)
             if isinstance(first, Closed):
-                raise replay_unavailable("The position asked for can no longer be replayed.")
+                rule = CLOSINGS[first.reason]
+                raise replay_unavailable(rule.message, is_transient=rule.resumable)
             if isinstance(first, Terminal) and after >= first.sequence_number:
                 return Response(status_code=204)
             return self._streaming(follower, first, {"x-request-id": response_id}, response_id, "", True)

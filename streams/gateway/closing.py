@@ -21,6 +21,7 @@ class CloseReason(StrEnum):
     STREAM_GAP = "stream_gap"
     PARTITION_MOVED = "partition_moved"
     REPLAY_UNAVAILABLE = "replay_unavailable"
+    REPLAY_LATE = "replay_late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ CLOSINGS: dict[CloseReason, Closing] = {
     CloseReason.STREAM_GAP: Closing(4411, "Part of the stream is missing at this gateway.", True),
     CloseReason.PARTITION_MOVED: Closing(4412, "Another gateway serves the response now.", True),
     CloseReason.REPLAY_UNAVAILABLE: Closing(4413, "The position asked for can no longer be replayed.", False),
+    CloseReason.REPLAY_LATE: Closing(4414, "What was missed could not be read back in time.", True),
 }
 
 

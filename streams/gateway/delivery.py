@@ -65,8 +65,11 @@ class Follower:
             replay = await self._history.read(
                 self._tenant_id, stream.response_id, viewer.after, until=viewer.until, ended=stream.terminal is not None
             )
-        except HistoryUnavailable:
-            replay = None
+        except HistoryUnavailable as error:
+            reason = CloseReason.REPLAY_LATE if error.is_transient else CloseReason.REPLAY_UNAVAILABLE
+            self._behind = False
+            self._replayed.append(Closed(reason))
+            return
         self._behind = False
         if replay is None:
             self._replayed.append(Closed(CloseReason.REPLAY_UNAVAILABLE))

@@ -16,7 +16,10 @@ class RequestError(Exception):
 
 
 class ApiError(Exception):
-    """An error of the HTTP or WebSocket surface itself, outside the catalogue of endings."""
+    """An error of the HTTP or WebSocket surface itself, outside the catalogue of endings.
+
+    `resumable`: the response may go on; `resume` from the last sequence number seen.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class ApiError(Exception):
         error_type: str = "invalid_request_error",
         param: str | None = None,
         retry_after_ms: int | None = None,
+        resumable: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -35,6 +39,7 @@ class ApiError(Exception):
         self.error_type = error_type
         self.param = param
         self.retry_after_ms = retry_after_ms
+        self.resumable = resumable
 
     @property
     def body(self) -> dict[str, Any]:

@@ -22,6 +22,11 @@ from streams.settings import RedisSettings
 COMMANDS_PER_PIPELINE = 512
 LOG_READ_DEADLINE_S = 5.0
 CLOCK_SKEW_MS = 60_000
+MAX_CONCURRENT_READS = 24
+"""Of clients that come back, from Redis; whoever is beyond takes turns."""
+READ_TURN_TIMEOUT_S = 5.0
+CONNECTIONS_BESIDE_READS = 4
+"""For what this gateway itself appends and asks: it never waits behind those who come back."""
 MAX_CONCURRENT_LOG_READS = 2
 STARTED_FROM_LOG = 4
 
@@ -29,7 +34,11 @@ _log = structlog.get_logger()
 
 
 class HistoryUnavailable(Exception):
-    """Redis did not take or give the entries in time."""
+    """The entries were not taken or given. `is_transient`: the same may succeed a little later."""
+
+    def __init__(self, message: str, *, is_transient: bool = True) -> None:
+        super().__init__(message)
+        self.is_transient = is_transient
 
 
 class RedisHistory:
@@ -44,6 +53,7 @@ class RedisHistory:
         self._region = region
         self._retention_s = retention_s
         self._open_retention_s = retention_s + response_timeout_ms // 1_000
+        self._readers = asyncio.Semaphore(MAX_CONCURRENT_READS)
 
     def key(self, tenant_id: str, response_id: str) -> str:
         return redis_keys.history(self._region, tenant_id, response_id)
@@ -65,11 +75,18 @@ class RedisHistory:
                     raise HistoryUnavailable(str(error)[:200]) from None
 
     async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
-        """Everything beyond `after`; `gap` where an entry is missing. Raises HistoryUnavailable."""
+        """Everything beyond `after`; `gap` where an entry is missing. Waits its turn. Raises HistoryUnavailable."""
+        try:
+            async with asyncio.timeout(READ_TURN_TIMEOUT_S):
+                await self._readers.acquire()
+        except TimeoutError:
+            raise HistoryUnavailable("too many responses are being read back") from None
         try:
             entries = await self._client.lrange(self.key(tenant_id, response_id), 0, -1)
         except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
+        finally:
+            self._readers.release()
         replay = Replay(after)
         try:
             for entry in entries:
@@ -108,7 +125,7 @@ def connect_history(settings: RedisSettings) -> redis.asyncio.Redis:
         settings.history_url or settings.url,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
-        max_connections=32,
+        max_connections=MAX_CONCURRENT_READS + CONNECTIONS_BESIDE_READS,
     )
 
 
@@ -162,7 +179,7 @@ class LogHistory:
         """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
         from_ms = parse_response_id(response_id).minted_at_ms
         if from_ms is None:
-            raise HistoryUnavailable("the id holds no time")
+            raise HistoryUnavailable("the id holds no time", is_transient=False)
         if self._waiting >= 4 * MAX_CONCURRENT_LOG_READS:
             raise HistoryUnavailable("too many responses are being read back from the log")
         self._waiting += 1
@@ -172,7 +189,7 @@ class LogHistory:
                 from_ms,
             )  # fmt: skip
         except LogError as error:
-            raise HistoryUnavailable(str(error)[:200]) from None
+            raise HistoryUnavailable(str(error)[:200], is_transient=error.retriable) from None
         finally:
             self._waiting -= 1
 
@@ -207,21 +224,27 @@ class History:
 
         None: the tenant has no such response. Raises HistoryUnavailable when that cannot be told or given.
         """
+        near_failed = False
         try:
             replay = await self._near.read(tenant_id, response_id, after)
             if not replay.known and parse_response_id(response_id).minted_at_ms is None:
                 return None
         except HistoryUnavailable as error:
             _log.warning("history_unavailable", why=str(error))
+            near_failed = True
             replay = Replay(after)
         if replay.started is not None and _reaches(replay, until, ended):
             return replay
         self.log_reads += 1
-        replay = await self._far.read(tenant_id, response_id, after)
+        try:
+            replay = await self._far.read(tenant_id, response_id, after)
+        except HistoryUnavailable as error:
+            error.is_transient = error.is_transient or near_failed
+            raise
         if not replay.known:
             return None
         if not _reaches(replay, until, ended):
-            raise HistoryUnavailable("the log does not hold what comes next")
+            raise HistoryUnavailable("the log does not hold what comes next", is_transient=near_failed)
         return replay
 
     async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:

@@ -15,7 +15,7 @@ from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
 from schemas.responses import Started, Terminal
 from streams.directory import ApiKey, ModelCatalog, Tenant, TenantDirectory
-from streams.gateway.closing import CloseReason
+from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.delivery import Follower
 from streams.gateway.errors import ApiError
 from streams.gateway.history import History, HistoryUnavailable
@@ -97,10 +97,11 @@ def not_found(response_id: str) -> ApiError:
     return ApiError(404, "response_not_found", f"No response {response_id[:100]!r}.", param="response_id")
 
 
-def replay_unavailable(message: str) -> ApiError:
+def replay_unavailable(message: str, *, is_transient: bool) -> ApiError:
     return ApiError(
-        409, CloseReason.REPLAY_UNAVAILABLE.value, message, error_type="server_error", retry_after_ms=retry_advice_ms()
-    )
+        409, CloseReason.REPLAY_UNAVAILABLE.value, message, error_type="server_error",
+        retry_after_ms=retry_advice_ms() if is_transient else None, resumable=is_transient,
+    )  # fmt: skip
 
 
 class Gateway:
@@ -295,7 +296,8 @@ class Gateway:
             if overdue:
                 replay = await self._history.read(tenant_id, response_id, after, ended=True)
         except HistoryUnavailable as error:
-            raise replay_unavailable(f"The response cannot be replayed: {error}.") from None
+            why = f"The response cannot be replayed: {error}."
+            raise replay_unavailable(why, is_transient=error.is_transient) from None
         if replay is None:
             raise not_found(response_id)
         if replay.terminal is not None:
@@ -305,7 +307,7 @@ class Gateway:
             follower.show(replay)
             return follower
         if partition not in self._ownership.owned:
-            raise replay_unavailable("Another gateway serves the response while it runs.")
+            raise replay_unavailable("Another gateway serves the response while it runs.", is_transient=True)
         scope = replay.started.scope if replay.started is not None else Scope(tenant_id=tenant_id)
         return self._follow(response_id, partition, scope, after, stays=stays)
 
@@ -339,7 +341,8 @@ class Gateway:
                 if isinstance(event, Behind):
                     await follower.catch_up()
                 elif isinstance(event, Closed):
-                    raise replay_unavailable("The response cannot be replayed in full.")
+                    is_transient = CLOSINGS[event.reason].resumable
+                    raise replay_unavailable("The response cannot be replayed in full.", is_transient=is_transient)
                 elif isinstance(event, Span):
                     events.append(event)
                 elif isinstance(event, Terminal):

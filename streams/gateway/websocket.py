@@ -345,9 +345,10 @@ class Socket:
     def _refuse(
         self, error: RequestError | ApiError, request_id: str | None = None, response_id: str | None = None
     ) -> None:
-        retry_after_ms = None
+        retry_after_ms, resumable = None, False
         if isinstance(error, ApiError):
-            body, retry_after_ms, code = error.body, error.retry_after_ms, error.code
+            body, code = error.body, error.code
+            retry_after_ms, resumable = error.retry_after_ms, error.resumable
         else:
             body, code = ending_error(error.code, error.message, error.param), error.code.value
             if ENDINGS[error.code].retryable:
@@ -356,7 +357,7 @@ class Socket:
         self._say(
             ErrorMessage(
                 error=ErrorBody(**body["error"]), request_id=request_id, response_id=response_id,
-                retry_after_ms=retry_after_ms,
+                retry_after_ms=retry_after_ms, resumable=resumable,
             )
         )  # fmt: skip
 

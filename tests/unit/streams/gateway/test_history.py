@@ -108,6 +108,35 @@ async def test_another_tenants_entries_are_not_found_and_entries_expire(
         assert int(client.ttl(near.key("acme", response_id))) <= 100
 
 
+async def test_a_restarted_gateway_gives_300_running_responses_back_at_once(
+    near: RedisHistory, settings: Settings
+) -> None:
+    """Who comes back together takes turns: nobody is refused, nobody sent to the log, and appending goes on."""
+    ids = [mint_response_id(settings.region, number % 2) for number in range(300)]
+    await near.append([entry(i, span(1, "ab"), with_start=True, is_first=True) for i in ids])
+    far = LogHistory(MemoryClients(memory_log(settings)).reader, settings.topics.responses.name)
+    history = History(near, far)
+    reads = [asyncio.ensure_future(history.read("acme", i, 1)) for i in ids]
+    await asyncio.sleep(0)
+    await history.append([entry(ids[0], span(3, "c"))])
+    replays = await asyncio.gather(*reads)
+    assert ["".join(s.text for s in replay.spans)[:1] for replay in replays if replay is not None] == ["b"] * 300
+    assert history.log_reads == 0
+    far.close()
+
+
+async def test_a_crowd_that_the_log_cannot_serve_is_told_to_come_again(
+    near: RedisHistory, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.gateway.history.READ_TURN_TIMEOUT_S", 0.0)
+    far = LogHistory(MemoryClients(memory_log(settings)).reader, settings.topics.responses.name)
+    reads = [History(near, far).read("acme", mint_response_id(settings.region, 0), 0) for _ in range(100)]
+    refused = [r for r in await asyncio.gather(*reads, return_exceptions=True) if isinstance(r, BaseException)]
+    assert refused
+    assert all(isinstance(error, HistoryUnavailable) and error.is_transient for error in refused)
+    far.close()
+
+
 def test_entries_of_another_format_are_said_to_be_unreadable() -> None:
     for raw in (b"", b"{}", b"[2,null,[],null]", b"[1,null,[[1]],null]", b'[1,{"a":1},[],null]'):
         with pytest.raises(UnreadableEntry):
@@ -181,8 +210,9 @@ async def test_what_neither_has_any_more_is_said_to_be_unavailable(near: RedisHi
     log = log_with(settings, response_id, "abcde")
     log.delete_records(TopicPartition(settings.topics.responses.name, 0), 5)
     far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
-    with pytest.raises(HistoryUnavailable):
+    with pytest.raises(HistoryUnavailable) as unavailable:
         await History(near, far).read("acme", response_id, 0)
+    assert not unavailable.value.is_transient
     far.close()
 
 

@@ -13,9 +13,11 @@ from websockets.frames import Frame, Opcode
 from schemas.endings import EndingCode
 from schemas.websocket import SERVER_MESSAGE, Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
 from streams.gateway import websocket as edge
+from streams.gateway.history import History, HistoryUnavailable
 from streams.gateway.spans import Span
 from streams.gateway.websocket import origin_allowed
 from streams.gateway.ws_protocol import text_frame
+from streams.ids import mint_response_id
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 
 HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
@@ -395,3 +397,20 @@ def test_pages_of_other_origins_can_be_kept_out() -> None:
     assert not origin_allowed("https://evil.example", "gw:8080", allowed)
     assert not origin_allowed("null", "gw:8080", allowed)
     assert origin_allowed("https://evil.example", "gw:8080", None)
+
+
+@pytest.mark.parametrize("is_transient", [True, False])
+async def test_a_refused_resume_says_whether_to_come_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, is_transient: bool
+) -> None:
+    async def late(*_: Any, **__: Any) -> None:
+        raise HistoryUnavailable("late", is_transient=is_transient)
+
+    monkeypatch.setattr(History, "read", late)
+    monkeypatch.setattr("streams.gateway.service.YOUNG_MS", -1)
+    async with dial(stack) as socket:
+        await say(socket, type="resume", response_id=mint_response_id(stack.settings.region, 0), starting_after=3)
+        refused = await hear(socket)
+    assert isinstance(refused, ErrorMessage)
+    assert refused.error.code == "replay_unavailable"
+    assert (refused.resumable, refused.retry_after_ms is not None) == (is_transient, is_transient)
