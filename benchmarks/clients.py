@@ -28,6 +28,11 @@ class Answer:
     response_id: str = ""
 
     @property
+    def is_good(self) -> bool:
+        """Whether it ended as it should, with at least one token."""
+        return not self.error and self.first_token_at_s is not None
+
+    @property
     def first_token_ms(self) -> float | None:
         return None if self.first_token_at_s is None else (self.first_token_at_s - self.asked_at_s) * 1000
 
@@ -45,34 +50,55 @@ def chat_body(model: str, prompt: str, max_tokens: int, **sampling: Any) -> dict
 async def ask_over_sse(
     session: aiohttp.ClientSession, url: str, headers: dict[str, str], body: dict[str, Any], timeout_s: float
 ) -> Answer:
-    """One streamed `POST {url}/v1/chat/completions`. Usage, when asked for, gives the token count."""
+    """One streamed `POST {url}/v1/chat/completions`. Usage, when asked for, gives the token count.
+
+    `error` says what was wrong with it: a refusal, an error in the stream, or that it broke off before its finish.
+    """
     answer = Answer(monotonic())
-    last_s = answer.asked_at_s
-    async with (
-        asyncio.timeout(timeout_s),
-        session.post(f"{url}/v1/chat/completions", data=orjson.dumps(body), headers=JSON_BODY | headers) as response,
-    ):
-        answer.status = response.status
-        if response.status != 200:
-            answer.error = (await response.text())[:500]
-            return answer
-        async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            now_s = monotonic()
-            chunk = orjson.loads(line[6:])
-            if usage := chunk.get("usage"):
-                answer.tokens = usage["completion_tokens"]
-            if any(choice["delta"].get("content") for choice in chunk["choices"]):
-                answer.messages += 1
-                if answer.first_token_at_s is None:
-                    answer.first_token_at_s = now_s
-                else:
-                    answer.largest_gap_s = max(answer.largest_gap_s, now_s - last_s)
-                last_s = now_s
-                answer.text.extend(choice["delta"]["content"] for choice in chunk["choices"])
-        answer.ended_at_s = monotonic()
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            session.post(
+                f"{url}/v1/chat/completions", data=orjson.dumps(body), headers=JSON_BODY | headers
+            ) as response,
+        ):
+            answer.status = response.status
+            if response.status != 200:
+                answer.error = (await response.text())[:500] or f"status {response.status}"
+                return answer
+            await _read_events(response, answer)
+    except TimeoutError:
+        answer.error = f"no end within {timeout_s:g} s"
+    except aiohttp.ClientError as error:
+        answer.error = f"{type(error).__name__}: {error}"
     return answer
+
+
+async def _read_events(response: aiohttp.ClientResponse, answer: Answer) -> None:
+    finished = False
+    last_s = answer.asked_at_s
+    async for line in response.content:
+        if not line.startswith(b"data: {"):
+            continue
+        now_s = monotonic()
+        chunk = orjson.loads(line[6:])
+        if "error" in chunk:
+            answer.error = str(chunk["error"])[:500]
+            return
+        if usage := chunk.get("usage"):
+            answer.tokens = usage["completion_tokens"]
+        finished = finished or any(choice.get("finish_reason") for choice in chunk["choices"])
+        if text := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
+            answer.messages += 1
+            if answer.first_token_at_s is None:
+                answer.first_token_at_s = now_s
+            else:
+                answer.largest_gap_s = max(answer.largest_gap_s, now_s - last_s)
+            last_s = now_s
+            answer.text.append(text)
+    answer.ended_at_s = monotonic()
+    if not finished:
+        answer.error = "the stream broke off before its finish"
 
 
 @dataclass(slots=True)
