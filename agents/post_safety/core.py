@@ -37,8 +37,8 @@ ENDED_REMEMBERED = 20_000
 """Ended responses per partition whose late records are recognised."""
 EARLY_CANCELS_REMEMBERED = 10_000
 EARLY_CANCEL_MS = 600_000
-_OVERLOAD_RETRY_MS = 1_000
-_OVERLOAD_JITTER_MS = 4_000
+_RETRY_MS = 1_000
+_RETRY_JITTER_MS = 4_000
 
 
 ReleasedRow = tuple[bytes, str, int, int, Kind, str, list[int], int]
@@ -320,12 +320,7 @@ class PostSafety:
             self._watch_cancel(state, response, cancelled_at_ms)
         if state.live and self.open_responses > self._settings.max_open_responses:
             self.counts["overloaded"] += 1
-            return self._end(
-                state,
-                response,
-                EndingCode.OVERLOADED,
-                retry_after_ms=_OVERLOAD_RETRY_MS + stable_partition(response_id, _OVERLOAD_JITTER_MS),
-            )
+            return self._end(state, response, EndingCode.OVERLOADED)
         effects: list[Effect] = [
             self._answer(
                 response,
@@ -490,7 +485,6 @@ class PostSafety:
         code: EndingCode,
         *,
         attempt_id: str | None = None,
-        retry_after_ms: int | None = None,
     ) -> list[Effect]:
         """Writes an ending, which counts where it comes back in the log, and stops whoever generates the response.
 
@@ -506,7 +500,6 @@ class PostSafety:
             code=code,
             written_by="post-safety",
             attempt_id=attempt_id,
-            retry_after_ms=retry_after_ms,
             endpoint=opened.endpoint,
             requested_model=opened.requested_model,
             reply_to=opened.reply_to,
@@ -717,12 +710,19 @@ def _terminal(
         finish_reasons=finish_reasons,
         message=(ending.message if ending is not None else "") or ENDINGS[code].message,
         param=ending.param if ending is not None else None,
-        retry_after_ms=ending.retry_after_ms if ending is not None else None,
+        retry_after_ms=_retry_after_ms(about.response_id, code, ending),
         limits=ending.limits if ending is not None else {},
         usage=usage,
         model=model,
         ended_at_ms=timestamp_ms,
     )
+
+
+def _retry_after_ms(response_id: str, code: EndingCode, ending: Ending | None) -> int | None:
+    """The advice of who wrote the ending; else, where trying again may help, one that spreads the responses."""
+    if ending is not None and ending.retry_after_ms is not None:
+        return ending.retry_after_ms
+    return _RETRY_MS + stable_partition(response_id, _RETRY_JITTER_MS) if ENDINGS[code].retryable else None
 
 
 def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[_Tally]) -> Emit:

@@ -658,6 +658,28 @@ def test_beyond_its_bound_it_sheds_and_says_so() -> None:
     assert answer.bill.reserved_tokens == 110, "settlement gives it back"
 
 
+@pytest.mark.parametrize("is_opened", [True, False], ids=["opened", "refused"])
+@pytest.mark.parametrize("code", [code for code in EndingCode if ENDINGS[code].is_error])
+def test_an_ending_that_may_be_tried_again_says_when_on_every_way(code: EndingCode, is_opened: bool) -> None:
+    world = World()
+    for response_id in ("r1", "r2", "r3"):
+        if is_opened:
+            world.write(opened(response_id, custom_id=response_id), fence(response_id))
+        advised = {"retry_after_ms": 77} if response_id == "r3" else {}
+        world.write(ending(response_id, code, by="admission", custom_id=response_id, **advised))
+    member = Member(world)
+    member.run()
+    answers = [world.answer(response_id) for response_id in ("r1", "r2", "r3")]
+    advice = [answer.terminal.retry_after_ms for answer in answers]
+    assert [answer.result.error and answer.result.error.retry_after_ms for answer in answers] == advice
+    if ENDINGS[code].retryable:
+        assert advice[0] != advice[1], "so that they do not come back together"
+        assert all(1_000 <= (wait_ms or 0) < 5_000 for wait_ms in advice[:2])
+    else:
+        assert advice[:2] == [None, None]
+    assert advice[2] == 77
+
+
 def test_the_answer_of_a_tenant_without_a_policy_is_never_shown() -> None:
     world = World()
     world.write(opened("r1", tenant_id="gone"), fence("r1"), frame(Row("r1", 1, ["Hi"])))
