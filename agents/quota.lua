@@ -2,7 +2,7 @@
 --
 -- KEYS  bucket (hash), active (sorted set of response ids by deadline), reservation (hash); all under one hash tag
 -- ARGV  operation, epoch, now_ms ('' = Redis' own clock), requests/minute, tokens/minute, concurrency, response id, keep_ms,
---       then the operation's own arguments
+--       then the operation's own arguments, and at last the server's run_id
 --
 -- Numbers are doubles, exact below 2^53. Limits of 10^9 requests and 10^12 tokens per minute keep every product that
 -- is stored below that.
@@ -15,6 +15,12 @@ local response_id, keep_ms = ARGV[7], tonumber(ARGV[8])
 local MINUTE_MS = 60000
 local HOUR_MS = 3600000
 local REDELIVERY_MS = 900000
+
+-- An epoch holds for one run of the server: one that crashed may have lost the last second, and nothing would show it.
+local run_id = ARGV[#ARGV]
+if string.sub(epoch, 1, #run_id) ~= run_id then
+  return {'epoch'}
+end
 
 if operation == 'adopt' or operation == 'restore' then
   -- In the same step as what is restored: another process may rebuild at the same time, under an epoch of its own.
@@ -109,6 +115,13 @@ local function create_reserved(count, deadline_ms, ...)
   save_bucket()
 end
 
+local function return_held()
+  if state ~= 'reserved' then return end
+  tokens = tokens + held
+  redis.call('ZREM', active, response_id)
+  save_bucket()
+end
+
 -- For as long as an earlier delivery's refusal can be contradicted: until the request could not be admitted any more.
 local function store_refusal(text, deadline_ms)
   redis.call('DEL', reservation)
@@ -167,11 +180,7 @@ if operation == 'refuse' then
   if state == 'refused' or state == 'settled' or state == 'reserved' and decision then return outcome() end
   -- A refund is no outcome: nothing is held, and the response may still have to end, where it was opened if it was.
   if decision then return {'decided', decision, 0} end
-  if state == 'reserved' then
-    tokens = tokens + held
-    redis.call('ZREM', active, response_id)
-    save_bucket()
-  end
+  return_held()
   store_refusal(wanted, deadline_ms)
   return {'refused', wanted}
 end
@@ -202,23 +211,25 @@ if operation == 'refund' then
     redis.call('ZREM', active, response_id)
     return {'unchanged'}
   end
-  tokens = tokens + held
-  redis.call('ZREM', active, response_id)
+  return_held()
   redis.call('HSET', reservation, 'state', 'refunded')
   redis.call('PEXPIRE', reservation, keep_ms)
-  save_bucket()
   return {'refunded'}
 end
 
 if operation == 'restore' then
   local new_state, count, deadline_ms, wanted = ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
-  if state then return {'unchanged'} end
-  if new_state == 'reserved' then
-    create_reserved(count, deadline_ms, 'decision', wanted)
-  elseif new_state == 'settled' then
-    create('settled', deadline_ms)
-  else
+  if state and (decision or state == 'refused' or state == 'settled') then return {'unchanged'} end
+  -- What is there, but neither decided nor ended, may be what was written before a crash; the log knows what came then.
+  if new_state == 'refused' then
+    return_held()
     store_refusal(wanted, deadline_ms)
+  elseif state then
+    redis.call('HSET', reservation, 'decision', wanted)
+  elseif new_state == 'reserved' then
+    create_reserved(count, deadline_ms, 'decision', wanted)
+  else
+    create('settled', deadline_ms)
   end
   return {'restored'}
 end

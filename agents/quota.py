@@ -16,11 +16,13 @@ route and the end of its response live until the deadline plus `OUTCOME_KEEP_MS`
 200 bytes. A refusal lives until the deadline and 15 minutes, but no longer than `OUTCOME_KEEP_MS`: after that nothing
 but a refusal can come of a redelivery, in the same place, and a flood that is refused must not fill the store.
 
-**Epoch**: each tenant's hash carries the region's epoch. If Redis lost its memory, the first call of any tenant finds
-neither its marker nor the region's epoch key and raises `EpochLost`; nothing is decided until `recovery` rebuilt it.
+**Epoch**: each tenant's hash carries the region's epoch, which begins with the `run_id` of the Redis that it was begun
+on. If Redis lost its memory, or was started again and may have lost the last second of it, the first call of any tenant
+finds neither its marker nor an epoch that holds and raises `EpochLost`; nothing is decided until `recovery` rebuilt it.
 """
 
 import hashlib
+import uuid
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Protocol
@@ -38,6 +40,16 @@ from streams.topics import LONGEST_OUTAGE_MS
 
 OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
 """The quarter of an hour is for starting again and for catching up."""
+
+
+_EPOCH_SCRIPT = """
+local wanted, run_id = ARGV[1], ARGV[2]
+local held = redis.call('GET', KEYS[1])
+if held and string.sub(held, 1, #run_id) == run_id then return {held, run_id} end
+if string.sub(wanted, 1, #run_id) ~= run_id then return {'', run_id} end
+redis.call('SET', KEYS[1], wanted)
+return {wanted, run_id}
+"""
 
 
 class Refusal(BaseModel):
@@ -158,7 +170,8 @@ class RedisQuota:
         self._keep_ms = keep_ms
         self.now_ms = now_ms
         self._epoch = ""
-        self._script = ScriptPipeline(redis, files("agents").joinpath("quota.lua").read_text())
+        self._script = ScriptPipeline(redis, files("agents").joinpath("quota.lua").read_text(), with_run_id=True)
+        self._epoch_script = ScriptPipeline(redis, _EPOCH_SCRIPT, with_run_id=True)
 
     @property
     def epoch_key(self) -> str:
@@ -169,20 +182,32 @@ class RedisQuota:
         return [redis_keys.quota(self._region, tenant_id, name) for name in names]
 
     async def read_epoch(self) -> str | None:
-        """Raises QuotaUnavailable."""
-        try:
-            epoch = await self._redis.get(self.epoch_key)
-        except RedisError as error:
-            raise QuotaUnavailable(_kind(error)) from error
-        return None if epoch is None else _text(epoch)
+        """The epoch that holds. Raises QuotaUnavailable."""
+        epoch, _ = await self._hold_epoch("")
+        return epoch or None
+
+    async def new_epoch(self) -> str:
+        """A name for an epoch that may be begun while Redis goes on running. Raises QuotaUnavailable."""
+        _, run_id = await self._hold_epoch("")
+        return f"{run_id}-{uuid.uuid4().hex}"
 
     async def begin_epoch(self, epoch: str) -> str:
-        """Writes the epoch unless another process was faster; returns the one that holds."""
+        """Writes the epoch unless another process was faster; returns the one that holds.
+
+        Raises EpochLost if Redis was started again since `new_epoch`, QuotaUnavailable.
+        """
+        holds, _ = await self._hold_epoch(epoch)
+        if not holds:
+            raise EpochLost("Redis was started again")
+        return holds
+
+    async def _hold_epoch(self, wanted: str) -> tuple[str, str]:
+        """The epoch that holds, which is `wanted` if there was none (empty: none holds), and the server's run_id."""
         try:
-            await self._redis.set(self.epoch_key, epoch, nx=True)
+            epoch, run_id = await self._epoch_script.call([self.epoch_key], [wanted])
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
-        return await self.read_epoch() or epoch
+        return _text(epoch), _text(run_id)
 
     async def _call(
         self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
@@ -193,7 +218,7 @@ class RedisQuota:
                 return answer
             epoch = await self.read_epoch()
             if epoch is None:
-                raise EpochLost("the epoch key is missing")
+                raise EpochLost("no epoch holds")
             self._epoch = epoch
             await self._run(epoch, "adopt", tenant_id, limits, response_id)
             answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments)
@@ -260,9 +285,10 @@ class RedisQuota:
             raise QuotaUnavailable(_kind(error)) from error
 
     async def restore(self, epoch: str, reservation: Restored, limits: Limits) -> bool:
-        """Puts back what the log proves, under an epoch that does not hold yet. False when it was there.
+        """Puts back what the log proves, under a `new_epoch` that does not hold yet. False when it was there.
 
-        Until it holds nothing can be decided, here or elsewhere.
+        Until it holds nothing can be decided, here or elsewhere. Raises EpochLost if Redis was started again since,
+        QuotaUnavailable.
         """
         state = "refused" if reservation.decision is None else "settled" if reservation.ended else "reserved"
         payload = reservation.decision or reservation.refusal
@@ -276,6 +302,8 @@ class RedisQuota:
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
         kind = _text(answer[0])
+        if kind == "epoch":
+            raise EpochLost("Redis was started again")
         if kind not in ("restored", "unchanged"):
             raise ValueError(f"quota.lua answered {kind!r}")
         return kind == "restored"

@@ -10,7 +10,6 @@ and is forgotten; what is left at the end is open.
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -190,7 +189,7 @@ class Recovery:
                 return
 
     async def _rebuild(self, deadline_s: float) -> None:
-        epoch, restored = uuid.uuid4().hex, 0
+        epoch, restored = await self.quota.new_epoch(), 0
         now_ms = self.clock_ms()
         consumer = self.new_consumer()
         try:

@@ -31,9 +31,11 @@ class ScriptPipeline:
     """`call` runs the script atomically, in no promised order towards other calls. Raises RedisError.
 
     Keeps one connection of the client, until that is closed. A batch must be answered within its `socket_timeout`.
+    With `with_run_id` the last argument of every call is the `run_id` of the server that the call reaches, which a
+    connection asks for once: a server that was started again has another one.
     """
 
-    def __init__(self, redis: "Redis", script: str) -> None:
+    def __init__(self, redis: "Redis", script: str, *, with_run_id: bool = False) -> None:
         self._pool = redis.connection_pool
         self._timeout_s: float | None = self._pool.connection_kwargs.get("socket_timeout")
         self._script = script
@@ -41,6 +43,8 @@ class ScriptPipeline:
         self._waiting: deque[_Call] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._connection: AbstractConnection | None = None
+        self._with_run_id = with_run_id
+        self._run_id: str | None = None
 
     async def call(self, keys: Sequence[str], arguments: Sequence[str | int]) -> Answer:
         call = _Call(keys, arguments)
@@ -64,16 +68,16 @@ class ScriptPipeline:
                         call.answer.set_exception(reason)
 
     async def _run(self, batch: Sequence[_Call]) -> None:
-        unknown = self._resolve(batch, await self._exchange([self._command(call) for call in batch]))
+        unknown = self._resolve(batch, await self._exchange(batch))
         if unknown:
             # A server that has restarted, or a first call.
-            load = ["SCRIPT LOAD", self._script]
-            [_, *answers] = await self._exchange([load, *(self._command(call) for call in unknown)])
+            [_, *answers] = await self._exchange(unknown, ["SCRIPT LOAD", self._script])
             for call in self._resolve(unknown, answers):
                 call.answer.set_exception(NoScriptError("the script was loaded and is not there"))
 
     def _command(self, call: _Call) -> list[str | int]:
-        return ["EVALSHA", self._sha, len(call.keys), *call.keys, *call.arguments]
+        run_id = () if self._run_id is None else (self._run_id,)
+        return ["EVALSHA", self._sha, len(call.keys), *call.keys, *call.arguments, *run_id]
 
     def _resolve(self, batch: Sequence[_Call], answers: Sequence[Answer | ResponseError]) -> list[_Call]:
         """Returns the calls whose script the server does not know."""
@@ -89,8 +93,11 @@ class ScriptPipeline:
                 call.answer.set_result(answer)
         return unknown
 
-    async def _exchange(self, commands: Sequence[Sequence[str | int]]) -> list[Answer | ResponseError]:
-        """All answers, in order. After any other error the connection is made anew."""
+    async def _exchange(self, calls: Sequence[_Call], *first: Sequence[str | int]) -> list[Answer | ResponseError]:
+        """All answers, in order; of the commands `first` before those of the calls.
+
+        After any other error the connection is made anew.
+        """
         async with asyncio.timeout(self._timeout_s):
             if self._connection is None:
                 self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
@@ -99,13 +106,27 @@ class ScriptPipeline:
             connection = self._connection
             answered = False
             try:
+                if self._with_run_id and (self._run_id is None or not connection.is_connected):
+                    self._run_id = await self._ask_run_id(connection)
+                commands = [*first, *(self._command(call) for call in calls)]
                 await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
                 answers = [await self._read(connection) for _ in commands]
                 answered = True
             finally:
                 if not answered:
+                    self._run_id = None
                     await connection.disconnect(nowait=True)
             return answers
+
+    @staticmethod
+    async def _ask_run_id(connection: AbstractConnection) -> str:
+        await connection.send_packed_command(connection.pack_commands([["INFO", "server"]]), check_health=False)
+        info = await connection.read_response()
+        for line in (info.decode() if isinstance(info, bytes) else str(info)).splitlines():
+            name, _, value = line.partition(":")
+            if name == "run_id" and value:
+                return value
+        raise RedisError("the server does not tell its run_id")
 
     @staticmethod
     async def _read(connection: AbstractConnection) -> Answer | ResponseError:

@@ -15,7 +15,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from agents.app import AdmissionApp
 from agents.pipeline import Pipeline
 from agents.publication import Publisher
-from agents.quota import RedisQuota
+from agents.quota import QuotaUnavailable, RedisQuota
 from agents.recovery import Recovery, RecoveryFailed
 from agents.routing import QueueBound, WorkersView
 from agents.stages import PolicyPhrases, Rejected, Services
@@ -32,6 +32,7 @@ from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
 RECOVERY_TIMEOUT_S = 600.0
 """For reading a day of `generated`."""
+EPOCH_LOOK_S = 5.0
 UNREADABLE_EVERY_S = 1.0
 EXIT_FAILED = 70
 _log = structlog.get_logger()
@@ -112,13 +113,17 @@ def run(settings: Settings) -> int:
 
     admission = AdmissionApp(settings, wire, lambda error: end_process("an event could not be finished", error))
 
-    @admission.faust.task  # type: ignore[untyped-decorator]
-    async def begin() -> None:
+    async def look_for_the_epoch() -> None:
+        """Rebuilds it where none holds. Settlement waits for it too, and there may be no request that would notice."""
         try:
-            await recovery.run()
-        except RecoveryFailed as error:
-            # Requests are refused as unavailable meanwhile; the first that gets an answer tries again.
+            if await quota.read_epoch() is None:
+                await recovery.run()
+        except (QuotaUnavailable, RecoveryFailed) as error:
+            # Requests wait meanwhile (`agents.pipeline`).
             _log.warning("quota_store_not_ready", error=str(error))
+
+    admission.faust.task(look_for_the_epoch)
+    admission.faust.timer(EPOCH_LOOK_S)(look_for_the_epoch)
 
     reader = WorkersReader(
         independent_reader, topics.workers.name, workers, lambda error: end_process("workers cannot be read", error)

@@ -4,12 +4,15 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from agents.quota import (
     Decided,
@@ -23,11 +26,13 @@ from agents.quota import (
     Restored,
     jittered_ms,
 )
+from deploy.plan import redis_command
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from schemas.request import Lane
 from streams.directory import Limits
 from streams.topics import LONGEST_OUTAGE_MS
+from tests.servers import free_ports, server
 from tests.unit.agents.quota_model import TenantModel
 
 NOW = 1_790_000_000_000
@@ -44,7 +49,7 @@ def fresh_region() -> str:
 
 async def new_quota(client: Redis, now_ms: int | None = NOW) -> RedisQuota:
     quota = RedisQuota(client, fresh_region(), now_ms=now_ms)
-    await quota.begin_epoch("epoch-1")
+    await quota.begin_epoch(await quota.new_epoch())
     return quota
 
 
@@ -193,13 +198,14 @@ async def test_memory_that_was_lost_is_noticed_before_anything_is_decided(client
     with pytest.raises(EpochLost):
         await reserve(quota, "r1")
     restored = Restored("r1", "acme", ended=False, tokens=100, deadline_ms=NOW + 60_000, decision=ROUTE)
-    assert await quota.restore("epoch-2", restored, LIMITS)
-    assert not await quota.restore("epoch-2", restored, LIMITS)
+    epoch = await quota.new_epoch()
+    assert await quota.restore(epoch, restored, LIMITS)
+    assert not await quota.restore(epoch, restored, LIMITS)
     with pytest.raises(EpochLost):
         await RedisQuota(client, quota.epoch_key.split(":")[1], now_ms=NOW).reserve(
             "acme", LIMITS, "r2", tokens=1, deadline_ms=NOW
         )
-    await quota.begin_epoch("epoch-2")
+    await quota.begin_epoch(epoch)
     assert await reserve(quota, "r1") == Decided(ROUTE, 100)
     assert await quota.active_count("acme") == 1
 
@@ -221,10 +227,11 @@ async def test_two_that_rebuild_at_once_lose_nothing_of_each_other(client: Redis
 
     async with Redis.from_url(redis_url, retry=None) as other_client:
         one, other = RedisQuota(client, region, now_ms=NOW), RedisQuota(other_client, region, now_ms=NOW)
-        restored = await asyncio.gather(rebuild(one, "epoch-1", 100), rebuild(other, "epoch-2", 170))
+        epochs = await one.new_epoch(), await other.new_epoch()
+        restored = await asyncio.gather(rebuild(one, epochs[0], 100), rebuild(other, epochs[1], 170))
         assert sum(restored) == len(names), "each by one of them"
         assert await one.active_count("acme") == len(names)
-        assert await one.begin_epoch("epoch-1") == await other.begin_epoch("epoch-2")
+        assert await one.begin_epoch(epochs[0]) == await other.begin_epoch(epochs[1]) == epochs[0]
         for quota in (one, other):
             assert [await reserve(quota, name) for name in names[::100]] == [Decided(ROUTE, 1)] * 30
 
@@ -232,11 +239,58 @@ async def test_two_that_rebuild_at_once_lose_nothing_of_each_other(client: Redis
 async def test_restored_refusals_and_ended_responses_hold_nothing(quota: RedisQuota) -> None:
     refused = Restored("no", "acme", ended=True, tokens=0, deadline_ms=0, decision=None, refusal=REFUSAL)
     ended = Restored("done", "acme", ended=True, tokens=500, deadline_ms=NOW + 60_000, decision=ROUTE)
-    assert await quota.restore("epoch-1", refused, LIMITS)
-    assert await quota.restore("epoch-1", ended, LIMITS)
+    epoch = await quota.new_epoch()
+    assert await quota.restore(epoch, refused, LIMITS)
+    assert await quota.restore(epoch, ended, LIMITS)
     assert await reserve(quota, "no") == REFUSAL
     assert await reserve(quota, "done") == Finished()
     assert await reserve(quota, "all", 1_000) == Reserved(1_000)
+
+
+async def answers(client: Redis) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(RedisError):
+                await client.ping()
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_store_that_was_started_again_decides_nothing_before_it_is_rebuilt(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    command = redis_command(tmp_path, port)
+    region = fresh_region()
+    async with Redis.from_url(f"redis://127.0.0.1:{port}/0", retry=None) as client:
+        one, other = RedisQuota(client, region, now_ms=NOW), RedisQuota(client, region, now_ms=NOW)
+
+        with server(command, tmp_path / "first.log"):
+            await answers(client)
+            before = await one.begin_epoch(await one.new_epoch())
+            for quota in (one, other):
+                await reserve(quota, "opened", 100)
+                await reserve(quota, "refused", 100)
+            # The decision and the refusal came in the last second, and were lost.
+        with server(command, tmp_path / "second.log"):
+            await answers(client)
+            assert await client.get(one.epoch_key) == before.encode(), "the key has survived"
+            for quota in (one, other):
+                for _ in range(2):  # its two connections went with the first server
+                    with pytest.raises(QuotaUnavailable):
+                        await reserve(quota, "opened")
+                with pytest.raises(EpochLost):
+                    await reserve(quota, "opened")
+            with pytest.raises(EpochLost):
+                await one.begin_epoch(before)
+            epoch = await one.new_epoch()
+            opened = Restored("opened", "acme", ended=False, tokens=100, deadline_ms=NOW + 60_000, decision=ROUTE)
+            refused = Restored("refused", "acme", ended=True, tokens=0, deadline_ms=NOW, decision=None, refusal=REFUSAL)
+            assert await one.restore(epoch, opened, LIMITS)
+            assert await one.restore(epoch, refused, LIMITS)
+            await one.begin_epoch(epoch)
+            for quota in (one, other):
+                assert await reserve(quota, "opened") == Decided(ROUTE, 100)
+                assert await reserve(quota, "refused") == REFUSAL
+            assert await one.active_count("acme") == 1
 
 
 async def test_an_outcome_outlives_the_longest_outage_and_a_flood_of_refusals_does_not(
@@ -256,7 +310,7 @@ async def test_an_outcome_outlives_the_longest_outage_and_a_flood_of_refusals_do
 
 async def test_memory_is_bounded_by_time(client: Redis) -> None:
     quota = RedisQuota(client, fresh_region(), keep_ms=50)
-    await quota.begin_epoch("epoch-1")
+    await quota.begin_epoch(await quota.new_epoch())
     await quota.reserve("acme", LIMITS, "r1", tokens=1, deadline_ms=0)
     await refuse(quota, "r2", REFUSAL)
     left = [1]
@@ -312,7 +366,7 @@ def test_a_budget_is_exact_under_concurrency_and_retries(redis_url: str) -> None
     async def one_thread(number: int) -> None:
         async with Redis.from_url(redis_url, retry=None) as client:
             quota = RedisQuota(client, region, now_ms=NOW)
-            await quota.begin_epoch("epoch-1")
+            await quota.begin_epoch(await quota.new_epoch())
             for attempt in range(2):
                 for i in range(50):
                     # The second attempt of a request comes from another thread.
@@ -363,7 +417,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
         def begin(self, requests: int, tokens: int, concurrency: int) -> None:
             limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens, concurrent_responses=concurrency)
             self.model = TenantModel(limits, NOW, keep_ms=10**9, redelivery_ms=10**9)
-            self.runner.run(self.quota.begin_epoch("epoch-1"))
+            self.runner.run(self.quota.begin_epoch(self.runner.run(self.quota.new_epoch())))
 
         def teardown(self) -> None:
             self.runner.run(self.client.aclose())

@@ -168,10 +168,10 @@ async def test_many_responses_share_round_trips_and_nothing_is_decided_before_th
     round_trips = 0
     exchange = ScriptPipeline._exchange
 
-    async def counted(self: ScriptPipeline, commands: Sequence[Sequence[str | int]]) -> object:
+    async def counted(self: ScriptPipeline, *calls: Sequence[object]) -> object:
         nonlocal round_trips
         round_trips += 1
-        return await exchange(self, commands)
+        return await exchange(self, *calls)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ScriptPipeline, "_exchange", counted)
     async with Redis.from_url(redis_url) as redis:
