@@ -3,6 +3,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export UV_PYTHON_DOWNLOADS=never
+# uv reads no index from pip's variable; deploy/bootstrap.py does the same.
+if [[ -n "${PIP_INDEX_URL:-}" && -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]]; then
+  export UV_DEFAULT_INDEX="$PIP_INDEX_URL"
+fi
 uv=.venv/bin/uv
 folder=deploy/requirements
 "$uv" lock "$@"
