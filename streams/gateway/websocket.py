@@ -180,14 +180,23 @@ class Socket:
             if message is None:
                 return None
             api_key = message.api_key if isinstance(message, AuthMessage) else ""
+        if not self._authenticate(api_key):
+            return None
+        while self._closing is None and (message := await self._next_message()) is not None:
+            await self._room.wait()
+            # A socket may outlive its key.
+            if (principal := self._authenticate(api_key)) is not None:
+                self._understand(principal, message)
+        return None
+
+    def _authenticate(self, api_key: str | None) -> Principal | None:
+        """Who the key is of now; None, and the socket closes, when it is nobody's (any more)."""
         try:
             self._principal = self._gateway.authenticate(api_key)
         except ApiError:
-            return self._close(CloseReason.UNAUTHENTICATED)
-        while self._closing is None and (message := await self._next_message()) is not None:
-            await self._room.wait()
-            self._understand(self._principal, message)
-        return None
+            self._close(CloseReason.UNAUTHENTICATED)
+            return None
+        return self._principal
 
     async def _next_message(self) -> ClientMessage | None:
         """None once the socket is closing or gone."""

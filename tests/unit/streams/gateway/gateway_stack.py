@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -45,13 +46,14 @@ class Directory:
 
     def __init__(self) -> None:
         self._tenants = {KEY: tenant("acme", KEY), OTHER_KEY: tenant("beta", OTHER_KEY)}
+        self.revoked: set[str] = set()
 
     def tenant(self, tenant_id: str) -> Tenant | None:
         return next((t for t in self._tenants.values() if t.tenant_id == tenant_id), None)
 
     def by_api_key(self, api_key: str) -> tuple[Tenant, ApiKey] | None:
         found = self._tenants.get(api_key)
-        return None if found is None else (found, found.api_keys[0])
+        return None if found is None or api_key in self.revoked else (found, found.api_keys[0])
 
     def producer_key(self, tenant_id: str, key_id: str) -> None:
         return None
@@ -75,11 +77,16 @@ class Usage:
         return UsagePage(data=[bucket], finalized_through=end_time_s * 1_000)
 
 
+_BALANCE = threading.RLock()
+"""The log in memory is single-threaded, and gateways that share one balance it from a thread each."""
+
+
 class PatientConsumer(MemoryConsumer):
     """Waits a moment when there is nothing, as a thread that polls needs it."""
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
-        records = super().poll(max_records, timeout_s)
+        with _BALANCE:
+            records = super().poll(max_records, timeout_s)
         if not records:
             time.sleep(min(timeout_s, PATIENCE_S))
         return records
@@ -96,17 +103,18 @@ class PatientProducer(MemoryProducer):
 
 
 class MemoryClients:
-    def __init__(self, log: MemoryLog) -> None:
+    def __init__(self, log: MemoryLog, gateway_id: str = "gateway-1") -> None:
         self.log = log
+        self._gateway_id = gateway_id
 
     def producer(self) -> Any:
-        return PatientProducer(self.log, "gateway-1", 100_000)
+        return PatientProducer(self.log, self._gateway_id, 100_000)
 
     def member(self) -> Any:
-        return PatientConsumer(self.log, "gateways", "gateway-1", "earliest")
+        return PatientConsumer(self.log, "gateways", self._gateway_id, "earliest")
 
     def reader(self) -> Any:
-        return PatientConsumer(self.log, None, "gateway-1-reader", "earliest")
+        return PatientConsumer(self.log, None, f"{self._gateway_id}-reader", "earliest")
 
 
 def gateway_settings(redis_url: str, region: str, **gateway: Any) -> Settings:
@@ -202,10 +210,13 @@ async def until(condition: Callable[[], object], what: str, timeout_s: float = 2
 class Stack:
     """A served gateway and what stands behind it."""
 
-    def __init__(self, settings: Settings, log: MemoryLog, runtime: GatewayRuntime, usage: Usage) -> None:
+    def __init__(
+        self, settings: Settings, log: MemoryLog, runtime: GatewayRuntime, directory: Directory, usage: Usage
+    ) -> None:
         self.settings = settings
         self.log = log
         self.runtime = runtime
+        self.directory = directory
         self.usage = usage
         self.pipeline = Pipeline(log, settings)
         self.port = 0
@@ -231,14 +242,14 @@ async def serving(
     settings: Settings, log: MemoryLog, *, disconnect_grace_ms: int = 50, adoption_grace_ms: int = 50
 ) -> AsyncIterator[Stack]:
     """A gateway on a free port until the block ends."""
-    usage = Usage()
+    directory, usage = Directory(), Usage()
     runtime = GatewayRuntime(
-        settings, clients=MemoryClients(log), redis=connect_history(settings.redis), directory=Directory(),
-        catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
+        settings, clients=MemoryClients(log, settings.gateway.gateway_id), redis=connect_history(settings.redis),
+        directory=directory, catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
         disconnect_grace_ms=disconnect_grace_ms, adoption_grace_ms=adoption_grace_ms,
     )  # fmt: skip
     server = GatewayServer(server_config(settings, runtime.edge), runtime.gateway.stop)
-    stack = Stack(settings, log, runtime, usage)
+    stack = Stack(settings, log, runtime, directory, usage)
     await runtime.start()
     running = asyncio.ensure_future(runtime.run())
     serve = asyncio.ensure_future(server.serve())

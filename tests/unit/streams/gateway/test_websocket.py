@@ -414,3 +414,22 @@ async def test_a_refused_resume_says_whether_to_come_again(
     assert isinstance(refused, ErrorMessage)
     assert refused.error.code == "replay_unavailable"
     assert (refused.resumable, refused.retry_after_ms is not None) == (is_transient, is_transient)
+
+
+@pytest.mark.parametrize("how", ["header", "message"])
+@pytest.mark.parametrize("kind", ["request", "resume", "cancel"])
+async def test_a_revoked_key_ends_with_its_next_message_on_an_open_socket(stack: Stack, how: str, kind: str) -> None:
+    async with dial(stack, **({} if how == "header" else {"additional_headers": {}})) as socket:
+        if how == "message":
+            await say(socket, type="auth", api_key=KEY)
+        await say(socket, type="ping", nonce="1")
+        assert await hear(socket) == Pong(nonce="1")
+        stack.directory.revoked.add(KEY)
+        body = {"request_id": "r1", "body": HELLO} if kind == "request" else {"response_id": "resp_x"}
+        await say(socket, type=kind, **body)
+        assert (await hear(socket)).reason == "unauthenticated"
+        with pytest.raises(ConnectionClosed) as closed:
+            await hear(socket)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 4401
+    assert stack.pipeline.requests() == []
