@@ -1,8 +1,10 @@
 """Post-safety's decisions: records of `generated` in, effects out. No I/O, no clock, no randomness.
 
 What `responses`, `usage`, `results.<tenant>` and `verdicts` get is a function of the records of the log alone (their
-content, offsets and append times) and of the phrases that `Opened` names, so whoever re-reads them decides alike. What
-goes to `generated` and `control` may also come from the clock; it counts where the log puts it.
+content, offsets and append times) and of the phrases that `Opened` names, so whoever re-reads them decides alike. The
+one exception is a `Started`: that of a response which is shed as it comes waits for its first token, and a rebuild,
+which sheds nothing, gives it at once. What goes to `generated` and `control` may also come from the clock; it counts
+where the log puts it.
 
 Nothing here ends a response but a record that came from the log: own endings are written, and take effect when they
 come back. A halt alone acts at once, by releasing nothing more.
@@ -112,6 +114,8 @@ class _Response:
     attempt_worker_id: str = ""
     worker_began_at_ms: int | None = None
     keeps_text: bool = False
+    started_held: bool = False
+    """It is being shed: refused, as far as anybody is told, unless a worker was quicker."""
     cancelled_at_ms: int | None = None
     gap: _Gap | None = None
     ending_written: bool = False
@@ -318,32 +322,33 @@ class PostSafety:
         state.deadlines.add(response_id, opened.deadline_ms)
         if (cancelled_at_ms := self._early_cancels.pop(response_id, None)) is not None:
             self._watch_cancel(state, response, cancelled_at_ms)
-        if state.live and self.open_responses > self._settings.max_open_responses:
-            self.counts["overloaded"] += 1
-            return self._end(state, response, EndingCode.OVERLOADED)
-        effects: list[Effect] = [
-            self._answer(
-                response,
-                Started(
-                    response_id=response_id,
-                    scope=opened.scope,
-                    endpoint=opened.endpoint,
-                    model=opened.model,
-                    requested_model=opened.requested_model,
-                    lane=opened.lane.value,
-                    pool=opened.pool,
-                    prompt_tokens=opened.prompt_tokens,
-                    accepted_at_ms=opened.accepted_at_ms,
-                    deadline_ms=opened.deadline_ms,
-                    on_disconnect=opened.on_disconnect,
-                ),
-            )
-        ]
         if phrases is None:
             self.counts["without_policy"] += 1
             response.hold.halt()
-            effects += self._halted(state, response)
-        return effects
+            return [self._start(response), *self._halted(state, response)]
+        if state.live and self.open_responses > self._settings.max_open_responses:
+            self.counts["overloaded"] += 1
+            response.started_held = True
+            return self._end(state, response, EndingCode.OVERLOADED)
+        return [self._start(response)]
+
+    def _start(self, response: _Response) -> Emit:
+        opened = response.opened
+        response.started_held = False
+        started = Started(
+            response_id=opened.response_id,
+            scope=opened.scope,
+            endpoint=opened.endpoint,
+            model=opened.model,
+            requested_model=opened.requested_model,
+            lane=opened.lane.value,
+            pool=opened.pool,
+            prompt_tokens=opened.prompt_tokens,
+            accepted_at_ms=opened.accepted_at_ms,
+            deadline_ms=opened.deadline_ms,
+            on_disconnect=opened.on_disconnect,
+        )
+        return self._answer(response, started)
 
     def _fold_fence(self, state: _Partition, fence: Fence) -> list[Effect]:
         response = state.responses.get(fence.response_id)
@@ -388,6 +393,8 @@ class PostSafety:
                 continue
             if first == 1 and not known:
                 response.cached_tokens = min(cached, response.opened.prompt_tokens)
+                if response.started_held:
+                    outbox.add([self._start(response)])
             if count > known:
                 tally = response.tallies[choice]
                 if tally.newest is None:
@@ -522,9 +529,10 @@ class PostSafety:
     ) -> list[Effect]:
         """The terminal has been read: releases what is held, says how it ended, bills it, and forgets it."""
         opened, hold = response.opened, response.hold
-        effects: list[Effect] = [
-            Released(response.reply_partition, [_release(response, piece)]) for piece in hold.finish()
-        ]
+        effects: list[Effect] = []
+        if response.started_held and not ENDINGS[code].is_error:
+            effects.append(self._start(response))
+        effects += (Released(response.reply_partition, [_release(response, piece)]) for piece in hold.finish())
         if hold.halted and not response.verdict_written:
             effects += self._halted(state, response)
         if hold.halted and code is EndingCode.COMPLETED:

@@ -658,6 +658,39 @@ def test_beyond_its_bound_it_sheds_and_says_so() -> None:
     assert answer.bill.reserved_tokens == 110, "settlement gives it back"
 
 
+@pytest.mark.parametrize("tokens", [["Hi", " there"], []], ids=["tokens", "nothing"])
+@pytest.mark.parametrize("finish", ["", "stop"], ids=["shed", "finished before that"])
+def test_a_response_that_a_worker_answers_before_it_is_shed_is_told_whole(tokens: list[str], finish: str) -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=1))
+    member = Member(world)
+    member.run(20)
+    last = Row("r2", 1 + len(tokens), [], finish=finish)  # type: ignore[arg-type]
+    world.write(opened("r1"), opened("r2"), fence("r2"))
+    world.write(*([frame(Row("r2", 1, tokens))] if tokens else []), *([frame(last)] if finish else []))
+    member.run()
+    seen = world.answer("r2")
+    assert seen.terminal.code is (EndingCode.COMPLETED if finish else EndingCode.OVERLOADED)
+    assert (seen.text, seen.started) == ("".join(tokens), 1 if tokens or finish else 0)
+    about_it = [
+        record.value or b"" for record in world.log.records(TOPICS.responses.name) if b'"r2"' in (record.value or b"")
+    ]
+    assert not seen.started or isinstance(RESPONSES.validate_json(about_it[0]), Started)
+    member.kill()
+    member.run()
+    rebuilt = world.answer("r2")
+    assert rebuilt.started == seen.started + 1, "a rebuild sheds nothing, and repeats the rest"
+    assert (rebuilt.tokens, rebuilt.terminals, rebuilt.bill) == (seen.tokens, seen.terminals, seen.bill)
+
+
+def test_a_response_without_a_policy_shows_nothing_while_it_would_be_shed() -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=1))
+    member = Member(world)
+    member.run(20)
+    world.write(opened("r1"), opened("r2", tenant_id="gone"), fence("r2"), frame(Row("r2", 1, ["Hi"])))
+    member.run()
+    assert (world.answer("r2").text, world.answer("r2").terminal.code) == ("", EndingCode.SAFETY_HALTED)
+
+
 @pytest.mark.parametrize("is_opened", [True, False], ids=["opened", "refused"])
 @pytest.mark.parametrize("code", [code for code in EndingCode if ENDINGS[code].is_error])
 def test_an_ending_that_may_be_tried_again_says_when_on_every_way(code: EndingCode, is_opened: bool) -> None:
