@@ -106,7 +106,10 @@ class Chat:
         self._socket.send(message.model_dump_json())
 
     def ask(self, body: dict[str, Any], on_text: OnText = lambda _text: None) -> Answer:
-        """Asks, and returns when the answer has ended. `on_text` gets each piece as it comes. Ctrl-C cancels it."""
+        """Asks, and returns when the answer has ended. `on_text` gets each piece as it comes.
+
+        Ctrl-C cancels it, once there is a connection; a second one before that ends the wait with KeyboardInterrupt.
+        """
         request_id = uuid.uuid4().hex
         answer = Answer()
         try:
@@ -114,17 +117,24 @@ class Chat:
         except ConnectionClosed:
             self._connect()
             self._send(RequestMessage(type="request", request_id=request_id, body=body))
+        lost = unwanted = False
         while not answer.ended:
             try:
+                if lost:
+                    self._resume(answer)
+                    lost = False
+                if unwanted:
+                    self._send(CancelMessage(type="cancel", response_id=answer.response_id))
+                    unwanted = False
                 self._read(answer, request_id, on_text)
             except ConnectionClosed as error:
                 if not answer.response_id:
                     raise ChatError(f"the connection was lost before the request was accepted: {error}") from None
-                self._resume(answer)
+                lost = True
             except KeyboardInterrupt:
-                if not answer.response_id:
+                if not answer.response_id or unwanted:
                     raise
-                self._send(CancelMessage(type="cancel", response_id=answer.response_id))
+                unwanted = True
         return answer
 
     def _resume(self, answer: Answer) -> None:
@@ -135,9 +145,9 @@ class Chat:
                 self._send(
                     ResumeMessage(type="resume", response_id=answer.response_id, starting_after=answer.sequence_number)
                 )
-            except (ChatError, ConnectionClosed):
+            except (ChatError, ConnectionClosed) as error:
                 if time.monotonic() > deadline_s:
-                    raise
+                    raise ChatError(f"the connection was lost, and not to be had again: {error}") from None
                 time.sleep(RECONNECT_PAUSE_S)
             else:
                 answer.resumed += 1
