@@ -43,10 +43,10 @@ class ClaimsUnavailable(Exception):
 
 
 class ClaimStore(Protocol):
-    """Every method raises ClaimsUnavailable."""
+    """Every method but `claim` raises ClaimsUnavailable."""
 
-    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim]:
-        """Atomic per response; in order. Also renews the lease."""
+    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim | None]:
+        """Atomic per response; in order. None where the store did not answer. Also renews the lease."""
 
     async def renew(self) -> None:
         """Extends the lease of this incarnation by `lease_ms` from now."""
@@ -132,9 +132,9 @@ class RedisClaims:
     def _lease_key(self) -> str:
         return redis_keys.lease(self._region, self._pool, self._incarnation)
 
-    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim]:
+    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim | None]:
         any_lease = redis_keys.lease(self._region, self._pool, "")
-        answers = await _all(
+        answers = await _each(
             self._claim_script.call(
                 [self._claim_key(request.response_id), self._lease_key],
                 [
@@ -148,7 +148,7 @@ class RedisClaims:
             )
             for request in requests
         )
-        return [Claim(state, previous, int(left)) for state, previous, left in answers]
+        return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
 
     async def renew(self) -> None:
         try:
@@ -172,15 +172,22 @@ class RedisClaims:
             raise ClaimsUnavailable(str(error)) from error
 
 
-async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """The answers of all calls, once every one of them has its own."""
+async def _each(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """The answer of each call, or ClaimsUnavailable, once every one of them has its own."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
-    for answer in answers:
+    for index, answer in enumerate(answers):
         if isinstance(answer, RedisError | OSError | TimeoutError):
-            raise ClaimsUnavailable(str(answer)) from answer
-        if isinstance(answer, BaseException):
+            answers[index] = ClaimsUnavailable(str(answer))
+        elif isinstance(answer, BaseException):
             raise answer
     return answers
+
+
+async def _all(calls: Iterable[Awaitable[Any]]) -> None:
+    """Raises ClaimsUnavailable unless every call was answered."""
+    for answer in await _each(calls):
+        if isinstance(answer, ClaimsUnavailable):
+            raise answer
 
 
 class ClaimTable:

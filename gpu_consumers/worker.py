@@ -442,16 +442,12 @@ class Worker:
             asks, self._asked.claims = self._asked.claims, []
             if asks:
                 requests = [ClaimRequest(ask.response_id, ask.attempt_id, ask.only_begun) for ask in asks]
-                try:
-                    claims = [*await self._ports.claims.claim(requests)]
-                except ClaimsUnavailable as error:
+                claims = await self._ports.claims.claim(requests)
+                if unanswered := claims.count(None):
                     self._metrics.claim_failures.inc()
-                    _log.warning("claims_unavailable", what="claim", error=str(error))
-                    for ask in asks:
-                        self._core.claimed(ask.response_id, ask.attempt_id, None, self._now_ms())
-                else:
-                    for ask, claim in zip(asks, claims, strict=True):
-                        self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms())
+                    _log.warning("claims_unavailable", what="claim", unanswered=unanswered, asked=len(claims))
+                for ask, claim in zip(asks, claims, strict=True):
+                    self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms())
                 self._after_event()
             await self._flush_claims()
 

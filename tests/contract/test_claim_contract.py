@@ -1,7 +1,7 @@
 """Claims: the Redis script against the table in memory, and what happens to claims in time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Literal
 
@@ -10,8 +10,10 @@ import pytest
 import redis as sync_redis
 from hypothesis import HealthCheck, given, settings
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, ClaimTable, RedisClaims
+from streams.script_pipeline import MAX_BATCH, ScriptPipeline
 
 LONG_MS = 600_000
 _regions = count()
@@ -57,6 +59,7 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
                 request = ClaimRequest(response_id, f"att_{number}", only_begun=what == "take_over")
                 [found] = await store.claim([request])
                 expected = table.claim(incarnation, request, 0)
+                assert found is not None
                 assert found.state == expected.state
                 if found.state == "expired":
                     assert found.previous_attempt_id == expected.previous_attempt_id
@@ -79,18 +82,18 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
 async def test_of_many_that_claim_at_once_one_gets_it(redis: Redis, region: str) -> None:
     workers = [claims(redis, region, f"w{number}/1") for number in range(20)]
     answers = await asyncio.gather(*(worker.claim([ClaimRequest("r", "att")]) for worker in workers))
-    assert sorted(answer.state for [answer] in answers) == ["fresh"] + ["leased"] * 19
+    assert sorted(answer.state for [answer] in answers if answer is not None) == ["fresh"] + ["leased"] * 19
 
 
 async def test_one_renewal_keeps_everything_and_its_absence_loses_everything(redis: Redis, region: str) -> None:
     holder, other = claims(redis, region, "a/1", lease_ms=400), claims(redis, region, "b/1")
     requests = [ClaimRequest(f"r{number}", f"att{number}") for number in range(50)]
-    assert {claim.state for claim in await holder.claim(requests)} == {"fresh"}
+    assert {claim and claim.state for claim in await holder.claim(requests)} == {"fresh"}
     for _ in range(4):
         await asyncio.sleep(0.15)
         await holder.renew()
-    leased = await other.claim(requests)
-    assert {claim.state for claim in leased} == {"leased"}
+    leased = [claim for claim in await other.claim(requests) if claim is not None]
+    assert [claim.state for claim in leased] == ["leased"] * 50
     assert all(0 < claim.retry_in_ms <= 400 for claim in leased)
     await asyncio.sleep(leased[0].retry_in_ms / 1_000 + 0.02)
     assert await other.claim(requests) == [Claim("expired", f"att{number}") for number in range(50)]
@@ -100,7 +103,7 @@ async def test_what_nobody_began_is_left_alone_by_who_asks_for_begun_work_only(r
     holder, heir = claims(redis, region, "a/1", lease_ms=100), claims(redis, region, "b/1")
     await holder.claim([ClaimRequest("begun", "att_old")])
     asked = [ClaimRequest(each, "att_new", only_begun=True) for each in ("begun", "unheard")]
-    assert [claim.state for claim in await heir.claim(asked)] == ["leased", "fresh"]
+    assert [claim and claim.state for claim in await heir.claim(asked)] == ["leased", "fresh"]
     await asyncio.sleep(0.15)
     assert await heir.claim(asked) == [Claim("expired", "att_old"), Claim("fresh")]
     assert await holder.claim([ClaimRequest("unheard", "att")]) == [Claim("fresh")]
@@ -128,7 +131,8 @@ async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
 async def test_a_store_that_does_not_answer_says_so() -> None:
     client = Redis.from_url("redis://127.0.0.1:1/0", decode_responses=True, socket_timeout=0.2)
     store = claims(client, "nowhere")
-    for call in (store.claim([ClaimRequest("r", "a")]), store.renew(), store.finish(["r"]), store.release(["r"])):
+    assert await store.claim([ClaimRequest("r1", "a"), ClaimRequest("r2", "b")]) == [None, None]
+    for call in (store.renew(), store.finish(["r"]), store.release(["r"])):
         with pytest.raises(ClaimsUnavailable):
             await call
     with pytest.raises(ClaimsUnavailable):
@@ -136,10 +140,30 @@ async def test_a_store_that_does_not_answer_says_so() -> None:
     await client.aclose()
 
 
+async def test_a_claim_that_failed_leaves_the_answers_of_the_others(
+    redis: Redis, redis_url: str, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond `MAX_BATCH` a call is sent as several batches, of which one may fail alone."""
+    holder, other = claims(redis, region, "a/1"), claims(redis, region, "b/1")
+    requests = [ClaimRequest(f"r{number}", f"att{number}") for number in range(MAX_BATCH + 20)]
+    await holder.claim(requests)
+    await other.claim([ClaimRequest("warm", "att")])
+    exchange = ScriptPipeline._exchange
+    batches = count()
+
+    async def second_fails(self: ScriptPipeline, commands: Sequence[Sequence[str | int]]) -> object:
+        if next(batches) == 1:
+            raise RedisConnectionError("scripted")
+        return await exchange(self, commands)
+
+    monkeypatch.setattr(ScriptPipeline, "_exchange", second_fails)
+    answers = await other.claim(requests)
+    assert [claim and claim.state for claim in answers] == ["leased"] * MAX_BATCH + [None] * 20
+
+
 async def test_the_script_survives_a_flushed_script_cache(redis: Redis, redis_url: str, region: str) -> None:
     store = claims(redis, region)
     await store.claim([ClaimRequest("r1", "att1")])
     with sync_redis.Redis.from_url(redis_url) as admin:
         admin.script_flush()
-    [claim] = await store.claim([ClaimRequest("r2", "att2")])
-    assert claim.state == "fresh"
+    assert await store.claim([ClaimRequest("r2", "att2")]) == [Claim("fresh")]
