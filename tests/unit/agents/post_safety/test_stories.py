@@ -698,8 +698,8 @@ def test_an_ending_that_may_be_tried_again_says_when_on_every_way(code: EndingCo
     for response_id in ("r1", "r2", "r3"):
         if is_opened:
             world.write(opened(response_id, custom_id=response_id), fence(response_id))
-        advised = {"retry_after_ms": 77} if response_id == "r3" else {}
-        world.write(ending(response_id, code, by="admission", custom_id=response_id, **advised))
+        advice_ms = 77 if response_id == "r3" else None
+        world.write(ending(response_id, code, by="admission", custom_id=response_id, retry_after_ms=advice_ms))
     member = Member(world)
     member.run()
     answers = [world.answer(response_id) for response_id in ("r1", "r2", "r3")]
