@@ -70,6 +70,7 @@ class Engine(Protocol):
     async def start(self, on_step: OnStep, on_died: OnDied) -> None:
         """Returns when requests can be submitted; again after a death. Raises EngineDied when it cannot start.
 
+        May be cancelled; what it has begun until then is ended by `close`.
         `on_step` gets the deltas of all requests of one step at once. `on_died` is called at most once per start; no
         delta follows it.
         """
@@ -83,4 +84,7 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     async def close(self) -> None:
-        """Stops without further callbacks; also before `start` and twice."""
+        """Stops without further callbacks; also before `start`, after a cancelled one, and twice.
+
+        Takes seconds, not the time of a start, and leaves neither a process nor a thread behind.
+        """

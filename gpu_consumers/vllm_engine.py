@@ -5,10 +5,14 @@ differs, the contract suite fails.
 """
 
 import asyncio
+import multiprocessing
 import os
+import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
+
+import psutil
 
 from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
 from schemas.generated import FinishReason
@@ -16,6 +20,10 @@ from schemas.request import Sampling
 
 WATCH_S: Final = 0.25
 """How often an idle engine is asked whether it lives; a busy one says so by itself."""
+
+GIVE_UP_S: Final = 20.0
+"""How long a start that is given up may take to end: Python imports vLLM in less, and nothing can interrupt that."""
+_LOOK_AGAIN_S: Final = 0.1
 
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -60,6 +68,19 @@ def _shut_down(llm: Any) -> None:
     llm.shutdown = lambda: None
 
 
+def _kill_with_children(process_id: int) -> None:
+    try:
+        process = psutil.Process(process_id)
+        family = [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
 class VllmEngine:
     """`engine_args` are fields of vLLM's `AsyncEngineArgs`; they win over the defaults here."""
 
@@ -76,6 +97,9 @@ class VllmEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._shutting_down: asyncio.Task[None] | None = None
+        self._creating: asyncio.Task[Any] | None = None
+        self._given_up = threading.Event()
+        self._others: set[int | None] = set()
 
     @property
     def accepts_seed(self) -> bool:
@@ -87,8 +111,14 @@ class VllmEngine:
         self._on_step = on_step
         self._on_died = on_died
         try:
+            await self._give_up_start()
             await self._shut_down_fully()
-            self._llm = await asyncio.to_thread(self._create)
+            self._given_up.clear()
+            self._others = {child.pid for child in multiprocessing.active_children()}
+            self._creating = asyncio.create_task(asyncio.to_thread(self._create), name="vllm-create")
+            # A thread cannot be cancelled: it goes on, until `close` makes it end.
+            self._llm = await asyncio.shield(self._creating)
+            self._creating = None
         # Whatever keeps vLLM from starting (a wrong argument, no memory, a dead child) comes as any exception at all.
         except Exception as error:
             raise EngineDied(f"vLLM did not start: {type(error).__name__}: {error}") from error
@@ -105,6 +135,8 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics.loggers import StatLoggerBase
 
+        if self._given_up.is_set():
+            raise EngineDied("the start was given up")
         engine = self
 
         class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
@@ -283,9 +315,28 @@ class VllmEngine:
             self._watch.cancel()
         for task in list(self._tasks):
             task.cancel()
+        await self._give_up_start()
         if llm is not None:
             await asyncio.to_thread(_shut_down, llm)
         await self._shut_down_fully()
+
+    async def _give_up_start(self) -> None:
+        """Ends what a cancelled `start` has left: vLLM gives up when the process dies that it waits for."""
+        creating, self._creating = self._creating, None
+        if creating is None:
+            return
+        self._given_up.set()
+        try:
+            async with asyncio.timeout(GIVE_UP_S):
+                while not creating.done():
+                    for child in multiprocessing.active_children():
+                        if child.pid is not None and child.pid not in self._others:
+                            _kill_with_children(child.pid)
+                    await asyncio.wait([creating], timeout=_LOOK_AGAIN_S)
+        except TimeoutError:
+            raise EngineDied(f"a start of vLLM that was given up did not end within {GIVE_UP_S:g} s") from None
+        if creating.exception() is None:
+            await asyncio.to_thread(_shut_down, creating.result())
 
     async def _shut_down_fully(self) -> None:
         """Waits for the shutdown after a death, if there was one, and raises what it failed with."""

@@ -272,6 +272,29 @@ def _is_of_vllm(process: psutil.Process) -> bool:
     return any(mark in " ".join(process.cmdline()) for mark in ("multiprocessing", "VLLM::"))
 
 
+async def test_a_start_that_is_given_up_leaves_no_process_behind(client: Client) -> None:
+    engine: Engine = SimulatedEngine(SIMULATED.model_copy(update={"start_ms": 3_600_000}))
+    known = {process.pid for process in psutil.Process().children(recursive=True)}
+
+    def of_this_start() -> list[psutil.Process]:
+        started = [each for each in psutil.Process().children(recursive=True) if each.pid not in known]
+        return [each for each in started if _is_of_vllm(each) and "resource_tracker" not in " ".join(each.cmdline())]
+
+    if not isinstance(client.engine, SimulatedEngine):
+        engine = VllmEngine(str(MODEL), {}, max_running=16)
+    starting = asyncio.create_task(engine.start(client.on_step, client.on_died))
+    if isinstance(engine, VllmEngine):
+        await client.until(of_this_start, timeout_s=120)
+    else:
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    async with asyncio.timeout(30):
+        await engine.close()
+    assert not of_this_start()
+    assert not client.died
+
+
 async def test_a_dead_engine_says_so_once_refuses_work_and_starts_again(client: Client) -> None:
     """The last test of the module: it leaves vLLM's engine restarted."""
     if isinstance(client.engine, SimulatedEngine):

@@ -1,9 +1,11 @@
 """What can be said of the vLLM engine without starting vLLM."""
 
 import asyncio
+import multiprocessing
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -138,3 +140,59 @@ async def test_a_dead_engine_is_shut_down_beside_the_loop_and_before_the_next_on
         await starting
         await engine.close()
     assert threading.main_thread() not in llm.shut_down_by
+
+
+class LoadingEngine(VllmEngine):
+    """Loads as vLLM does: in a thread that waits for a process, and fails when that dies."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere", {}, 1)
+        self.loads = asyncio.Event()
+
+    def _create(self) -> Any:
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        child.start()
+        self._loop.call_soon_threadsafe(self.loads.set)
+        child.join()
+        raise RuntimeError("the engine's process died")
+
+
+async def test_a_start_that_is_given_up_ends_its_process_and_its_thread() -> None:
+    others = set(multiprocessing.active_children())
+    engine = LoadingEngine()
+    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
+    async with asyncio.timeout(DEADLINE_S):
+        await engine.loads.wait()
+        assert set(multiprocessing.active_children()) > others
+        starting.cancel()
+        await asyncio.wait([starting])
+        await engine.close()
+        await engine.close()
+        # As the event loop does when it ends: no thread is left that it would wait for.
+        await asyncio.get_running_loop().shutdown_default_executor()
+    assert set(multiprocessing.active_children()) == others
+
+
+async def test_an_engine_that_starts_after_it_was_given_up_is_shut_down() -> None:
+    llm = ScriptedLlm(ValueError())
+    llm.may_end.set()
+    may_start = threading.Event()
+    engine = ScriptedEngine(llm)
+    create = engine._create
+
+    def slowly() -> Any:
+        assert may_start.wait(DEADLINE_S)
+        return create()
+
+    engine._create = slowly  # type: ignore[method-assign]
+    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    closing = asyncio.create_task(engine.close())
+    may_start.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await closing
+    assert len(llm.shut_down_by) == 1
+    with pytest.raises(EngineDied):
+        engine.submit(EngineRequest("r", [1, 2], Sampling(), 5))
