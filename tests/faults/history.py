@@ -47,8 +47,11 @@ def read_topic(stack: Stack, topic: str) -> list[tuple[bytes, dict[str, Any]]]:
             value = message.value()
             if value is not None:
                 records.append((value, json.loads(value)))
-            if message.offset() >= ends[message.partition()][1] - 1:
-                open_partitions.discard(message.partition())
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            if offset >= ends[partition][1] - 1:
+                open_partitions.discard(partition)
         return records
     finally:
         consumer.close()

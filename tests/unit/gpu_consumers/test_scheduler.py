@@ -49,7 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(slots=st.integers(-1, 5), tokens=st.none() | st.integers(0, 120))
     def take(self, slots: int, tokens: int | None) -> None:
-        expected = []
+        expected: list[Queued] = []
         for queued in self.ordered()[: max(slots, 0)]:
             if tokens is not None:
                 tokens_left = tokens - sum(taken.tokens for taken in expected)
