@@ -191,6 +191,11 @@ class RedisQuota:
         _, run_id = await self._hold_epoch("")
         return f"{run_id}-{uuid.uuid4().hex}"
 
+    async def may_begin(self, epoch: str) -> bool:
+        """Whether the Redis that `new_epoch` asked still runs. Raises QuotaUnavailable."""
+        _, run_id = await self._hold_epoch("")
+        return epoch.startswith(run_id)
+
     async def begin_epoch(self, epoch: str) -> str:
         """Writes the epoch unless another process was faster; returns the one that holds.
 

@@ -1,11 +1,14 @@
 """Rebuilds the quota store's memory from `generated` after Redis has lost it, and begins a new epoch.
 
-What is rebuilt: the decision and the reservation of every response that was opened within `WINDOW_MS`, the longest life
-of a response, and the outcome of those that ended or were refused, as long as the store would still remember it. The
-budgets of the current minute start full: what was used before is not known.
+What is rebuilt: the decision and the reservation of every response that was opened within `WINDOW_MS`, and the outcome
+of those that ended or were refused, as long as the store would still remember it. The budgets of the current minute
+start full: what was used before is not known.
 
 A day of responses does not fit into memory. What ends while the log is folded goes to the store at once, in batches,
 and is forgotten; what is left at the end is open.
+
+A day of tokens takes minutes to read. So rows that only carry tokens are passed over undecoded, an attempt that fails
+goes on where the last one stopped, and a rebuild may take as long as it makes progress.
 """
 
 import asyncio
@@ -13,19 +16,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Annotated, Literal, Self
 
 import structlog
+from pydantic import Field, TypeAdapter, model_validator
 
 from agents import metrics
 from agents.publication import MustEnd
 from agents.quota import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
 from agents.stages import limits_of
 from schemas.admission import Decision
+from schemas.base import Record
 from schemas.codec import Undecodable, decode
-from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
-from streams.accepted_prefix import AcceptedPrefix, fold_frame
+from schemas.generated import Ending, Fence, FinishReason, Frame, Opened
+from streams.accepted_prefix import AcceptedPrefix
 from streams.directory import TenantDirectory
-from streams.log import LogConsumer, LogError
+from streams.log import LogConsumer, LogError, TopicPartition
 from streams.log_reading import kept_offsets, read_offsets
 from streams.topics import LONGEST_RESPONSE_MS
 
@@ -34,15 +40,51 @@ WINDOW_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
 """Whatever was opened earlier has ended, and the store would have forgotten it."""
 BATCH = 1_000
 """Reservations that go to the store together."""
+RECORDS_BETWEEN = 20_000
+"""Records after which whatever has ended goes there: progress is seen then."""
 _log = structlog.get_logger()
 
 
 class RecoveryFailed(MustEnd):
-    """The store could not be rebuilt in time."""
+    """The store could not be rebuilt: there was no progress for too long."""
+
+
+class Finishes(Record):
+    """The columns of a `Frame` that say what has ended."""
+
+    type: Literal["frame"] = "frame"
+    response_id: list[str]
+    attempt_id: list[str]
+    choice: list[int]
+    finish: list[FinishReason]
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        if not len(self.response_id) == len(self.attempt_id) == len(self.choice) == len(self.finish):
+            raise ValueError("columns differ in length")
+        return self
+
+
+_RECORDS: TypeAdapter[Opened | Fence | Finishes | Ending] = TypeAdapter(
+    Annotated[Opened | Fence | Finishes | Ending, Field(discriminator="type")]
+)
+
+
+def without_tokens(value: bytes | None) -> Opened | Fence | Finishes | Ending | None:
+    """The record in `value`; None for a frame in which nothing finishes. Raises Undecodable."""
+    if value and b'"type":"frame"' in value and not any(finish in value for finish in (b'"stop"', b'"length"')):
+        # Within strings every quotation mark is escaped, so none of these is anybody's text.
+        return None
+    return decode(_RECORDS, value)
 
 
 class Rebuild:
-    """Folds records of `generated`, of all partitions, each partition in log order. Holds what is open."""
+    """Folds records of `generated`, of all partitions, each partition in log order. Holds what is open.
+
+    Tokens are not counted. So a `fresh` fence behind tokens displaces the attempt before it, whose finish is not seen
+    then: the response keeps its reservation until it is settled or swept. And a finish behind a gap counts, which ends
+    the response in any case. The route, and whether an ending is still owed, are the same with and without tokens.
+    """
 
     def __init__(self, now_ms: int) -> None:
         """Outcomes that the store would have forgotten by `now_ms` are left out."""
@@ -50,7 +92,9 @@ class Rebuild:
         self._opened: dict[str, tuple[Opened, int]] = {}
         self._prefixes: dict[str, AcceptedPrefix] = {}
 
-    def add(self, record: Opened | Fence | Frame | Ending, partition: int, written_at_ms: int) -> list[Restored]:
+    def add(
+        self, record: Opened | Fence | Frame | Finishes | Ending, partition: int, written_at_ms: int
+    ) -> list[Restored]:
         """Returns what ended with this record, and forgets it.
 
         A void record may name it again, so the store must take the first outcome of an id, in this order.
@@ -70,14 +114,19 @@ class Rebuild:
                     return self._ended([record.response_id] if prefix.ending(record) else [])
                 remembered = record.attempt_id is None and written_at_ms + OUTCOME_KEEP_MS > self._now_ms
                 return [_refused(record, written_at_ms)] if remembered else []
-            case Frame():
-                fold_frame(self._prefixes, record)
-                finished = dict.fromkeys(
-                    id_ for id_, finish in zip(record.response_id, record.finish, strict=True) if finish
-                )
-                return self._ended(
-                    id_ for id_ in finished if id_ in self._prefixes and self._prefixes[id_].terminal is not None
-                )
+            case Frame() | Finishes():
+                return self._ended(self._finished(record))
+
+    def _finished(self, frame: Frame | Finishes) -> list[str]:
+        finished: list[str] = []
+        columns = zip(frame.response_id, frame.attempt_id, frame.choice, frame.finish, strict=True)
+        for response_id, attempt_id, choice, finish in columns:
+            prefix = self._prefixes.get(response_id)
+            if finish and prefix is not None and prefix.terminal is None:
+                prefix.row(attempt_id, choice, prefix.next_sequence, 0, finish)
+                if prefix.terminal is not None:
+                    finished.append(response_id)
+        return finished
 
     def open(self) -> Iterator[Restored]:
         """What has not ended."""
@@ -126,77 +175,110 @@ def _refused(ending: Ending, written_at_ms: int) -> Restored:
     )
 
 
-def read_back(
-    consumer: LogConsumer, topic: str, since_ms: int, now_ms: int, deadline_s: float
-) -> Iterator[list[Restored]]:
-    """Folds `topic` from `since_ms` to where it ended when the call began; batches of at most `BATCH`, the open last.
+class ReadBack:
+    """One rebuild's way through `topic`, from `since_ms` to where it ended when the reading began."""
 
-    Raises LogError, also at `deadline_s`.
-    """
-    rebuild = Rebuild(now_ms)
-    ended: list[Restored] = []
-    offsets = kept_offsets(consumer, consumer.partitions(topic), since_ms)
-    for record in read_offsets(consumer, offsets, deadline_s):
-        try:
-            ended += rebuild.add(decode(GENERATED, record.value), record.partition, record.timestamp_ms)
-        except Undecodable as error:
-            _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
-        while len(ended) >= BATCH:
-            yield ended[:BATCH]
-            del ended[:BATCH]
-    left = chain(ended, rebuild.open())
-    while batch := list(islice(left, BATCH)):
-        yield batch
+    def __init__(self, topic: str, since_ms: int, now_ms: int) -> None:
+        self._topic = topic
+        self._since_ms = since_ms
+        self._rebuild = Rebuild(now_ms)
+        self._left: dict[TopicPartition, range] | None = None
+        self._ended: list[Restored] = []
+
+    def batches(self, consumer: LogConsumer, patience_s: float) -> Iterator[list[Restored]]:
+        """At most `BATCH` each, maybe none, the open last. A batch is done with when the next one is asked for.
+
+        Raises LogError, also when nothing comes for `patience_s`. Called again, it goes on with the first batch that
+        was not done with, and with the first record that was not read.
+        """
+        if self._left is None:
+            self._left = kept_offsets(consumer, consumer.partitions(self._topic), self._since_ms)
+        left = dict(self._left)
+        records = read_offsets(consumer, left, time.monotonic() + patience_s, patience_s=patience_s)
+        for read, record in enumerate(records, start=1):
+            try:
+                if (event := without_tokens(record.value)) is not None:
+                    self._ended += self._rebuild.add(event, record.partition, record.timestamp_ms)
+            except Undecodable as error:
+                _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
+            self._left[record.source] = range(record.offset + 1, left[record.source].stop)
+            while len(self._ended) >= BATCH or read % RECORDS_BETWEEN == 0:
+                batch = self._ended[:BATCH]
+                yield batch
+                del self._ended[: len(batch)]
+                if len(batch) < BATCH:
+                    break
+        self._left = {}
+        rest = chain(self._ended, self._rebuild.open())
+        while batch := list(islice(rest, BATCH)):
+            yield batch
 
 
 @dataclass(slots=True)
 class Recovery:
-    """`run` may be called by many at once: one rebuilds, the others wait for it."""
+    """`run` may be called by many at once: one rebuilds, the others wait for it.
+
+    `on_progress` is called when a rebuild begins and whenever it has got on, `on_end` when `run` ends.
+    """
 
     quota: RedisQuota
     directory: TenantDirectory
     new_consumer: Callable[[], LogConsumer]
     generated_topic: str
-    timeout_s: float
+    patience_s: float
     clock_ms: Callable[[], int]
-    on_start: Callable[[], None] = lambda: None
+    on_progress: Callable[[], None] = lambda: None
     on_end: Callable[[], None] = lambda: None
+    clock_s: Callable[[], float] = time.monotonic
     _lock: asyncio.Lock | None = None
+    _progress_s: float = 0.0
 
     async def run(self) -> None:
-        """Returns once an epoch holds. Raises RecoveryFailed after `timeout_s`."""
+        """Returns once an epoch holds. Raises RecoveryFailed after `patience_s` without progress."""
         if self._lock is None:
             self._lock = asyncio.Lock()
-        deadline_s = time.monotonic() + self.timeout_s
-        self.on_start()
-        try:
-            async with self._lock:
-                await self._until_an_epoch_holds(deadline_s)
-        finally:
-            self.on_end()
+        async with self._lock:
+            self._progress()
+            try:
+                await self._until_an_epoch_holds()
+            finally:
+                self.on_end()
 
-    async def _until_an_epoch_holds(self, deadline_s: float) -> None:
+    def _progress(self) -> None:
+        self._progress_s = self.clock_s()
+        self.on_progress()
+
+    async def _until_an_epoch_holds(self) -> None:
+        epoch, reading = "", self._read_back()
         while True:
             try:
-                if await self.quota.read_epoch() is None:
-                    await self._rebuild(deadline_s)
+                if await self.quota.read_epoch() is not None:
+                    return
+                if not await self.quota.may_begin(epoch):
+                    # Begun now, or anew: what was restored before Redis was started again may be lost.
+                    epoch, reading = await self.quota.new_epoch(), self._read_back()
+                await self._rebuild(epoch, reading)
             except (QuotaUnavailable, LogError) as error:
-                if time.monotonic() > deadline_s:
+                if self.clock_s() - self._progress_s > self.patience_s:
                     raise RecoveryFailed(str(error)) from error
                 _log.warning("rebuild_retries", error=str(error))
                 await asyncio.sleep(RETRY_S)
             else:
                 return
 
-    async def _rebuild(self, deadline_s: float) -> None:
-        epoch, restored = await self.quota.new_epoch(), 0
+    def _read_back(self) -> ReadBack:
         now_ms = self.clock_ms()
-        consumer = self.new_consumer()
+        return ReadBack(self.generated_topic, now_ms - WINDOW_MS, now_ms)
+
+    async def _rebuild(self, epoch: str, reading: ReadBack) -> None:
+        restored = 0
+        consumer = await asyncio.to_thread(self.new_consumer)
         try:
-            batches = read_back(consumer, self.generated_topic, now_ms - WINDOW_MS, now_ms, deadline_s)
+            batches = reading.batches(consumer, self.patience_s)
             # The log is read in another thread, a batch at a time, and never while one is being restored.
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 restored += await self._restore(epoch, batch)
+                self._progress()
         finally:
             await asyncio.to_thread(consumer.close)
         holds = await self.quota.begin_epoch(epoch)

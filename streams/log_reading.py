@@ -24,12 +24,17 @@ def kept_offsets(
 
 
 def read_offsets(
-    consumer: LogConsumer, offsets: Mapping[TopicPartition, range], deadline_s: float
+    consumer: LogConsumer,
+    offsets: Mapping[TopicPartition, range],
+    deadline_s: float,
+    *,
+    patience_s: float | None = None,
 ) -> Iterator[LogRecord]:
     """The records at these offsets, each partition in log order; offsets that hold no record are passed over.
 
     `consumer` is an independent reader; it is assigned these partitions until all is read, and none afterwards. Blocks
-    between records. Raises LogError: what polling raises, and a retriable one at `deadline_s` (of `time.monotonic`).
+    between records. Raises LogError: what polling raises, and a retriable one at `deadline_s` (of `time.monotonic`);
+    with `patience_s` the deadline is so long after the last records that came, and after what the caller did with them.
     """
     behind = {partition: wanted.stop for partition, wanted in offsets.items() if wanted}
     if not behind:
@@ -39,7 +44,8 @@ def read_offsets(
         if time.monotonic() >= deadline_s:
             waiting = ", ".join(f"{partition.topic}-{partition.partition}" for partition in behind)
             raise LogError(f"{waiting} not read to the end in time", retriable=True)
-        for record in consumer.poll(RECORDS_PER_POLL, _POLL_S):
+        records = consumer.poll(RECORDS_PER_POLL, _POLL_S)
+        for record in records:
             end = behind.get(record.source)
             if end is None:
                 continue
@@ -50,5 +56,7 @@ def read_offsets(
         # Compaction, a transaction's marker or retention may have left no record at the last of the offsets.
         for partition in [partition for partition, end in behind.items() if consumer.end_reached(partition) >= end]:
             del behind[partition]
+        if records and patience_s is not None:
+            deadline_s = time.monotonic() + patience_s
     # Else it would go on fetching, and the next look-up would wait behind that.
     consumer.assign({})

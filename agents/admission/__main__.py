@@ -30,8 +30,8 @@ from streams.observability import HealthServer
 from streams.settings import Settings, check_secret
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
-RECOVERY_TIMEOUT_S = 600.0
-"""For reading a day of `generated`."""
+RECOVERY_PATIENCE_S = 120.0
+"""Without progress; reading a day of `generated` may take much longer."""
 EPOCH_LOOK_S = 5.0
 UNREADABLE_EVERY_S = 1.0
 EXIT_FAILED = 70
@@ -87,8 +87,8 @@ def run(settings: Settings) -> int:
         return KafkaConsumer(settings.kafka, None, "admission-reader", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
 
     recovery = Recovery(
-        quota, directory, independent_reader, topics.generated.name, RECOVERY_TIMEOUT_S, now_ms,
-        on_start=lambda: excuses.hold("", RECOVERY_TIMEOUT_S), on_end=lambda: excuses.hold("", 0.0),
+        quota, directory, independent_reader, topics.generated.name, RECOVERY_PATIENCE_S, now_ms,
+        on_progress=lambda: excuses.hold("", 2 * RECOVERY_PATIENCE_S), on_end=lambda: excuses.hold("", 0.0),
     )  # fmt: skip
 
     def wire(publisher: Publisher) -> Pipeline:

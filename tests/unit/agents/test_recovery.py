@@ -4,12 +4,13 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from agents.quota import OUTCOME_KEEP_MS, EpochLost, Finished, RedisQuota, Restored
-from agents.recovery import BATCH, Rebuild, Recovery, RecoveryFailed, read_back
+from agents.quota import OUTCOME_KEEP_MS, EpochLost, Finished, QuotaUnavailable, RedisQuota, Refusal, Restored
+from agents.recovery import BATCH, Finishes, ReadBack, Rebuild, Recovery, RecoveryFailed, without_tokens
 from agents.routing import WorkersView
 from agents.workers_reader import WorkersReader
 from schemas.base import Scope
@@ -25,6 +26,7 @@ from streams.topics import LONGEST_RESPONSE_MS
 from tests.unit.agents.world import Directory
 
 NOW = 1_790_000_000_000
+PATIENCE_S = 30.0
 SCOPE = Scope(tenant_id="acme")
 
 
@@ -134,7 +136,7 @@ def test_the_log_is_read_from_the_window_to_its_end_and_unreadable_records_are_s
     log.append("generated", opened("r0").encode(), partition=0)
     log.append("generated", b"{", partition=1)
     log.append("generated", opened("r1").encode(), partition=1)
-    [batch] = read_back(log.consumer(None, "test"), "generated", NOW + 1_000, NOW, time.monotonic() + 30)
+    [batch] = ReadBack("generated", NOW + 1_000, NOW).batches(log.consumer(None, "test"), PATIENCE_S)
     partitions = {r.response_id: r.decision.generated_partition for r in batch if r.decision}
     assert partitions == {"r0": 0, "r1": 1}
 
@@ -194,7 +196,7 @@ async def test_many_responses_share_round_trips_and_nothing_is_decided_before_th
 def test_an_empty_log_is_read_at_once() -> None:
     log = MemoryLog()
     log.create_topic("generated", 2)
-    assert not list(read_back(log.consumer(None, "test"), "generated", 0, NOW, time.monotonic() + 30))
+    assert not list(ReadBack("generated", 0, NOW).batches(log.consumer(None, "test"), PATIENCE_S))
 
 
 def test_reading_back_has_a_deadline() -> None:
@@ -202,7 +204,107 @@ def test_reading_back_has_a_deadline() -> None:
     log.create_topic("generated", 1)
     log.append("generated", opened("r").encode())
     with pytest.raises(LogError):
-        list(read_back(log.consumer(None, "test"), "generated", 0, NOW, time.monotonic() - 1))
+        list(ReadBack("generated", 0, NOW).batches(log.consumer(None, "test"), -1))
+
+
+def test_reading_may_take_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog(lambda: NOW)
+    log.create_topic("generated", 1)
+    for number in range(50):
+        log.append("generated", opened(f"r{number}").encode())
+    now_s = 0.0
+
+    class Slow(MemoryConsumer):
+        """A record every ten seconds."""
+
+        def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+            nonlocal now_s
+            now_s += 10
+            return super().poll(1, timeout_s)
+
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    [batch] = ReadBack("generated", 0, NOW).batches(Slow(log, None, "test", "earliest"), patience_s=15)
+    assert len(batch) == 50
+    assert now_s >= 500
+
+
+class Faltering(MemoryConsumer):
+    """Fails once, at the record of its log that `fails_at` says. `read` counts what was handed out."""
+
+    fails_at = 0
+    read = 0
+
+    def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        if Faltering.read == Faltering.fails_at:
+            Faltering.fails_at = -1
+            raise LogError("scripted", retriable=True)
+        records = super().poll(1, timeout_s)
+        Faltering.read += len(records)
+        return records
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 700, 1_999])
+@pytest.mark.parametrize("store_fails_at", [0, 3, BATCH + 3])
+async def test_a_rebuild_that_falters_goes_on_where_it_stopped(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, fails_at: int, store_fails_at: int
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    log = MemoryLog(lambda: now_ms)
+    log.create_topic("generated", 2)
+    for number in range(1_000):
+        record = opened(f"r{number}").model_copy(update={"deadline_ms": now_ms + 60_000})
+        log.append("generated", record.encode(), partition=number % 2)
+        log.append("generated", ending(f"r{number}", EndingCode.CANCELLED).encode(), partition=number % 2)
+        log.append("generated", ending(f"no{number}", EndingCode.OVERLOADED).encode(), partition=number % 2)
+    total = len(log.records("generated"))
+    monkeypatch.setattr("agents.recovery.RETRY_S", 0)
+    monkeypatch.setattr(Faltering, "fails_at", fails_at)
+    monkeypatch.setattr(Faltering, "read", 0)
+    async with Redis.from_url(redis_url) as redis:
+        quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
+        restore, calls = quota.restore, 0
+
+        async def faltering(*arguments: Any) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls == store_fails_at:
+                raise QuotaUnavailable("scripted")
+            return await restore(*arguments)
+
+        monkeypatch.setattr(quota, "restore", faltering)
+        new_consumer = lambda: Faltering(log, None, "test", "earliest")  # noqa: E731
+        await Recovery(quota, Directory(), new_consumer, "generated", PATIENCE_S, lambda: now_ms).run()
+        read = Faltering.read
+        monkeypatch.undo()
+        limits = Limits(concurrent_responses=1)
+        for number in range(0, 1_000, 37):
+            heard = await quota.reserve("acme", limits, f"r{number}", tokens=1, deadline_ms=now_ms)
+            refused = await quota.reserve("acme", limits, f"no{number}", tokens=1, deadline_ms=now_ms)
+            assert heard == Finished()
+            assert isinstance(refused, Refusal)
+        assert await quota.active_count("acme") == 0
+    assert read == total == 3_000, "no record was read twice"
+
+
+def test_rows_that_only_carry_tokens_are_not_decoded() -> None:
+    assert without_tokens(frame("r", "a", "").encode()) is None
+    finishing = frame("r", "a", "length")
+    assert isinstance(without_tokens(finishing.encode()), Finishes)
+    tempting = frame("r", "a", "").model_copy(update={"text": ['"stop","length"'], "text_ends": [[15]]})
+    assert without_tokens(tempting.encode()) is None
+    for record in (opened("r"), fence("r", "a"), ending("r", EndingCode.CANCELLED)):
+        assert without_tokens(record.encode()) == record
+
+
+def test_a_response_ends_with_the_finish_of_its_last_choice_though_its_tokens_were_passed_over() -> None:
+    rebuild = Rebuild(NOW)
+    rebuild.add(opened("r").model_copy(update={"choices": 2}), 6, NOW)
+    rebuild.add(fence("r", "a"), 6, NOW)
+    first = frame("r", "a", "stop").model_copy(update={"first_sequence": [40]})
+    assert rebuild.add(first, 6, NOW) == []
+    second = frame("r", "a", "length").model_copy(update={"first_sequence": [90], "choice": [1]})
+    assert [restored.ended for restored in rebuild.add(second, 6, NOW)] == [True]
+    assert rebuild.add(second, 6, NOW) == []
 
 
 async def test_a_rebuild_that_takes_too_long_ends_the_process(redis_url: str) -> None:
@@ -211,7 +313,7 @@ async def test_a_rebuild_that_takes_too_long_ends_the_process(redis_url: str) ->
     log.append("generated", opened("r").encode())
     async with Redis.from_url(redis_url) as redis:
         quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
-        recovery = Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", 0, lambda: NOW)
+        recovery = Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", -1, lambda: NOW)
         with pytest.raises(RecoveryFailed, match="in time"):
             await recovery.run()
         assert await quota.read_epoch() is None
