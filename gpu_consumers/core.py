@@ -49,6 +49,7 @@ MAX_LOOKS = 128
 LANE_SHARES: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
 """The part of the bounds of uncommitted work that a lane and those below it may fill: the rest is for higher ones."""
 _NO_SAMPLING = Sampling()
+_NO_PROMPT = [0]
 _PRIORITY = {lane: index for index, lane in enumerate(LANES)}
 
 
@@ -225,6 +226,27 @@ class _Work:
         self.partition = self.request.generated_partition
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What it takes to end a response once more: `request` without its prompt, as JSON, a tenth of it as an object."""
+
+    forget_at_ms: int
+    attempt_id: str
+    prompt_tokens: int
+    request: bytes
+
+    @staticmethod
+    def of(work: _Work, forget_at_ms: int) -> "_Ended":
+        bare = work.request.model_copy(update={"prompt_token_ids": _NO_PROMPT, "sampling": _NO_SAMPLING})
+        json = bare.model_dump_json(exclude_defaults=True).encode()
+        return _Ended(forget_at_ms, work.attempt_id, work.prompt_tokens, json)
+
+    def work(self) -> _Work:
+        """Has no prompt: it can only be ended."""
+        request = AdmittedRequest.model_validate_json(self.request)
+        return _Work(request, array("I"), self.prompt_tokens, request.scope, attempt_id=self.attempt_id)
+
+
 _Frames = dict[tuple[int, int], FrameColumns]
 """By partition, and by when the oldest token in it was generated, in microseconds."""
 
@@ -254,7 +276,7 @@ class WorkerCore:
         # Ids with the time until which they are remembered, oldest first.
         self._cancels: OrderedDict[str, int] = OrderedDict()
         self._halts: OrderedDict[str, int] = OrderedDict()
-        self._recent: OrderedDict[str, tuple[int, _Work]] = OrderedDict()
+        self._recent: OrderedDict[str, _Ended] = OrderedDict()
         self._effects: list[Effect] = []
         self._held = HeldRows(config.coalesce_ms * 1_000, config.coalesce_rows)
         self._engine_ready = False
@@ -378,14 +400,13 @@ class WorkerCore:
 
     def _void(self, void: AttemptVoid, now_ms: int) -> None:
         work = self._works.get(void.response_id)
-        if work is None and void.why == "tokens_precede" and void.response_id in self._recent:
+        ended = self._recent.get(void.response_id)
+        if work is None and ended is not None and ended.attempt_id == void.attempt_id and void.why == "tokens_precede":
             # It ran to its end before the answer came. What it wrote is void: the older attempt has to be ended.
-            _, work = self._recent.pop(void.response_id)
-            if work.attempt_id == void.attempt_id:
-                work.sources = []
-                self._works[work.response_id] = work
-                heappush(self._deadlines, (work.request.deadline_ms, work.response_id))
-                self._take_over(work, now_ms)
+            del self._recent[void.response_id]
+            work = self._works[void.response_id] = ended.work()
+            heappush(self._deadlines, (work.request.deadline_ms, work.response_id))
+            self._take_over(work, now_ms)
             return
         if work is None or self._by_attempt.get(void.attempt_id) is not work:
             return
@@ -424,7 +445,7 @@ class WorkerCore:
         for memory in (self._cancels, self._halts):
             while memory and next(iter(memory.values())) <= now_ms:
                 memory.popitem(last=False)
-        while self._recent and next(iter(self._recent.values()))[0] <= now_ms:
+        while self._recent and next(iter(self._recent.values())).forget_at_ms <= now_ms:
             self._recent.popitem(last=False)
         self._start(now_ms)
         self._look_up(now_ms)
@@ -957,12 +978,9 @@ class WorkerCore:
             tracker.finished(offset)
         self._effects.append(FinishClaim(work.response_id))
         self._forget(work)
-        # Should it have to be ended once more, neither is needed; thousands of long prompts would be much memory.
-        work.prompt = array("I")
-        work.request.sampling = _NO_SAMPLING
         if len(self._recent) >= MAX_RECENT:
             self._recent.popitem(last=False)
-        self._recent[work.response_id] = (now_ms + REMEMBERED_MS, work)
+        self._recent[work.response_id] = _Ended.of(work, now_ms + REMEMBERED_MS)
 
     def _forget(self, work: _Work) -> None:
         self._scheduler.remove(work.response_id)

@@ -4,6 +4,7 @@ A judge stands where post-safety stands: it folds `generated` with the accepted-
 """
 
 import dataclasses
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -743,15 +744,52 @@ def test_no_lane_takes_the_room_of_a_higher_one_and_each_is_read_while_it_has_ro
             assert sum(up_to(checked)) < LANE_SHARES[checked] * max_bytes + 40
 
 
-def test_what_ended_is_remembered_without_its_prompt() -> None:
-    fleet = Fleet("a")
-    ids = [fleet.region.request() for _ in range(3)]
+def test_what_ended_is_remembered_in_a_few_hundred_bytes() -> None:
+    fleet = Fleet("a", max_running=64)
+    ids = [fleet.region.request(max_tokens=2) for _ in range(64)]
     fleet.settle()
     [worker] = fleet.all
-    remembered = {response_id: work for response_id, (_, work) in worker.core._recent.items()}
+    remembered = worker.core._recent
     assert remembered.keys() == set(ids)
-    for work in remembered.values():
-        assert (len(work.prompt), work.prompt_tokens, work.request.sampling) == (0, 4, Sampling())
+    known = {id(part) for part in (SCOPE, TOPICS)}
+    sizes = [size_bytes(ended, known) for ended in remembered.values()]
+    assert sum(sizes) / len(sizes) < 1_000
+
+
+def size_bytes(value: object, known: set[int]) -> int:
+    """What `value` holds in memory beyond what is `known`, which grows: shared objects count once."""
+    if id(value) in known or isinstance(value, type):
+        return 0
+    known.add(id(value))
+    parts: list[object] = list(value) if isinstance(value, list | tuple | set | frozenset) else []
+    if isinstance(value, dict):
+        parts += [*value.keys(), *value.values()]
+    parts += [getattr(value, name) for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())
+              if not name.startswith("__weak") and hasattr(value, name)]  # fmt: skip
+    if hasattr(value, "__dict__"):
+        parts.append(value.__dict__)
+    return sys.getsizeof(value) + sum(size_bytes(part, known) for part in parts)
+
+
+def test_a_void_that_names_another_attempt_forgets_nothing_that_ended() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request()
+    fleet.settle()
+    [fence] = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+
+    def void(attempt_id: str) -> None:
+        fleet.region.control(
+            AttemptVoid(
+                response_id=response_id, scope=SCOPE, attempt_id=attempt_id, worker_id="a", why="tokens_precede"
+            )
+        )
+        fleet.run(100)
+
+    void("att_of_long_ago")
+    assert fleet.region.records(TOPICS.generated.name, Fence, GENERATED) == [fence]
+    # Still known: the attempt that wrote its end is taken over when it is the void one.
+    void(fence.attempt_id)
+    assert [fence.kind for fence in fleet.region.records(TOPICS.generated.name, Fence, GENERATED)][1:] == ["takeover"]
 
 
 def test_a_fresh_fence_after_lost_claims_is_void_and_the_worker_ends_what_it_cut_off() -> None:
