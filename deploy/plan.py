@@ -161,17 +161,22 @@ class _Ports:
         self._given: set[int] = set()
         self._ports = free_ports(rng, self._given)
 
-    def any(self) -> int:
-        port = next(self._ports)
+    def any(self, host: str = "127.0.0.1") -> int:
+        port = next(port for port in self._ports if is_free(port, host))
         self._given.add(port)
         return port
 
-    def fixed(self, port: int, what: str, variable: str) -> int:
-        if self._free or port == 0:
-            return self.any()
+    def fixed(self, port: int, what: str, variable: str, host: str = "127.0.0.1") -> int:
+        """`host`: where it will listen."""
+        try:
+            if self._free or port == 0:
+                return self.any(host)
+            free = is_free(port, host)
+        except OSError as error:
+            raise PlanError(f"{what} cannot listen on {host}: {error.strerror}") from None
         if port in self._given:
             raise PlanError(f"port {port} is needed twice, the second time by {what}; set {variable}")
-        if not is_free(port):
+        if not free:
             raise PlanError(f"port {port} ({what}) is in use by {owner(port)}; choose another with {variable}")
         self._given.add(port)
         return port
@@ -216,9 +221,12 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
     history_port = _history_port(settings, redis_port, ports)
     if history_port is not None:
         environment["SLUICE_REDIS__HISTORY_URL"] = _on_port(settings.redis.history_url, history_port)
-    environment["SLUICE_BILLING__PORT"] = str(ports.fixed(settings.billing.port, "billing", "SLUICE_BILLING__PORT"))
+    billing, edge = settings.billing, settings.gateway
+    environment["SLUICE_BILLING__PORT"] = str(
+        ports.fixed(billing.port, "billing", "SLUICE_BILLING__PORT", billing.host)
+    )
     gateways = [
-        ports.fixed(settings.gateway.port + number if settings.gateway.port else 0, "gateway", "SLUICE_GATEWAY__PORT")
+        ports.fixed(edge.port + number if edge.port else 0, "gateway", "SLUICE_GATEWAY__PORT", edge.host)
         for number in range(options.gateways)
     ]
     settings = settings_with(environment)

@@ -1,5 +1,6 @@
 """TCP ports on loopback: free ones, and who holds one that is taken."""
 
+import errno
 import random
 import socket
 from collections.abc import Collection, Iterator
@@ -12,13 +13,18 @@ FIRST_PORT, LAST_PORT = 20_000, 32_000
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there now."""
-    with socket.socket() as probe:
+    """Whether a server could listen there now. Raises OSError for a host that is not one of this machine's."""
+    family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+            probe.bind(address)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
     return True
 
 

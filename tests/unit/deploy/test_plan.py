@@ -106,6 +106,27 @@ def test_a_taken_port_is_named_with_the_way_out(data: DataFolder, monkeypatch: p
             make_plan(data, KEYS, Options(), random.Random(1))
 
 
+def test_a_port_is_looked_at_where_the_gateway_will_listen(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = free_ports(random.Random(5))
+    monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", f"127.0.0.1:{next(ports)}")
+    monkeypatch.setenv("SLUICE_REDIS__URL", f"redis://127.0.0.1:{next(ports)}/0")
+    monkeypatch.setenv("SLUICE_BILLING__PORT", str(next(ports)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("SLUICE_GATEWAY__PORT", str(port))
+        make_plan(data, KEYS, Options(), random.Random(1))
+        for host in ("127.0.0.2", "0.0.0.0"):
+            monkeypatch.setenv("SLUICE_GATEWAY__HOST", host)
+            with pytest.raises(PlanError, match=rf"port {port} \(gateway\) is in use"):
+                make_plan(data, KEYS, Options(), random.Random(1))
+    monkeypatch.setenv("SLUICE_GATEWAY__HOST", "192.0.2.1")  # reserved for documentation: nobody's
+    for free in (False, True):
+        with pytest.raises(PlanError, match=r"gateway cannot listen on 192\.0\.2\.1: Cannot assign"):
+            make_plan(data, KEYS, Options(free_ports=free), random.Random(1))
+
+
 def test_servers_elsewhere_are_used_and_not_started(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", "kafka.example:9092")
     monkeypatch.setenv("SLUICE_REDIS__URL", "redis://redis.example:6379/3")
