@@ -3,7 +3,6 @@
 The seam for continuation: a decision `interrupted` will become prompt + accepted tokens, on the same fences.
 """
 
-from collections.abc import Iterable
 from typing import Literal
 
 from schemas.generated import Ending, Fence, Frame, Opened
@@ -36,10 +35,6 @@ class ReadBack:
             self._fenced = record.attempt_id == self.attempt_id
         else:
             self._prefix.ending(record)
-
-    def fold_all(self, records: Iterable[Opened | Fence | Frame | Ending]) -> None:
-        for record in records:
-            self.fold(record)
 
     @property
     def accepted_tokens(self) -> int:

@@ -40,10 +40,15 @@ def ending(attempt_id: str | None) -> Ending:
     )  # fmt: skip
 
 
-def decide(*records: Opened | Fence | Frame | Ending) -> str:
+def folded(*records: Opened | Fence | Frame | Ending) -> ReadBack:
     fold = ReadBack("r", "mine")
-    fold.fold_all(records)
-    return fold.decision()
+    for record in records:
+        fold.fold(record)
+    return fold
+
+
+def decide(*records: Opened | Fence | Frame | Ending) -> str:
+    return folded(*records).decision()
 
 
 def test_without_tokens_the_fenced_attempt_may_begin() -> None:
@@ -75,6 +80,5 @@ def test_a_fence_that_is_not_there_is_superseded() -> None:
 
 
 def test_tokens_are_counted_for_the_continuation_to_come() -> None:
-    fold = ReadBack("r", "mine")
-    fold.fold_all([OPENED, fence("old", "fresh"), frame("old", 1, 3), frame("old", 4, 2), fence("mine")])
+    fold = folded(OPENED, fence("old", "fresh"), frame("old", 1, 3), frame("old", 4, 2), fence("mine"))
     assert fold.accepted_tokens == 5
