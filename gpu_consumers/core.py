@@ -405,7 +405,7 @@ class WorkerCore:
             # It ran to its end before the answer came. What it wrote is void: the older attempt has to be ended.
             del self._recent[void.response_id]
             work = self._works[void.response_id] = ended.work()
-            heappush(self._deadlines, (work.request.deadline_ms, work.response_id))
+            self._watch_deadline(work)
             self._take_over(work, now_ms)
             return
         if work is None or self._by_attempt.get(void.attempt_id) is not work:
@@ -847,11 +847,17 @@ class WorkerCore:
         request.prompt_token_ids = []
         work = _Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
         self._works[response_id] = work
-        heappush(self._deadlines, (request.deadline_ms, response_id))
+        self._watch_deadline(work)
         if self._cancels.pop(response_id, None) is not None:
             self._end(work, EndingCode.CANCELLED, now_ms)
         else:
             self._enqueue(work, now_ms)
+
+    def _watch_deadline(self, work: _Work) -> None:
+        heappush(self._deadlines, (work.request.deadline_ms, work.response_id))
+        # Entries of work that has left are dropped when they come up, or all at once when they are the most.
+        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._works):
+            self._deadlines = sorted((each.request.deadline_ms, each.response_id) for each in self._works.values())
 
     def _shared(self, scope: Scope) -> Scope:
         """One object per distinct scope, without the trace context, as frames carry it."""
@@ -872,7 +878,6 @@ class WorkerCore:
             request.scope.tenant_id,
             work.prompt_tokens + request.max_tokens,
             now_ms,
-            request.deadline_ms,
         )
         self._scheduler.add(item, front=front)
         if work.plan == "claim":

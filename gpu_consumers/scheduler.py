@@ -8,7 +8,6 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from schemas.request import LANES, Lane
 
@@ -22,7 +21,6 @@ class Queued:
     tenant_id: str
     tokens: int
     queued_at_ms: int
-    deadline_ms: int
 
 
 class _LaneQueue:
@@ -52,7 +50,6 @@ class Scheduler:
     def __init__(self) -> None:
         self._lanes = {lane: _LaneQueue() for lane in LANES}
         self._items: dict[str, Queued] = {}
-        self._deadlines: list[tuple[int, str]] = []
         self._queued_tokens = 0
 
     def __len__(self) -> int:
@@ -68,7 +65,6 @@ class Scheduler:
         self._items[item.response_id] = item
         self._lanes[item.lane].add(item, front=front)
         self._queued_tokens += item.tokens
-        heappush(self._deadlines, (item.deadline_ms, item.response_id))
 
     def take(self, slots: int, tokens: int | None = None) -> list[Queued]:
         """Removes and returns the next requests, at most `slots` and `tokens` in sum.
@@ -94,17 +90,6 @@ class Scheduler:
             self._discard(item)
         return item
 
-    def expired(self, now_ms: int) -> list[Queued]:
-        """Removes and returns the requests whose deadline has come, earliest first."""
-        gone: list[Queued] = []
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            deadline_ms, response_id = heappop(self._deadlines)
-            item = self._items.get(response_id)
-            if item is not None and item.deadline_ms == deadline_ms:
-                self._discard(item)
-                gone.append(item)
-        return gone
-
     @property
     def queued_tokens(self) -> int:
         return self._queued_tokens
@@ -121,9 +106,6 @@ class Scheduler:
         del self._items[item.response_id]
         self._lanes[item.lane].remove(item.response_id)
         self._queued_tokens -= item.tokens
-        # Entries of requests that left are dropped when they come up, or all at once when they are the most.
-        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._items):
-            self._deadlines = sorted((queued.deadline_ms, queued.response_id) for queued in self._items.values())
 
 
 def home_partitions(worker_id: str, partitions: Iterable[int], count: int) -> list[int]:

@@ -9,8 +9,8 @@ from gpu_consumers.scheduler import Queued, Scheduler, home_partitions
 from schemas.request import LANES, Lane
 
 
-def item(name: str, lane: Lane, tokens: int = 1, queued_at_ms: int = 0, deadline_ms: int = 10**6) -> Queued:
-    return Queued(name, lane, "acme", tokens, queued_at_ms, deadline_ms)
+def item(name: str, lane: Lane, tokens: int = 1, queued_at_ms: int = 0) -> Queued:
+    return Queued(name, lane, "acme", tokens, queued_at_ms)
 
 
 def test_nothing_overtakes_what_does_not_fit() -> None:
@@ -34,10 +34,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def ordered(self) -> list[Queued]:
         return sorted(self.model, key=lambda queued: LANES.index(queued.lane))
 
-    @rule(lane=st.sampled_from(LANES), tokens=st.integers(1, 50), patience_ms=st.integers(1, 200), front=st.booleans())
-    def add(self, lane: Lane, tokens: int, patience_ms: int, front: bool) -> None:
+    @rule(lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans())
+    def add(self, lane: Lane, tokens: int, front: bool) -> None:
         self.names += 1
-        queued = item(str(self.names), lane, tokens, self.now_ms, self.now_ms + patience_ms)
+        queued = item(str(self.names), lane, tokens, self.now_ms)
         self.scheduler.add(queued, front=front)
         self.model.insert(0 if front else len(self.model), queued)
 
@@ -68,15 +68,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.model.remove(expected)
 
     @rule(passed_ms=st.integers(0, 150))
-    def expire(self, passed_ms: int) -> None:
+    def time_passes(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
-        gone = self.scheduler.expired(self.now_ms)
-        assert sorted(gone, key=lambda queued: queued.response_id) == sorted(
-            (queued for queued in self.model if queued.deadline_ms <= self.now_ms),
-            key=lambda queued: queued.response_id,
-        )
-        assert [queued.deadline_ms for queued in gone] == sorted(queued.deadline_ms for queued in gone)
-        self.model = [queued for queued in self.model if queued.deadline_ms > self.now_ms]
 
     @invariant()
     def figures_agree(self) -> None:

@@ -497,6 +497,19 @@ def test_a_deadline_ends_running_and_waiting_work(max_running: int) -> None:
     assert len(fleet.all[0].submitted) == min(max_running, 2)
 
 
+def test_the_deadlines_of_what_ended_early_are_forgotten() -> None:
+    fleet = Fleet("a", max_running=64)
+    for _ in range(10):
+        for _ in range(40):
+            fleet.region.request(max_tokens=1)
+        fleet.settle()
+    last = fleet.region.request(max_tokens=5_000, deadline_ms=fleet.region.now_ms + 2_000)
+    fleet.run(1_000)
+    assert len(fleet.all[0].core._deadlines) < 100
+    fleet.settle()
+    assert fleet.region.terminal(last) is EndingCode.DEADLINE_EXCEEDED
+
+
 def test_a_dead_workers_answer_ends_as_interrupted_by_the_next_worker() -> None:
     fleet = Fleet("a")
     begun = fleet.region.request(max_tokens=200)
