@@ -7,7 +7,7 @@ viewer has passed it, at most `max_lag_chars` per response: a viewer that lags f
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -283,8 +283,8 @@ class Hub:
         self._finished: list[Stream] = []
         self._lazy: list[Viewer] = []
         self._strangers: dict[str, int] = {}
+        self._viewers: dict[Viewer, None] = {}
         self._delivered_tokens = 0
-        self.viewers = 0
         self.unflushed_chars = 0
         self.released_tokens = 0
         self.duplicate_tokens = 0
@@ -295,11 +295,13 @@ class Hub:
         return len(self._streams)
 
     @property
+    def viewers(self) -> int:
+        return len(self._viewers)
+
+    @property
     def delivered_tokens(self) -> int:
         """Tokens that viewers have taken, each viewer counted."""
-        return self._delivered_tokens + sum(
-            viewer.delivered_tokens for stream in list(self._streams.values()) for viewer in list(stream.viewers)
-        )
+        return self._delivered_tokens + sum(viewer.delivered_tokens for viewer in list(self._viewers))
 
     def get(self, response_id: str) -> Stream | None:
         return self._streams.get(response_id)
@@ -352,7 +354,7 @@ class Hub:
         if stays:
             stream.abandoned_at_ms = None
             stream.grace_ms = self._grace_ms
-        self.viewers += 1
+        self._viewers[viewer] = None
         if stream.spans or stream.terminal or stream.started:
             viewer.wake()
         return viewer
@@ -360,13 +362,13 @@ class Hub:
     def detach(self, viewer: Viewer, now_ms: int) -> None:
         """Idempotent. The last one to leave an unfinished response starts its disconnect grace."""
         stream = viewer.stream
-        if viewer not in stream.viewers:
+        if viewer not in self._viewers:
             return
+        del self._viewers[viewer]
         stream.viewers.remove(viewer)
         stream.delivered_tokens = max(stream.delivered_tokens, viewer.delivered_tokens)
         self._delivered_tokens += viewer.delivered_tokens
-        self.viewers -= 1
-        if not stream.viewers:
+        if not stream.viewers and self._streams.get(stream.response_id) is stream:
             if stream.terminal is None and stream.on_disconnect == "cancel" and stream.abandoned_at_ms is None:
                 stream.abandoned_at_ms, stream.grace_ms = now_ms, self._grace_ms
             if stream.next_sequence is None and stream.started is None and stream.terminal is None:
@@ -531,6 +533,8 @@ class Hub:
         """These stand in history: text that every viewer has passed leaves memory, and so do ended responses."""
         for entry in entries:
             stream = entry.stream
+            if self._dirty.get(stream.response_id) is not stream:
+                continue  # forgotten since it was collected
             stream.flushed = entry.flushed
             stream.started_flushed = stream.started_flushed or entry.started is not None
             stream.terminal_flushed = stream.terminal_flushed or entry.terminal is not None
@@ -580,17 +584,24 @@ class Hub:
 
     # Time and ownership
 
-    def sweep(self, now_ms: int) -> Sweep:
-        """Call about every second. Stalled viewers are closed and detached."""
+    def sweep(self, now_ms: int, owned: Container[int]) -> Sweep:
+        """Call about every second. Stalled viewers are closed and detached.
+
+        Only what stands in `owned` partitions is cancelled: elsewhere it is for another gateway to say who watches.
+        """
         stalled: list[Viewer] = []
         cancel: list[Stream] = []
+        for viewer in list(self._viewers):
+            if viewer.stalled_ms(now_ms) >= self._stall_ms:
+                viewer.close(CloseReason.SLOW_VIEWER)
+                self.detach(viewer, now_ms)
+                stalled.append(viewer)
         for stream in list(self._streams.values()):
-            for viewer in list(stream.viewers):
-                if viewer.stalled_ms(now_ms) >= self._stall_ms:
-                    viewer.close(CloseReason.SLOW_VIEWER)
-                    self.detach(viewer, now_ms)
-                    stalled.append(viewer)
-            if stream.abandoned_at_ms is not None and now_ms - stream.abandoned_at_ms >= stream.grace_ms:
+            if (
+                stream.abandoned_at_ms is not None
+                and now_ms - stream.abandoned_at_ms >= stream.grace_ms
+                and stream.partition in owned
+            ):
                 stream.abandoned_at_ms = None
                 stream.on_disconnect = "continue"
                 cancel.append(stream)
@@ -606,12 +617,12 @@ class Hub:
         return Sweep(stalled, cancel, finished)
 
     def close_partition(self, partition: int, reason: CloseReason) -> None:
-        """Another gateway reads this partition now: nothing more will come."""
-        for stream in [s for s in self._streams.values() if s.partition == partition]:
+        """Another gateway reads this partition now: what has not ended is forgotten, and its viewers are told."""
+        for stream in [s for s in self._streams.values() if s.partition == partition and s.terminal is None]:
+            self.forget(stream.response_id)
             for viewer in stream.viewers:
                 viewer.close(reason)
 
     def close_all(self, reason: CloseReason) -> None:
-        for stream in self._streams.values():
-            for viewer in stream.viewers:
-                viewer.close(reason)
+        for viewer in list(self._viewers):
+            viewer.close(reason)

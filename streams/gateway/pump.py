@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -13,13 +14,20 @@ from streams.gateway.closing import CloseReason
 from streams.gateway.history import History, HistoryUnavailable
 from streams.gateway.hub import Hub
 from streams.gateway.metrics import GatewayMetrics
-from streams.log import LogError, LogRecord, TopicPartition
+from streams.log import Committed, LogError, LogRecord, TopicPartition
 
 BUSY_RATIO, CALM_RATIO = 0.85, 0.6
 MOVED_AFTER_MS = 10_000
 
 _log = structlog.get_logger()
 _validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_json
+
+
+class _Moved(NamedTuple):
+    """When a partition went away, and the position up to which it was read here; None: not at all."""
+
+    at_ms: int
+    reached: int | None
 
 
 class Pump:
@@ -37,6 +45,7 @@ class Pump:
         *,
         dead_letter: Callable[[LogRecord, Undecodable], Awaitable[None]],
         commit: Callable[[Mapping[TopicPartition, int]], Awaitable[None]],
+        committed: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Committed]]],
         coalesce_ms: int,
     ) -> None:
         self._hub = hub
@@ -44,9 +53,10 @@ class Pump:
         self._metrics = metrics
         self._dead_letter = dead_letter
         self._commit = commit
+        self._look_up_committed = committed
         self._coalesce_s = coalesce_ms / 1_000
         self._owned: dict[TopicPartition, None] = {}
-        self._moved_at_ms: dict[TopicPartition, int] = {}
+        self._moved: dict[TopicPartition, _Moved] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._dead: set[asyncio.Future[None]] = set()
@@ -61,26 +71,40 @@ class Pump:
 
     # Ownership
 
-    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """They are read from their committed offsets: what history lacks comes again."""
+    async def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """They are read from their committed offsets: what history lacks comes again.
+
+        Where another gateway has committed meanwhile, records were missed here: viewers are told to come back, and what
+        memory held is left to history.
+        """
+        back = [source for source in partitions if source in self._moved]
+        committed = await self._committed_of(back) if back else {}
         for source in partitions:
+            moved = self._moved.pop(source, None)
+            if moved is not None and not _covers(moved.reached, committed.get(source)):
+                self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
             self._owned[source] = None
-            self._moved_at_ms.pop(source, None)
             self._positions.pop(source, None)
             self._committed.pop(source, None)
+
+    async def _committed_of(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        try:
+            return await self._look_up_committed(partitions)
+        except LogError as error:
+            _log.warning("committed_unknown", partitions=[source.partition for source in partitions], why=str(error))
+            return {}
 
     def revoked(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
         """Viewers stay for a while: after a short interruption the partition usually comes back."""
         for source in partitions:
             self._owned.pop(source, None)
-            self._positions.pop(source, None)
-            self._moved_at_ms[source] = now_ms
+            self._moved[source] = _Moved(now_ms, self._positions.pop(source, None))
 
     def close_moved(self, now_ms: int) -> None:
-        """Viewers of partitions that did not come back are told so."""
-        for source, since_ms in list(self._moved_at_ms.items()):
-            if now_ms - since_ms >= MOVED_AFTER_MS:
-                del self._moved_at_ms[source]
+        """Viewers of partitions that did not come back are told so; what becomes of the responses is decided there."""
+        for source, moved in list(self._moved.items()):
+            if now_ms - moved.at_ms >= MOVED_AFTER_MS:
+                del self._moved[source]
                 self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
 
     # Records
@@ -163,6 +187,13 @@ class Pump:
                 _log.warning("commit_failed", why=str(error))
                 return
             self._committed.update(due)
+
+
+def _covers(reached: int | None, committed: Committed | None) -> bool:
+    """Whether nobody has committed more than was read here, as far as is known."""
+    if reached is None or committed is None:
+        return False
+    return committed.offset is None or committed.offset <= reached
 
 
 def _why(value: bytes | None) -> Undecodable:

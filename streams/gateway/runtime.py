@@ -110,6 +110,7 @@ class GatewayRuntime:
             self._metrics,
             dead_letter=self._dead_letter,
             commit=self._consumer.commit,
+            committed=self._consumer.committed,
             coalesce_ms=edge.coalesce_ms,
         )
         self.gateway = Gateway(
@@ -211,7 +212,7 @@ class GatewayRuntime:
         await self._producer.send(self._topics.dead_letters.name, letter.encode(), key=key)
 
     async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self.pump.assigned(partitions)
+        await self.pump.assigned(partitions)
         _log.info("partitions_assigned", partitions=sorted(p.partition for p in partitions))
 
     async def _revoked(self, partitions: Sequence[TopicPartition]) -> None:

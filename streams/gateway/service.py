@@ -285,7 +285,7 @@ class Gateway:
     ) -> Follower:
         tenant_id = principal.tenant.tenant_id
         stream = self._own(principal, response_id)
-        if stream is not None:
+        if stream is not None and (stream.terminal is not None or partition in self._ownership.owned):
             self._refuse_future(stream, after)
             return self._follow(response_id, partition, stream.scope, after, stays=stays)
         try:
@@ -298,9 +298,9 @@ class Gateway:
         except HistoryUnavailable as error:
             why = f"The response cannot be replayed: {error}."
             raise replay_unavailable(why, is_transient=error.is_transient) from None
-        if replay is None:
+        if replay is None and stream is None:
             raise not_found(response_id)
-        if replay.terminal is not None:
+        if replay is not None and replay.terminal is not None:
             if after > replay.terminal.sequence_number:
                 raise _future(after)
             follower = Follower(self._history, tenant_id)
@@ -308,7 +308,8 @@ class Gateway:
             return follower
         if partition not in self._ownership.owned:
             raise replay_unavailable("Another gateway serves the response while it runs.", is_transient=True)
-        scope = replay.started.scope if replay.started is not None else Scope(tenant_id=tenant_id)
+        started = None if replay is None else replay.started
+        scope = started.scope if started is not None else Scope(tenant_id=tenant_id)
         return self._follow(response_id, partition, scope, after, stays=stays)
 
     def _partition(self, response_id: str) -> int:
@@ -378,8 +379,11 @@ class Gateway:
     # Time
 
     def sweep(self) -> list[Stream]:
-        """Stalled viewers are cut off, abandoned responses cancelled; returns those that ended and left memory."""
-        sweep = self.hub.sweep(monotonic_ms())
+        """Stalled viewers are cut off, abandoned responses cancelled; returns those that ended and left memory.
+
+        A gateway that stops has told its viewers to come back: it cancels nothing; the partition's next reader may.
+        """
+        sweep = self.hub.sweep(monotonic_ms(), () if self.stopping else self._ownership.owned)
         for viewer in sweep.stalled:
             follower = self._followers.pop(viewer, None)
             if follower is not None and follower.on_stalled is not None:

@@ -21,6 +21,7 @@ from tests.unit.streams.gateway.gateway_stack import release, started, terminal
 ACME = Scope(tenant_id="acme")
 R = "resp_local-0_" + "0" * 12 + "7" + "0" * 19
 MAX_LAG_CHARS = 40
+OWNED = [0]
 
 
 def hub(**options: int) -> Hub:
@@ -282,9 +283,9 @@ def test_a_viewer_that_does_not_take_is_closed_after_the_stall_time() -> None:
     watched = open_with(["a"])
     slow, quick = viewer_of(watched), viewer_of(watched, 1)
     assert quick.take() is None
-    watched.sweep(100)
-    assert watched.sweep(1_099).stalled == []
-    assert watched.sweep(1_100).stalled == [slow]
+    watched.sweep(100, OWNED)
+    assert watched.sweep(1_099, OWNED).stalled == []
+    assert watched.sweep(1_100, OWNED).stalled == [slow]
     assert slow.take() == Closed(CloseReason.SLOW_VIEWER)
     assert not quick.closed, "a viewer with nothing to take is not slow"
 
@@ -306,15 +307,15 @@ def test_the_last_viewer_to_leave_starts_the_grace_and_coming_back_ends_it() -> 
     watched = open_with(["a"])
     one, two = viewer_of(watched), viewer_of(watched)
     watched.detach(one, 0)
-    assert watched.sweep(10_000).cancel == []
+    assert watched.sweep(10_000, OWNED).cancel == []
     watched.detach(two, 10_000)
-    assert watched.sweep(10_400).cancel == []
+    assert watched.sweep(10_400, OWNED).cancel == []
     back = viewer_of(watched)
-    assert watched.sweep(11_000).cancel == []
+    assert watched.sweep(11_000, OWNED).cancel == []
     watched.detach(back, 11_000)
-    [stream] = watched.sweep(11_500).cancel
+    [stream] = watched.sweep(11_500, OWNED).cancel
     assert stream.response_id == R
-    assert watched.sweep(20_000).cancel == [], "once is enough"
+    assert watched.sweep(20_000, OWNED).cancel == [], "once is enough"
 
 
 def test_a_glance_at_an_abandoned_response_does_not_keep_it_alive() -> None:
@@ -322,7 +323,7 @@ def test_a_glance_at_an_abandoned_response_does_not_keep_it_alive() -> None:
     watched.detach(viewer_of(watched), 0)
     glance = watched.attach(R, 0, ACME, 0, lambda _viewer: None, 400, stays=False)
     watched.detach(glance, 450)
-    [stream] = watched.sweep(500).cancel
+    [stream] = watched.sweep(500, OWNED).cancel
     assert stream.response_id == R
 
 
@@ -332,8 +333,8 @@ def test_a_glance_that_outlasts_the_last_viewer_starts_the_grace() -> None:
     glance = watched.attach(R, 0, ACME, 0, lambda _viewer: None, 0, stays=False)
     watched.detach(viewer, 100)
     watched.detach(glance, 200)
-    assert watched.sweep(699).cancel == []
-    [stream] = watched.sweep(700).cancel
+    assert watched.sweep(699, OWNED).cancel == []
+    [stream] = watched.sweep(700, OWNED).cancel
     assert stream.response_id == R
 
 
@@ -352,19 +353,19 @@ def test_a_restarted_gateway_learns_from_started_what_becomes_of_a_response_with
         viewer = restarted.attach(R, 0, ACME, 0, lambda _viewer: None, came_ms)
         viewer.take()
         viewer.take()
-        assert restarted.sweep(left_ms - 1).cancel == []
+        assert restarted.sweep(left_ms - 1, OWNED).cancel == []
         restarted.detach(viewer, left_ms)
-    cancelled = [now_ms for now_ms in range(0, 5_000, 100) if restarted.sweep(now_ms).cancel]
+    cancelled = [now_ms for now_ms in range(0, 5_000, 100) if restarted.sweep(now_ms, OWNED).cancel]
     assert cancelled == ([] if cancelled_at_ms is None else [cancelled_at_ms])
 
 
 def test_the_viewers_of_an_adopted_response_have_longer_to_come_and_then_the_usual_time_to_come_back() -> None:
     restarted = hub(adoption_grace_ms=5_000)
     restarted.apply_started(started(R, ACME, "cancel"), 0, 0)
-    assert restarted.sweep(4_900).cancel == []
+    assert restarted.sweep(4_900, OWNED).cancel == []
     restarted.detach(viewer_of(restarted), 4_900)
-    assert restarted.sweep(5_300).cancel == []
-    assert len(restarted.sweep(5_400).cancel) == 1
+    assert restarted.sweep(5_300, OWNED).cancel == []
+    assert len(restarted.sweep(5_400, OWNED).cancel) == 1
 
 
 @pytest.mark.parametrize(("policy", "cancelled_at_ms"), [("cancel", [1_500]), ("continue", [])])
@@ -374,11 +375,11 @@ def test_a_response_seen_in_the_middle_is_a_stranger_until_history_introduces_it
     restarted = hub()
     restarted.apply_release(release(R, ACME, 5, ["e"]), 0, 0)
     assert [stream.response_id for stream in restarted.strangers(10)] == [R]
-    assert restarted.sweep(1_000).cancel == []
+    assert restarted.sweep(1_000, OWNED).cancel == []
     restarted.introduce(R, policy, 1_000)
     restarted.introduce(R, policy, 1_200)
     assert restarted.strangers(10) == []
-    assert [now_ms for now_ms in range(1_000, 5_000, 100) if restarted.sweep(now_ms).cancel] == cancelled_at_ms
+    assert [now_ms for now_ms in range(1_000, 5_000, 100) if restarted.sweep(now_ms, OWNED).cancel] == cancelled_at_ms
 
 
 def test_who_watches_a_stranger_keeps_it_and_its_leaving_counts() -> None:
@@ -387,9 +388,9 @@ def test_who_watches_a_stranger_keeps_it_and_its_leaving_counts() -> None:
     [_] = restarted.strangers(10)
     restarted.introduce(R, "cancel", 0)
     restarted.apply_release(release(R, ACME, 4, ["d"]), 0, 0)
-    assert restarted.sweep(10_000).cancel == []
+    assert restarted.sweep(10_000, OWNED).cancel == []
     restarted.detach(viewer, 10_000)
-    assert len(restarted.sweep(10_500).cancel) == 1
+    assert len(restarted.sweep(10_500, OWNED).cancel) == 1
 
 
 def test_strangers_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_run() -> None:
@@ -404,14 +405,14 @@ def test_strangers_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_r
     assert set(asked) == {f"{R}2", f"{R}3", f"{R}4"}
     assert len(asked) == 3 * MAX_INTRODUCTIONS - 2
     restarted.introduce(f"{R}2", "cancel", 0)
-    assert restarted.sweep(10_000).cancel == [], "too late"
+    assert restarted.sweep(10_000, OWNED).cancel == [], "too late"
 
 
 def test_started_does_not_change_the_policy_of_a_response_that_was_opened_here() -> None:
     watched = hub()
     watched.open(R, 0, ACME, "continue", 0)
     watched.apply_started(started(R, ACME).model_copy(update={"on_disconnect": "cancel"}), 0, 0)
-    assert watched.sweep(10_000).cancel == []
+    assert watched.sweep(10_000, OWNED).cancel == []
 
 
 def test_a_response_first_seen_in_the_middle_needs_history_for_its_beginning() -> None:
@@ -424,6 +425,35 @@ def test_a_response_first_seen_in_the_middle_needs_history_for_its_beginning() -
     assert not viewer.caught_up(3, started=True)
     assert viewer.caught_up(4, started=True)
     assert isinstance(viewer.take(), Span)
+
+
+def test_what_moves_away_is_forgotten_also_under_a_flush_and_its_viewers_are_told() -> None:
+    watched = hub()
+    watched.open(R, 0, ACME, "cancel", 0)
+    reader = Reader(watched, 0, lambda after: Replay(after))
+    watched.apply_release(release(R, ACME, 1, ["one ", "two "]), 0, 0)
+    entries = watched.collect()
+    watched.close_partition(0, CloseReason.PARTITION_MOVED)
+    assert (len(watched), watched.unflushed_chars, watched.viewers) == (0, 0, 1)
+    watched.flushed(entries)
+    assert watched.unflushed_chars == 0
+    reader.take()
+    assert reader.closed is CloseReason.PARTITION_MOVED
+    watched.open(R, 0, ACME, "cancel", 0)
+    watched.detach(reader.viewer, 0)
+    assert watched.viewers == 0
+    assert watched.sweep(10_000, OWNED).cancel == [], "who left was a viewer of what is gone"
+    assert watched.get(R) is not None
+
+
+def test_a_viewer_of_what_moved_away_that_takes_nothing_is_given_up_all_the_same() -> None:
+    watched = hub()
+    watched.open(R, 0, ACME, "cancel", 0)
+    deaf = watched.attach(R, 0, ACME, 0, lambda _: None, 0)
+    watched.close_partition(0, CloseReason.PARTITION_MOVED)
+    watched.sweep(0, OWNED)
+    assert watched.sweep(1_000, OWNED).stalled == [deaf]
+    assert watched.viewers == 0
 
 
 def test_another_tenant_cannot_attach() -> None:
@@ -443,9 +473,9 @@ def test_idle_responses_without_viewers_leave_memory() -> None:
     for number in range(100):
         watched.apply_release(release(f"{R}{number}", ACME, 1, ["a"]), 0, 0)
     flush(watched)
-    watched.sweep(59_999)
+    watched.sweep(59_999, OWNED)
     assert len(watched) == 100
-    watched.sweep(60_000)
+    watched.sweep(60_000, OWNED)
     assert len(watched) == 0
 
 

@@ -1,7 +1,7 @@
 """The pump's rhythm: a first token leaves at once, later ones join only while the loop is busy."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -12,7 +12,7 @@ from streams.gateway.hub import Hub, Viewer
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.pump import BUSY_RATIO, CALM_RATIO, Pump
 from streams.gateway.spans import Span
-from streams.log import LogRecord, TopicPartition
+from streams.log import Committed, LogRecord, TopicPartition
 from streams.settings import RedisSettings
 from tests.unit.streams.gateway.gateway_stack import release, until
 
@@ -32,12 +32,16 @@ class Told:
 
         async def commit(_: Mapping[TopicPartition, int]) -> None: ...
 
+        async def committed(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+            return dict.fromkeys(partitions, Committed(None))
+
         def no_reader() -> None:
             raise AssertionError("nothing is read")
 
         self.pump = Pump(
             self.hub, History(near, LogHistory(no_reader, SOURCE.topic)),  # type: ignore[arg-type]
-            GatewayMetrics(CollectorRegistry()), dead_letter=nothing, commit=commit, coalesce_ms=coalesce_ms,
+            GatewayMetrics(CollectorRegistry()), dead_letter=nothing, commit=commit, committed=committed,
+            coalesce_ms=coalesce_ms,
         )  # fmt: skip
         self.wakes: list[str] = []
         self._offset = 0

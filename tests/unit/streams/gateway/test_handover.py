@@ -1,0 +1,187 @@
+"""A partition moves from one gateway to another, with running responses in it, and perhaps comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from schemas.request import Request
+from streams.gateway import pump
+from streams.gateway.runtime import SWEEP_S
+from streams.settings import Settings
+from tests.unit.streams.gateway.gateway_stack import KEY, Stack, memory_log, serving, until
+
+HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+LONG_MS = 60_000
+
+
+def http(stack: Stack) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=stack.url, headers={"authorization": f"Bearer {KEY}"}, timeout=30)
+
+
+class Client:
+    """Follows one response over SSE until the stream ends."""
+
+    def __init__(self, stack: Stack, response_id: str | None = None, after: int = 0) -> None:
+        self._stack = stack
+        self._path = f"/v1/responses/{response_id}?stream=true&starting_after={after}" if response_id else None
+        self.text = ""
+        self.ended = asyncio.ensure_future(self._follow())
+
+    async def _follow(self) -> str:
+        async with http(self._stack) as client:
+            if self._path is None:
+                following = client.stream("POST", "/v1/chat/completions", json=HELLO)
+            else:
+                following = client.stream("GET", self._path)
+            async with following as answer:
+                async for part in answer.aiter_text():
+                    self.text += part
+        return self.text
+
+    async def leave(self) -> None:
+        self.ended.cancel()
+        await asyncio.wait((self.ended,))
+
+
+class Region:
+    """Two gateways, of which the second one joins and leaves; the first response is in the partition that moves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._log = memory_log(settings)
+        self._first = AsyncExitStack()
+        self._second = AsyncExitStack()
+
+    async def start(self) -> Stack:
+        gateway = self._settings.gateway.model_copy(update={"reply_partitions": 2, "admission_timeout_ms": 200})
+        self._settings = self._settings.model_copy(update={"gateway": gateway})
+        self.old = await self._first.enter_async_context(serving(self._settings, self._log))
+        return self.old
+
+    async def add_gateway(self) -> Stack:
+        gateway = self._settings.gateway.model_copy(update={"gateway_id": "gateway-2"})
+        settings = self._settings.model_copy(update={"gateway": gateway})
+        served = serving(settings, self._log, disconnect_grace_ms=LONG_MS, adoption_grace_ms=LONG_MS)
+        new = await self._second.enter_async_context(served)
+        assert (self.old.runtime.pump.owned, new.runtime.pump.owned) == ([0], [1])
+        return new
+
+    async def remove_gateway(self) -> None:
+        await self._second.aclose()
+        await until(lambda: self.old.runtime.pump.owned == [0, 1], "the partition is back")
+
+    async def close(self) -> None:
+        await self._second.aclose()
+        await self._first.aclose()
+
+
+@pytest.fixture
+async def region(settings: Settings) -> AsyncIterator[Region]:
+    region = Region(settings)
+    await region.start()
+    yield region
+    await region.close()
+
+
+async def begin(stack: Stack) -> tuple[Client, Request]:
+    """A client that has seen the first token of a response in the partition that moves."""
+    client = Client(stack)
+    request = await stack.pipeline.next_request()
+    assert request.reply_to.partition == 1
+    assert request.on_disconnect == "cancel"
+    stack.pipeline.start(request)
+    stack.pipeline.release(request, 1, ["one "])
+    await until(lambda: '"one "' in client.text, "the first token is there")
+    return client, request
+
+
+async def test_who_was_told_that_its_response_moved_goes_on_at_the_new_gateway(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "MOVED_AFTER_MS", 100)
+    client, request = await begin(region.old)
+    new = await region.add_gateway()
+    async with asyncio.timeout(20):
+        assert "partition_moved" in await client.ended
+    await until(lambda: region.old.runtime.hub.viewers == 0, "the old gateway has nobody left")
+    back = Client(new, request.response_id, after=1)
+    await until(lambda: new.runtime.hub.viewers == 1, "the client is back")
+    await asyncio.sleep(3 * SWEEP_S)
+    assert new.pipeline.cancels() == [], "the old gateway's grace is over, and it is no longer its response"
+    new.pipeline.release(request, 2, ["two "])
+    new.pipeline.end(request, 3)
+    async with asyncio.timeout(20):
+        assert '"two "' in await back.ended
+    assert "[DONE]" in back.text
+
+
+async def test_who_leaves_the_old_gateway_unasked_has_not_left_the_response(region: Region) -> None:
+    client, request = await begin(region.old)
+    new = await region.add_gateway()
+    back = Client(new, request.response_id, after=1)
+    await until(lambda: new.runtime.hub.viewers == 1, "the client is at the new gateway")
+    await client.leave()
+    await until(lambda: region.old.runtime.hub.viewers == 0, "and has left the old one")
+    await asyncio.sleep(3 * SWEEP_S)
+    assert new.pipeline.cancels() == []
+    await back.leave()
+
+
+async def test_the_old_gateway_does_not_pretend_to_follow_what_has_moved(region: Region) -> None:
+    client, request = await begin(region.old)
+    new = await region.add_gateway()
+    new.pipeline.release(request, 2, ["two "])
+    async with http(region.old) as asking:
+        for path in ("", "?stream=true&starting_after=1"):
+            answer = await asking.get(f"/v1/responses/{request.response_id}{path}")
+            assert answer.status_code == 409, answer.text
+            assert answer.json()["error"]["code"] == "replay_unavailable"
+    new.pipeline.end(request, 3)
+    await until(lambda: new.runtime.hub.get(request.response_id) is None, "it has ended and stands in history")
+    async with http(region.old) as asking:
+        answer = await asking.get(f"/v1/responses/{request.response_id}?stream=true&starting_after=1")
+        assert '"two "' in answer.text, "what has ended is replayed everywhere"
+    await client.leave()
+
+
+async def test_a_partition_that_comes_back_read_by_another_is_followed_from_history(region: Region) -> None:
+    client, request = await begin(region.old)
+    new = await region.add_gateway()
+    new.pipeline.release(request, 2, ["two "])
+    await until(lambda: new.runtime.hub.released_tokens == 1, "the new gateway has read it")
+    await region.remove_gateway()
+    async with asyncio.timeout(20):
+        assert "partition_moved" in await client.ended, "who still waits here would never learn what it missed"
+    back = Client(region.old, request.response_id, after=1)
+    await until(lambda: region.old.runtime.hub.viewers == 1, "the client is back")
+    region.old.pipeline.release(request, 3, ["three "])
+    region.old.pipeline.end(request, 4)
+    async with asyncio.timeout(20):
+        text = await back.ended
+    assert [word in text for word in ('"one "', '"two "', '"three "', "[DONE]")] == [False, True, True, True]
+    assert region.old.runtime.hub.gaps == 0
+
+
+async def test_a_partition_that_comes_back_unread_is_followed_as_if_nothing_had_been(region: Region) -> None:
+    client, request = await begin(region.old)
+    await region.add_gateway()
+    await region.remove_gateway()
+    region.old.pipeline.release(request, 2, ["two "])
+    region.old.pipeline.end(request, 3)
+    async with asyncio.timeout(20):
+        text = await client.ended
+    assert [word in text for word in ('"one "', '"two "', "[DONE]", "partition_moved")] == [True, True, True, False]
+
+
+async def test_a_gateway_that_stops_cancels_nothing_that_it_told_its_clients_to_resume(region: Region) -> None:
+    client, request = await begin(region.old)
+    await region.old.runtime.gateway.stop()
+    async with asyncio.timeout(20):
+        assert "going_away" in await client.ended
+    await until(lambda: region.old.runtime.hub.viewers == 0, "nobody is left")
+    await asyncio.sleep(3 * SWEEP_S)
+    assert region.old.pipeline.cancels() == [], "the next gateway gives its viewers their time"
+    region.old.pipeline.end(request, 2)
