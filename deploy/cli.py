@@ -24,7 +24,7 @@ from deploy.chat import Answer, Chat, ChatError
 from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord
 from deploy.inspection import Lag, consumer_lag, record_counts, shown_state, without_credentials, worker_states
 from deploy.plan import ROOT, Options, PlanError, reachable, settings_with
-from deploy.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, READY_TIMEOUT_S, Stack
+from deploy.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack
 from deploy.supervision import State
 from deploy.supervisor import SupervisorError
 from deploy.tenants_file import (
@@ -43,6 +43,8 @@ from streams.toml_directory import read_tenants
 
 ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
 STILL_WAITING_S = 10.0
+INFRASTRUCTURE_START_S = FORMAT_TIMEOUT_S + 2 * INFRASTRUCTURE_TIMEOUT_S
+"""The longest that a start takes before Kafka and Redis are ready."""
 HTTP_SLACK_S = 10.0
 
 app = typer.Typer(
@@ -141,7 +143,7 @@ class Progress:
 
 def wait_ready(stack: Stack, progress: Progress, interrupted: threading.Event) -> bool:
     """False when a signal came first."""
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    deadline_s = time.monotonic() + stack.plan.start_timeout_s
     next_word_s = time.monotonic() + STILL_WAITING_S
     while not interrupted.is_set():
         try:
@@ -216,8 +218,9 @@ def _detached(folder: DataFolder, words: list[str]) -> None:
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     shown = 0
-    deadline_s = time.monotonic() + READY_TIMEOUT_S + 60
-    while time.monotonic() < deadline_s:
+    began_s = time.monotonic()
+    start_timeout_s = 0.0
+    while time.monotonic() - began_s < start_timeout_s + INFRASTRUCTURE_START_S:
         ended = process.poll()
         text = log.read_text(errors="replace")
         sys.stderr.write(text[shown:])
@@ -225,16 +228,17 @@ def _detached(folder: DataFolder, words: list[str]) -> None:
         if ended is not None:
             raise CommandError(f"the runner ended with exit code {ended}; see {log}")
         run = folder.read_run()
-        ready = run is not None and run.supervisor_pid == process.pid and run.processes
-        if run is not None and ready and all(record.state is State.READY for record in run.processes):
-            return
+        if run is not None and run.supervisor_pid == process.pid:
+            start_timeout_s = run.start_timeout_s
+            if run.processes and all(record.state is State.READY for record in run.processes):
+                return
         time.sleep(0.2)
     raise CommandError(f"not ready in time; see {log}")
 
 
 def _down_timeout_s(run: RunRecord | None) -> float:
     """All stages may take their time, and a start is heard only when its infrastructure is ready."""
-    return (0.0 if run is None else run.stop_timeout_s) + FORMAT_TIMEOUT_S + 2 * INFRASTRUCTURE_TIMEOUT_S
+    return (0.0 if run is None else run.stop_timeout_s) + INFRASTRUCTURE_START_S
 
 
 @app.command()

@@ -70,6 +70,7 @@ class RunRecord(BaseModel):
     clickhouse: str
     environment: dict[str, str] = Field(default_factory=dict, description="SLUICE_* of every process, with secrets.")
     processes: list[ProcessRecord] = Field(default_factory=list)
+    start_timeout_s: float = Field(default=0.0, description="Of all, once the infrastructure is ready.")
     stop_timeout_s: float = Field(default=0.0, description="After that, a stop has killed what is left.")
 
 

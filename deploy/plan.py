@@ -89,6 +89,11 @@ class Plan:
     gateway_url: str
     clickhouse_url: str
 
+    @property
+    def start_timeout_s(self) -> float:
+        """Until all are ready, counted from a ready infrastructure."""
+        return max(spec.start_timeout_s for spec in self.processes)
+
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
@@ -332,7 +337,8 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
             name = f"worker-{number}"
             environment = {"SLUICE_WORKER__WORKER_ID": name, "SLUICE_WORKER__POOL": pool.name}
             specs.append(
-                process(name, Stage.WORKERS, "gpu_consumers", environment, start_timeout_s=600,
+                process(name, Stage.WORKERS, "gpu_consumers", environment,
+                        start_timeout_s=settings.worker.start_timeout_s,
                         stop_timeout_s=settings.worker.drain_timeout_s + 10)
             )  # fmt: skip
     specs += [

@@ -23,7 +23,6 @@ from streams.provisioning import provision, wait_for_broker
 from streams.toml_directory import read_tenants
 
 INFRASTRUCTURE_TIMEOUT_S = 60.0
-READY_TIMEOUT_S = 600.0
 FORMAT_TIMEOUT_S = 60.0
 KILL_NOTICED_TIMEOUT_S = 10.0
 
@@ -181,13 +180,17 @@ class Stack:
                 clickhouse=self.plan.clickhouse_url,
                 environment=dict(self.plan.environment),
                 processes=self._supervisor.records(),
+                start_timeout_s=self.plan.start_timeout_s,
                 stop_timeout_s=stop_timeout_s(self.plan.processes),
             )
         )
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, *names: str) -> None:
-        """Until these, or all that are not stopped, are ready. Raises SupervisorError."""
-        self.supervisor.wait_ready(timeout_s, names or None)
+    def wait_ready(self, timeout_s: float | None = None, *names: str) -> None:
+        """Until these, or all that are not stopped, are ready; by default as long as the plan allows.
+
+        Raises SupervisorError.
+        """
+        self.supervisor.wait_ready(self.plan.start_timeout_s if timeout_s is None else timeout_s, names or None)
 
     def processes(self) -> list[ProcessRecord]:
         return self.supervisor.records()

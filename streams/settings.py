@@ -95,6 +95,9 @@ class WorkerSettings(_Section):
         default=30, ge=0, description="Steps that follow each other within it leave as one frame, under load only."
     )
     coalesce_rows: int = Field(default=128, ge=1, description="Load is a step with so many rows, or more.")
+    start_timeout_s: float = Field(
+        default=600, gt=0, description="Until it has loaded its model; then the runner starts it again."
+    )
     drain_timeout_s: float = Field(default=30, gt=0)
     max_engine_restarts: int = Field(default=5, ge=0)
 

@@ -72,6 +72,17 @@ def test_every_process_loads_what_was_planned(data: DataFolder) -> None:
     assert plan.settings.deployment_secret.get_secret_value() == KEYS.deployment_secret
 
 
+def test_a_large_model_may_take_its_time_to_load(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allowed_s() -> tuple[float, float]:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        [worker] = [spec for spec in plan.processes if spec.stage is Stage.WORKERS]
+        return worker.start_timeout_s, plan.start_timeout_s
+
+    assert allowed_s() == (600, 600)
+    monkeypatch.setenv("SLUICE_WORKER__START_TIMEOUT_S", "3600")
+    assert allowed_s() == (3600, 3600)
+
+
 def test_the_operators_own_secret_is_stronger_than_the_folders(
     data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
