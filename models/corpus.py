@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
 DENIED_PHRASE: Final = "the silver dragon"
-"""The phrase which stories about dragons always contain, in lower case; the demo tenant denies it."""
+"""The phrase which stories about dragons always contain, in lower case; the tenant `guarded` denies it."""
 
 
 @dataclass(frozen=True, slots=True)
