@@ -349,10 +349,15 @@ class WorkerCore:
     def over_share(self) -> set[TopicPartition]:
         """The assigned partitions of which no further records are to be read for now.
 
-        When a lane and those below it together fill its share of the bounds (`LANE_SHARES`), all of these stop:
-        whatever waits in lower lanes, a higher one has room of its own.
+        When the open records of a lane and those below it together fill its share of the bounds (`LANE_SHARES`), all
+        of these stop: whatever waits in lower lanes, a higher one has room of its own. A partition stops alone when
+        so many records from its oldest open one on are not committed: after a crash all of them are read again.
         """
-        over: set[TopicPartition] = set()
+        over = {
+            source
+            for source, tracker in self._trackers.items()
+            if tracker.uncommitted_count >= self.config.max_uncommitted_records
+        }
         up_to_here: set[TopicPartition] = set()
         records = size_bytes = 0
         for lane in reversed(LANES):

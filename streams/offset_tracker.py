@@ -37,6 +37,12 @@ class OffsetTracker:
         return self._open_bytes
 
     @property
+    def uncommitted_count(self) -> int:
+        """Offsets from the watermark on, ended or not: what would be read again after a crash."""
+        mark = self.watermark
+        return 0 if mark is None or self._next is None else self._next - mark
+
+    @property
     def watermark(self) -> int | None:
         """None before the first record."""
         return next(iter(self._open), self._next)

@@ -88,7 +88,9 @@ class WorkerSettings(_Section):
     pool: str = "default"
     lease_ms: int = Field(default=4_000, ge=500)
     home_partitions: int = Field(default=1, ge=1)
-    max_uncommitted_records: int = Field(default=10_000, ge=1)
+    max_uncommitted_records: int = Field(
+        default=10_000, ge=1, description="Unfinished of all lanes, and in any partition from its oldest unfinished on."
+    )
     max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
     healthy_buffer: int = Field(default=8, ge=0, description="Requests beyond `max_running` that wait in the engine.")
     coalesce_ms: int = Field(

@@ -704,6 +704,27 @@ def test_reading_stops_at_the_bound_of_uncommitted_records_and_goes_on() -> None
     check(fleet.region)
 
 
+def test_reading_stops_far_behind_one_that_does_not_end_and_goes_on_when_it_has() -> None:
+    """What ended behind it is not committed: after a crash it would all be read again."""
+    fleet = Fleet("a", max_running=50)
+    stuck = fleet.region.request(max_tokens=5_000)
+    for _ in range(6):
+        for _ in range(40):
+            fleet.region.request(max_tokens=1)
+        fleet.run(1_000)
+    [worker] = fleet.all
+    held_up = TopicPartition(TOPICS.lane("pool", Lane.STANDARD).name, 0)
+    assert worker.core.over_share() == {held_up}
+    assert len(fleet.region.requests) - len(fleet.region.open_responses()) < 100 + 10  # the last batch may go beyond
+    elsewhere = fleet.region.request(partition=1, max_tokens=1)
+    fleet.run(1_000)
+    assert fleet.region.terminal(elsewhere) is EndingCode.COMPLETED
+    fleet.region.cancel(stuck)
+    fleet.settle()
+    check(fleet.region)
+    assert worker.core.over_share() == set()
+
+
 def test_a_flood_of_batch_work_does_not_keep_interactive_work_from_being_read() -> None:
     fleet = Fleet("a", max_running=2)
     for _ in range(130):

@@ -74,5 +74,10 @@ class Tracking(RuleBasedStateMachine):
         assert self.tracker.open_count == len(self.open)
         assert self.tracker.open_bytes == sum(self.open.values())
 
+    @invariant()
+    def what_a_restart_would_repeat_is_counted(self) -> None:
+        first = min(self.open, default=None)
+        assert self.tracker.uncommitted_count == (0 if first is None else self.seen[-1] + 1 - first)
+
 
 TestTracking = Tracking.TestCase
