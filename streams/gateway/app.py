@@ -24,8 +24,9 @@ from streams.directory import Model, Tenant
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.delivery import Follower
 from streams.gateway.errors import ApiError, RequestError, ending_error, error_object
-from streams.gateway.http_body import ClientDisconnect, read_json_object
+from streams.gateway.http_body import ClientDisconnect, read_json_body
 from streams.gateway.hub import Closed, Event
+from streams.gateway.json_body import parse_json_object
 from streams.gateway.openai_chat import ChatBody, ChatRequest, completion_object, parse_chat_request, usage_object
 from streams.gateway.service import (
     Gateway,
@@ -194,7 +195,8 @@ class ChatApi:
 
     async def chat(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        chat = parse_chat_request(await read_json_object(request, self._settings.max_body_bytes))
+        body = await read_json_body(request, self._settings.max_body_bytes)
+        chat = await self._gateway.parsing(len(body), lambda: parse_chat_request(parse_json_object(body)))
         response_id, follower = await self._gateway.submit(principal, chat, traceparent=traceparent_of(request.headers))
         headers = {"x-request-id": response_id}
         departure = asyncio.ensure_future(departed(request.receive))

@@ -1,20 +1,18 @@
-"""Reading a JSON body from a stranger: bounded in size and time, refused before it is held in memory."""
+"""Reading a body from a stranger: bounded in size and time, refused before it is held in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from streams.gateway.errors import ApiError
-from streams.gateway.json_body import parse_json_object
 
 BODY_TIMEOUT_S = 30.0
 MAX_DISCARDED_BYTES = 134_217_728
 
 
-async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Raises ApiError 408, 413 or 415, RequestError for what is not a JSON object, ClientDisconnect."""
+async def read_json_body(request: Request, max_bytes: int) -> bytes:
+    """What is said to be JSON, not parsed. Raises ApiError 408, 413 or 415, ClientDisconnect."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "unsupported_media_type", "The body must be application/json.", param="content-type")
@@ -34,7 +32,7 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
                     raise _too_large(max_bytes)
     except TimeoutError:
         raise ApiError(408, "request_timeout", f"The body took more than {BODY_TIMEOUT_S:g} s.") from None
-    return parse_json_object(bytes(body))
+    return bytes(body)
 
 
 async def _discard(chunks: AsyncIterator[bytes]) -> None:
@@ -50,4 +48,4 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, "request_too_large", f"The body is larger than {max_bytes} bytes.")
 
 
-__all__ = ["ClientDisconnect", "read_json_object"]
+__all__ = ["ClientDisconnect", "read_json_body"]

@@ -1,6 +1,7 @@
-"""JSON from strangers: strict, bounded in depth, and never ambiguous."""
+"""JSON from strangers: strict, bounded in depth and in parts, and never ambiguous."""
 
 import json
+import re
 from typing import Any, NoReturn
 
 import orjson
@@ -8,14 +9,24 @@ import orjson
 from schemas.endings import EndingCode
 from streams.gateway.errors import RequestError
 
+LARGE_CHARS = 65_536
+"""What is larger takes too long to parse on an event loop that has streams to serve."""
+MAX_CONTAINERS = 200_000
+"""Objects and arrays: more than any chat needs that fits a body. A body of nothing else would hold millions."""
+MAX_KEYS = 2_048
+"""Of one object."""
+_STRING = re.compile(r'"(?:[^"\\]+|\\.)*+"', re.DOTALL)
+
 
 def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     """The object in `raw`, exactly as written (integers stay integers).
 
     Raises RequestError for anything but one JSON object: malformed text, invalid UTF-8, lone surrogates, NaN and
-    infinities, nesting too deep to parse, integers beyond any use, and keys that occur twice.
+    infinities, nesting too deep to parse, too many parts, integers beyond any use, and keys that occur twice.
     """
     try:
+        if _containers(raw) > MAX_CONTAINERS:
+            _refuse(f"more than {MAX_CONTAINERS} objects and arrays")
         # orjson is strict about syntax, encoding and depth; the second pass sees what it hides: repeated keys.
         orjson.loads(raw)
         value = json.loads(raw, object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)
@@ -30,6 +41,16 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     return value
 
 
+def _containers(raw: bytes | str) -> int:
+    """How many objects and arrays there are at most: found before anything is made of them."""
+    if len(raw) <= MAX_CONTAINERS:
+        return 0
+    text = raw if isinstance(raw, str) else raw.decode()
+    if text.count("{") + text.count("[") > MAX_CONTAINERS:
+        text = _STRING.sub("", text)
+    return text.count("{") + text.count("[")
+
+
 def _refuse(why: str) -> NoReturn:
     raise RequestError(EndingCode.INVALID_REQUEST, f"The body is not valid JSON: {why}.") from None
 
@@ -39,8 +60,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # One pass: whoever sends it has not been authenticated yet, and may send millions of keys.
-    found: dict[str, Any] = {}
+    if len(pairs) > MAX_KEYS:
+        raise ValueError(f"an object has more than {MAX_KEYS} keys")
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    found.clear()
     for name, value in pairs:
         if name in found:
             raise ValueError(f"the key {name[:80]!r} occurs twice")

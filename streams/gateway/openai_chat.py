@@ -105,7 +105,7 @@ class ChatMessage(BaseModel):
     model_config = _WIRE
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: list[ChatTextPart] = Field(min_length=1, max_length=256)
+    content: list[ChatTextPart] = Field(min_length=1, max_length=256, fail_fast=True)
     name: str | None = Field(default=None, max_length=64)
 
     @field_validator("content", mode="before")
@@ -126,7 +126,7 @@ class ChatBody(Sampling):
     model_config = _WIRE
 
     model: str = Field(min_length=1, max_length=200)
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
     top_k: int = Field(default=0, ge=-1, le=1_000_000, description="0 or -1: off.")
     stream: bool = False

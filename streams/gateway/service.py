@@ -3,9 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -20,6 +20,7 @@ from streams.gateway.delivery import Follower
 from streams.gateway.errors import ApiError
 from streams.gateway.history import History, HistoryUnavailable
 from streams.gateway.hub import Behind, Closed, Hub, Stream
+from streams.gateway.json_body import LARGE_CHARS
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.openai_chat import ChatRequest, end_user_pseudonym
 from streams.gateway.spans import Span
@@ -34,9 +35,12 @@ OVERDUE_MS = 60_000
 YOUNG_MS = 60_000
 APPEARS_TIMEOUT_MS = 2_000
 APPEARS_EVERY_S = 0.05
+PARSE_TIMEOUT_S = 30.0
+MAX_CONCURRENT_PARSES = 2
 STRANGERS_AT_ONCE = 256
 
 _log = structlog.get_logger()
+_Parsed = TypeVar("_Parsed")
 
 
 class Sender(Protocol):
@@ -132,6 +136,7 @@ class Gateway:
         self._next_partition = 0
         self._followers: dict[object, Follower] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._parsers = asyncio.Semaphore(MAX_CONCURRENT_PARSES)
         self.stopping = False
 
     # Who
@@ -150,6 +155,19 @@ class Gateway:
         return None if self._ownership.owned else "no partition of `responses` is assigned yet"
 
     # Accepting
+
+    async def parsing(self, size: int, parse: Callable[[], _Parsed]) -> _Parsed:
+        """What `parse` makes of a message of `size`: a large one is parsed beside the event loop, when it is its turn.
+
+        Raises what `parse` raises, and ApiError 503.
+        """
+        if size <= LARGE_CHARS:
+            return parse()
+        try:
+            async with asyncio.timeout(PARSE_TIMEOUT_S), self._parsers:
+                return await asyncio.to_thread(parse)
+        except TimeoutError:
+            raise unavailable("Too many large messages at once.", EndingCode.OVERLOADED.value) from None
 
     async def submit(
         self,

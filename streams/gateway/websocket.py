@@ -146,6 +146,7 @@ class Socket:
         self._room.set()
         self._work: set[asyncio.Task[None]] = set()
         self._errors = 0
+        self._message_chars = 0
         self._closing: CloseReason | None = None
         self._writer: asyncio.Task[None] | None = None
 
@@ -212,10 +213,11 @@ class Socket:
                 return None
             request_id = None
             try:
-                raw = parse_json_object(text)
+                self._message_chars = len(text)
+                raw = await self._gateway.parsing(len(text), partial(parse_json_object, text))
                 request_id = raw["request_id"] if isinstance(raw.get("request_id"), str) else None
                 return CLIENT_MESSAGE.validate_python(raw)
-            except RequestError as error:
+            except (RequestError, ApiError) as error:
                 self._refuse(error, request_id=request_id)
             except ValidationError as error:
                 self._refuse(_explain(error), request_id=request_id)
@@ -234,7 +236,7 @@ class Socket:
                     self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
                 else:
                     self._requests.add(request_id)
-                    self._start(self._request(principal, message))
+                    self._start(self._request(principal, message, self._message_chars))
             case ResumeMessage(response_id=response_id):
                 if response_id in self._watched:
                     error = _invalid("The response is on this socket already.", "response_id")
@@ -255,12 +257,12 @@ class Socket:
                 error = RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
                 self._refuse(error, _name(message, "request_id"), _name(message, "response_id"))
 
-    async def _request(self, principal: Principal, message: RequestMessage) -> None:
+    async def _request(self, principal: Principal, message: RequestMessage, chars: int) -> None:
         request_id = message.request_id
         try:
             if message.body.get("stream", True) is not True:
                 raise _invalid("A WebSocket always streams: stream may only be true.", "body.stream")
-            chat = parse_chat_request({**message.body, "stream": True})
+            chat = await self._gateway.parsing(chars, partial(parse_chat_request, {**message.body, "stream": True}))
             response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)

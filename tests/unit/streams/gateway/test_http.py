@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import resource
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,10 +13,12 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
+from websockets.asyncio.client import connect
 
 from schemas.endings import EndingCode
 from schemas.usage import DeliveredCount
 from streams.gateway.history import History
+from streams.gateway.json_body import parse_json_object
 from streams.ids import mint_response_id
 from streams.signing import verify_request
 from tests.unit.streams.gateway.gateway_stack import (
@@ -487,6 +490,35 @@ async def test_a_body_of_100_mb_is_refused_without_being_held(stack: Stack) -> N
         answer = await http.post("/v1/chat/completions", content=huge())
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50_000
+
+
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+async def test_a_large_body_is_parsed_while_others_are_served(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    others_served = threading.Event()
+
+    def parse_for_long(raw: bytes | str) -> dict[str, Any]:
+        assert others_served.wait(20), "nobody else was served meanwhile"
+        return parse_json_object(raw)
+
+    module = "app" if transport == "http" else "websocket"
+    monkeypatch.setattr(f"streams.gateway.{module}.parse_json_object", parse_for_long)
+    body = {"model": "small", "messages": [{"role": "user", "content": "x" * 100_000}]}
+    async with client(stack) as http, AsyncExitStack() as opened:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        if transport == "http":
+            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+        else:
+            dialled = connect(stack.websocket_url, additional_headers=AUTH, proxy=None)
+            socket = await opened.enter_async_context(dialled)
+            await socket.send(json.dumps({"type": "request", "request_id": "r1", "body": body}))
+        await asyncio.sleep(0.05)
+        assert (await http.get("/healthz")).text == "ok"
+        others_served.set()
+        await answering
+        if transport == "http":
+            assert (await asking).status_code == 200
 
 
 async def test_unknown_paths_and_methods_answer_in_openais_shape(stack: Stack) -> None:

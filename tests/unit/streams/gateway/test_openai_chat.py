@@ -167,6 +167,9 @@ def test_a_wrong_value_is_refused_with_the_path_of_the_field(extra: dict[str, ob
         (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
         (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 5_000 + b"}", "not valid JSON"),
+        (b'{"a": [' + b"{}," * 200_000 + b"0]}", "more than 200000 objects and arrays"),
+        (b'{"a": [' + b"[]," * 200_000 + b"0]}", "more than 200000 objects and arrays"),
+        (b'{"a": {' + b",".join(b'"%d":0' % n for n in range(2_049)) + b"}}", "more than 2048 keys"),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
@@ -174,6 +177,11 @@ def test_text_that_is_not_one_plain_json_object_is_refused(raw: bytes, why: str)
     with pytest.raises(RequestError, match=why) as refused:
         parse_json_object(raw)
     assert refused.value.code is EndingCode.INVALID_REQUEST
+
+
+def test_brackets_in_a_text_are_no_objects() -> None:
+    code = '}{"][\\' * 150_000
+    assert parse_json_object(json.dumps({"a": code})) == {"a": code}
 
 
 def test_looking_for_a_repeated_key_compares_keys_as_often_as_there_are_keys() -> None:
