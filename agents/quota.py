@@ -149,8 +149,8 @@ class QuotaStore(Protocol):
     async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
         """Returns what is held. False when nothing was."""
 
-    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[Overdue]:
-        """Reservations whose deadline lies before `before_ms`; at most `limit`, oldest first."""
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
+        """Reservations whose deadline lies before `before_ms`; at most `limit` after the first `skip`, oldest first."""
 
 
 def jittered_ms(wait_ms: int, response_id: str) -> int:
@@ -268,10 +268,10 @@ class RedisQuota:
     async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
         return _text((await self._call("refund", tenant_id, limits, response_id))[0]) == "refunded"
 
-    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[Overdue]:
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
         prefix = self._keys(tenant_id, "")
         try:
-            due = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=0, num=limit, withscores=True)
+            due = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=skip, num=limit, withscores=True)
             overdue = []
             for entry in due:
                 raw, deadline_ms = entry[0], float(entry[1])

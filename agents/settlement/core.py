@@ -2,24 +2,25 @@
 
 `step()` reads, settles, commits. Settling is idempotent per response and choice, so a crash between the two only
 repeats it. While the quota store does not answer, the same records are kept and tried again; nothing is committed past
-them.
+them, and nothing more is read.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
 from agents import metrics
-from agents.quota import QuotaStore, QuotaUnavailable
+from agents.quota import Overdue, QuotaStore, QuotaUnavailable
 from agents.stages import limits_of
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.dead_letter import DeadLetter
+from schemas.request import Lane
 from schemas.usage import USAGE, UsageEvent
-from streams.directory import TenantDirectory
+from streams.directory import Tenant, TenantDirectory
 from streams.log import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.topics import Topics
 
@@ -30,6 +31,9 @@ SWEEP_INTERVAL_MS = 5_000
 SWEEP_GRACE_MS = 60_000
 """How long after its deadline a reservation may still be settled in the usual way."""
 SWEEP_LIMIT = 200
+"""Reservations that are looked at together."""
+SWEEP_PAGES = 25
+"""Per tenant and sweep; the next sweep goes on behind them."""
 FLUSH_TIMEOUT_S = 30.0
 _log = structlog.get_logger()
 
@@ -58,7 +62,13 @@ class LaneQueues:
     """An independent reader of the positions of a pool's group of workers; kept by the caller."""
 
     def may_be(self, decision: Decision, deadline_ms: int) -> bool:
-        """Work is written before its deadline: when all up to there is committed, none of it is left."""
+        """Work is written before its deadline: when all up to there is committed, none of it is left. Raises LogError.
+
+        So what may be queued at one deadline may be so at every later one in the same partition.
+        """
+        if decision.pool not in self.topics.pools:
+            # It has left the settings, and nobody works on it any more.
+            return False
         consumer = self.consumer_of(decision.pool)
         partition = TopicPartition(self.topics.lane(decision.pool, decision.lane).name, decision.lane_partition)
         first, end = consumer.watermarks(partition)
@@ -66,6 +76,14 @@ class LaneQueues:
         return max(first if committed is None else committed, first) < min(
             consumer.offset_at(partition, deadline_ms), end
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A record until it is settled and committed. `event` None: there is nothing to settle."""
+
+    record: LogRecord
+    event: UsageEvent | None
 
 
 class Settlement:
@@ -93,8 +111,10 @@ class Settlement:
         self._clock_ms = clock_ms
         self._wait = wait
         self._run = run
-        self._kept: list[LogRecord] = []
+        self._kept: list[_Kept] = []
         self._next_sweep_ms = 0
+        self._looked_at: dict[str, int] = {}
+        self._usage_then: tuple[int, dict[TopicPartition, int]] | None = None
         self.assigned = False
         self.store_answers = True
 
@@ -108,38 +128,37 @@ class Settlement:
 
     def _on_assign(self, partitions: Sequence[TopicPartition]) -> None:
         self.assigned = True
-        if self._kept:
+        if not self.store_answers:
             self._consumer.pause(partitions)
 
     def _on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
         gone = set(partitions)
-        self._kept = [record for record in self._kept if record.source not in gone]
+        self._kept = [kept for kept in self._kept if kept.record.source not in gone]
 
     def step(self) -> int:
         """Reads, settles, commits, sweeps when it is time. Returns how many records it finished. Raises LogError."""
-        if self._kept:
-            # Keeps the membership alive; everything is paused, so nothing comes.
-            self._kept += self._consumer.poll(MAX_RECORDS, 0)
-        else:
-            self._kept = self._consumer.poll(MAX_RECORDS, POLL_S)
-        records = list(self._kept)
+        # While the store is away all partitions are paused, so nothing comes: polling keeps the membership alive.
+        records = self._consumer.poll(MAX_RECORDS, POLL_S if self.store_answers else 0)
+        # Not before: a partition may have been revoked in `poll`.
+        self._kept += [_Kept(record, self._decode(record)) for record in records]
+        kept = list(self._kept)
         try:
-            self._run(self._settle_all(records))
+            self._run(self._settle_all(kept))
         except QuotaUnavailable as error:
             if self.store_answers:
                 _log.warning("quota_store_does_not_answer", error=str(error))
                 self._consumer.pause(self._consumer.assignment())
             self.store_answers = False
+            self._producer.poll()
             self._wait(RETRY_S)
             return 0
         if not self.store_answers:
             self.store_answers = True
             self._consumer.resume(self._consumer.assignment())
         self._kept = []
-        self._commit(records)
-        if not records:
-            self._sweep_when_due()
-        return len(records)
+        self._commit([each.record for each in kept])
+        self._sweep_when_due()
+        return len(kept)
 
     def _commit(self, records: Sequence[LogRecord]) -> None:
         owned = set(self._consumer.assignment())
@@ -149,8 +168,8 @@ class Settlement:
                 raise LogError("dead letters were not acknowledged in time", retriable=True)
             self._consumer.commit(offsets)
 
-    async def _settle_all(self, records: Sequence[LogRecord]) -> None:
-        events = [event for record in records if (event := self._decode(record)) is not None]
+    async def _settle_all(self, kept: Sequence[_Kept]) -> None:
+        events = [each.event for each in kept if each.event is not None]
         results = await asyncio.gather(*(self._settle(event) for event in events), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -184,20 +203,65 @@ class Settlement:
             return
         self._next_sweep_ms = now_ms + SWEEP_INTERVAL_MS
         try:
-            self._run(self.sweep(now_ms))
+            if self._usage_then is None:
+                self._usage_then = now_ms, self._ends_of_usage()
+            then_ms, ends = self._usage_then
+            if self._is_settled_up_to(ends):
+                self._usage_then = None
+                self._run(self.sweep(then_ms))
         except (QuotaUnavailable, LogError) as error:
             _log.warning("sweep_put_off", error=str(error))
+
+    def _ends_of_usage(self) -> dict[TopicPartition, int]:
+        partitions = self._consumer.partitions(self._topics.usage.name)
+        return {partition: self._consumer.watermarks(partition)[1] for partition in partitions}
+
+    def _is_settled_up_to(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """By this member and all others of the group."""
+        return all(
+            max(position.offset or 0, self._consumer.watermarks(partition)[0]) >= ends[partition]
+            for partition, position in self._consumer.committed(ends).items()
+        )
 
     async def sweep(self, now_ms: int) -> None:
         """Refunds what was due long ago, unless its work may still be queued. A late settlement then debits it.
 
-        Called only when `usage` is read to its end, so a response that has ended is not taken for a lost one.
+        Called only when all that stood on `usage` at `now_ms` is settled, by whatever member of the group: a response
+        that has ended is not taken for a lost one.
+        A lane that cannot be asked for is taken for queued. Raises QuotaUnavailable.
         """
-        before_ms = now_ms - SWEEP_GRACE_MS
+        queued_from_ms: dict[tuple[str, Lane, int], int] = {}
+
+        def may_be_queued(due: Overdue) -> bool:
+            if due.decision is None:
+                return False
+            lane = (due.decision.pool, due.decision.lane, due.decision.lane_partition)
+            if due.deadline_ms >= queued_from_ms.get(lane, due.deadline_ms + 1):
+                return True
+            try:
+                if not self._queued.may_be(due.decision, due.deadline_ms):
+                    return False
+                queued_from_ms[lane] = due.deadline_ms
+            except LogError as error:
+                _log.warning("sweep_cannot_ask", pool=lane[0], lane=lane[1].value, partition=lane[2], error=str(error))
+                queued_from_ms[lane] = 0
+            return True
+
         for tenant in self._directory.tenants():
-            for due in await self._quota.overdue(tenant.tenant_id, before_ms, SWEEP_LIMIT):
-                if due.decision is not None and self._queued.may_be(due.decision, due.deadline_ms):
+            await self._sweep_tenant(tenant, now_ms - SWEEP_GRACE_MS, may_be_queued)
+
+    async def _sweep_tenant(self, tenant: Tenant, before_ms: int, may_be_queued: Callable[[Overdue], bool]) -> None:
+        # What is left where it is must not hide what stands behind it.
+        left = self._looked_at.pop(tenant.tenant_id, 0)
+        for _ in range(SWEEP_PAGES):
+            page = await self._quota.overdue(tenant.tenant_id, before_ms, SWEEP_LIMIT, skip=left)
+            for due in page:
+                if may_be_queued(due):
                     metrics.SWEPT.labels("queued").inc()
+                    left += 1
                     continue
                 refunded = await self._quota.refund(tenant.tenant_id, tenant.limits, due.response_id)
                 metrics.SWEPT.labels("refunded" if refunded else "unchanged").inc()
+            if len(page) < SWEEP_LIMIT:
+                return
+        self._looked_at[tenant.tenant_id] = left

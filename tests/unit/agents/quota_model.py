@@ -225,13 +225,13 @@ class ModelQuota:
     async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
         return self._tenant(tenant_id, limits).refund(response_id)
 
-    async def overdue(self, tenant_id: str, before_ms: int, limit: int) -> list[Overdue]:
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
         tenant = self.tenants.get(tenant_id)
         if tenant is None:
             return []
         due = [(r.deadline_ms, id_) for id_, r in tenant.reservations.items() if id_ in tenant.active]
         return [
             Overdue(id_, deadline_ms, tenant.reservations[id_].decision)
-            for deadline_ms, id_ in sorted(due)[:limit]
+            for deadline_ms, id_ in sorted(due)[skip : skip + limit]
             if deadline_ms <= before_ms
         ]
