@@ -15,10 +15,13 @@ from pydantic_settings import (
 )
 
 from streams.directory import Model, Pool
+from streams.log import MAX_RECORD_BYTES
 from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
 
 CONFIG_VARIABLE = "SLUICE_CONFIG"
 MIN_SECRET_CHARS = 32
+MAX_BODY_BYTES = MAX_RECORD_BYTES - 131_072
+"""Its record writes out what a body leaves out: of each of 2,048 messages the parts, beside them scope and defaults."""
 
 
 class _Section(BaseModel):
@@ -52,7 +55,9 @@ class GatewaySettings(_Section):
     request_timeout_ms: int = Field(
         default=600_000, ge=1_000, le=LONGEST_RESPONSE_MS, description="Deadline of a response."
     )
-    max_body_bytes: int = Field(default=4_194_304, ge=1_024)
+    max_body_bytes: int = Field(
+        default=MAX_BODY_BYTES, ge=1_024, le=MAX_BODY_BYTES, description="Of a request; also of a WebSocket message."
+    )
     max_connections: int = Field(default=20_000, ge=1)
     max_open_responses: int = Field(default=20_000, ge=1)
     viewer_queue_bytes: int = Field(default=262_144, ge=4_096)

@@ -25,7 +25,7 @@ from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.openai_chat import ChatRequest, end_user_pseudonym
 from streams.gateway.spans import Span
 from streams.ids import mint_response_id, parse_response_id
-from streams.log import Headers, LogError, ProducerQueueFull
+from streams.log import Headers, LogError, ProducerQueueFull, RecordTooLarge
 from streams.settings import Settings
 from streams.signing import sign_request
 
@@ -178,7 +178,8 @@ class Gateway:
     ) -> tuple[str, Follower]:
         """The response id and its first viewer, once the log has acknowledged the request. Release the follower.
 
-        Raises ApiError 503 when this gateway is not ready, is full, or the log does not take the request in time.
+        Raises ApiError 503 when this gateway is not ready, is full, or the log does not take the request in time, and
+        413 when it never takes one so large.
         """
         owned = self._ownership.owned[: self.settings.gateway.reply_partitions]
         if (why := self.why_not_ready()) is not None:
@@ -207,9 +208,11 @@ class Gateway:
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
                 await self._sender.send(topic, value, key=response_id, headers=sign_request(self._secret, topic, value))
+        except RecordTooLarge:
+            self._withdraw(response_id, follower)
+            raise ApiError(413, "request_too_large", "The request is larger than a record may be.") from None
         except ProducerQueueFull:
-            self.hub.forget(response_id)
-            self.release(follower)
+            self._withdraw(response_id, follower)
             raise unavailable("The gateway's queue to the log is full.", EndingCode.OVERLOADED.value) from None
         except (LogError, TimeoutError) as error:
             # A record that was queued may yet reach the log; nobody was told its id.
@@ -221,6 +224,11 @@ class Gateway:
             raise
         self.metrics.accepted.inc()
         return response_id, follower
+
+    def _withdraw(self, response_id: str, follower: Follower) -> None:
+        """The log has nothing of it, and will not."""
+        self.hub.forget(response_id)
+        self.release(follower)
 
     def _give_up(self, response_id: str, follower: Follower) -> None:
         if (stream := self.hub.get(response_id)) is not None:

@@ -15,11 +15,16 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 from websockets.asyncio.client import connect
 
+from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.request import MAX_MESSAGES, ReplyTo, Request
 from schemas.usage import DeliveredCount
 from streams.gateway.history import History
 from streams.gateway.json_body import parse_json_object
+from streams.gateway.openai_chat import parse_chat_request
 from streams.ids import mint_response_id
+from streams.log import MAX_RECORD_BYTES
+from streams.settings import MAX_BODY_BYTES
 from streams.signing import verify_request
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
@@ -490,6 +495,40 @@ async def test_a_body_of_100_mb_is_refused_without_being_held(stack: Stack) -> N
         answer = await http.post("/v1/chat/completions", content=huge())
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50_000
+
+
+async def test_a_request_that_no_record_can_hold_is_refused_for_good_and_leaves_nothing(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.memory_log.MAX_RECORD_BYTES", 2_000)
+    body = {"model": "small", "messages": [{"role": "user", "content": "x" * 3_000}]}
+    async with client(stack) as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        assert "retry-after" not in answer.headers
+        assert len(stack.runtime.hub) == 0
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
+        await answering
+    assert stack.pipeline.cancels() == []
+
+
+def test_the_largest_body_fits_a_record_however_it_is_cut_up() -> None:
+    """Short messages grow most when every part and default is written out."""
+    message = {"role": "assistant", "content": ""}
+    messages = [message] * (MAX_MESSAGES - 5) + [{"role": "assistant", "content": ""}] * 5
+    body = {"model": "m" * 200, "messages": messages}
+    room = MAX_BODY_BYTES - len(json.dumps(body, separators=(",", ":")))
+    for each in messages[-5:]:
+        each["content"] = "x" * (room // 5)
+    chat = parse_chat_request(body)
+    request = Request(
+        response_id="r" * 100, scope=Scope(tenant_id="t" * 48, traceparent="x" * 55), model=chat.model,
+        messages=chat.messages, sampling=chat.sampling, reply_to=ReplyTo(partition=1), accepted_at_ms=2**41,
+        deadline_ms=2**41, stage_ms={"gateway": 2**41},
+    )  # fmt: skip
+    assert MAX_BODY_BYTES - 10 < len(json.dumps(body, separators=(",", ":"))) <= MAX_BODY_BYTES
+    assert len(request.encode()) < MAX_RECORD_BYTES - 2_000  # its headers and its batch
 
 
 @pytest.mark.parametrize("transport", ["http", "websocket"])
