@@ -59,7 +59,7 @@ async def serve(settings: Settings) -> None:
             registry=REGISTRY,
         )
         health = HealthServer(settings.health_port, runtime.gateway.why_not_ready)
-        server = GatewayServer(server_config(settings, runtime.edge), runtime.gateway.stop)
+        server = GatewayServer(server_config(settings, runtime.edge), runtime.stop)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop_soon)

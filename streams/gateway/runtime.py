@@ -35,6 +35,7 @@ DISCONNECT_GRACE_MS = 2_000
 ADOPTION_GRACE_MS = MOVED_AFTER_MS + 5_000
 """The same for a response that this gateway did not accept: its viewers may still wait at the one that did."""
 SWEEP_S = 0.5
+FAREWELL_TIMEOUT_S = 2
 DRAIN_TIMEOUT_S = 10
 MAX_POLL_RECORDS = 500
 RECORDS_AT_ONCE = 32
@@ -69,7 +70,7 @@ class Edge:
 
 
 class GatewayRuntime:
-    """One gateway in one event loop. `start`, serve `edge`, `run` beside it, `close`."""
+    """One gateway in one event loop. `start`, serve `edge`, `run` beside it, `stop` before the server does, `close`."""
 
     def __init__(
         self,
@@ -123,7 +124,8 @@ class GatewayRuntime:
             ownership=self.pump,
             metrics=self._metrics,
         )
-        self.edge = Edge(build_app(self.gateway, usage, registry), StreamEndpoint(self.gateway))
+        self._sockets = StreamEndpoint(self.gateway)
+        self.edge = Edge(build_app(self.gateway, usage, registry), self._sockets)
 
     async def start(self) -> None:
         """Joins the group; partitions arrive while `run` runs."""
@@ -143,6 +145,10 @@ class GatewayRuntime:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
+
+    async def stop(self) -> None:
+        """No new requests; whoever is connected is told to come back elsewhere, before the server hangs up."""
+        await asyncio.gather(self.gateway.stop(), self._sockets.go_away(FAREWELL_TIMEOUT_S))
 
     async def close(self) -> None:
         """Writes what history lacks, commits, leaves the group, waits for deliveries."""

@@ -446,13 +446,22 @@ class Socket:
                 watched.timing.ended(watched.accepted_at_ms)
                 self._say(terminal_message(response_id, event))
                 self._unwatch(watched)
+            case Closed(reason=CloseReason.GOING_AWAY):
+                self.go_away()
             case Closed(reason=reason):
-                rule = CLOSINGS[reason]
-                error = ErrorBody(message=rule.message, type="server_error", code=reason.value)
-                self._say(ErrorMessage(error=error, response_id=response_id, resumable=rule.resumable))
-                self._unwatch(watched)
-                if reason is CloseReason.GOING_AWAY:
-                    self._close(reason)
+                self._give_up(watched, reason)
+
+    def go_away(self) -> None:
+        """The gateway stops: every response is said to be resumable elsewhere, then the socket closes."""
+        for watched in list(self._watched.values()):
+            self._give_up(watched, CloseReason.GOING_AWAY)
+        self._close(CloseReason.GOING_AWAY)
+
+    def _give_up(self, watched: _Watched, reason: CloseReason) -> None:
+        rule = CLOSINGS[reason]
+        error = ErrorBody(message=rule.message, type="server_error", code=reason.value)
+        self._say(ErrorMessage(error=error, response_id=watched.response_id, resumable=rule.resumable))
+        self._unwatch(watched)
 
     async def _catch_up(self, watched: _Watched) -> None:
         await watched.follower.catch_up()
@@ -497,6 +506,14 @@ class StreamEndpoint:
     def __init__(self, gateway: Gateway, allowed_origins: Collection[str] | None = None) -> None:
         self._gateway = gateway
         self._allowed_origins = allowed_origins
+        self._open: dict[Socket, asyncio.Future[None]] = {}
+
+    async def go_away(self, timeout_s: float) -> None:
+        """Every socket is told that the gateway stops; returns when they know, or do not take it in time."""
+        for socket in list(self._open):
+            socket.go_away()
+        if self._open:
+            await asyncio.wait(self._open.values(), timeout=timeout_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -511,4 +528,12 @@ class StreamEndpoint:
             return
         api_key = api_key_of(headers) or _offered_key(offered)
         frames = scope.get("extensions", {}).get(FRAMES)
-        await Socket(self._gateway, receive, send, traceparent_of(headers), frames).run(api_key)
+        socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames)
+        if self._gateway.stopping:
+            socket.go_away()
+        ended = self._open[socket] = asyncio.get_running_loop().create_future()
+        try:
+            await socket.run(api_key)
+        finally:
+            del self._open[socket]
+            ended.set_result(None)

@@ -211,9 +211,11 @@ class Stack:
     """A served gateway and what stands behind it."""
 
     def __init__(
-        self, settings: Settings, log: MemoryLog, runtime: GatewayRuntime, directory: Directory, usage: Usage
-    ) -> None:
+        self, settings: Settings, log: MemoryLog, runtime: GatewayRuntime, server: GatewayServer, directory: Directory,
+        usage: Usage,
+    ) -> None:  # fmt: skip
         self.settings = settings
+        self.server = server
         self.log = log
         self.runtime = runtime
         self.directory = directory
@@ -248,8 +250,8 @@ async def serving(
         directory=directory, catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
         disconnect_grace_ms=disconnect_grace_ms, adoption_grace_ms=adoption_grace_ms,
     )  # fmt: skip
-    server = GatewayServer(server_config(settings, runtime.edge), runtime.gateway.stop)
-    stack = Stack(settings, log, runtime, directory, usage)
+    server = GatewayServer(server_config(settings, runtime.edge), runtime.stop)
+    stack = Stack(settings, log, runtime, server, directory, usage)
     await runtime.start()
     running = asyncio.ensure_future(runtime.run())
     serve = asyncio.ensure_future(server.serve())

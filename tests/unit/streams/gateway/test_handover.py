@@ -178,7 +178,7 @@ async def test_a_partition_that_comes_back_unread_is_followed_as_if_nothing_had_
 
 async def test_a_gateway_that_stops_cancels_nothing_that_it_told_its_clients_to_resume(region: Region) -> None:
     client, request = await begin(region.old)
-    await region.old.runtime.gateway.stop()
+    await region.old.runtime.stop()
     async with asyncio.timeout(20):
         assert "going_away" in await client.ended
     await until(lambda: region.old.runtime.hub.viewers == 0, "nobody is left")

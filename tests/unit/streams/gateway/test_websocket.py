@@ -382,11 +382,25 @@ async def test_a_stopping_gateway_says_so_and_the_stream_can_be_resumed(stack: S
         stack.pipeline.start(await stack.pipeline.next_request())
         while not isinstance(await hear(socket), StartedMessage):
             pass
-        await stack.runtime.gateway.stop()
+        await stack.runtime.stop()
         messages = [message async for message in _all(socket)]
     assert [m.type for m in messages] == ["error", "closing"]
     assert (messages[0].error.code, messages[0].resumable) == ("going_away", True)
     assert socket.close_code == 1001
+
+
+async def test_every_socket_is_told_when_the_process_stops(stack: Stack) -> None:
+    async with dial(stack) as watching, dial(stack) as idle, dial(stack, additional_headers={}) as nobody:
+        await say(watching, type="request", request_id="r1", body=HELLO)
+        stack.pipeline.start(await stack.pipeline.next_request())
+        while not isinstance(await hear(watching), StartedMessage):
+            pass
+        stack.server.stop_soon()
+        async with asyncio.timeout(20):
+            told = [[message async for message in _all(socket)] for socket in (watching, idle, nobody)]
+    assert [[m.type for m in messages] for messages in told] == [["error", "closing"], ["closing"], ["closing"]]
+    assert {messages[-1].reason for messages in told} == {"going_away"}
+    assert {socket.close_code for socket in (watching, idle, nobody)} == {1001}
 
 
 def test_pages_of_other_origins_can_be_kept_out() -> None:
