@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,8 @@ def main(
     seed: int = 7,
     keep: Annotated[bool, typer.Option("--save", help="Write the figures into results.json and README.md.")] = False,
 ) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: what was started is ended
+        signal.signal(number, signal.default_int_handler)
     reports: list[Report] = []
     for name in names or BENCHMARKS:
         if name not in BENCHMARKS:

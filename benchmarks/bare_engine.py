@@ -1,7 +1,7 @@
 """The ceiling: vLLM's `AsyncLLM` called in its own process, no server. Prints one line of JSON per round.
 
 `python -m benchmarks.bare_engine MODEL_PATH ENGINE_ARGS_JSON STREAMS MAX_TOKENS SECONDS ROUNDS`; each line of standard
-input starts one round, so that a caller can take turns with other servers.
+input starts one round, so that a caller can take turns with other servers; the end of it ends the program.
 """
 
 import asyncio
@@ -53,12 +53,15 @@ async def main() -> None:
         for number in range(streams)
     ]
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model_path), **engine_args))
-    print("ready", flush=True)
-    for number in range(rounds):
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-        rate = await _round(engine, prompts, max_tokens, seconds, f"round{number}")
-        print(json.dumps({"tokens_per_s": rate}), flush=True)
-    engine.shutdown()
+    try:
+        print("ready", flush=True)
+        for number in range(rounds):
+            if not await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
+                return  # whoever asked is gone
+            rate = await _round(engine, prompts, max_tokens, seconds, f"round{number}")
+            print(json.dumps({"tokens_per_s": rate}), flush=True)
+    finally:
+        engine.shutdown()
 
 
 if __name__ == "__main__":

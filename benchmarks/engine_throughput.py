@@ -1,16 +1,17 @@
 """Tokens/s of 32 streams on the real model: the bare engine, vLLM's own API server, and the whole pipeline.
 
-The three take turns in one run. Idle ones cost memory, not CPU.
+The three take turns in one run, on the same cores: those whose turn it is not are stopped meanwhile. The stack's
+sessions and leases are longer than the others' turns, so that nothing of it is given up while it is stopped.
 """
 
 import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -18,12 +19,22 @@ import aiohttp
 import orjson
 
 from benchmarks.clients import JSON_BODY, chat_body
-from benchmarks.figures import Report, percentile
-from benchmarks.stacks import MODEL, MODEL_PATH, ROOT, baseline_server, free_port, running_stack
+from benchmarks.figures import Report
+from benchmarks.stacks import (
+    MODEL,
+    MODEL_PATH,
+    Turns,
+    baseline_server,
+    free_port,
+    groups_that_pause,
+    process_group,
+    running_stack,
+)
 from deploy.plan import Options
 
 STREAMS = 32
 MAX_TOKENS = 256
+PATIENCE = {"SLUICE_KAFKA__SESSION_TIMEOUT_MS": "80000", "SLUICE_WORKER__LEASE_MS": "80000"}
 ENGINE_ARGS: dict[str, bool | int | float | str] = {
     "dtype": "float32",
     "max_model_len": 4096,
@@ -67,43 +78,37 @@ async def _stream_tokens(url: str, headers: dict[str, str], model: str, seconds:
 
 
 class _BareEngine:
-    def __init__(self, seconds: float, rounds: int) -> None:
-        arguments = [json.dumps(ENGINE_ARGS), str(STREAMS), str(MAX_TOKENS), str(int(seconds)), str(rounds)]
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "benchmarks.bare_engine", str(MODEL_PATH), *arguments],
-            cwd=ROOT, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        while (line := self._read()) != "ready\n":
-            if not line:
-                raise RuntimeError("the bare engine did not start")
+    """`bare_engine.py` as a process: a line to it starts a round, a line from it is the round's result."""
 
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._rounds, self._results = process.stdin, process.stdout
 
-    def tokens_per_s(self) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        while not (line := self._read()).startswith("{"):
+    def _read_until(self, beginning: str) -> str:
+        while not (line := self._results.readline()).startswith(beginning):
             if not line:
                 raise RuntimeError("the bare engine ended")
-        return float(json.loads(line)["tokens_per_s"])
+        return line
 
-    def close(self) -> None:
-        """Ends vLLM's own processes too, which do not end with the one that was started."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate(timeout=30)
+    def wait_ready(self) -> None:
+        self._read_until("ready")
+
+    def tokens_per_s(self) -> float:
+        self._rounds.write("\n")
+        self._rounds.flush()
+        return float(json.loads(self._read_until("{"))["tokens_per_s"])
 
 
 @contextlib.contextmanager
-def _bare_engine(seconds: float, rounds: int) -> Iterator[_BareEngine]:
-    engine = _BareEngine(seconds, rounds)
-    try:
-        yield engine
-    finally:
-        engine.close()
+def _bare_engine(seconds: float, rounds: int) -> Iterator[tuple[int, _BareEngine]]:
+    """Its process group, and itself."""
+    arguments = [json.dumps(ENGINE_ARGS), str(STREAMS), str(MAX_TOKENS), str(int(seconds)), str(rounds)]
+    command = [sys.executable, "-m", "benchmarks.bare_engine", str(MODEL_PATH), *arguments]
+    with process_group(command, _environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        engine = _BareEngine(process)
+        engine.wait_ready()
+        yield process.pid, engine
 
 
 def _environment() -> dict[str, str]:
@@ -119,27 +124,35 @@ def _api_server_command(port: int) -> list[str]:
 
 
 def run(*, short: bool, seed: int) -> Report:
-    seconds, rounds = (8.0, 1) if short else (20.0, 2)
+    seconds, rounds = (8.0, 1) if short else (15.0, 3)
     report = Report("engine_throughput", {"streams": STREAMS, "max_tokens": MAX_TOKENS, "seconds": seconds * rounds})
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    rates: dict[str, list[float]] = {"bare engine": [], "vLLM's API server": [], "pipeline": []}
+    options = Options(engine="vllm", engine_args=ENGINE_ARGS, free_ports=True, environment=PATIENCE)
     with (
-        _bare_engine(seconds, rounds + 1) as bare,
-        baseline_server(_api_server_command(port), url, _environment(), "/health"),
-        running_stack(Options(engine="vllm", engine_args=ENGINE_ARGS, free_ports=True)) as stack,
+        _bare_engine(seconds, rounds + 1) as (bare_group, bare),
+        baseline_server(_api_server_command(port), url, _environment(), "/health") as server_group,
+        running_stack(options) as stack,
     ):
         key = {"Authorization": f"Bearer {stack.api_key()}"}
-        for round_number in range(rounds + 1):
-            measured = {
-                "bare engine": bare.tokens_per_s(),
-                "vLLM's API server": asyncio.run(_stream_tokens(url, {}, MODEL, seconds)),
-                "pipeline": asyncio.run(_stream_tokens(stack.gateway_url, key, MODEL, seconds)),
-            }
-            if round_number:  # the first round warms all three up
-                for name, rate in measured.items():
-                    rates[name].append(rate)
-    medians = {name: percentile(values, 0.5) for name, values in rates.items()}
+        measure: dict[str, Callable[[], float]] = {
+            "bare engine": bare.tokens_per_s,
+            "vLLM's API server": lambda: asyncio.run(_stream_tokens(url, {}, MODEL, seconds)),
+            "pipeline": lambda: asyncio.run(_stream_tokens(stack.gateway_url, key, MODEL, seconds)),
+        }
+        groups = dict(zip(measure, ([bare_group], [server_group], groups_that_pause(stack)), strict=True))
+        rates: dict[str, list[float]] = {name: [] for name in measure}
+        with Turns(groups) as turns:
+            for round_number in range(rounds + 1):
+                for name, tokens_per_s in measure.items():
+                    with turns.turn(name):
+                        rate = tokens_per_s()
+                    if round_number:  # the first round warms all three up
+                        rates[name].append(rate)
+        restarted = [process.name for process in stack.processes() if process.restarts]
+    if restarted:
+        raise RuntimeError(f"a pause was too long for {', '.join(restarted)}")
+    medians = {name: median(values) for name, values in rates.items()}
     for name, rate in medians.items():
         report.add(name, rate, "tokens/s")
     server_ratio = medians["vLLM's API server"] / medians["bare engine"]

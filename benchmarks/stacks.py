@@ -1,19 +1,23 @@
 """Starting what is measured: whole stacks in temporary folders, and baseline servers."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import httpx
 
+from deploy import guardian
 from deploy.plan import Options
 from deploy.runner import Stack
+from deploy.supervisor import Guardian
 from deploy.tenants_file import write_tenants
 from streams.directory import Limits
 from streams.toml_directory import read_tenants
@@ -22,6 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sluice-tiny"
 MODEL_PATH = ROOT / "models" / MODEL
 READY_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 20.0
+WAKE_S = 1.0
+"""After a pause, before anything is measured: timers that ran out meanwhile."""
 
 BEYOND_REACH = Limits(
     requests_per_minute=10**9, tokens_per_minute=10**12, concurrent_responses=10**6, max_output_tokens=131_072
@@ -32,7 +39,7 @@ BEYOND_REACH = Limits(
 @contextlib.contextmanager
 def running_stack(options: Options) -> Iterator[Stack]:
     """A ready stack on free ports; its folder is deleted afterwards."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, Stack(Path(folder), options, seed=1) as stack:
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, Stack(Path(folder), options) as stack:
         raise_limits(stack)
         stack.wait_ready(READY_TIMEOUT_S)
         yield stack
@@ -50,26 +57,86 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _has_ended(process: subprocess.Popen[Any]) -> bool:
+    """Without reaping it: until then its pid, and so its group's, cannot be given to anybody else."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+@contextlib.contextmanager
+def process_group(
+    command: Sequence[str], environment: Mapping[str, str], **streams: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """Runs a command in a process group of its own, whose id is the pid, and ends all of the group with the block.
+
+    vLLM's engine does not end with the server that started it. Should this very process be killed, a guardian ends
+    them. `streams`: as of Popen.
+    """
+    guard = Guardian()
+    try:
+        with subprocess.Popen(command, cwd=ROOT, env=dict(environment), start_new_session=True, **streams) as process:  # noqa: S603
+            guard.add(process.pid)
+            try:
+                yield process
+            finally:
+                guardian.send(process.pid, signal.SIGTERM)
+                guardian.send(process.pid, signal.SIGCONT)  # a stopped one hears nothing else
+                deadline_s = time.monotonic() + STOP_TIMEOUT_S
+                while not _has_ended(process) and time.monotonic() < deadline_s:
+                    time.sleep(0.05)
+                guardian.send(process.pid, signal.SIGKILL)
+                guard.remove(process.pid)
+    finally:
+        guard.close()
+
+
 @contextlib.contextmanager
 def baseline_server(command: list[str], url: str, environment: Mapping[str, str], path: str) -> Iterator[int]:
-    """Runs a server until it answers on `path`, gives its pid, and ends it afterwards."""
-    process = subprocess.Popen(  # noqa: S603
-        command, cwd=ROOT, env=dict(environment), stdout=subprocess.DEVNULL, stderr=sys.stderr
-    )
-    try:
+    """Runs a server until it answers on `path`, gives its process group, and ends it afterwards."""
+    with process_group(command, environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while True:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(url + path, timeout=2).status_code < 500:
                     break
-            if process.poll() is not None or time.monotonic() > deadline_s:
+            if _has_ended(process) or time.monotonic() > deadline_s:
                 raise RuntimeError(f"the baseline did not start: {command}")
             time.sleep(0.2)
         yield process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
+
+
+class Turns:
+    """Of several servers on the same cores only the one whose turn it is runs; the others are stopped (SIGSTOP)."""
+
+    def __init__(self, groups: Mapping[str, Collection[int]]) -> None:
+        """`groups`: each server's process groups."""
+        self._groups = groups
+
+    def __enter__(self) -> Self:
+        for name in self._groups:
+            self._send(name, signal.SIGSTOP)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for name in self._groups:
+            self._send(name, signal.SIGCONT)
+
+    def _send(self, name: str, number: int) -> None:
+        for group in self._groups[name]:
+            guardian.send(group, number)
+
+    @contextlib.contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        self._send(name, signal.SIGCONT)
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            time.sleep(WAKE_S)
+            yield
+        finally:
+            self._send(name, signal.SIGSTOP)
+
+
+def groups_that_pause(stack: Stack) -> list[int]:
+    """Those of all processes but the stores, which idle once nobody asks them, and have sessions of their own."""
+    stores = stack.supervisor.infrastructure()
+    return [process.pid for process in stack.processes() if process.pid is not None and process.name not in stores]
