@@ -97,6 +97,15 @@ def ending_response(terminal: Terminal, headers: Mapping[str, str]) -> JSONRespo
     )
 
 
+def still_running_response(code: str, headers: Mapping[str, str]) -> JSONResponse:
+    """The HTTP answer where this gateway can no longer wait for what was accepted: asked again it would be paid twice.
+
+    `headers` hold the response's id.
+    """
+    message = f"The answer can no longer be followed here. It may be had from /v1/responses/{headers['x-request-id']}."
+    return error_response(503, error_object(code, message, "server_error"), headers=headers, retryable=False)
+
+
 def limit_headers(limits: Mapping[str, int]) -> dict[str, str]:
     """OpenAI's `x-ratelimit-*` headers; figures without one are left out."""
     return {
@@ -242,7 +251,8 @@ class ChatApi:
             if follower.is_abandoned:
                 raise ClientDisconnect
             if isinstance(event, Closed) or time.monotonic() > deadline_s:
-                raise unavailable("The answer can no longer be followed at this gateway.")
+                code = event.reason.value if isinstance(event, Closed) else EndingCode.UNAVAILABLE.value
+                return still_running_response(code, headers)
             if isinstance(event, Span):
                 timing.delivered(event, follower.started.accepted_at_ms if follower.started else 0)
                 spans.append(event)

@@ -19,6 +19,7 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, ReplyTo, Request
 from schemas.usage import DeliveredCount
+from streams.gateway.closing import CloseReason
 from streams.gateway.history import History
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.openai_chat import parse_chat_request
@@ -347,6 +348,23 @@ async def test_responses_are_bounded_and_their_viewers_do_not_count(redis_url: s
         await answering
 
 
+async def test_neither_what_has_ended_nor_a_job_takes_the_place_of_a_request_while_history_is_away(
+    redis_url: str,
+) -> None:
+    settings = gateway_settings(redis_url, "noroom", max_open_responses=2)
+    gone = settings.model_copy(update={"redis": RedisSettings(url="redis://127.0.0.1:1/0", timeout_ms=50)})
+    async with serving(gone, memory_log(gone)) as stack, client(stack) as http:
+        for number in range(3):
+            job = derive_response_id(gone.region, 2, "acme", "intake.batch", str(number))
+            stack.pipeline.write(job, started(job, Scope(tenant_id="acme")))
+        await until(lambda: len(stack.runtime.hub) == 3, "the jobs are seen")
+        for _ in range(4):
+            answering = asyncio.ensure_future(stack.pipeline.answer(["fine"]))
+            answer = await http.post("/v1/chat/completions", json=HELLO)
+            assert answer.status_code == 200, answer.text
+            await answering
+
+
 async def test_cancel_is_idempotent(stack: Stack) -> None:
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**HELLO, "stream": True}))
@@ -495,6 +513,35 @@ async def test_a_body_of_100_mb_is_refused_without_being_held(stack: Stack) -> N
         answer = await http.post("/v1/chat/completions", content=huge())
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50_000
+
+
+async def test_an_answer_that_moves_away_is_named_and_not_asked_for_again(stack: Stack) -> None:
+    """OpenAI's clients repeat a 503 by themselves: it would be generated, and paid, twice."""
+
+    async def move_away() -> Request:
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["Once "])
+        await until(lambda: stack.runtime.hub.released_tokens == 1, "it runs")
+        stack.runtime.hub.close_partition(request.reply_to.partition, CloseReason.PARTITION_MOVED)
+        return request
+
+    async with sdk(stack, max_retries=2) as api, client(stack) as http:
+        moving = asyncio.ensure_future(move_away())
+        with pytest.raises(openai.InternalServerError) as error:
+            await api.chat.completions.create(
+                model="small", messages=[{"role": "user", "content": "Hi"}], extra_body={"on_disconnect": "continue"}
+            )
+        request = await moving
+        assert (error.value.status_code, error.value.code) == (503, "partition_moved")
+        assert error.value.request_id == request.response_id
+        assert "retry-after" not in error.value.response.headers
+        stack.pipeline.release(request, 2, ["more"])
+        stack.pipeline.end(request, 3)
+        await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it goes on")
+        assert (await http.get(f"/v1/responses/{request.response_id}")).json()["output_text"] == "Once more"
+    assert len(stack.pipeline.requests()) == 1
+    assert stack.pipeline.cancels() == []
 
 
 async def test_a_request_that_no_record_can_hold_is_refused_for_good_and_leaves_nothing(
