@@ -21,10 +21,11 @@ import structlog
 from agents import metrics
 from agents.output_policies import OutputPolicyWriter
 from agents.publication import MustEnd, Publication, Publisher, RecordTooLarge
-from agents.quota import EpochLost, Finished, QuotaUnavailable, Refusal, jittered_ms
+from agents.quota import EpochLost, Finished, QuotaUnavailable, Refusal
 from agents.routing import overloaded
 from agents.stages import (
     DEADLINE_PASSED,
+    RETRY_AFTER_MS,
     STAGES,
     Origin,
     Refused,
@@ -177,7 +178,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001
             _log.exception("stage_failed", stage=stage.name, response_id=origin.response_id)
             await self._dead(record, stage.name, Rejected("stage_failed", type(error).__name__))
-            result = Refused(origin, _unavailable(origin.response_id))
+            result = Refused(origin, _UNAVAILABLE)
         metrics.admission_stage_seconds(stage.name).observe(perf_counter() - started)
         if isinstance(result, Admission):
             result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
@@ -230,8 +231,8 @@ class Pipeline:
 
     async def _refuse(self, record: LogRecord, refused: Refused) -> None:
         if refused.dead_letter is not None:
-            rejected = Rejected(refused.dead_letter.reason, refused.dead_letter.detail)
-            await self._dead(record, "intake", rejected)
+            stage = "intake" if record.topic == self.services.topics.intake_batch.name else STAGES[0].name
+            await self._dead(record, stage, refused.dead_letter)
         # Without a deadline: whether and where the response was opened is known to the store alone.
         await self._attempts(record, "refusal", lambda: self.publication.refused(refused))
         metrics.admission_outcome(refused.refusal.code.value).inc()
@@ -249,6 +250,4 @@ _TOO_LARGE = Refusal(
     code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message="The prompt is too long to be passed on.", param="messages"
 )
 
-
-def _unavailable(response_id: str) -> Refusal:
-    return Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=jittered_ms(1_000, response_id))
+_UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

@@ -193,6 +193,8 @@ class Publication:
             match outcome:
                 case Finished():
                     return
+                case Decided() if refused.unproved:
+                    return
                 case Decided(decision, _):
                     # An earlier delivery routed it, so `opened` may stand there: the ending belongs beside it.
                     partition = decision.generated_partition

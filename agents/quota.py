@@ -248,19 +248,19 @@ class RedisQuota:
     async def reserve(
         self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
     ) -> Outcome:
-        return _outcome(await self._call("reserve", tenant_id, limits, response_id, tokens, deadline_ms), response_id)
+        return _outcome(await self._call("reserve", tenant_id, limits, response_id, tokens, deadline_ms))
 
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
         arguments = (tokens, deadline_ms, _stored(decision))
-        return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments), response_id)
+        return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments))
 
     async def refuse(
         self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
     ) -> Outcome:
         arguments = (_stored(refusal), deadline_ms)
-        return _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments), response_id)
+        return _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments))
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
         return _text((await self._call("settle", tenant_id, limits, response_id, choice, used_tokens))[0])
@@ -314,17 +314,14 @@ class RedisQuota:
         return kind == "restored"
 
 
-def _outcome(answer: Answer, response_id: str) -> Outcome:
+def _outcome(answer: Answer) -> Outcome:
     kind = _text(answer[0])
     if kind == "reserved":
         return Reserved(int(answer[1]))
     if kind == "decided":
         return Decided(Decision.model_validate_json(_text(answer[1])), int(answer[2]))
     if kind == "refused":
-        refusal = Refusal.model_validate_json(_text(answer[1]))
-        if refusal.retry_after_ms is None:
-            return refusal
-        return refusal.model_copy(update={"retry_after_ms": jittered_ms(refusal.retry_after_ms, response_id)})
+        return Refusal.model_validate_json(_text(answer[1]))
     if kind == "refunded":
         return Refunded()
     if kind == "finished":

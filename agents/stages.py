@@ -21,7 +21,7 @@ from typing import Protocol
 from jinja2 import TemplateError
 
 from agents.phrases import Match, PhraseSet
-from agents.quota import Decided, Finished, QuotaStore, Refunded, Refusal, Reserved
+from agents.quota import Decided, Finished, QuotaStore, Refunded, Refusal, Reserved, jittered_ms
 from agents.routing import QueueBound, WorkersView, choose, drain_ms, overloaded
 from schemas.admission import Admission, Decision
 from schemas.base import Scope
@@ -51,6 +51,8 @@ MAX_JOB_LIFETIME_MS = LONGEST_RESPONSE_MS
 """How far ahead a job may expire: its outcome is remembered that long."""
 MAX_CHARS_PER_TOKEN = 256
 """No tokenizer makes one token of more; a longer prompt is refused before it is tokenised."""
+RETRY_AFTER_MS = 1_000
+"""Advice where nothing is known of how long it will take."""
 THREADED_CHARS = 20_000
 """From here on tokenising takes milliseconds and leaves the event loop."""
 
@@ -124,13 +126,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The response ends here. `stored`: quota holds this very refusal already."""
+    """The response ends here. `stored`: quota holds this very refusal already.
+
+    `unproved`: the record may be a copy of one that was routed, so it may not end what is routed.
+    """
 
     origin: Origin
     refusal: Refusal
     stored: bool = False
     verdict: Verdict | None = None
-    dead_letter: Undecodable | None = None
+    dead_letter: Rejected | None = None
+    unproved: bool = False
 
 
 StageResult = Request | Admission | Refused | Finished
@@ -141,7 +147,8 @@ DEADLINE_PASSED = Refusal(
 
 
 def ending_of(origin: Origin, refusal: Refusal) -> Ending:
-    """The refusal as everybody reads it."""
+    """The refusal as everybody reads it. Advice to wait is jittered here and nowhere else."""
+    wait_ms = refusal.retry_after_ms
     return Ending(
         response_id=origin.response_id,
         scope=origin.scope,
@@ -150,7 +157,7 @@ def ending_of(origin: Origin, refusal: Refusal) -> Ending:
         written_by="admission",
         message=refusal.message,
         param=refusal.param,
-        retry_after_ms=refusal.retry_after_ms,
+        retry_after_ms=wait_ms if wait_ms is None else jittered_ms(wait_ms, origin.response_id),
         limits=refusal.limits,
         endpoint=origin.endpoint,
         requested_model=origin.requested_model[:200],
@@ -168,8 +175,12 @@ def limits_of(tenant_id: str, directory: TenantDirectory) -> Limits:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_request(record: LogRecord, services: Services) -> Request:
-    """A record of `requests`, proved to come from a gateway, lately. Raises Rejected."""
+def read_request(record: LogRecord, services: Services) -> Request | Refused:
+    """A record of `requests`, proved to come from a gateway. Raises Rejected.
+
+    Refused (and a dead letter) if its gateway's clock is far from the broker's: the gateway has told its client that
+    the request is accepted, so it must end. It may also be an old record, written again by somebody who could read it.
+    """
     value = record.value or b""
     try:
         verify_request(services.deployment_secret, record.topic, dict(record.headers), value)
@@ -178,9 +189,6 @@ def read_request(record: LogRecord, services: Services) -> Request:
         raise Rejected("untrusted", str(error)) from None
     except Undecodable as error:
         raise Rejected(error.reason, error.detail) from None
-    if abs(record.timestamp_ms - request.accepted_at_ms) > services.trust_window_ms:
-        # An old record, written again by somebody who could read it.
-        raise Rejected("untrusted", "accepted_at_ms is too far from the broker's append time")
     try:
         named = parse_response_id(request.response_id)
     except ValueError as error:
@@ -189,6 +197,10 @@ def read_request(record: LogRecord, services: Services) -> Request:
         raise Rejected("invalid", "response_id: names another region or reply partition")
     if named.partition >= services.topics.counts.responses:
         raise Rejected("invalid", "reply_to.partition: there is no such partition")
+    if abs(record.timestamp_ms - request.accepted_at_ms) > services.trust_window_ms:
+        untrusted = Rejected("untrusted", "accepted_at_ms is too far from the broker's append time")
+        refusal = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
+        return Refused(Origin.of(request), refusal, dead_letter=untrusted, unproved=True)
     return request
 
 
@@ -258,7 +270,7 @@ async def intake(record: LogRecord, services: Services) -> StageResult:
         job = decode(BatchJob, value)
     except Undecodable as error:
         refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=f"The job cannot be read: {error}"[:2_000])
-        return Refused(genuine, refusal, dead_letter=error)
+        return Refused(genuine, refusal, dead_letter=Rejected(error.reason, error.detail))
     try:
         chat = parse_chat_request(job.body)
     except RequestError as error:
@@ -409,17 +421,25 @@ async def quota(admission: Admission, services: Services) -> StageResult:
 
 
 class PolicyPhrases:
-    """Compiled deny phrases per tenant; compiled again when the tenant's policy is another object."""
+    """Compiled deny phrases per tenant; compiled again when the phrases have changed."""
 
     def __init__(self) -> None:
         self._compiled: dict[str, tuple[SafetyPolicy, PhraseSet]] = {}
 
     def of(self, tenant: Tenant) -> PhraseSet:
+        wanted = tenant.policy
         policy, phrases = self._compiled.get(tenant.tenant_id, (None, None))
-        if phrases is None or policy is not tenant.policy:
-            phrases = PhraseSet(tenant.policy.prompt_deny, tenant.policy.prompt_allow)
-            self._compiled[tenant.tenant_id] = (tenant.policy, phrases)
+        if policy is wanted and phrases is not None:
+            return phrases
+        # Every edit of the settings makes all policies anew, and most say what they said before.
+        if phrases is None or policy is None or _phrases(policy) != _phrases(wanted):
+            phrases = PhraseSet(wanted.prompt_deny, wanted.prompt_allow)
+        self._compiled[tenant.tenant_id] = (wanted, phrases)
         return phrases
+
+
+def _phrases(policy: SafetyPolicy) -> tuple[list[str], list[str]]:
+    return policy.prompt_deny, policy.prompt_allow
 
 
 def _first_denial(phrases: PhraseSet, messages: Sequence[Message]) -> Match | None:
@@ -448,7 +468,7 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
             scope=admission.scope,
             stage="pre-safety",
             decision="refuse",
-            rule=match.phrase,
+            rule="prompt_deny",
             span_sha256=hashlib.sha256(match.phrase.encode()).hexdigest(),
         )
         return Refused(Origin.of(admission), Refusal(code=EndingCode.PROMPT_REFUSED, param="messages"), verdict=verdict)

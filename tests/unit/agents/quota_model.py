@@ -13,7 +13,6 @@ from agents.quota import (
     Refunded,
     Refusal,
     Reserved,
-    jittered_ms,
 )
 from schemas.admission import Decision
 from schemas.endings import EndingCode
@@ -89,11 +88,7 @@ class TenantModel:
     def _stored(self, response_id: str) -> Outcome:
         reservation = self.reservations[response_id]
         if reservation.refusal is not None:
-            refusal = reservation.refusal
-            if refusal.retry_after_ms is None:
-                return refusal
-            wait = jittered_ms(refusal.retry_after_ms, response_id)
-            return refusal.model_copy(update={"retry_after_ms": wait})
+            return reservation.refusal
         if reservation.state == "refunded":
             return Refunded()
         if reservation.state == "settled":

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agents.app import bindings
 from agents.in_order import InOrder
+from agents.quota import Refusal, jittered_ms
 from agents.stages import STAGES, Rejected, lane_of, read_request
 from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, SIGNATURE_HEADER, TENANT_HEADER
 from schemas.endings import ENDINGS, EndingCode
@@ -123,9 +125,32 @@ async def test_an_unbounded_answer_is_bounded_by_the_context_and_the_tenant(worl
 async def test_a_refused_prompt_returns_its_tokens_and_leaves_a_verdict_without_text(world: World) -> None:
     await world.pipeline.handle_request(world.record(world.request("now open the vault quickly")))
     [(_, verdict)] = world.log.of(Verdict, "local.verdicts")
-    assert (verdict.decision, verdict.rule) == ("refuse", "open the vault")
+    assert (verdict.decision, verdict.rule) == ("refuse", "prompt_deny")
+    assert verdict.span_sha256 == hashlib.sha256(b"open the vault").hexdigest()
+    assert "vault" not in verdict.encode().decode()
     assert world.quota.tenants["acme"].active == set()
     assert world.quota.tenants["acme"].tokens == 500
+
+
+async def test_phrases_are_compiled_once_however_often_the_settings_are_read(world: World) -> None:
+    tenant, phrases = world.directory.all["acme"], world.services.phrases
+    compiled = phrases.of(tenant)
+    again = tenant.model_copy(deep=True)
+    assert again.policy is not tenant.policy
+    assert phrases.of(again) is compiled
+    policy = tenant.policy.model_copy(update={"prompt_allow": ["open the vault of heaven"]})
+    assert phrases.of(tenant.model_copy(update={"policy": policy})) is not compiled
+
+
+async def test_advice_to_wait_is_jittered_once(world: World) -> None:
+    limits = world.directory.all["acme"].limits
+    await world.quota.reserve("acme", limits, "other", tokens=490, deadline_ms=NOW + 1)
+    await world.pipeline.handle_request(world.record(world.request()))
+    raw = await world.quota.reserve("acme", limits, RESPONSE, tokens=1, deadline_ms=NOW)
+    [ending] = world.log.endings
+    assert isinstance(raw, Refusal)
+    assert raw.retry_after_ms is not None
+    assert ending.retry_after_ms == jittered_ms(raw.retry_after_ms, RESPONSE)
 
 
 async def test_quota_refusals_carry_advice_and_figures(world: World) -> None:
@@ -203,9 +228,28 @@ async def test_a_request_that_was_changed_on_its_way_is_untrusted(world: World) 
     assert await dead_reason(world, altered(world.record(world.request()), model="secret")) == "untrusted"
 
 
-async def test_an_old_request_written_again_is_untrusted(world: World) -> None:
-    record = replace(world.record(world.request()), timestamp_ms=NOW + 300_001)
-    assert await dead_reason(world, record) == "untrusted"
+@pytest.mark.parametrize("skew_ms", [-300_001, 300_001])
+async def test_a_request_of_a_gateway_whose_clock_is_wrong_is_answered(world: World, skew_ms: int) -> None:
+    """Its client was told that it is accepted."""
+    record = replace(world.record(world.request()), timestamp_ms=NOW + skew_ms)
+    for _ in range(2):
+        await world.pipeline.handle_request(record)
+    assert {(letter.stage, letter.reason) for letter in world.log.dead} == {("validation", "untrusted")}
+    first, again = world.log.endings
+    assert first == again
+    assert (first.response_id, first.code) == (RESPONSE, EndingCode.UNAVAILABLE)
+    assert first.retry_after_ms == jittered_ms(1_000, RESPONSE)
+    assert not world.log.of(Opened, "local.generated")
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_an_old_request_written_again_is_untrusted_and_ends_nothing(world: World, settled: bool) -> None:
+    record = world.record(world.request())
+    await world.pipeline.handle_request(record)
+    if settled:
+        await world.quota.settle("acme", world.directory.all["acme"].limits, RESPONSE, 0, 12)
+    world.log.records.clear()
+    assert await dead_reason(world, replace(record, timestamp_ms=NOW + 300_001)) == "untrusted"
 
 
 @pytest.mark.parametrize(
