@@ -68,7 +68,10 @@ class Excuses:
 
 
 class Watchdog:
-    """Calls `on_stall` once, from its thread. `owned` gives the partitions that this process is responsible for."""
+    """Calls `on_stall` once, from its thread, also when it can watch no longer: it must end the process.
+
+    `owned` gives the partitions that this process is responsible for.
+    """
 
     def __init__(
         self,
@@ -96,6 +99,14 @@ class Watchdog:
         self._thread.join(timeout=15)
 
     def _run(self) -> None:
+        try:
+            if stalled := self._watch():
+                self._on_stall("no progress in " + ", ".join(f"{p.topic}-{p.partition}" for p in stalled))
+        except Exception as error:  # noqa: BLE001
+            self._on_stall(f"the watchdog itself failed: {type(error).__name__}: {error}")
+
+    def _watch(self) -> list[TopicPartition]:
+        """The partitions that have stalled; none once it is closed."""
         consumer = self._new_consumer()
         try:
             while not self._stopping.wait(self._every_s):
@@ -105,12 +116,11 @@ class Watchdog:
                     # Without an answer from the broker nothing is known, in particular not that we are at fault.
                     _log.warning("watchdog_cannot_see", error=str(error))
                     continue
-                stalled = self._detector.observe(time.monotonic(), progress)
-                if stalled:
-                    self._on_stall(", ".join(f"{p.topic}-{p.partition}" for p in stalled))
-                    return
+                if stalled := self._detector.observe(time.monotonic(), progress):
+                    return stalled
         finally:
             consumer.close()
+        return []
 
     def _progress(self, consumer: LogConsumer) -> dict[TopicPartition, Progress]:
         watched = [partition for partition in self._owned() if not self._excuses.excused(partition.topic)]

@@ -141,7 +141,7 @@ def run(settings: Settings) -> int:
         lambda: admission.owned,
         excuses,
         settings.admission.stall_s,
-        lambda stalled: end_process(f"stalled: {stalled}"),
+        end_process,
     )
 
     def ready() -> str | None:

@@ -1,10 +1,13 @@
 """A partition that has lag and does not move ends the process; nothing else does."""
 
 import queue
+from collections.abc import Iterable
+
+import pytest
 
 from agents.watchdog import Excuses, Progress, StallDetector, Watchdog
-from streams.log import TopicPartition
-from streams.memory_log import MemoryLog
+from streams.log import Committed, LogConsumer, LogError, TopicPartition
+from streams.memory_log import MemoryConsumer, MemoryLog
 
 P = TopicPartition("requests", 0)
 Q = TopicPartition("requests", 1)
@@ -64,6 +67,49 @@ def test_the_watchdog_asks_the_broker_and_speaks_once() -> None:
     said: queue.Queue[str] = queue.Queue()
     watchdog = Watchdog(lambda: log.consumer("admission", "watchdog"), lambda: [P, Q], Excuses(), 0.01, said.put)
     watchdog.start()
-    assert said.get(timeout=20) == "requests-0"
+    assert said.get(timeout=20) == "no progress in requests-0"
     watchdog.close()
     assert said.empty()
+
+
+@pytest.mark.parametrize("broken", ["connecting", "looking"])
+def test_a_watchdog_that_breaks_is_no_watchdog_and_says_so(broken: str) -> None:
+    log = MemoryLog()
+    log.create_topic("requests", 1)
+    said: queue.Queue[str] = queue.Queue()
+
+    def consumer() -> LogConsumer:
+        if broken == "connecting":
+            raise LogError("scripted", retriable=False)
+        return log.consumer("admission", "watchdog")
+
+    def owned() -> list[TopicPartition]:
+        raise RuntimeError("scripted")
+
+    watchdog = Watchdog(consumer, owned, Excuses(), 0.01, said.put)
+    watchdog.start()
+    expected = "LogError: scripted" if broken == "connecting" else "RuntimeError: scripted"
+    assert said.get(timeout=20) == f"the watchdog itself failed: {expected}"
+    watchdog.close()
+    assert said.empty()
+
+
+def test_a_broker_that_does_not_answer_is_asked_again() -> None:
+    class Silent(MemoryConsumer):
+        asked = 0
+
+        def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
+            Silent.asked += 1
+            if Silent.asked < 3:
+                raise LogError("scripted", retriable=True)
+            return super().committed(partitions)
+
+    log = MemoryLog()
+    log.create_topic("requests", 1)
+    log.append("requests", b"1")
+    said: queue.Queue[str] = queue.Queue()
+    consumer = Silent(log, "admission", "watchdog", "earliest")
+    watchdog = Watchdog(lambda: consumer, lambda: [P], Excuses(), 0.01, said.put)
+    watchdog.start()
+    assert said.get(timeout=30) == "no progress in requests-0"
+    watchdog.close()
