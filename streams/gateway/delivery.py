@@ -60,11 +60,9 @@ class Follower:
         if viewer is None or viewer.closed:
             self._behind = False
             return
-        stream = viewer.stream
+        response_id = viewer.stream.response_id
         try:
-            replay = await self._history.read(
-                self._tenant_id, stream.response_id, viewer.after, until=viewer.until, ended=stream.terminal is not None
-            )
+            replay = await self._history.read(self._tenant_id, response_id, viewer.after, until=viewer.until)
         except HistoryUnavailable as error:
             reason = CloseReason.REPLAY_LATE if error.is_transient else CloseReason.REPLAY_UNAVAILABLE
             self._behind = False

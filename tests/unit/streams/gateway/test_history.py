@@ -21,7 +21,7 @@ from streams.gateway.openai_chat import OnDisconnect
 from streams.gateway.replay import Replay, UnreadableEntry, pack
 from streams.gateway.service import now_ms
 from streams.gateway.spans import Span
-from streams.ids import mint_response_id
+from streams.ids import derive_response_id, mint_response_id
 from streams.log import TopicPartition
 from streams.memory_log import MemoryLog
 from streams.settings import RedisSettings, Settings
@@ -294,6 +294,30 @@ async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_p
             assert stack.pipeline.cancels() == []
 
 
+async def test_an_end_that_is_not_in_history_yet_sends_nobody_to_the_log(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory has the end, Redis what precedes it."""
+    async with http(stack) as client:
+        asking = asyncio.ensure_future(client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["a", "b"])
+        await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.trimmed, "it is in history")
+
+        async def late(*_: Any) -> None:
+            raise HistoryUnavailable("late")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RedisHistory, "append", late)
+            stack.pipeline.release(request, 3, ["c"])
+            stack.pipeline.end(request, 4)
+            await asking
+            read = await client.get(f"/v1/responses/{request.response_id}")
+        assert (read.json()["status"], read.json()["output_text"]) == ("completed", "abc")
+    assert stack.runtime.gateway._history.log_reads == 0
+
+
 async def test_without_redis_answers_flow_nothing_is_committed_and_the_log_replays(settings: Settings) -> None:
     gone = settings.model_copy(update={"redis": RedisSettings(url="redis://127.0.0.1:1/0", timeout_ms=50)})
     log = memory_log(gone)
@@ -308,6 +332,24 @@ async def test_without_redis_answers_flow_nothing_is_committed_and_the_log_repla
         topic = gone.topics.responses.name
         committed = [log.committed("gateways", TopicPartition(topic, p)).offset for p in range(2)]
         assert committed == [None, None]
+
+
+async def test_neither_what_has_ended_nor_a_job_takes_the_place_of_a_request_while_history_is_away(
+    settings: Settings,
+) -> None:
+    edge = settings.gateway.model_copy(update={"max_open_responses": 2})
+    redis = RedisSettings(url="redis://127.0.0.1:1/0", timeout_ms=50)
+    gone = settings.model_copy(update={"redis": redis, "gateway": edge})
+    async with serving(gone, memory_log(gone)) as stack, http(stack) as client:
+        for number in range(3):
+            job = derive_response_id(gone.region, 2, "acme", "intake.batch", str(number))
+            stack.pipeline.write(job, started(job, ACME))
+        await until(lambda: len(stack.runtime.hub) == 3, "the jobs are seen")
+        for _ in range(4):
+            answering = asyncio.ensure_future(stack.pipeline.answer(["fine"]))
+            answer = await client.post("/v1/chat/completions", json=HELLO)
+            assert answer.status_code == 200, answer.text
+            await answering
 
 
 async def test_offsets_follow_history(stack: Stack, redis_url: str) -> None:
