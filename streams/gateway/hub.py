@@ -18,6 +18,8 @@ from streams.gateway.openai_chat import OnDisconnect
 from streams.gateway.spans import MAX_SPAN_CHARS, Span, join, join_runs
 
 IDLE_STREAM_MS = 60_000
+MAX_UNFLUSHED_ENDED = 2_000
+"""Responses that have ended and wait for history, while it is away: each try goes through all of their text."""
 MAX_INTRODUCTIONS = 5
 """How often it is tried to find out what a response is that was begun before this gateway looked."""
 
@@ -269,6 +271,7 @@ class Hub:
         disconnect_grace_ms: int,
         adoption_grace_ms: int | None = None,
         max_unflushed_chars: int = 64 * 1024 * 1024,
+        max_unflushed_ended: int = MAX_UNFLUSHED_ENDED,
         max_ended: int = 50_000,
     ) -> None:
         self._max_lag_chars = max_lag_chars
@@ -276,8 +279,10 @@ class Hub:
         self._grace_ms = disconnect_grace_ms
         self._adoption_grace_ms = disconnect_grace_ms if adoption_grace_ms is None else adoption_grace_ms
         self._max_unflushed_chars = max_unflushed_chars
+        self._max_unflushed_ended = max_unflushed_ended
         self._max_ended = max_ended
         self._streams: dict[str, Stream] = {}
+        self._opened: set[str] = set()
         self._dirty: dict[str, Stream] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finished: list[Stream] = []
@@ -293,6 +298,11 @@ class Hub:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def open_responses(self) -> int:
+        """Accepted here and not ended; neither jobs, which nobody accepted here, nor what waits for history."""
+        return len(self._opened)
 
     @property
     def viewers(self) -> int:
@@ -313,6 +323,7 @@ class Hub:
         stream = Stream(response_id, partition, scope, 1, now_ms)
         stream.opened_here, stream.on_disconnect = True, on_disconnect
         self._streams[response_id] = stream
+        self._opened.add(response_id)
         return stream
 
     def has_ended(self, response_id: str) -> bool:
@@ -323,6 +334,7 @@ class Hub:
     def forget(self, response_id: str) -> None:
         """Drops what memory holds of it; for a response that was not accepted after all."""
         stream = self._streams.pop(response_id, None)
+        self._opened.discard(response_id)
         self._strangers.pop(response_id, None)
         if stream is not None and self._dirty.pop(response_id, None) is not None:
             self.unflushed_chars -= sum(len(span.text) for span in stream.spans[stream.flushed - stream.trimmed :])
@@ -437,6 +449,7 @@ class Hub:
         if stream.next_sequence is not None and record.sequence_number > stream.next_sequence:
             self._break(stream)
         self._strangers.pop(record.response_id, None)
+        self._opened.discard(record.response_id)
         stream.terminal = record
         stream.active_at_ms = now_ms
         stream.abandoned_at_ms = None
@@ -545,13 +558,17 @@ class Hub:
             self._evict_when_done(stream)
 
     def abandon_unflushed(self) -> int:
-        """History is away for too long: leave what exceeds the bound to the log alone. Returns the characters left."""
-        if self.unflushed_chars <= self._max_unflushed_chars:
+        """History is away for too long: beyond a bound, all that it lacks is left to the log alone.
+
+        Returns of how many responses.
+        """
+        ended = sum(stream.terminal is not None for stream in self._dirty.values())
+        if self.unflushed_chars <= self._max_unflushed_chars and ended <= self._max_unflushed_ended:
             return 0
-        chars = self.unflushed_chars
-        self.abandoned_chars += chars
-        self.flushed(self.collect())
-        return chars
+        self.abandoned_chars += self.unflushed_chars
+        entries = self.collect()
+        self.flushed(entries)
+        return len(entries)
 
     def _trim(self, stream: Stream) -> None:
         end = stream.flushed

@@ -61,7 +61,8 @@ class HubCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         hub = self._hub
         yield GaugeMetricFamily("sluice_gateway_open_viewers", "Viewers attached.", hub.viewers)
-        yield GaugeMetricFamily("sluice_gateway_open_responses", "Responses in memory.", len(hub))
+        yield GaugeMetricFamily("sluice_gateway_open_responses", "Accepted here, not ended.", hub.open_responses)
+        yield GaugeMetricFamily("sluice_gateway_responses_in_memory", "Open, watched, or not in history.", len(hub))
         yield GaugeMetricFamily("sluice_gateway_unflushed_chars", "Text that history lacks.", hub.unflushed_chars)
         yield GaugeMetricFamily("sluice_gateway_loop_utilisation_ratio", "CPU of the event loop.", self.utilisation)
         yield CounterMetricFamily("sluice_gateway_released_tokens", "Read from the log.", hub.released_tokens)

@@ -167,7 +167,7 @@ class Pump:
                 self._metrics.history_failures.inc()
                 _log.warning("history_flush_failed", why=str(error), chars=self._hub.unflushed_chars)
                 if left := self._hub.abandon_unflushed():
-                    _log.error("history_left_to_the_log", chars=left)
+                    _log.error("history_left_to_the_log", responses=left)
                 return
             self._hub.flushed(entries)
             self._metrics.history_flush.observe(time.perf_counter() - started_s)

@@ -184,7 +184,7 @@ class Gateway:
         owned = self._ownership.owned[: self.settings.gateway.reply_partitions]
         if (why := self.why_not_ready()) is not None:
             raise unavailable(f"The gateway is not ready: {why}.", "not_ready")
-        if len(self.hub) >= self.settings.gateway.max_open_responses:
+        if self.hub.open_responses >= self.settings.gateway.max_open_responses:
             raise unavailable("Too many responses are open at this gateway.", EndingCode.OVERLOADED.value)
         self._next_partition = (self._next_partition + 1) % len(owned)
         partition = owned[self._next_partition]

@@ -463,9 +463,36 @@ def test_another_tenant_cannot_attach() -> None:
 
 def test_text_that_history_never_takes_is_left_to_the_log() -> None:
     watched = open_with(["x" * 20], max_unflushed_chars=10)
-    assert watched.abandon_unflushed() == 20
+    assert watched.abandon_unflushed() == 1
     assert watched.unflushed_chars == 0
     assert watched.abandon_unflushed() == 0
+
+
+def test_ended_responses_that_history_never_takes_leave_memory_too() -> None:
+    watched = hub(max_unflushed_ended=2)
+    for number in range(4):
+        watched.open(f"{R}{number}", 0, ACME, "cancel", 0)
+    for number in range(2):
+        watched.apply_terminal(terminal(f"{R}{number}", ACME, 1), 0, 0)
+    assert watched.abandon_unflushed() == 0
+    watched.apply_terminal(terminal(f"{R}2", ACME, 1), 0, 0)
+    assert watched.abandon_unflushed() == 3
+    assert len(watched) == 1
+    assert watched.has_ended(f"{R}0")
+
+
+def test_open_is_what_was_accepted_here_and_has_not_ended() -> None:
+    watched = hub()
+    for number in range(3):
+        watched.open(f"{R}{number}", 0, ACME, "cancel", 0)
+    watched.apply_started(started(f"{R}job", ACME), 0, 0)
+    assert watched.open_responses == 3
+    watched.apply_terminal(terminal(f"{R}0", ACME, 1), 0, 0)
+    watched.apply_terminal(terminal(f"{R}0", ACME, 1), 0, 0)
+    watched.forget(f"{R}1")
+    assert (watched.open_responses, len(watched)) == (1, 3)
+    watched.close_partition(0, CloseReason.PARTITION_MOVED)
+    assert watched.open_responses == 0
 
 
 def test_idle_responses_without_viewers_leave_memory() -> None:
