@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,7 +113,7 @@ class ProcessSample:
     cpu_s: float
 
 
-def sample_processes(pids: dict[str, int]) -> dict[str, ProcessSample]:
+def sample_processes(pids: Mapping[str, int]) -> dict[str, ProcessSample]:
     """Resident memory and CPU time by process name, children included."""
     samples = {}
     for name, pid in pids.items():

@@ -6,6 +6,7 @@ arrival of requests. Every answer must still end well.
 
 import asyncio
 import random
+from collections import Counter
 from time import monotonic
 
 import aiohttp
@@ -57,27 +58,33 @@ def run(*, short: bool, seed: int) -> Report:
     report = Report("recovery", {"streams": STREAMS, "kills": rounds, "arrivals/s": ARRIVALS_PER_S, "seed": seed})
     gaps_s: list[float] = []
     waits_ms: list[float] = []
-    bad_streams = bad_arrivals = 0
+    bad_streams: Counter[str] = Counter()
+    bad_arrivals: Counter[str] = Counter()
     began_s = monotonic()
     with running_stack(simulated(ENGINE, max_running=256, admission=2)) as stack:
         for _ in range(rounds):
             answers = asyncio.run(_streams_over_a_kill(stack, "post-safety", tokens))
             gaps_s += [answer.largest_gap_s for answer in answers]
-            bad_streams += sum(1 for answer in answers if not answer.is_good or answer.tokens != tokens)
+            bad_streams.update(
+                answer.error or f"{answer.tokens} of {tokens} tokens"
+                for answer in answers
+                if not answer.is_good or answer.tokens != tokens
+            )
             stack.wait_ready()
         for _ in range(rounds):
             answers = asyncio.run(_arrivals_over_a_kill(stack, "admission-1", 15.0, rng))
             waits_ms += [wait for answer in answers if (wait := answer.first_token_ms) is not None]
-            bad_arrivals += sum(1 for answer in answers if not answer.is_good)
+            bad_arrivals.update(answer.error or "no token" for answer in answers if not answer.is_good)
             stack.wait_ready()
     report.add("post-safety killed: gap in a stream p50", percentile(gaps_s, 0.5), "s")
     report.add("post-safety killed: gap in a stream p99", percentile(gaps_s, 0.99), "s", 4)
-    report.add("post-safety killed: answers lost or wrong", bad_streams, "answers", 0)
+    report.add("post-safety killed: answers lost or wrong", bad_streams.total(), "answers", 0)
     slow = [wait for wait in waits_ms if wait > 1_000]
     report.add("admission killed: first token p50", percentile(waits_ms, 0.5), "ms")
     report.add("admission killed: first token p99", percentile(waits_ms, 0.99), "ms")
     report.add("admission killed: slowest first token", max(waits_ms, default=float("nan")), "ms")
     report.add("admission killed: requests that waited over 1 s", len(slow) / rounds, "requests per kill")
-    report.add("admission killed: answers lost or wrong", bad_arrivals, "answers", 0)
+    report.add("admission killed: answers lost or wrong", bad_arrivals.total(), "answers", 0)
+    report.notes += [f"{count} answers: {why[:200]}" for why, count in (bad_streams + bad_arrivals).most_common(3)]
     report.notes.append(f"took {monotonic() - began_s:.0f} s")
     return report

@@ -1,9 +1,9 @@
 """Claims: the Redis script against the table in memory, and what happens to claims in time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 import hypothesis.strategies as st
 import pytest
@@ -151,10 +151,10 @@ async def test_a_claim_that_failed_leaves_the_answers_of_the_others(
     exchange = ScriptPipeline._exchange
     batches = count()
 
-    async def second_fails(self: ScriptPipeline, commands: Sequence[Sequence[str | int]]) -> object:
+    async def second_fails(self: ScriptPipeline, calls: Any, *first: Any) -> object:
         if next(batches) == 1:
             raise RedisConnectionError("scripted")
-        return await exchange(self, commands)
+        return await exchange(self, calls, *first)
 
     monkeypatch.setattr(ScriptPipeline, "_exchange", second_fails)
     answers = await other.claim(requests)

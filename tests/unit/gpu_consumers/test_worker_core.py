@@ -195,7 +195,7 @@ class Worker:
             [TOPICS.lane("pool", lane).name for lane in LANES],
             on_assign=self.core.assigned,
             on_revoke=self._revoked,
-            on_lost=lambda partitions: self.core.revoked(partitions) and None,
+            on_lost=self._lost,
         )
         self.aborted: list[str] = []
         self.submitted: list[str] = []
@@ -203,6 +203,10 @@ class Worker:
 
     def _revoked(self, partitions: Iterable[TopicPartition]) -> None:
         self._commit(self.core.revoked(partitions))
+
+    def _lost(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are another's already: what would be committed is too late."""
+        self.core.revoked(partitions)
 
     def _commit(self, offsets: dict[TopicPartition, int]) -> None:
         if not offsets:
