@@ -43,13 +43,27 @@ OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
 
 
 _EPOCH_SCRIPT = """
-local wanted, run_id = ARGV[1], ARGV[2]
-local held = redis.call('GET', KEYS[1])
-if held and string.sub(held, 1, #run_id) == run_id then return {held, run_id} end
-if string.sub(wanted, 1, #run_id) ~= run_id then return {'', run_id} end
-redis.call('SET', KEYS[1], wanted)
-return {wanted, run_id}
+local wanted, now_ms, run_id = ARGV[1], ARGV[2], ARGV[3]
+local epoch, intact_until_ms = string.match(redis.call('GET', KEYS[1]) or '', '^(%S*) ?(%d*)')
+if string.sub(epoch, 1, #run_id) ~= run_id then
+  if string.sub(wanted, 1, #run_id) ~= run_id then return {'', intact_until_ms, run_id} end
+  epoch = wanted
+end
+if now_ms ~= '' then
+  intact_until_ms = now_ms
+  redis.call('SET', KEYS[1], epoch .. ' ' .. now_ms)
+end
+return {epoch, intact_until_ms, run_id}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """`name` is empty when none holds."""
+
+    name: str
+    intact_until_ms: int
+    run_id: str
 
 
 class Refusal(BaseModel):
@@ -183,36 +197,47 @@ class RedisQuota:
 
     async def read_epoch(self) -> str | None:
         """The epoch that holds. Raises QuotaUnavailable."""
-        epoch, _ = await self._hold_epoch("")
-        return epoch or None
+        return (await self._ask_epoch()).name or None
+
+    async def keep_epoch(self, now_ms: int) -> bool:
+        """Whether an epoch holds. Notes that all that was stored until now is stored. Raises QuotaUnavailable."""
+        return (await self._ask_epoch(now_ms=now_ms)).name != ""
+
+    async def intact_until_ms(self) -> int:
+        """What was stored by then, by the clocks of `keep_epoch`, is there; 0 when the memory is gone.
+
+        Redis loses the end of what was written, or all, so a note that is there proves what was written before it.
+        Raises QuotaUnavailable.
+        """
+        return (await self._ask_epoch()).intact_until_ms
 
     async def new_epoch(self) -> str:
         """A name for an epoch that may be begun while Redis goes on running. Raises QuotaUnavailable."""
-        _, run_id = await self._hold_epoch("")
-        return f"{run_id}-{uuid.uuid4().hex}"
+        return f"{(await self._ask_epoch()).run_id}-{uuid.uuid4().hex}"
 
     async def may_begin(self, epoch: str) -> bool:
         """Whether the Redis that `new_epoch` asked still runs. Raises QuotaUnavailable."""
-        _, run_id = await self._hold_epoch("")
-        return epoch.startswith(run_id)
+        return epoch.startswith((await self._ask_epoch()).run_id)
 
-    async def begin_epoch(self, epoch: str) -> str:
+    async def begin_epoch(self, epoch: str, now_ms: int) -> str:
         """Writes the epoch unless another process was faster; returns the one that holds.
 
         Raises EpochLost if Redis was started again since `new_epoch`, QuotaUnavailable.
         """
-        holds, _ = await self._hold_epoch(epoch)
+        holds = (await self._ask_epoch(epoch, now_ms)).name
         if not holds:
             raise EpochLost("Redis was started again")
         return holds
 
-    async def _hold_epoch(self, wanted: str) -> tuple[str, str]:
-        """The epoch that holds, which is `wanted` if there was none (empty: none holds), and the server's run_id."""
+    async def _ask_epoch(self, wanted: str = "", now_ms: int | None = None) -> _Epoch:
+        """The epoch that holds, which is `wanted` if there was none."""
         try:
-            epoch, run_id = await self._epoch_script.call([self.epoch_key], [wanted])
+            name, intact_until_ms, run_id = await self._epoch_script.call(
+                [self.epoch_key], [wanted, "" if now_ms is None else now_ms]
+            )
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
-        return _text(epoch), _text(run_id)
+        return _Epoch(_text(name), int(_text(intact_until_ms) or 0), _text(run_id))
 
     async def _call(
         self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int

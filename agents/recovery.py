@@ -7,6 +7,9 @@ start full: what was used before is not known.
 A day of responses does not fit into memory. What ends while the log is folded goes to the store at once, in batches,
 and is forgotten; what is left at the end is open.
 
+Where Redis was only started again, its memory is there but for the last second. Then the log is read from the last time
+at which an epoch was seen to hold.
+
 A day of tokens takes minutes to read. So rows that only carry tokens are passed over undecoded, an attempt that fails
 goes on where the last one stopped, and a rebuild may take as long as it makes progress.
 """
@@ -38,6 +41,8 @@ from streams.topics import LONGEST_RESPONSE_MS
 RETRY_S = 0.5
 WINDOW_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
 """Whatever was opened earlier has ended, and the store would have forgotten it."""
+CLOCK_SKEW_MS = 300_000
+"""Between the clocks of admission and of the broker."""
 BATCH = 1_000
 """Reservations that go to the store together."""
 RECORDS_BETWEEN = 20_000
@@ -249,14 +254,14 @@ class Recovery:
         self.on_progress()
 
     async def _until_an_epoch_holds(self) -> None:
-        epoch, reading = "", self._read_back()
+        epoch, reading = "", None
         while True:
             try:
                 if await self.quota.read_epoch() is not None:
                     return
-                if not await self.quota.may_begin(epoch):
+                if reading is None or not await self.quota.may_begin(epoch):
                     # Begun now, or anew: what was restored before Redis was started again may be lost.
-                    epoch, reading = await self.quota.new_epoch(), self._read_back()
+                    epoch, reading = await self.quota.new_epoch(), await self._read_back()
                 await self._rebuild(epoch, reading)
             except (QuotaUnavailable, LogError) as error:
                 if self.clock_s() - self._progress_s > self.patience_s:
@@ -266,9 +271,10 @@ class Recovery:
             else:
                 return
 
-    def _read_back(self) -> ReadBack:
+    async def _read_back(self) -> ReadBack:
         now_ms = self.clock_ms()
-        return ReadBack(self.generated_topic, now_ms - WINDOW_MS, now_ms)
+        since_ms = max(now_ms - WINDOW_MS, await self.quota.intact_until_ms() - CLOCK_SKEW_MS)
+        return ReadBack(self.generated_topic, since_ms, now_ms)
 
     async def _rebuild(self, epoch: str, reading: ReadBack) -> None:
         restored = 0
@@ -279,9 +285,12 @@ class Recovery:
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 restored += await self._restore(epoch, batch)
                 self._progress()
+                if await self.quota.read_epoch() is not None:
+                    # Another process was faster.
+                    return
         finally:
             await asyncio.to_thread(consumer.close)
-        holds = await self.quota.begin_epoch(epoch)
+        holds = await self.quota.begin_epoch(epoch, self.clock_ms())
         metrics.QUOTA_REBUILDS.inc()
         _log.warning("quota_epoch_begun", restored=restored, first=holds == epoch)
 

@@ -116,7 +116,7 @@ def run(settings: Settings) -> int:
     async def look_for_the_epoch() -> None:
         """Rebuilds it where none holds. Settlement waits for it too, and there may be no request that would notice."""
         try:
-            if await quota.read_epoch() is None:
+            if not await quota.keep_epoch(now_ms()):
                 await recovery.run()
         except (QuotaUnavailable, RecoveryFailed) as error:
             # Requests wait meanwhile (`agents.pipeline`).

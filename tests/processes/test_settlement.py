@@ -38,7 +38,7 @@ def test_killed_and_started_again_it_settles_everything_once(
     async def story() -> None:
         async with Redis.from_url(redis_url, retry=None) as client:
             quota = RedisQuota(client, region.name)
-            await quota.begin_epoch(await quota.new_epoch())
+            await quota.begin_epoch(await quota.new_epoch(), now_ms())
             for name in names:
                 await quota.reserve("acme", LIMITS, name, tokens=100, deadline_ms=now_ms() + 60_000)
 

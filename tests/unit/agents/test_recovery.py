@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from agents.quota import OUTCOME_KEEP_MS, EpochLost, Finished, QuotaUnavailable, RedisQuota, Refusal, Restored
-from agents.recovery import BATCH, Finishes, ReadBack, Rebuild, Recovery, RecoveryFailed, without_tokens
+from agents.recovery import BATCH, CLOCK_SKEW_MS, Finishes, ReadBack, Rebuild, Recovery, RecoveryFailed, without_tokens
 from agents.routing import WorkersView
 from agents.workers_reader import WorkersReader
 from schemas.base import Scope
@@ -156,6 +156,58 @@ async def test_a_job_that_was_opened_almost_a_day_ago_gets_its_reservation_back(
         assert await quota.active_count("acme") == 1
 
 
+async def test_after_a_mere_restart_the_log_is_read_from_when_the_store_was_last_seen(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_ms = [time.time_ns() // 1_000_000]
+    log = MemoryLog(lambda: clock_ms[0])
+    log.create_topic("generated", 1)
+
+    def open_now(response_id: str) -> None:
+        record = opened(response_id).model_copy(update={"deadline_ms": clock_ms[0] + 3_600_000})
+        log.append("generated", record.encode())
+
+    open_now("long before")
+    async with Redis.from_url(redis_url) as redis:
+        quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
+        # As another run of the server left it: the name of an epoch begins with the run's.
+        await redis.set(quota.epoch_key, f"{'0' * 40}-epoch {clock_ms[0] + 600_000}")
+        clock_ms[0] += 600_000 - CLOCK_SKEW_MS
+        open_now("maybe lost")
+        clock_ms[0] += 600_000
+        recovery = Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", 30, lambda: clock_ms[0])
+        await recovery.run()
+        assert await quota.intact_until_ms() == clock_ms[0]
+        assert await quota.active_count("acme") == 1
+        [due] = await quota.overdue("acme", clock_ms[0] + 3_600_000, 10)
+        assert due.response_id == "maybe lost"
+
+
+async def test_who_is_slower_stops_rebuilding_when_an_epoch_holds(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    log = MemoryLog(lambda: now_ms)
+    log.create_topic("generated", 1)
+    for number in range(3 * BATCH):
+        record = opened(f"r{number}").model_copy(update={"deadline_ms": now_ms + 60_000})
+        log.append("generated", record.encode())
+    async with Redis.from_url(redis_url) as redis:
+        quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
+        restore, calls = quota.restore, 0
+
+        async def restore_while_another_is_faster(*arguments: Any) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls == BATCH:
+                await quota.begin_epoch(await quota.new_epoch(), now_ms)
+            return await restore(*arguments)
+
+        monkeypatch.setattr(quota, "restore", restore_while_another_is_faster)
+        await Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", 30, lambda: now_ms).run()
+    assert calls == BATCH
+
+
 async def test_many_responses_share_round_trips_and_nothing_is_decided_before_the_last(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,10 +232,10 @@ async def test_many_responses_share_round_trips_and_nothing_is_decided_before_th
         quota = RedisQuota(redis, f"t{uuid.uuid4().hex[:10]}")
         begin_epoch = quota.begin_epoch
 
-        async def last_step(epoch: str) -> str:
+        async def last_step(epoch: str, now_ms: int) -> str:
             with pytest.raises(EpochLost):
                 await quota.reserve("acme", Limits(), "new", tokens=1, deadline_ms=now_ms + 60_000)
-            return await begin_epoch(epoch)
+            return await begin_epoch(epoch, now_ms)
 
         monkeypatch.setattr(quota, "begin_epoch", last_step)
         await Recovery(quota, Directory(), lambda: log.consumer(None, "t"), "generated", 30, lambda: now_ms).run()
