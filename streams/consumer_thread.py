@@ -432,6 +432,11 @@ class ProducerThread:
         acknowledged.add_done_callback(self._waiting.discard)
         return acknowledged
 
+    async def ended(self) -> None:
+        """Returns when it is closed. Raises what ended the thread: nothing is produced any more."""
+        await asyncio.wait([self._ended])
+        self._ended.result()
+
     async def close(self, timeout_s: float) -> int:
         """Waits for outstanding deliveries and ends the thread; returns how many are outstanding at the deadline."""
         self._flush_s = timeout_s

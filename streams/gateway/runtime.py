@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Protocol
 
 import structlog
@@ -135,7 +135,8 @@ class GatewayRuntime:
 
     async def run(self) -> None:
         """Until cancelled. Raises what a loop failed with: the process cannot go on then."""
-        loops = [asyncio.ensure_future(work) for work in (self._pump(), self._flush(), self._sweep(), self._meet())]
+        works = (self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended())
+        loops = [asyncio.ensure_future(work) for work in works]
         try:
             await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -151,15 +152,17 @@ class GatewayRuntime:
         await asyncio.gather(self.gateway.stop(), self._sockets.go_away(FAREWELL_TIMEOUT_S))
 
     async def close(self) -> None:
-        """Writes what history lacks, commits, leaves the group, waits for deliveries."""
-        try:
+        """Writes what history lacks, commits, leaves the group, waits for deliveries.
+
+        Everything is closed, whatever of it fails; raises the last failure.
+        """
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._redis.aclose)
+            closing.callback(self._log_history.close)
+            closing.push_async_callback(self._producer.close, DRAIN_TIMEOUT_S)
+            closing.push_async_callback(self._consumer.close)
             await self.pump.flush()
             self._count_delivered(self.gateway.sweep())
-        finally:
-            await self._consumer.close()
-            await self._producer.close(DRAIN_TIMEOUT_S)
-            self._log_history.close()
-            await self._redis.aclose()
 
     async def _pump(self) -> None:
         while True:

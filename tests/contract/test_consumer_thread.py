@@ -105,6 +105,8 @@ async def test_a_failed_record_that_nobody_listens_for_ends_the_producer(
     with pytest.raises(LogError, match="UNKNOWN"):
         await waiting
     with pytest.raises(LogError, match="UNKNOWN"):
+        await producer.ended()
+    with pytest.raises(LogError, match="UNKNOWN"):
         await producer.close(DEADLINE_S)
     with pytest.raises(LogError, match="UNKNOWN"):
         producer.produce("any", b"")

@@ -214,6 +214,7 @@ class Stack:
         self, settings: Settings, log: MemoryLog, runtime: GatewayRuntime, server: GatewayServer, directory: Directory,
         usage: Usage,
     ) -> None:  # fmt: skip
+        self.running: asyncio.Future[None]
         self.settings = settings
         self.server = server
         self.log = log
@@ -253,7 +254,7 @@ async def serving(
     server = GatewayServer(server_config(settings, runtime.edge), runtime.stop)
     stack = Stack(settings, log, runtime, server, directory, usage)
     await runtime.start()
-    running = asyncio.ensure_future(runtime.run())
+    running = stack.running = asyncio.ensure_future(runtime.run())
     serve = asyncio.ensure_future(server.serve())
     try:
         await until(lambda: server.started and runtime.pump.owned, "the gateway is ready")
