@@ -12,9 +12,11 @@ Each event goes through the same steps. What a SIGKILL after each one causes:
 """
 
 import asyncio
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -67,15 +69,16 @@ class WorkerFailed(Exception):
     """The worker cannot go on; its process ends with an error and is started again."""
 
 
-def read_back(
-    consumer: LogConsumer, topic: str, asks: Sequence[AskReadBack], timeout_s: float = READ_BACK_TIMEOUT_S
-) -> list[Decision]:
-    """One pass over a partition for all `asks`, which are of that partition. Raises LogError, also on the deadline."""
+def read_back(consumer: LogConsumer, topic: str, asks: Sequence[AskReadBack], stop: threading.Event) -> list[Decision]:
+    """One pass over a partition for all `asks`, which are of that partition.
+
+    Raises LogError, also after `READ_BACK_TIMEOUT_S` and when `stop` is set.
+    """
     source = TopicPartition(topic, asks[0].partition)
     folds = [ReadBack(ask.response_id, ask.attempt_id) for ask in asks]
     needles = [ask.response_id.encode() for ask in asks]
     offsets = range(min(ask.first_offset for ask in asks), max(ask.fence_offset for ask in asks) + 1)
-    for record in read_offsets(consumer, {source: offsets}, time.monotonic() + timeout_s):
+    for record in read_offsets(consumer, {source: offsets}, time.monotonic() + READ_BACK_TIMEOUT_S, stop=stop):
         value = record.value or b""
         # Most records are of other responses: looking for the id costs a fraction of parsing.
         if not any(needle in value for needle in needles):
@@ -107,13 +110,14 @@ class Ports:
 class _Asked:
     """Asked for by the core, answered by a task; bounded by the requests that the core engages at once.
 
-    `finished` and `released` also hold what the claim store could not take, up to `MAX_CLAIM_MARKS` each.
+    `finished` and `released` also hold what the claim store could not take, up to `MAX_CLAIM_MARKS` each. `read_backs`
+    are by partition.
     """
 
     claims: list[AskClaim] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
-    read_backs: list[AskReadBack] = field(default_factory=list)
+    read_backs: defaultdict[int, list[AskReadBack]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Worker:
@@ -139,6 +143,9 @@ class Worker:
         self._asked = _Asked()
         self._claims_asked = asyncio.Event()
         self._read_back_asked = asyncio.Event()
+        # Threads of their own, one per partition: what hangs holds up no other, and not the end of the process.
+        self._readers = ThreadPoolExecutor(self._topics.generated.partitions, "read-back")
+        self._readers_stop = threading.Event()
         self._engine_died = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens_at_beat = (0, 0)
@@ -168,6 +175,8 @@ class Worker:
             await self._until_done(lanes, [*background, self._failed])
             await self._drain([*background, self._failed])
         finally:
+            self._readers_stop.set()
+            self._readers.shutdown(wait=False)
             tasks: list[asyncio.Future[None]] = [*background, lanes, stopped]
             for task in tasks:
                 task.cancel()
@@ -243,7 +252,7 @@ class Worker:
                         self._asked.released.append(response_id)
                         self._claims_asked.set()
                     case AskReadBack():
-                        self._asked.read_backs.append(effect)
+                        self._asked.read_backs[effect.partition].append(effect)
                         self._read_back_asked.set()
 
     def _publish(self, effect: Publish) -> None:
@@ -469,30 +478,35 @@ class Worker:
             self._asked.released = (released + self._asked.released)[-MAX_CLAIM_MARKS:]
 
     async def _ask_read_backs(self) -> None:
-        while True:
-            await self._read_back_asked.wait()
-            self._read_back_asked.clear()
-            asks, self._asked.read_backs = self._asked.read_backs, []
-            by_partition: defaultdict[int, list[AskReadBack]] = defaultdict(list)
-            for ask in asks:
-                by_partition[ask.partition].append(ask)
-            for together in by_partition.values():
-                try:
-                    decisions = await asyncio.to_thread(self._read_back, together)
-                except LogError as error:
-                    _log.warning("read_back_failed", error=str(error))
-                    for ask in together:
-                        self._core.read_back_failed(ask.response_id, ask.attempt_id, self._now_ms())
-                else:
-                    for ask, decision in zip(together, decisions, strict=True):
-                        _log.info("taken_over", response_id=ask.response_id, decision=decision)
-                        self._core.read_back(ask.response_id, ask.attempt_id, decision, self._now_ms())
-                self._after_event()
+        reading: set[int] = set()
+        async with asyncio.TaskGroup() as readers:
+            while True:
+                await self._read_back_asked.wait()
+                self._read_back_asked.clear()
+                for partition in self._asked.read_backs.keys() - reading:
+                    reading.add(partition)
+                    readers.create_task(self._read_partition_back(partition, reading))
+
+    async def _read_partition_back(self, partition: int, reading: set[int]) -> None:
+        """Until nothing more is asked of it; whatever is asked meanwhile goes into the next pass."""
+        while asks := self._asked.read_backs.pop(partition, []):
+            try:
+                decisions = await asyncio.get_running_loop().run_in_executor(self._readers, self._read_back, asks)
+            except LogError as error:
+                _log.warning("read_back_failed", partition=partition, error=str(error))
+                for ask in asks:
+                    self._core.read_back_failed(ask.response_id, ask.attempt_id, self._now_ms())
+            else:
+                for ask, decision in zip(asks, decisions, strict=True):
+                    _log.info("taken_over", response_id=ask.response_id, decision=decision)
+                    self._core.read_back(ask.response_id, ask.attempt_id, decision, self._now_ms())
+            self._after_event()
+        reading.remove(partition)
 
     def _read_back(self, asks: Sequence[AskReadBack]) -> list[Decision]:
         consumer = self._ports.reader()
         try:
-            return read_back(consumer, self._topics.generated.name, asks)
+            return read_back(consumer, self._topics.generated.name, asks, self._readers_stop)
         finally:
             consumer.close()
 

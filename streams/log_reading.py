@@ -1,5 +1,6 @@
 """Reading a stretch of the log: from an offset to where the partition ended when somebody looked."""
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -29,19 +30,21 @@ def read_offsets(
     deadline_s: float,
     *,
     patience_s: float | None = None,
+    stop: threading.Event | None = None,
 ) -> Iterator[LogRecord]:
     """The records at these offsets, each partition in log order; offsets that hold no record are passed over.
 
     `consumer` is an independent reader; it is assigned these partitions until all is read, and none afterwards. Blocks
     between records. Raises LogError: what polling raises, and a retriable one at `deadline_s` (of `time.monotonic`);
     with `patience_s` the deadline is so long after the last records that came, and after what the caller did with them.
+    Soon after `stop` was set (by another thread) it raises as at the deadline.
     """
     behind = {partition: wanted.stop for partition, wanted in offsets.items() if wanted}
     if not behind:
         return
     consumer.assign({partition: offsets[partition].start for partition in behind})
     while behind:
-        if time.monotonic() >= deadline_s:
+        if time.monotonic() >= deadline_s or (stop is not None and stop.is_set()):
             waiting = ", ".join(f"{partition.topic}-{partition.partition}" for partition in behind)
             raise LogError(f"{waiting} not read to the end in time", retriable=True)
         records = consumer.poll(RECORDS_PER_POLL, _POLL_S)

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -32,7 +33,7 @@ from streams.accepted_prefix import AcceptedPrefix, fold_frame
 from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.ids import mint_attempt_id
 from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import TopicPartition
+from streams.log import LogRecord, TopicPartition
 from streams.provisioning import provision
 from streams.settings import KafkaSettings, WorkerSettings
 from streams.topics import Partitions, Topics
@@ -261,6 +262,40 @@ async def test_what_a_drain_cannot_finish_is_taken_over(region: Region) -> None:
     assert [fence.kind for fence in region.fences(response_id)] == ["fresh", "takeover"]
 
 
+class HangsOnPartition0(KafkaConsumer):
+    """As if the leader of that partition were away."""
+
+    hangs = False
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.hangs |= any(source.partition == 0 for source in positions)
+        super().assign(positions)
+
+    def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        records = super().poll(max_records, timeout_s)
+        return [] if self.hangs else records
+
+    def end_reached(self, partition: TopicPartition) -> int:
+        return 0 if self.hangs else super().end_reached(partition)
+
+
+async def test_a_partition_that_cannot_be_read_holds_up_neither_other_takeovers_nor_the_end(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_consumers.worker.READ_BACK_TIMEOUT_S", 3_600)
+    async with worker(region, "a", drain_timeout_s=0.2):
+        ids = [await region.request(max_tokens=50_000) for _ in range(4)]
+        await region.until(lambda: all(region.accepted(response_id) > 3 for response_id in ids))
+    async with worker(region, "b", drain_timeout_s=0.2) as heir:
+        heir.ports.reader = lambda: HangsOnPartition0(region.kafka, None, "b-read-back")
+        await region.ended(ids[1], ids[3], timeout_s=60)
+        assert [region.terminal(response_id) for response_id in (ids[0], ids[2])] == [None, None]
+    deadline_s = time.monotonic() + 30
+    while any(thread.name.startswith("read-back") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline_s, "the process would wait for this thread"
+        await asyncio.sleep(0.05)
+
+
 async def test_without_redis_requests_are_answered_all_the_same(kafka_settings: KafkaSettings) -> None:
     region = Region(kafka_settings, "redis://127.0.0.1:1/0", f"worker{next(_regions)}")
     async with worker(region, "a"):
@@ -415,7 +450,7 @@ async def test_a_worker_whose_engine_stays_away_leaves_its_work_to_a_ready_one(r
     async with worker(region, "ready") as ready:
         dies_once = ENGINE.model_copy(update={"die_after_tokens": 30})
         async with worker(region, "dying", dies_once) as dying:
-            await region.until(lambda: ready.partitions() and dying.partitions())
+            await region.until(lambda: ready.partitions() and dying.partitions(), timeout_s=60)
             dying.engine._settings = LOADS_FOR_EVER  # from its next start on
             ids = [await region.request(max_tokens=30) for _ in range(12)]
             await region.ended(*ids)
