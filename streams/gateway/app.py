@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def response_object(snapshot: Snapshot) -> dict[str, Any]:
         "status": status,
         "created_at": started.accepted_at_ms // 1_000 if started else None,
         "model": model or None,
-        "output_text": snapshot.texts[0],
+        "output_text": snapshot.texts[0] if snapshot.texts else None,
         "sequence_number": snapshot.sequence_number,
         "finish_reasons": terminal.finish_reasons if terminal else [],
         "code": terminal.code.value if terminal else None,
@@ -293,7 +294,10 @@ class ChatApi:
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        return JSONResponse(response_object(await self._gateway.cancel(principal, response_id)))
+        snapshot = await self._gateway.cancel(principal, response_id)
+        with suppress(ApiError):  # What was asked for is done: its text is a courtesy.
+            snapshot = await self._gateway.retrieve(principal, response_id, waits=False)
+        return JSONResponse(response_object(snapshot))
 
 
 # The rest

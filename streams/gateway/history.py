@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import redis.asyncio
 import redis.exceptions
 import structlog
 
 from schemas.codec import Undecodable, decode
-from schemas.responses import RESPONSES, Release, Started
+from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams import redis_keys
 from streams.gateway.hub import HistoryEntry, Stream
 from streams.gateway.replay import Replay, UnreadableEntry, pack
@@ -39,6 +40,13 @@ class HistoryUnavailable(Exception):
     def __init__(self, message: str, *, is_transient: bool = True) -> None:
         super().__init__(message)
         self.is_transient = is_transient
+
+
+class Outline(NamedTuple):
+    """How a response began, and how it ended if it has."""
+
+    started: Started | None
+    terminal: Terminal | None
 
 
 class RedisHistory:
@@ -95,6 +103,23 @@ class RedisHistory:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
             replay.gap = True
         return replay
+
+    async def outline(self, tenant_id: str, response_id: str) -> Outline:
+        """Its beginning and its end as far as they stand there, without what is between. Raises HistoryUnavailable."""
+        key = self.key(tenant_id, response_id)
+        outline = Replay()
+        try:
+            async with self._client.pipeline(transaction=False) as pipeline:
+                pipeline.lindex(key, 0)
+                pipeline.lindex(key, -1)
+                for packed in await pipeline.execute():
+                    if packed is not None:
+                        outline.add_packed(packed)
+        except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+            raise HistoryUnavailable(str(error)[:200]) from None
+        except UnreadableEntry as error:
+            _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
+        return Outline(outline.started, outline.terminal)
 
     async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
         """The beginnings that stand there, by response id. Raises HistoryUnavailable."""
@@ -246,6 +271,20 @@ class History:
         if not _reaches(replay, until, ended):
             raise HistoryUnavailable("the log does not hold what comes next", is_transient=near_failed)
         return replay
+
+    async def outline(self, tenant_id: str, response_id: str) -> Outline | None:
+        """Its beginning, and its end as far as Redis knows it; from the log where Redis has no beginning.
+
+        None: the tenant has no such response. Raises HistoryUnavailable when that cannot be told.
+        """
+        try:
+            outline = await self._near.outline(tenant_id, response_id)
+            if outline.started is not None:
+                return outline
+        except HistoryUnavailable as error:
+            _log.warning("history_unavailable", why=str(error))
+        replay = await self.read(tenant_id, response_id, 0)
+        return None if replay is None else Outline(replay.started, replay.terminal)
 
     async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
         """The beginnings that can be had of these, by response id; of what Redis lacks, a few from the log."""

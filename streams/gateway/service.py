@@ -70,7 +70,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything known of a response at one moment."""
+    """Everything known of a response at one moment. No texts: they are not known."""
 
     response_id: str
     started: Started | None
@@ -263,18 +263,22 @@ class Gateway:
         after: int,
         *,
         stays: bool = True,
+        waits: bool = True,
     ) -> Follower:
         """A viewer that has seen tokens up to `after`. Release it. One that does not stay keeps nothing alive.
 
-        Raises ApiError: 404 for an id that is not the tenant's, 400 for a position that does not exist yet, 409
-        `replay_unavailable` when the position is no longer (or not here) to be had.
+        `waits`: for what is young, or about to be served here. Raises ApiError: 404 for an id that is not the tenant's,
+        400 for a position that does not exist yet, 409 `replay_unavailable` when the position is no longer (or not
+        here) to be had.
         """
         partition = self._partition(response_id)
         try:
             return await self._resume_known(principal, response_id, partition, after, stays)
         except ApiError as error:
             in_history = error.status == 409
-            if error.status not in (404, 409) or not await self._appears(principal, response_id, partition, in_history):
+            if not waits or error.status not in (404, 409):
+                raise
+            if not await self._appears(principal, response_id, partition, in_history):
                 raise
         return await self._resume_known(principal, response_id, partition, after, stays)
 
@@ -358,9 +362,9 @@ class Gateway:
         if after > last:
             raise _future(after)
 
-    async def retrieve(self, principal: Principal, response_id: str) -> Snapshot:
+    async def retrieve(self, principal: Principal, response_id: str, *, waits: bool = True) -> Snapshot:
         """Raises ApiError as `resume` does."""
-        follower = await self.resume(principal, response_id, 0, stays=False)
+        follower = await self.resume(principal, response_id, 0, stays=False, waits=waits)
         try:
             events: list[Span] = []
             terminal: Terminal | None = None
@@ -381,16 +385,38 @@ class Gateway:
             self.release(follower)
 
     async def cancel(self, principal: Principal, response_id: str) -> Snapshot:
-        """Idempotent: what has ended stays as it ended. Raises ApiError as `resume` does, and 503."""
-        snapshot = await self.retrieve(principal, response_id)
-        if snapshot.terminal is None:
-            scope = snapshot.started.scope if snapshot.started else None
-            if scope is None and (stream := self.hub.get(response_id)) is not None:
-                scope = stream.scope
-            if scope is None:
-                raise not_found(response_id)
+        """Ends a response, wherever it runs. Idempotent: what has ended stays as it ended.
+
+        The snapshot has no texts: a cancel waits for no replay. Raises ApiError: 404 for an id that is not the
+        tenant's, 409 when history cannot tell whose it is, 503 when the cancellation is not stored in time.
+        """
+        partition = self._partition(response_id)
+        outline = await self._outline(principal, response_id)
+        if outline is None:
+            await self._appears(principal, response_id, partition, in_history=False)
+            outline = await self._outline(principal, response_id)
+        if outline is None:
+            raise not_found(response_id)
+        started, terminal, scope = outline
+        if terminal is None and not self.hub.has_ended(response_id):
             await self._send_cancel(response_id, scope, "client")
-        return snapshot
+        return Snapshot(response_id, started, [], terminal.sequence_number if terminal else 0, terminal)
+
+    async def _outline(
+        self, principal: Principal, response_id: str
+    ) -> tuple[Started | None, Terminal | None, Scope] | None:
+        """How it began and ended as far as can be told, and whose it is; None when it is not the tenant's."""
+        if (stream := self._own(principal, response_id)) is not None:
+            return stream.started, stream.terminal, stream.scope
+        tenant_id = principal.tenant.tenant_id
+        try:
+            outline = await self._history.outline(tenant_id, response_id)
+        except HistoryUnavailable as error:
+            raise replay_unavailable(f"Whose it is cannot be told: {error}.", is_transient=error.is_transient) from None
+        if outline is None:
+            return None
+        record = outline.started or outline.terminal
+        return outline.started, outline.terminal, Scope(tenant_id=tenant_id) if record is None else record.scope
 
     async def _send_cancel(self, response_id: str, scope: Scope, reason: str) -> None:
         record = Cancel.model_validate(

@@ -18,6 +18,7 @@ from streams import redis_keys
 from streams.gateway.history import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
 from streams.gateway.hub import HistoryEntry, Hub, Stream
 from streams.gateway.openai_chat import OnDisconnect
+from streams.gateway.pump import Pump
 from streams.gateway.replay import Replay, UnreadableEntry, pack
 from streams.gateway.service import now_ms
 from streams.gateway.spans import Span
@@ -29,6 +30,7 @@ from tests.servers import free_ports, server
 from tests.servers import until as wait_until
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
+    OTHER_KEY,
     MemoryClients,
     Stack,
     memory_log,
@@ -292,6 +294,49 @@ async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_p
             stack.pipeline.end(request, 3)
             await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it ends by itself")
             assert stack.pipeline.cancels() == []
+
+
+@pytest.mark.parametrize("where", ["memory", "another gateway"])
+async def test_a_cancel_needs_no_replay(stack: Stack, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    async def late(*_: Any, **__: Any) -> None:
+        raise HistoryUnavailable("late")
+
+    async with http(stack) as client:
+        if where == "memory":
+            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=HELLO))
+            request = await stack.pipeline.next_request()
+            stack.pipeline.start(request)
+            stack.pipeline.release(request, 1, ["a", "b"])
+            await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.trimmed, "it is in history")
+            response_id = request.response_id
+        else:
+            response_id = mint_response_id(stack.settings.region, 0)
+            near = stack.runtime.gateway._history._near
+            await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
+            await near.append([entry(response_id, span(3, "c"))])
+            monkeypatch.setattr(Pump, "owned", [1])
+        monkeypatch.setattr(History, "read", late)
+        answer = await client.post(f"/v1/responses/{response_id}/cancel")
+        assert (answer.status_code, answer.json()["status"], answer.json()["output_text"]) == (200, "in_progress", None)
+        [cancel] = stack.pipeline.cancels()
+        assert (cancel.response_id, cancel.reason, cancel.scope.tenant_id) == (response_id, "client", "acme")
+        other = {"authorization": f"Bearer {OTHER_KEY}"}
+        assert (await client.post(f"/v1/responses/{response_id}/cancel", headers=other)).status_code in (404, 409)
+        assert len(stack.pipeline.cancels()) == 1
+        if where == "memory":
+            stack.pipeline.end(request, 3, EndingCode.CANCELLED)
+            await asking
+
+
+async def test_what_has_ended_elsewhere_is_not_cancelled(stack: Stack) -> None:
+    response_id = mint_response_id(stack.settings.region, 0)
+    near = stack.runtime.gateway._history._near
+    await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
+    await near.append([entry(response_id, end=3)])
+    async with http(stack) as client:
+        answer = await client.post(f"/v1/responses/{response_id}/cancel")
+    assert (answer.json()["status"], answer.json()["output_text"]) == ("completed", "ab")
+    assert stack.pipeline.cancels() == []
 
 
 async def test_an_end_that_is_not_in_history_yet_sends_nobody_to_the_log(
