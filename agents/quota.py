@@ -35,7 +35,7 @@ from schemas.admission import Decision
 from schemas.endings import EndingCode
 from streams import redis_keys
 from streams.directory import Limits
-from streams.script_pipeline import Answer, ScriptPipeline
+from streams.script_pipeline import Answer, Script, ScriptPipeline
 from streams.topics import LONGEST_OUTAGE_MS
 
 OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
@@ -184,8 +184,9 @@ class RedisQuota:
         self._keep_ms = keep_ms
         self.now_ms = now_ms
         self._epoch = ""
-        self._script = ScriptPipeline(redis, files("agents").joinpath("quota.lua").read_text(), with_run_id=True)
-        self._epoch_script = ScriptPipeline(redis, _EPOCH_SCRIPT, with_run_id=True)
+        self._scripts = ScriptPipeline(redis, with_run_id=True)
+        self._quota_script = Script(files("agents").joinpath("quota.lua").read_text())
+        self._epoch_script = Script(_EPOCH_SCRIPT)
 
     @property
     def epoch_key(self) -> str:
@@ -232,8 +233,8 @@ class RedisQuota:
     async def _ask_epoch(self, wanted: str = "", now_ms: int | None = None) -> _Epoch:
         """The epoch that holds, which is `wanted` if there was none."""
         try:
-            name, intact_until_ms, run_id = await self._epoch_script.call(
-                [self.epoch_key], [wanted, "" if now_ms is None else now_ms]
+            name, intact_until_ms, run_id = await self._scripts.call(
+                self._epoch_script, [self.epoch_key], [wanted, "" if now_ms is None else now_ms]
             )
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
@@ -262,7 +263,8 @@ class RedisQuota:
         self, epoch: str, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
     ) -> Answer:
         now = "" if self.now_ms is None else self.now_ms
-        return await self._script.call(
+        return await self._scripts.call(
+                self._quota_script,
             self._keys(tenant_id, response_id),
             [
                 operation, epoch, now, limits.requests_per_minute, limits.tokens_per_minute,

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from streams import redis_keys
-from streams.script_pipeline import ScriptPipeline
+from streams.script_pipeline import Script, ScriptPipeline
 
 ClaimState = Literal["fresh", "expired", "leased", "finished"]
 
@@ -66,7 +66,7 @@ class ClaimStore(Protocol):
 
 # KEYS: claim, own lease. ARGV: lease prefix, incarnation, attempt, lease_ms, claim_ttl_ms, only begun (1 or 0).
 # A claim is a hash: incarnation (empty: released or finished), attempt, finished.
-_CLAIM = """
+_CLAIM = Script("""
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
 local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt', 'finished')
 if held[3] then return {'finished', '', 0} end
@@ -83,21 +83,21 @@ end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return {state, previous, 0}
-"""
+""")
 
 # KEYS: claim. ARGV: incarnation, finished_ttl_ms.
-_FINISH = """
+_FINISH = Script("""
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'incarnation', '', 'finished', '1')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
-"""
+""")
 
 # KEYS: claim. ARGV: incarnation.
-_RELEASE = """
+_RELEASE = Script("""
 if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then redis.call('HSET', KEYS[1], 'incarnation', '') end
 return 0
-"""
+""")
 
 
 class RedisClaims:
@@ -121,9 +121,7 @@ class RedisClaims:
         self._lease_ms = lease_ms
         self._claim_ttl_ms = claim_ttl_ms
         self._finished_ttl_ms = finished_ttl_ms
-        self._claim_script = ScriptPipeline(redis, _CLAIM)
-        self._finish_script = ScriptPipeline(redis, _FINISH)
-        self._release_script = ScriptPipeline(redis, _RELEASE)
+        self._scripts = ScriptPipeline(redis)
 
     def _claim_key(self, response_id: str) -> str:
         return redis_keys.claim(self._region, self._pool, response_id)
@@ -135,7 +133,8 @@ class RedisClaims:
     async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim | None]:
         any_lease = redis_keys.lease(self._region, self._pool, "")
         answers = await _each(
-            self._claim_script.call(
+            self._scripts.call(
+                _CLAIM,
                 [self._claim_key(request.response_id), self._lease_key],
                 [
                     any_lease,
@@ -158,12 +157,12 @@ class RedisClaims:
 
     async def finish(self, response_ids: Sequence[str]) -> None:
         await _all(
-            self._finish_script.call([self._claim_key(each)], [self._incarnation, self._finished_ttl_ms])
+            self._scripts.call(_FINISH, [self._claim_key(each)], [self._incarnation, self._finished_ttl_ms])
             for each in response_ids
         )
 
     async def release(self, response_ids: Sequence[str]) -> None:
-        await _all(self._release_script.call([self._claim_key(each)], [self._incarnation]) for each in response_ids)
+        await _all(self._scripts.call(_RELEASE, [self._claim_key(each)], [self._incarnation]) for each in response_ids)
 
     async def resign(self) -> None:
         try:

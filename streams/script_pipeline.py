@@ -1,4 +1,4 @@
-"""Calls of one Lua script, sent together when they come together.
+"""Calls of Lua scripts, sent together when they come together.
 
 While one batch is on its way, the next one gathers; so an idle process pays one round trip, and a busy one shares its
 system calls among all requests in work. The batches have a connection of their own: taking one from the pool for each
@@ -20,34 +20,42 @@ MAX_BATCH = 128
 Answer = list[bytes | str | int]
 
 
+@dataclass(frozen=True, slots=True)
+class Script:
+    text: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest())
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
+    script: Script
     keys: Sequence[str]
     arguments: Sequence[str | int]
     answer: "asyncio.Future[Answer]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class ScriptPipeline:
-    """`call` runs the script atomically, in no promised order towards other calls. Raises RedisError.
+    """`call` runs a script atomically, in no promised order towards other calls. Raises RedisError.
 
     Keeps one connection of the client, until that is closed. A batch must be answered within its `socket_timeout`.
     With `with_run_id` the last argument of every call is the `run_id` of the server that the call reaches, which a
     connection asks for once: a server that was started again has another one.
     """
 
-    def __init__(self, redis: "Redis", script: str, *, with_run_id: bool = False) -> None:
+    def __init__(self, redis: "Redis", *, with_run_id: bool = False) -> None:
         self._pool = redis.connection_pool
         self._timeout_s: float | None = self._pool.connection_kwargs.get("socket_timeout")
-        self._script = script
-        self._sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         self._waiting: deque[_Call] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._connection: AbstractConnection | None = None
         self._with_run_id = with_run_id
         self._run_id: str | None = None
 
-    async def call(self, keys: Sequence[str], arguments: Sequence[str | int]) -> Answer:
-        call = _Call(keys, arguments)
+    async def call(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int]) -> Answer:
+        call = _Call(script, keys, arguments)
         self._waiting.append(call)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send())
@@ -71,13 +79,14 @@ class ScriptPipeline:
         unknown = self._resolve(batch, await self._exchange(batch))
         if unknown:
             # A server that has restarted, or a first call.
-            [_, *answers] = await self._exchange(unknown, ["SCRIPT LOAD", self._script])
-            for call in self._resolve(unknown, answers):
+            loads = [["SCRIPT LOAD", text] for text in {call.script.text for call in unknown}]
+            answers = await self._exchange(unknown, *loads)
+            for call in self._resolve(unknown, answers[len(loads) :]):
                 call.answer.set_exception(NoScriptError("the script was loaded and is not there"))
 
     def _command(self, call: _Call) -> list[str | int]:
         run_id = () if self._run_id is None else (self._run_id,)
-        return ["EVALSHA", self._sha, len(call.keys), *call.keys, *call.arguments, *run_id]
+        return ["EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments, *run_id]
 
     def _resolve(self, batch: Sequence[_Call], answers: Sequence[Answer | ResponseError]) -> list[_Call]:
         """Returns the calls whose script the server does not know."""

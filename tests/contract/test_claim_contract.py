@@ -140,6 +140,18 @@ async def test_a_store_that_does_not_answer_says_so() -> None:
     await client.aclose()
 
 
+async def test_all_calls_of_a_store_share_one_connection(redis: Redis, region: str) -> None:
+    store = claims(redis, region)
+    await store.claim([ClaimRequest("r", "att")])
+    connections = len(await redis.client_list())
+    await asyncio.gather(store.finish(["r"]), store.release(["r"]), store.claim([ClaimRequest("s", "att")]))
+    assert len(await redis.client_list()) == connections
+    assert await store.claim([ClaimRequest("r", "att"), ClaimRequest("s", "att")]) == [
+        Claim("finished"),
+        Claim("expired", "att"),
+    ]
+
+
 async def test_a_claim_that_failed_leaves_the_answers_of_the_others(
     redis: Redis, redis_url: str, region: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
