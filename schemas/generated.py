@@ -4,12 +4,12 @@ Per response: `Opened`, then attempts (a `Fence`, then rows of `Frame`s), then t
 The rule that every reader applies is `streams.accepted_prefix`.
 """
 
-from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
 from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount
+from schemas.columns import check_lengths, check_rows
 from schemas.endings import EndingCode
 from schemas.request import Lane, ReplyTo
 
@@ -106,22 +106,14 @@ class Frame(Record):
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
-        rows = len(self.response_id)
         columns = (
             self.scope, self.attempt_id, self.choice, self.first_sequence, self.kind, self.token_ids, self.text,
             self.text_ends, self.logprobs, self.finish, self.cached_tokens,
         )  # fmt: skip
-        if any(len(column) != rows for column in columns):
-            raise ValueError("columns differ in length")
-        if rows and not (min(self.scope) >= 0 and max(self.scope) < len(self.scopes)):
-            raise ValueError("scope index out of range")
-        if rows and min(self.first_sequence) < 1:
-            raise ValueError("first_sequence starts at 1")
-        for tokens, text, ends in zip(self.token_ids, self.text, self.text_ends, strict=True):
-            if len(tokens) != len(ends) or (ends[-1] if ends else 0) != len(text):
-                raise ValueError("text_ends does not describe text")
-            if len(ends) > 1 and any(a > b for a, b in pairwise(ends)):
-                raise ValueError("text_ends decreases")
+        check_lengths(len(self.response_id), columns)
+        check_rows(self.scopes, self.scope, self.first_sequence, self.text, self.text_ends)
+        if [*map(len, self.token_ids)] != [*map(len, self.text_ends)]:
+            raise ValueError("text_ends does not describe text")
         return self
 
 

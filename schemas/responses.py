@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from schemas.base import Milliseconds, Record, Scope, ScopedRecord, TokenCount
+from schemas.columns import check_lengths, check_rows
 from schemas.endings import EndingCode
 from schemas.generated import Kind
 
@@ -48,12 +49,11 @@ class Release(Record):
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
-        rows = len(self.response_id)
         columns = (
             self.scope, self.choice, self.first_sequence, self.kind, self.text, self.text_ends, self.emitted_at_us
         )  # fmt: skip
-        if any(len(column) != rows for column in columns):
-            raise ValueError("columns differ in length")
+        check_lengths(len(self.response_id), columns)
+        check_rows(self.scopes, self.scope, self.first_sequence, self.text, self.text_ends)
         return self
 
 

@@ -28,6 +28,10 @@ class ResponseId:
         return f"resp_{self.region}-{self.partition}_{self.unique}"
 
 
+def is_response_id(text: str) -> bool:
+    return _RESPONSE_ID.fullmatch(text) is not None
+
+
 def parse_response_id(text: str) -> ResponseId:
     """Raises ValueError for anything that this module did not mint."""
     match = _RESPONSE_ID.fullmatch(text)

@@ -16,6 +16,7 @@ from schemas.responses import Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.openai_chat import OnDisconnect
 from streams.gateway.spans import MAX_SPAN_CHARS, Span, join, join_runs
+from streams.ids import is_response_id
 
 IDLE_STREAM_MS = 60_000
 MAX_UNFLUSHED_ENDED = 2_000
@@ -294,6 +295,8 @@ class Hub:
         self.released_tokens = 0
         self.duplicate_tokens = 0
         self.gaps = 0
+        self.misnamed = 0
+        """Records and rows that were left out because they name no response."""
         self.abandoned_chars = 0
 
     def __len__(self) -> int:
@@ -458,9 +461,12 @@ class Hub:
             viewer.wake()
 
     def _stream(self, response_id: str, partition: int, scope: Scope, now_ms: int) -> Stream | None:
-        """None for a response that has ended here: its records are repetitions."""
+        """None for a response that has ended here, whose records are repetitions, and for what is no response id."""
         stream = self._streams.get(response_id)
         if stream is None and response_id not in self._ended:
+            if not is_response_id(response_id):
+                self.misnamed += 1
+                return None
             stream = self._begun_elsewhere(response_id, partition, scope, now_ms)
         return stream
 

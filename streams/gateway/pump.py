@@ -116,8 +116,9 @@ class Pump:
             try:
                 event = _validate(record.value or b"")
             except ValueError:
-                self._refuse(record)
+                self._refuse(record, _why(record.value))
             else:
+                misnamed = hub.misnamed
                 if type(event) is Release:
                     hub.apply_release(event, record.partition, now_ms)
                     if event.emitted_at_us:
@@ -127,6 +128,8 @@ class Pump:
                     self._metrics.endings.labels(event.code.value).inc()
                 elif type(event) is Started:
                     hub.apply_started(event, record.partition, now_ms)
+                if hub.misnamed != misnamed:
+                    self._refuse(record, Undecodable("invalid", "response_id: not a response id"))
             self._positions[record.source] = record.offset + 1
         if not self.busy:
             hub.wake_viewers()
@@ -137,8 +140,7 @@ class Pump:
         self._wake_timer = None
         self._hub.wake_viewers()
 
-    def _refuse(self, record: LogRecord) -> None:
-        error = _why(record.value)
+    def _refuse(self, record: LogRecord, error: Undecodable) -> None:
         self._metrics.unreadable.inc()
         _log.error("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
         future = asyncio.ensure_future(self._dead_letter(record, error))

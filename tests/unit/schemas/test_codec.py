@@ -7,9 +7,11 @@ import pytest
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Frame
 from schemas.request import Request
+from schemas.responses import RESPONSES, Release
 from tests.unit.schemas.examples import EXAMPLES
 
 FRAME = next(example for example in EXAMPLES if isinstance(example, Frame))
+RELEASE = next(example for example in EXAMPLES if isinstance(example, Release))
 
 
 @pytest.mark.parametrize(
@@ -57,4 +59,23 @@ def test_a_frame_whose_columns_disagree_is_refused(change: dict[str, object]) ->
     value = json.loads(FRAME.encode()) | change
     with pytest.raises(Undecodable) as refusal:
         decode(GENERATED, json.dumps(value).encode())
+    assert refusal.value.reason == "invalid"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": []},
+        {"scope": [1]},
+        {"scope": [-1]},
+        {"first_sequence": [0]},
+        {"text_ends": [[2, 2]]},
+        {"text_ends": [[3, 2, 3]]},
+    ],
+    ids=str,
+)
+def test_a_release_whose_columns_disagree_is_refused(change: dict[str, object]) -> None:
+    value = json.loads(RELEASE.encode()) | change
+    with pytest.raises(Undecodable) as refusal:
+        decode(RESPONSES, json.dumps(value).encode())
     assert refusal.value.reason == "invalid"

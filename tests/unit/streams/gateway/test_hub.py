@@ -20,8 +20,14 @@ from tests.unit.streams.gateway.gateway_stack import release, started, terminal
 
 ACME = Scope(tenant_id="acme")
 R = "resp_local-0_" + "0" * 12 + "7" + "0" * 19
+JOB = "resp_local-0_" + "0" * 32
 MAX_LAG_CHARS = 40
 OWNED = [0]
+
+
+def another(number: int) -> str:
+    """A response id of its own."""
+    return f"{R[:-8]}{number:08}"
 
 
 def hub(**options: int) -> Hub:
@@ -396,15 +402,15 @@ def test_who_watches_a_stranger_keeps_it_and_its_leaving_counts() -> None:
 def test_strangers_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_run() -> None:
     restarted = hub()
     for number in range(5):
-        restarted.apply_release(release(f"{R}{number}", ACME, 3, ["c"]), 0, 0)
-    restarted.open(f"{R}mine", 0, ACME, "cancel", 0)
-    restarted.apply_started(started(f"{R}0", ACME), 0, 0)
-    restarted.apply_terminal(terminal(f"{R}1", ACME, 4), 0, 0)
+        restarted.apply_release(release(another(number), ACME, 3, ["c"]), 0, 0)
+    restarted.open(another(99), 0, ACME, "cancel", 0)
+    restarted.apply_started(started(another(0), ACME), 0, 0)
+    restarted.apply_terminal(terminal(another(1), ACME, 4), 0, 0)
     assert len(restarted.strangers(2)) == 2
     asked = [stream.response_id for _ in range(10) for stream in restarted.strangers(10)]
-    assert set(asked) == {f"{R}2", f"{R}3", f"{R}4"}
+    assert set(asked) == {another(2), another(3), another(4)}
     assert len(asked) == 3 * MAX_INTRODUCTIONS - 2
-    restarted.introduce(f"{R}2", "cancel", 0)
+    restarted.introduce(another(2), "cancel", 0)
     assert restarted.sweep(10_000, OWNED).cancel == [], "too late"
 
 
@@ -471,25 +477,25 @@ def test_text_that_history_never_takes_is_left_to_the_log() -> None:
 def test_ended_responses_that_history_never_takes_leave_memory_too() -> None:
     watched = hub(max_unflushed_ended=2)
     for number in range(4):
-        watched.open(f"{R}{number}", 0, ACME, "cancel", 0)
+        watched.open(another(number), 0, ACME, "cancel", 0)
     for number in range(2):
-        watched.apply_terminal(terminal(f"{R}{number}", ACME, 1), 0, 0)
+        watched.apply_terminal(terminal(another(number), ACME, 1), 0, 0)
     assert watched.abandon_unflushed() == 0
-    watched.apply_terminal(terminal(f"{R}2", ACME, 1), 0, 0)
+    watched.apply_terminal(terminal(another(2), ACME, 1), 0, 0)
     assert watched.abandon_unflushed() == 3
     assert len(watched) == 1
-    assert watched.has_ended(f"{R}0")
+    assert watched.has_ended(another(0))
 
 
 def test_open_is_what_was_accepted_here_and_has_not_ended() -> None:
     watched = hub()
     for number in range(3):
-        watched.open(f"{R}{number}", 0, ACME, "cancel", 0)
-    watched.apply_started(started(f"{R}job", ACME), 0, 0)
+        watched.open(another(number), 0, ACME, "cancel", 0)
+    watched.apply_started(started(JOB, ACME), 0, 0)
     assert watched.open_responses == 3
-    watched.apply_terminal(terminal(f"{R}0", ACME, 1), 0, 0)
-    watched.apply_terminal(terminal(f"{R}0", ACME, 1), 0, 0)
-    watched.forget(f"{R}1")
+    watched.apply_terminal(terminal(another(0), ACME, 1), 0, 0)
+    watched.apply_terminal(terminal(another(0), ACME, 1), 0, 0)
+    watched.forget(another(1))
     assert (watched.open_responses, len(watched)) == (1, 3)
     watched.close_partition(0, CloseReason.PARTITION_MOVED)
     assert watched.open_responses == 0
@@ -498,7 +504,7 @@ def test_open_is_what_was_accepted_here_and_has_not_ended() -> None:
 def test_idle_responses_without_viewers_leave_memory() -> None:
     watched = hub()
     for number in range(100):
-        watched.apply_release(release(f"{R}{number}", ACME, 1, ["a"]), 0, 0)
+        watched.apply_release(release(another(number), ACME, 1, ["a"]), 0, 0)
     flush(watched)
     watched.sweep(59_999, OWNED)
     assert len(watched) == 100

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from schemas.base import Scope
-from schemas.responses import Release
+from schemas.codec import Undecodable
+from schemas.responses import Release, Started, Terminal
 from streams.gateway.history import History, LogHistory, RedisHistory, connect_history
 from streams.gateway.hub import Hub, Viewer
 from streams.gateway.metrics import GatewayMetrics
@@ -14,7 +16,7 @@ from streams.gateway.pump import BUSY_RATIO, CALM_RATIO, Pump
 from streams.gateway.spans import Span
 from streams.log import Committed, LogRecord, TopicPartition
 from streams.settings import RedisSettings
-from tests.unit.streams.gateway.gateway_stack import release, until
+from tests.unit.streams.gateway.gateway_stack import release, started, terminal, until
 
 ACME = Scope(tenant_id="acme")
 SOURCE = TopicPartition("local.responses", 0)
@@ -28,7 +30,8 @@ class Told:
         redis = connect_history(RedisSettings(url="redis://127.0.0.1:1/0"))  # never asked
         near = RedisHistory(redis, "local", retention_s=1, response_timeout_ms=1)
 
-        async def nothing(*_: object) -> None: ...
+        async def dead_letter(_: LogRecord, error: Undecodable) -> None:
+            self.refused.append((error.reason, error.detail))
 
         async def commit(_: Mapping[TopicPartition, int]) -> None: ...
 
@@ -40,17 +43,18 @@ class Told:
 
         self.pump = Pump(
             self.hub, History(near, LogHistory(no_reader, SOURCE.topic)),  # type: ignore[arg-type]
-            GatewayMetrics(CollectorRegistry()), dead_letter=nothing, commit=commit, committed=committed,
+            GatewayMetrics(CollectorRegistry()), dead_letter=dead_letter, commit=commit, committed=committed,
             coalesce_ms=coalesce_ms,
         )  # fmt: skip
         self.wakes: list[str] = []
+        self.refused: list[tuple[str, str]] = []
         self._offset = 0
 
     def watch(self, response_id: str, after: int = 0) -> Viewer:
         self.hub.open(response_id, 0, ACME, "continue", 0)
         return self.hub.attach(response_id, 0, ACME, after, lambda _: self.wakes.append(response_id), 0)
 
-    def read(self, *records: Release) -> None:
+    def read(self, *records: Started | Release | Terminal) -> None:
         batch = []
         for record in records:
             batch.append(LogRecord(SOURCE.topic, 0, self._offset, None, record.encode(), (), 0))
@@ -105,6 +109,32 @@ async def test_who_resumed_waits_no_longer_for_its_next_token_than_others() -> N
     await asyncio.sleep(0)
     await until(lambda: "resumed" in told.wakes, "it is woken with the others")
     assert span_of(resumed).text == "two "
+
+
+@pytest.mark.parametrize("record", [release("what", ACME, 1, ["x"]), started("what", ACME), terminal("what", ACME, 1)])
+async def test_a_record_of_what_is_no_response_id_is_refused_and_the_others_are_told(
+    record: Started | Release | Terminal,
+) -> None:
+    told = Told(coalesce_ms=0)
+    viewer = told.watch("a")
+    told.read(record, release("a", ACME, 1, ["one "]))
+    await told.pump.flush()
+    assert told.refused == [("invalid", "response_id: not a response id")]
+    assert span_of(viewer).text == "one "
+    assert told.hub.strangers(10) == []
+
+
+async def test_the_rows_beside_one_of_what_is_no_response_id_are_told() -> None:
+    told = Told(coalesce_ms=0)
+    viewer = told.watch("a")
+    rows = release("what", ACME, 1, ["x"]).model_dump(mode="json")
+    for column, values in release("a", ACME, 1, ["one "]).model_dump(mode="json").items():
+        if isinstance(values, list) and column != "scopes":
+            rows[column] += values
+    told.read(Release.model_validate(rows))
+    await told.pump.flush()
+    assert len(told.refused) == 1
+    assert span_of(viewer).text == "one "
 
 
 def test_busy_is_entered_and_left_at_different_loads() -> None:

@@ -36,9 +36,13 @@ async def test_a_gateway_whose_producer_has_ended_ends_and_leaves_nothing_open(
     monkeypatch.setattr(PatientProducer, "poll", fenced)
     monkeypatch.setattr(LogHistory, "close", closing_history)
     monkeypatch.setattr(Redis, "aclose", closing_redis)
-    with pytest.raises(LogError, match="fenced"):
+
+    async def serve() -> None:
         async with serving(settings, memory_log(settings)) as stack:
             is_fenced.set()
             async with asyncio.timeout(20):
                 await asyncio.wait((stack.running,))
+
+    with pytest.raises(LogError, match="fenced"):
+        await serve()
     assert sorted(closed) == ["history", "redis"]
