@@ -43,7 +43,7 @@ check: ## Lint, format, types, layering
 	@$(BOOTSTRAP) --engine sim --dev --no-services
 	$(BIN)/ruff check $(wildcard $(PATHS))
 	$(BIN)/ruff format --check $(wildcard $(PATHS))
-	$(BIN)/mypy
+	$(BIN)/mypy $(wildcard $(PATHS))
 	$(BIN)/lint-imports
 
 format: ## Formats the code
