@@ -35,6 +35,8 @@ class Replay:
     def __init__(self, after: int = 0) -> None:
         self.after = after
         self.last = after
+        self.seen = 0
+        """The highest number of any token that was seen, also before `after` or beyond a gap."""
         self.started: Started | None = None
         self.spans: list[Span] = []
         self.terminal: Terminal | None = None
@@ -53,6 +55,7 @@ class Replay:
         self.started = self.started or started
 
     def add_span(self, span: Span) -> None:
+        self.seen = max(self.seen, span.sequence_number)
         if self.terminal is not None or self.gap:
             return
         if span.first_sequence > self.last + 1:

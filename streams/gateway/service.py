@@ -275,10 +275,14 @@ class Gateway:
         try:
             return await self._resume_known(principal, response_id, partition, after, stays)
         except ApiError as error:
-            in_history = error.status == 409
-            if not waits or error.status not in (404, 409):
+            if not waits:
                 raise
-            if not await self._appears(principal, response_id, partition, in_history):
+            if error.status == 400 and error.resumable:
+                if not await self._is_reached(principal, response_id, after):
+                    raise
+            elif error.status not in (404, 409) or not await self._appears(
+                principal, response_id, partition, in_history=error.status == 409
+            ):
                 raise
         return await self._resume_known(principal, response_id, partition, after, stays)
 
@@ -305,6 +309,19 @@ class Gateway:
             await asyncio.sleep(APPEARS_EVERY_S)
         return False
 
+    async def _is_reached(self, principal: Principal, response_id: str, after: int) -> bool:
+        """Whether token `after` is soon known here, or the response has ended.
+
+        What viewers saw before a restart is read again from where history ends; they may be back before that.
+        """
+        deadline_ms = monotonic_ms() + APPEARS_TIMEOUT_MS
+        while not self.stopping and monotonic_ms() < deadline_ms:
+            stream = self._own(principal, response_id)
+            if self.hub.has_ended(response_id) or (stream is not None and (stream.next_sequence or 0) > after):
+                return True
+            await asyncio.sleep(APPEARS_EVERY_S)
+        return False
+
     async def _resume_known(
         self,
         principal: Principal,
@@ -315,7 +332,8 @@ class Gateway:
     ) -> Follower:
         tenant_id = principal.tenant.tenant_id
         stream = self._own(principal, response_id)
-        if stream is not None and (stream.terminal is not None or partition in self._ownership.owned):
+        is_placed = stream is not None and (not after or stream.terminal or stream.next_sequence is not None)
+        if stream is not None and is_placed and (stream.terminal or partition in self._ownership.owned):
             self._refuse_future(stream, after)
             return self._follow(response_id, partition, stream.scope, after, stays=stays)
         try:
@@ -338,6 +356,8 @@ class Gateway:
             return follower
         if partition not in self._ownership.owned:
             raise replay_unavailable("Another gateway serves the response while it runs.", is_transient=True)
+        if replay is not None and after > replay.seen:
+            raise _future(after, may_come=True)
         started = None if replay is None else replay.started
         scope = started.scope if started is not None else Scope(tenant_id=tenant_id)
         return self._follow(response_id, partition, scope, after, stays=stays)
@@ -360,7 +380,7 @@ class Gateway:
         else:
             return
         if after > last:
-            raise _future(after)
+            raise _future(after, may_come=stream.terminal is None and not stream.opened_here)
 
     async def retrieve(self, principal: Principal, response_id: str, *, waits: bool = True) -> Snapshot:
         """Raises ApiError as `resume` does."""
@@ -477,8 +497,9 @@ class Gateway:
             await asyncio.wait(self._background, timeout=ACKNOWLEDGE_TIMEOUT_S)
 
 
-def _future(after: int) -> ApiError:
-    return ApiError(400, "invalid_request", f"Nothing has the sequence number {after} yet.", param="starting_after")
+def _future(after: int, *, may_come: bool = False) -> ApiError:
+    message = f"Nothing has the sequence number {after} yet."
+    return ApiError(400, "invalid_request", message, param="starting_after", resumable=may_come)
 
 
 def texts_of(spans: list[Span]) -> list[str]:

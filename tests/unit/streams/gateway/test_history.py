@@ -296,6 +296,32 @@ async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_p
             assert stack.pipeline.cancels() == []
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["new to memory", "known to memory"])
+async def test_after_a_restart_no_token_is_skipped_by_a_position_that_does_not_exist(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """History holds two tokens, and the response goes on."""
+    response_id = mint_response_id(stack.settings.region, 0)
+    await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
+    if is_known:
+        stack.pipeline.write(response_id, started(response_id, ACME))
+        await until(lambda: stack.runtime.hub.get(response_id) is not None, "it is seen")
+    with monkeypatch.context() as patched:
+        patched.setattr("streams.gateway.service.APPEARS_TIMEOUT_MS", 100)
+        beyond = await text_after(stack, response_id, 3)
+    assert (beyond["status"], "starting_after" in beyond["text"]) == (400, True)
+    # Of what was shown before the restart, the last may be read only after its viewer is back.
+    early = asyncio.ensure_future(text_after(stack, response_id, 3))
+    await asyncio.sleep(0.05)
+    stack.pipeline.write(response_id, release(response_id, ACME, 2, ["b", "c"]))
+    await until(lambda: stack.runtime.hub.viewers == 1, "the client is back")
+    stack.pipeline.write(response_id, release(response_id, ACME, 4, ["d"]))
+    stack.pipeline.write(response_id, terminal(response_id, ACME, 5))
+    answer = await early
+    assert '"d"' in answer["text"]
+    assert '"c"' not in answer["text"]
+
+
 @pytest.mark.parametrize("where", ["memory", "another gateway"])
 async def test_a_cancel_needs_no_replay(stack: Stack, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     async def late(*_: Any, **__: Any) -> None:
