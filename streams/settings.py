@@ -58,7 +58,7 @@ class GatewaySettings(_Section):
     max_body_bytes: int = Field(
         default=MAX_BODY_BYTES, ge=1_024, le=MAX_BODY_BYTES, description="Of a request; also of a WebSocket message."
     )
-    max_connections: int = Field(default=20_000, ge=1)
+    max_connections: int = Field(default=20_000, ge=1, description="Requests and WebSockets served at once.")
     max_open_responses: int = Field(default=20_000, ge=1, description="Accepted by this gateway and not ended.")
     viewer_queue_bytes: int = Field(default=262_144, ge=4_096)
     viewer_stall_ms: int = Field(default=10_000, ge=100)

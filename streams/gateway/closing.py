@@ -11,6 +11,7 @@ class CloseReason(StrEnum):
 
     NORMAL = "normal"
     GOING_AWAY = "going_away"
+    OVERLOADED = "overloaded"
     UNAUTHENTICATED = "unauthenticated"
     AUTH_TIMEOUT = "auth_timeout"
     ORIGIN_REFUSED = "origin_refused"
@@ -36,6 +37,7 @@ class Closing:
 CLOSINGS: dict[CloseReason, Closing] = {
     CloseReason.NORMAL: Closing(1000, "The client closed.", False),
     CloseReason.GOING_AWAY: Closing(1001, "The gateway is stopping.", True),
+    CloseReason.OVERLOADED: Closing(1013, "Too many connections are open at this gateway.", True),
     CloseReason.NOT_TEXT: Closing(1003, "Messages are JSON objects in text frames.", True),
     CloseReason.TOO_MANY_ERRORS: Closing(1008, "Too many messages could not be understood.", True),
     CloseReason.TOO_LARGE: Closing(1009, "The message is larger than the limit.", True),

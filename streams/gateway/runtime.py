@@ -11,13 +11,14 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
 from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.app import build_app
+from streams.gateway.edge import Edge
 from streams.gateway.history import History, LogHistory, RedisHistory
 from streams.gateway.hub import Hub, Stream
 from streams.gateway.metrics import GatewayMetrics, HubCollector
@@ -53,20 +54,6 @@ class LogClients(Protocol):
 
     def reader(self) -> LogConsumer:
         """Outside of any group."""
-
-
-class Edge:
-    """The ASGI application: `/v1/stream` on WebSocket, everything else over HTTP."""
-
-    def __init__(self, http: ASGIApp, stream: StreamEndpoint) -> None:
-        self._http = http
-        self._stream = stream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket" and scope["path"] == "/v1/stream":
-            await self._stream(scope, receive, send)
-        else:
-            await self._http(scope, receive, send)
 
 
 class GatewayRuntime:
@@ -125,7 +112,8 @@ class GatewayRuntime:
             metrics=self._metrics,
         )
         self._sockets = StreamEndpoint(self.gateway)
-        self.edge = Edge(build_app(self.gateway, usage, registry), self._sockets)
+        http = build_app(self.gateway, usage, registry)
+        self.edge = Edge(http, self._sockets, self._metrics, max_connections=edge.max_connections)
 
     async def start(self) -> None:
         """Joins the group; partitions arrive while `run` runs."""
@@ -277,7 +265,6 @@ def server_config(settings: Settings, app: ASGIApp) -> uvicorn.Config:
         ws=StreamProtocol,
         ws_per_message_deflate=False,
         ws_max_size=edge.max_body_bytes,
-        limit_concurrency=edge.max_connections,
         backlog=4_096,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,

@@ -14,6 +14,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from schemas.base import Scope
 from schemas.endings import EndingCode
@@ -525,6 +526,38 @@ async def test_an_answer_that_moves_away_is_named_and_not_asked_for_again(stack:
         assert (await http.get(f"/v1/responses/{request.response_id}")).json()["output_text"] == "Once more"
     assert len(stack.pipeline.requests()) == 1
     assert stack.pipeline.cancels() == []
+
+
+@pytest.mark.parametrize("full_of", ["sockets", "requests"])
+async def test_a_gateway_full_of_connections_says_so_and_stays_healthy(redis_url: str, full_of: str) -> None:
+    settings = gateway_settings(redis_url, f"crowd{full_of}", max_connections=2)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        async with AsyncExitStack() as opened:
+            asking: list[asyncio.Future[httpx.Response]] = []
+            for _ in range(2):
+                if full_of == "sockets":
+                    await opened.enter_async_context(connect(stack.websocket_url, additional_headers=AUTH, proxy=None))
+                else:
+                    asking.append(asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO)))
+            if asking:
+                await until(lambda: len(stack.pipeline.requests()) == 2, "both are accepted")
+            full = await http.get("/v1/models")
+            assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
+            assert int(full.headers["retry-after-ms"]) >= 1_000
+            async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as refused:
+                assert json.loads(await refused.recv())["reason"] == "overloaded"
+                with pytest.raises(ConnectionClosed) as closed:
+                    await refused.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1013
+            for path in ("/readyz", "/healthz", "/metrics"):
+                assert (await http.get(path)).status_code == 200
+            for request in stack.pipeline.requests():
+                stack.pipeline.start(request)
+                stack.pipeline.end(request, 1)
+            await asyncio.gather(*asking)
+        await until(lambda: stack.runtime.edge.connections == 0, "all have gone")
+        assert (await http.get("/v1/models")).status_code == 200
 
 
 async def test_a_request_that_no_record_can_hold_is_refused_for_good_and_leaves_nothing(
