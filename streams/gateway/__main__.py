@@ -59,7 +59,8 @@ async def serve(settings: Settings) -> None:
             registry=REGISTRY,
         )
         health = HealthServer(settings.health_port, runtime.gateway.why_not_ready)
-        server = GatewayServer(server_config(settings, runtime.edge), runtime.stop)
+        stall_s = settings.gateway.viewer_stall_ms / 1_000
+        server = GatewayServer(server_config(settings, runtime.edge), runtime.stop, stall_s=stall_s)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop_soon)

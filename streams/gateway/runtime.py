@@ -18,6 +18,7 @@ from schemas.usage import DeliveredCount
 from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.app import build_app
+from streams.gateway.deaf_peers import DeafPeers
 from streams.gateway.edge import Edge
 from streams.gateway.history import History, LogHistory, RedisHistory
 from streams.gateway.hub import Hub, Stream
@@ -36,6 +37,7 @@ DISCONNECT_GRACE_MS = 2_000
 ADOPTION_GRACE_MS = MOVED_AFTER_MS + 5_000
 """The same for a response that this gateway did not accept: its viewers may still wait at the one that did."""
 SWEEP_S = 0.5
+UNSENT_SWEEP_S = 1.0
 FAREWELL_TIMEOUT_S = 2
 DRAIN_TIMEOUT_S = 10
 MAX_POLL_RECORDS = 500
@@ -230,11 +232,34 @@ def _unpriced(_offset: int | None, error: LogError | None) -> None:
 
 
 class GatewayServer(uvicorn.Server):
-    """Tells viewers to come back elsewhere before it stops listening to them."""
+    """Tells viewers to come back elsewhere before it stops listening to them; aborts peers that are deaf."""
 
-    def __init__(self, config: uvicorn.Config, before_shutdown: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, before_shutdown: Callable[[], Awaitable[None]], *, stall_s: float
+    ) -> None:
         super().__init__(config)
         self._before_shutdown = before_shutdown
+        self._peers: DeafPeers[asyncio.Transport] = DeafPeers(stall_s)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        aborting = asyncio.ensure_future(self._abort_deaf_peers())
+        aborting.add_done_callback(lambda _: self.stop_soon())
+        try:
+            await super().serve(sockets)
+        finally:
+            aborting.cancel()
+            await asyncio.wait((aborting,))
+        if not aborting.cancelled():
+            aborting.result()
+
+    async def _abort_deaf_peers(self) -> None:
+        while True:
+            await asyncio.sleep(UNSENT_SWEEP_S)
+            transports = [c.transport for c in self.server_state.connections if c.transport is not None]
+            unsent = ((transport, transport.get_write_buffer_size()) for transport in transports)
+            for transport in self._peers.judge(unsent, time.monotonic()):
+                _log.info("deaf_peer_aborted", peer=str(transport.get_extra_info("peername")))
+                transport.abort()
 
     def stop_soon(self) -> None:
         self.should_exit = True

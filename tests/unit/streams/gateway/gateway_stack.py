@@ -251,7 +251,8 @@ async def serving(
         directory=directory, catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
         disconnect_grace_ms=disconnect_grace_ms, adoption_grace_ms=adoption_grace_ms,
     )  # fmt: skip
-    server = GatewayServer(server_config(settings, runtime.edge), runtime.stop)
+    stall_s = settings.gateway.viewer_stall_ms / 1_000
+    server = GatewayServer(server_config(settings, runtime.edge), runtime.stop, stall_s=stall_s)
     stack = Stack(settings, log, runtime, server, directory, usage)
     await runtime.start()
     running = stack.running = asyncio.ensure_future(runtime.run())

@@ -8,6 +8,7 @@ from typing import Any
 
 from websockets.asyncio.client import connect
 
+from streams.gateway.deaf_peers import DeafPeers
 from streams.gateway.sse import ChatEvents, SseResponse
 from streams.gateway.websocket import Socket
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
@@ -56,6 +57,7 @@ async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything
             stack.pipeline.end(request, RECORDS + 1)
             async with asyncio.timeout(20):
                 assert json.loads(await reader.recv())["type"] == "terminal"
+        await until(lambda: not stack.server.server_state.connections, "its connection is given up too")
         deaf.close()
 
 
@@ -75,7 +77,30 @@ async def test_a_deaf_websocket_is_cut_off(redis_url: str) -> None:
             stack.pipeline.release(request, number, ["x" * CHARS])
         await until(lambda: stack.runtime.hub.released_tokens == RECORDS, "the gateway has read everything")
         await until(lambda: stack.runtime.hub.viewers == 0, "the deaf viewer is given up")
+        await until(lambda: not stack.server.server_state.connections, "and so is its connection")
         client.transport.abort()
+
+
+async def test_a_deaf_client_of_a_whole_answer_is_cut_off(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "deafwhole", viewer_stall_ms=300)
+    async with serving(settings, memory_log(settings)) as stack:
+        response_id = await ended_response(stack)
+        deaf = deaf_socket(stack)
+        deaf.sendall(
+            f"GET /v1/responses/{response_id} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+        )
+        await until(lambda: stack.server.server_state.connections, "it is connected")
+        await until(lambda: not stack.server.server_state.connections, "it is given up")
+        deaf.close()
+
+
+def test_a_peer_is_deaf_that_takes_nothing_for_the_stall_time() -> None:
+    peers: DeafPeers[str] = DeafPeers(stall_s=2.0)
+    assert peers.judge([("slow", 9), ("deaf", 9), ("served", 0)], 0.0) == []
+    assert peers.judge([("slow", 8), ("deaf", 9), ("served", 0)], 1.0) == []
+    assert peers.judge([("slow", 8), ("deaf", 9), ("served", 0), ("new", 9)], 2.0) == ["deaf"]
+    assert peers.judge([("slow", 7), ("new", 9)], 3.0) == []
+    assert peers.judge([("slow", 7), ("deaf", 9)], 4.0) == [], "who is new, or was away, begins anew"
 
 
 async def ended_response(stack: Stack) -> str:
