@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,38 +105,28 @@ def baseline_server(command: list[str], url: str, environment: Mapping[str, str]
 
 
 class Turns:
-    """Of several servers on the same cores only the one whose turn it is runs; the others are stopped (SIGSTOP)."""
+    """Of several baseline servers only the one whose turn it is runs; the others are stopped (SIGSTOP)."""
 
-    def __init__(self, groups: Mapping[str, Collection[int]]) -> None:
-        """`groups`: each server's process groups."""
+    def __init__(self, groups: Mapping[str, int]) -> None:
+        """`groups`: each server's process group. They go on when this is left."""
         self._groups = groups
 
     def __enter__(self) -> Self:
-        for name in self._groups:
-            self._send(name, signal.SIGSTOP)
+        for group in self._groups.values():
+            guardian.send(group, signal.SIGSTOP)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for name in self._groups:
-            self._send(name, signal.SIGCONT)
-
-    def _send(self, name: str, number: int) -> None:
-        for group in self._groups[name]:
-            guardian.send(group, number)
+        for group in self._groups.values():
+            guardian.send(group, signal.SIGCONT)
 
     @contextlib.contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        self._send(name, signal.SIGCONT)
+        guardian.send(self._groups[name], signal.SIGCONT)
         try:
             time.sleep(WAKE_S)
             yield
         finally:
-            self._send(name, signal.SIGSTOP)
-
-
-def groups_that_pause(stack: Stack) -> list[int]:
-    """Those of all processes but the stores, which idle once nobody asks them, and have sessions of their own."""
-    stores = stack.supervisor.infrastructure()
-    return [process.pid for process in stack.processes() if process.pid is not None and process.name not in stores]
+            guardian.send(self._groups[name], signal.SIGSTOP)

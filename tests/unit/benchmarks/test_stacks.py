@@ -99,7 +99,7 @@ def test_a_server_runs_in_its_turn_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     command = [sys.executable, "-c", SLEEPS]
     with process_group(command, os.environ) as one, process_group(command, os.environ) as other:
-        with Turns({"one": [one.pid], "other": [other.pid]}) as turns:
+        with Turns({"one": one.pid, "other": other.pid}) as turns:
             until(lambda: stopped(one) and stopped(other), "both are stopped")
             with turns.turn("one"):
                 until(lambda: not stopped(one), "it runs")
