@@ -200,6 +200,8 @@ class Worker:
         self.aborted: list[str] = []
         self.submitted: list[str] = []
         self.claims_asked = 0
+        self.claims_are_late = False
+        self.claims_on_their_way: list[tuple[str, str, Claim | None]] = []
 
     def _revoked(self, partitions: Iterable[TopicPartition]) -> None:
         self._commit(self.core.revoked(partitions))
@@ -228,6 +230,9 @@ class Worker:
             self.engine = SimulatedCore(ENGINE)
             core.engine_started(now_ms)
         region.claims.renew(self.incarnation, now_ms)
+        arrived, self.claims_on_their_way = self.claims_on_their_way, []
+        for answer in arrived:
+            core.claimed(*answer, now_ms)
         over = core.over_share()
         self.lanes.pause(over)
         self.lanes.resume(set(self.lanes.assignment()) - over)
@@ -282,7 +287,10 @@ class Worker:
                 if region.claims_up:
                     request = ClaimRequest(response_id, attempt_id, only_begun)
                     claim = region.claims.claim(self.incarnation, request, now_ms)
-                core.claimed(response_id, attempt_id, claim, now_ms)
+                if self.claims_are_late:
+                    self.claims_on_their_way.append((response_id, attempt_id, claim))
+                else:
+                    core.claimed(response_id, attempt_id, claim, now_ms)
             case AskReadBack(response_id, attempt_id, partition, first_offset, fence_offset):
                 fold = ReadBack(response_id, attempt_id)
                 for record in region.log.records(TOPICS.generated.name, partition)[first_offset : fence_offset + 1]:
@@ -888,6 +896,9 @@ ACTIONS = st.one_of(
     st.tuples(st.just("lost"), st.sampled_from("ab"), st.just(0)),
     st.tuples(st.just("engine_dies"), st.sampled_from("ab"), st.just(0)),
     st.tuples(st.just("engine_is_late"), st.sampled_from("ab"), st.integers(1, 4)),
+    st.tuples(st.just("engine_stays_away"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("engine_may_start"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("claims_are_late"), st.sampled_from("ab"), st.integers(0, 1)),
     st.tuples(st.just("undelivered"), st.sampled_from("ab"), st.integers(1, 6)),
     st.tuples(st.just("duplicate"), st.sampled_from("ab"), st.integers(1, 6)),
     st.tuples(st.just("claims_down"), st.just(0), st.just(0)),
@@ -933,6 +944,12 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             worker.kill_engine = True
         elif what == "engine_is_late":
             worker.late_rounds = size
+        elif what == "engine_stays_away":
+            worker.kill_engine, worker.engine_starts = worker.engine is not None, False
+        elif what == "engine_may_start":
+            worker.engine_starts = True
+        elif what == "claims_are_late":
+            worker.claims_are_late = bool(size)
         else:
             client_id = f"{which}-producer"
             at = region.log._seen.get(client_id, 0) + size
@@ -941,15 +958,27 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
                 region.log.inject(Fault(kind, client_id, at))
 
 
-@given(st.lists(ACTIONS, max_size=25))
+@given(st.lists(ACTIONS, max_size=25), st.sampled_from([1, 4]))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(
-    [("request", Lane.STANDARD, 20), ("run", 400, 0), ("crash", "a", 0), ("request", Lane.BATCH, 3), ("run", 20, 0)]
+    [("request", Lane.STANDARD, 20), ("run", 400, 0), ("crash", "a", 0), ("request", Lane.BATCH, 3), ("run", 20, 0)], 4
 )
-@example([("request", Lane.STANDARD, 20), ("crash_at_effect", "a", 1), ("rebalance", 0, 0), ("run", 100, 0)])
-def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(script: list[tuple[Any, ...]]) -> None:
-    fleet = Fleet("a", "b")
+@example([("request", Lane.STANDARD, 20), ("crash_at_effect", "a", 1), ("rebalance", 0, 0), ("run", 100, 0)], 4)
+@example(
+    [
+        ("request", Lane.STANDARD, 30), ("request", Lane.STANDARD, 30), ("request", Lane.STANDARD, 30),
+        ("run", 100, 0), ("engine_stays_away", "b", 0), ("claims_are_late", "b", 1), ("crash", "a", 0),
+        ("run", 3_000, 0), ("rebalance", 0, 0), ("run", 3_000, 0), ("rebalance", 0, 0), ("run", 20, 0),
+    ],
+    1,
+)  # fmt: skip
+def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
+    script: list[tuple[Any, ...]], max_running: int
+) -> None:
+    fleet = Fleet("a", "b", max_running=max_running)
     play(script, fleet)
     fleet.region.claims_up = True
+    for worker in fleet.workers.values():
+        worker.engine_starts = True
     fleet.settle("ab")
     check(fleet.region)
