@@ -287,7 +287,6 @@ async def intake(record: LogRecord, services: Services) -> StageResult:
         reply_to=origin_of_chat.reply_to,
         accepted_at_ms=record.timestamp_ms,
         deadline_ms=expires_ms,
-        metadata=chat.metadata,
         stage_ms=origin_of_chat.stage_ms,
     )
 

@@ -276,6 +276,8 @@ class ChatApi:
     async def retrieve(self, request: Request, response_id: str, stream: bool, starting_after: str | None) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
         if not stream:
+            if starting_after is not None:
+                raise _invalid("starting_after", "starting_after needs stream=true.")
             return JSONResponse(response_object(await self._gateway.retrieve(principal, response_id)))
         after = position_of(request.headers, starting_after)
         follower = await self._gateway.resume(principal, response_id, after)

@@ -7,10 +7,10 @@ with the value that asks for nothing (`"n": 1`, `"logprobs": false`, `null`).
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, MAX_TEXT_CHARS, Message, Sampling, TextPart
@@ -43,6 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": (),
     "store": (False,),
+    "metadata": ({},),
     "web_search_options": (),
     "safety_identifier": (),
     "prompt_cache_key": (),
@@ -56,6 +57,7 @@ _GROUPING = "how tokens are grouped is not a client's choice"
 _ENGINE = "it is the engine's own"
 UNSUPPORTED: Final[Mapping[str, str]] = {
     "n": "a request has one answer",
+    "metadata": "nothing would give it back",
     "response_format": _GRAMMAR,
     "structured_outputs": _GRAMMAR,
     "logprobs": _LOGPROBS,
@@ -80,6 +82,7 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
 }
 """Why what vLLM could do is refused. Every parameter of vLLM is either honoured (`Sampling`) or stands here."""
 _NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "name": (),
     "tool_calls": ([],),
     "function_call": (),
     "refusal": (),
@@ -106,7 +109,6 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: list[ChatTextPart] = Field(min_length=1, max_length=256, fail_fast=True)
-    name: str | None = Field(default=None, max_length=64)
 
     @field_validator("content", mode="before")
     @classmethod
@@ -133,9 +135,6 @@ class ChatBody(Sampling):
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
     service_tier: Literal["auto", "priority", "default", "batch"] = "auto"
-    metadata: dict[
-        Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]
-    ] = Field(default_factory=dict, max_length=16)
     on_disconnect: OnDisconnect = Field(
         default=DEFAULT_ON_DISCONNECT, description="What happens when the last viewer is gone: an extension."
     )
@@ -167,7 +166,6 @@ class ChatRequest(BaseModel):
     include_usage: bool
     user: str | None
     service_tier: Literal["auto", "priority", "default", "batch"]
-    metadata: dict[str, str]
     on_disconnect: OnDisconnect
 
 
@@ -203,7 +201,6 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         include_usage=chat.stream_options is not None and chat.stream_options.include_usage,
         user=chat.user,
         service_tier=chat.service_tier,
-        metadata=chat.metadata,
         on_disconnect=chat.on_disconnect,
     )
 
@@ -212,7 +209,6 @@ def _message(message: ChatMessage) -> Message:
     return Message(
         role="system" if message.role == "developer" else message.role,
         content=[TextPart(text=part.text) for part in message.content],
-        name=message.name,
     )
 
 

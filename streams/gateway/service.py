@@ -199,7 +199,7 @@ class Gateway:
             response_id=response_id, scope=scope, model=chat.model, messages=chat.messages, sampling=chat.sampling,
             service_tier=chat.service_tier, reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + self.settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,
-            metadata=chat.metadata, stage_ms={"gateway": accepted_at_ms},
+            stage_ms={"gateway": accepted_at_ms},
         )  # fmt: skip
         self.hub.open(response_id, partition, scope, chat.on_disconnect, monotonic_ms())
         follower = self._follow(response_id, partition, scope, 0)

@@ -217,6 +217,8 @@ async def test_every_event_has_an_id_and_a_client_resumes_after_it(stack: Stack)
             expected = "".join(["Once", " upon", " a", " time", "\r\n\r\ndata: x"][position:])
             assert text_of(events_of(by_header.text)) == text_of(events_of(by_query.text)) == expected
             assert events_of(by_query.text)[-1] == ("6", "[DONE]")
+        not_streamed = await http.get(f"{path}?starting_after=5")
+        assert (not_streamed.status_code, not_streamed.json()["error"]["param"]) == (400, "starting_after")
         everything_seen = await http.get(f"{path}?stream=true", headers={"last-event-id": "6"})
         assert everything_seen.status_code == 204
         from_the_future = await http.get(f"{path}?stream=true&starting_after=7")
