@@ -240,6 +240,8 @@ class KafkaConsumer:
         self._closed = False
         self._owned: dict[TopicPartition, None] = {}
         self._ends: dict[TopicPartition, int] = {}
+        self._released: set[TopicPartition] = set()
+        """Since the last record was taken into hand."""
         self._in_callback = False
         # While `on_assign` runs: where the new partitions will start, and which of them paused.
         self._starting: dict[TopicPartition, int] | None = None
@@ -307,8 +309,12 @@ class KafkaConsumer:
             first = self._consumer.poll(timeout_s)
             if first is None:
                 return []
-            # One call for the rest: it releases the interpreter lock once, not once per record.
-            messages = [first, *self._consumer.consume(max_records - 1, 0)] if max_records > 1 else [first]
+            # One call for the rest: it releases the interpreter lock once, not once per record. It may serve a balance,
+            # while librdkafka no longer knows of the record in hand: its partition's next owner reads it.
+            self._released.clear()
+            rest = self._consumer.consume(max_records - 1, 0) if max_records > 1 else []
+            is_ours = not self._released or _source(first) not in self._released
+            messages = [first, *rest] if is_ours else rest
         records = [_record(message) for message in messages if message.error() is None]
         if len(records) < len(messages) and (failure := self._failure(messages)) is not None:
             if not records:
@@ -325,8 +331,7 @@ class KafkaConsumer:
             if error is None:
                 continue
             if error.code() == KafkaError._PARTITION_EOF:
-                source = TopicPartition(message.topic(), message.partition())  # type: ignore[arg-type]
-                self._ends[source] = message.offset()  # type: ignore[assignment]
+                self._ends[_source(message)] = message.offset()  # type: ignore[assignment]
             elif failure is None:
                 failure = log_error(error, "poll")
         return failure
@@ -489,6 +494,7 @@ class KafkaConsumer:
 
     def _release(self, consumer: Consumer, partitions: list[NativePartition], tell: OnPartitions | None) -> None:
         removed = _own(partitions)
+        self._released.update(removed)
         self._in_callback = True
         try:
             if tell is not None:
@@ -578,6 +584,10 @@ class _translated:
             raise log_error(error.args[0], self._what) from None
         if isinstance(error, RuntimeError):  # "Consumer closed"
             raise LogError(f"{self._what}: {error}", retriable=False) from error
+
+
+def _source(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic(), message.partition())  # type: ignore[arg-type]
 
 
 def _record(message: Message) -> LogRecord:

@@ -118,7 +118,10 @@ class LogConsumer(Protocol):
         """Reads these partitions from these offsets, outside of any group balance."""
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
-        """Up to `max_records`, waiting at most `timeout_s` for the first; never for the rest. Raises LogError."""
+        """Up to `max_records`, waiting at most `timeout_s` for the first; never for the rest. Raises LogError.
+
+        None is of a partition that `on_revoke` or `on_lost` named during the call.
+        """
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None: ...
 
