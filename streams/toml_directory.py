@@ -39,6 +39,11 @@ def read_tenants(path: Path) -> list[Tenant]:
         raise SettingsError(f"{path.name}: two tenants have the same tenant_id")
     if len(set(digests)) != len(digests):
         raise SettingsError(f"{path.name}: two API keys have the same sha256")
+    for tenant in tenants:
+        for kind, keys in (("API", tenant.api_keys), ("producer", tenant.producer_keys)):
+            key_ids = [key.key_id for key in keys]
+            if len(set(key_ids)) != len(key_ids):
+                raise SettingsError(f"{path.name}: two {kind} keys of {tenant.tenant_id} have the same key_id")
     return tenants
 
 

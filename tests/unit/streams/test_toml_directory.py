@@ -58,6 +58,14 @@ def test_a_broken_file_keeps_the_last_good_content(tmp_path: Path) -> None:
         ("[[tenants]]\ntenant_id = 'UPPER'", "tenants.0.tenant_id"),
         ("[[tenants]]\ntenant_id = 'a'\n[tenants.limits]\nrequests_per_minute = 0", "requests_per_minute"),
         (_tenant("a", "x") + _tenant("a", "y"), "same tenant_id"),
+        (
+            _tenant("a", "x") + _tenant("a", "y").partition('[[tenants]]\ntenant_id = "a"\n')[2],
+            "a have the same key_id",
+        ),
+        (
+            "[[tenants]]\ntenant_id = 'a'" + "\n[[tenants.producer_keys]]\nkey_id = 'p'\npublic_key = 'x'" * 2,
+            "producer keys",
+        ),
         (_tenant("a", "x") + _tenant("b", "x"), "same sha256"),
     ],
 )
