@@ -62,11 +62,15 @@ class ChatEvents:
     """Turns events into SSE bytes, in OpenAI's chunks."""
 
     def __init__(self, response_id: str, created_s: int, model: str, *, include_usage: bool) -> None:
+        self._response_id = response_id
         self._writer = ChunkWriter(response_id, created_s, model, include_usage=include_usage)
         self._include_usage = include_usage
         self._role_sent: set[int] = set()
 
-    def begin(self) -> bytes:
+    def begin(self, started: Started) -> bytes:
+        """Who resumes before a response has started learns the model, and when it was created, only now."""
+        created_s = started.accepted_at_ms // 1_000
+        self._writer = ChunkWriter(self._response_id, created_s, started.model, include_usage=self._include_usage)
         self._role_sent.add(0)
         return b"retry: %d\nid: 0\ndata: %b\n\n" % (RETRY_MS, self._writer.role())
 
@@ -158,7 +162,7 @@ class SseResponse(StreamingResponse):
                 data = events.span(event)
             elif type(event) is Started:
                 accepted_at_ms = event.accepted_at_ms
-                data = events.begin()
+                data = events.begin(event)
             elif type(event) is Terminal:
                 self._timing.ended(accepted_at_ms)
                 await self._finish(send, events.terminal(event))

@@ -245,6 +245,21 @@ async def test_two_viewers_follow_one_running_response(stack: Stack) -> None:
         assert text_of(events_of((await asking).text)) == "abcde"
 
 
+async def test_who_watches_before_the_start_still_learns_the_model(stack: Stack) -> None:
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+        request = await stack.pipeline.next_request()
+        watching = asyncio.ensure_future(http.get(f"/v1/responses/{request.response_id}?stream=true"))
+        await until(lambda: stack.runtime.hub.viewers == 2, "both wait")
+        await asyncio.sleep(0.05)
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["a"])
+        stack.pipeline.end(request, 2)
+        await asking
+        chunks = [json.loads(data) for _, data in events_of((await watching).text) if data != "[DONE]"]
+    assert {(chunk["model"], chunk["created"] > 0) for chunk in chunks} == {("tiny", True)}
+
+
 async def test_a_response_can_be_retrieved_while_it_runs_and_afterwards(stack: Stack) -> None:
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
