@@ -47,10 +47,6 @@ class Replay:
         """Whether anything at all was seen of the response."""
         return self.started is not None or self.terminal is not None or self.last > self.after or self.gap
 
-    @property
-    def complete(self) -> bool:
-        return self.terminal is not None and not self.gap
-
     def add_started(self, started: Started) -> None:
         self.started = self.started or started
 

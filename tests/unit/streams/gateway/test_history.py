@@ -161,13 +161,13 @@ async def test_when_history_is_full_the_oldest_goes_and_the_log_tells_it(setting
         for _ in range(400):  # more than twice what it may hold
             newest = mint_response_id(settings.region, 0)
             await near.append([entry(newest, span(1, "x" * 10_000), with_start=True, end=10_001, is_first=True)])
-        assert (await near.read("acme", newest, 0)).complete
+        assert (await near.read("acme", newest, 0)).terminal is not None
         assert not (await near.read("acme", oldest, 0)).known
         await near.append([entry(oldest, end=6)])
         far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
         replay = await History(near, far).read("acme", oldest, 1)
         assert replay is not None
-        assert replay.complete
+        assert replay.terminal is not None
         assert "".join(s.text for s in replay.spans) == "bcde"
         far.close()
         await client.aclose()
@@ -194,7 +194,7 @@ async def test_the_log_tells_what_redis_lost(near: RedisHistory, settings: Setti
     replay = await history.read("acme", response_id, 2)
     assert replay is not None
     assert "".join(s.text for s in replay.spans) == "cde"
-    assert replay.complete
+    assert replay.terminal is not None
     assert await history.read("acme", mint_response_id(settings.region, 0), 0) is None
     far.close()
 
