@@ -11,7 +11,10 @@ DeadReason = Literal["not_json", "unknown_version", "unknown_type", "invalid", "
 
 
 class DeadLetter(Record):
-    """The original bytes (base64, cut at `MAX_DEAD_LETTER_BYTES`) and where they came from."""
+    """The original bytes (base64, cut at `MAX_DEAD_LETTER_BYTES`) and where they came from.
+
+    Its scope is `unknown`: a record that cannot be read, or trusted, does not say whose it is.
+    """
 
     type: Literal["dead_letter"] = "dead_letter"
     scope: Scope = Scope(tenant_id="unknown")

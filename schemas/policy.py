@@ -11,7 +11,10 @@ from schemas.base import Identifier, Record
 
 
 class OutputPolicy(Record):
-    """The phrases that `Opened.output_policy` names. Written before the first `Opened` that does; never changes."""
+    """The phrases that `Opened.output_policy` names. Written before the first `Opened` that does; never changes.
+
+    It has no scope: it is about a tenant's text, not about a response, and holds for every project, key and trace.
+    """
 
     type: Literal["output_policy"] = "output_policy"
     tenant_id: Identifier
