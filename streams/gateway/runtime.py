@@ -79,7 +79,7 @@ class GatewayRuntime:
         self._topics = settings.topics
         self._redis = redis
         self.hub = Hub(
-            max_lag_chars=edge.viewer_queue_bytes,
+            max_lag_chars=edge.viewer_queue_chars,
             stall_ms=edge.viewer_stall_ms,
             disconnect_grace_ms=disconnect_grace_ms,
             adoption_grace_ms=adoption_grace_ms,

@@ -26,7 +26,7 @@ def deaf_socket(stack: Stack) -> socket.socket:
 
 
 async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything(redis_url: str) -> None:
-    settings = gateway_settings(redis_url, "deaf", viewer_stall_ms=300, viewer_queue_bytes=100_000)
+    settings = gateway_settings(redis_url, "deaf", viewer_stall_ms=300, viewer_queue_chars=100_000)
     async with serving(settings, memory_log(settings)) as stack:
         deaf = deaf_socket(stack)
         body = json.dumps({**HELLO, "stream": True}).encode()
