@@ -444,11 +444,11 @@ class Hub:
         for viewer in lazy:
             viewer.wake()
 
-    def apply_terminal(self, record: Terminal, partition: int, now_ms: int) -> None:
-        """The first one counts; the response takes no more records after it."""
+    def apply_terminal(self, record: Terminal, partition: int, now_ms: int) -> bool:
+        """Whether it is the first one, which counts; the response takes no more records after it."""
         stream = self._stream(record.response_id, partition, record.scope, now_ms)
         if stream is None or stream.terminal is not None:
-            return
+            return False
         if stream.next_sequence is not None and record.sequence_number > stream.next_sequence:
             self._break(stream)
         self._strangers.pop(record.response_id, None)
@@ -459,6 +459,7 @@ class Hub:
         self._dirty[stream.response_id] = stream
         for viewer in stream.viewers:
             viewer.wake()
+        return True
 
     def _stream(self, response_id: str, partition: int, scope: Scope, now_ms: int) -> Stream | None:
         """None for a response that has ended here, whose records are repetitions, and for what is no response id."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -18,6 +18,9 @@ from streams.log import Committed, LogError, LogRecord, TopicPartition
 
 BUSY_RATIO, CALM_RATIO = 0.85, 0.6
 MOVED_AFTER_MS = 10_000
+DEAD_LETTER_RETRY_S = 1.0
+DEAD_LETTER_WAIT_S = 2.0
+MAX_UNWRITTEN_DEAD_LETTERS = 10_000
 
 _log = structlog.get_logger()
 _validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_json
@@ -59,7 +62,7 @@ class Pump:
         self._moved: dict[TopicPartition, _Moved] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
-        self._dead: set[asyncio.Future[None]] = set()
+        self._dead: set[asyncio.Task[None]] = set()
         self._flushing = asyncio.Lock()
         self._wake_timer: asyncio.TimerHandle | None = None
         self.busy = False
@@ -124,8 +127,8 @@ class Pump:
                     if event.emitted_at_us:
                         self._metrics.worker_lag.observe(max(0, unix_us - max(event.emitted_at_us)) / 1e6)
                 elif type(event) is Terminal:
-                    hub.apply_terminal(event, record.partition, now_ms)
-                    self._metrics.endings.labels(event.code.value).inc()
+                    if hub.apply_terminal(event, record.partition, now_ms):
+                        self._metrics.endings.labels(event.code.value).inc()
                 elif type(event) is Started:
                     hub.apply_started(event, record.partition, now_ms)
                 if hub.misnamed != misnamed:
@@ -143,8 +146,27 @@ class Pump:
     def _refuse(self, record: LogRecord, error: Undecodable) -> None:
         self._metrics.unreadable.inc()
         _log.error("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
-        future = asyncio.ensure_future(self._dead_letter(record, error))
-        self._dead.add(future)
+        letter = asyncio.ensure_future(self._write_dead_letter(record, error))
+        self._dead.add(letter)
+        letter.add_done_callback(self._forget_written)
+
+    async def _write_dead_letter(self, record: LogRecord, error: Undecodable) -> None:
+        while True:
+            try:
+                return await self._dead_letter(record, error)
+            except LogError as failure:
+                if not failure.retriable:
+                    raise
+                _log.warning("dead_letter_failed", topic=record.topic, offset=record.offset, why=str(failure))
+            await asyncio.sleep(DEAD_LETTER_RETRY_S)
+
+    def _forget_written(self, letter: asyncio.Task[None]) -> None:
+        if not letter.cancelled() and letter.exception() is None:
+            self._dead.discard(letter)
+
+    @property
+    def unwritten_dead_letters(self) -> int:
+        return len(self._dead)
 
     def measure(self, busy_ratio: float) -> None:
         """How much of the last interval the loop's thread was computing."""
@@ -153,13 +175,19 @@ class Pump:
     # History and offsets
 
     async def flush(self) -> None:
-        """Appends to history what it lacks, then commits what that covers. Raises LogError when a dead letter fails."""
+        """Appends to history what it lacks, then commits what that and the dead letters cover.
+
+        Raises LogError when the log refuses a dead letter for good, or too many of them wait for it.
+        """
         async with self._flushing:
             await self._flush()
 
     async def _flush(self) -> None:
         positions = dict(self._positions)
         dead = list(self._dead)
+        _require_written(dead)
+        if len(dead) > MAX_UNWRITTEN_DEAD_LETTERS:
+            raise LogError(f"{len(dead)} dead letters wait for the log", retriable=False)
         entries = self._hub.collect()
         started_s = time.perf_counter()
         if entries:
@@ -173,9 +201,11 @@ class Pump:
                 return
             self._hub.flushed(entries)
             self._metrics.history_flush.observe(time.perf_counter() - started_s)
-        for future in dead:
-            await future
-            self._dead.discard(future)
+        if dead:
+            _, unwritten = await asyncio.wait(dead, timeout=DEAD_LETTER_WAIT_S)
+            _require_written(dead)
+            if unwritten:
+                return
         due = {
             source: offset
             for source, offset in positions.items()
@@ -196,6 +226,12 @@ def _covers(reached: int | None, committed: Committed | None) -> bool:
     if reached is None or committed is None:
         return False
     return committed.offset is None or committed.offset <= reached
+
+
+def _require_written(letters: Iterable[asyncio.Task[None]]) -> None:
+    for letter in letters:
+        if letter.done():
+            letter.result()
 
 
 def _why(value: bytes | None) -> Undecodable:

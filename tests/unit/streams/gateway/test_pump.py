@@ -1,4 +1,4 @@
-"""The pump's rhythm: a first token leaves at once, later ones join only while the loop is busy."""
+"""The pump: a first token leaves at once, later ones join only while the loop is busy; what cannot be read is kept."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,13 @@ from prometheus_client import CollectorRegistry
 from schemas.base import Scope
 from schemas.codec import Undecodable
 from schemas.responses import Release, Started, Terminal
+from streams.gateway import pump as pump_module
 from streams.gateway.history import History, LogHistory, RedisHistory, connect_history
 from streams.gateway.hub import Hub, Viewer
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.pump import BUSY_RATIO, CALM_RATIO, Pump
 from streams.gateway.spans import Span
-from streams.log import Committed, LogRecord, TopicPartition
+from streams.log import Committed, LogError, LogRecord, TopicPartition
 from streams.settings import RedisSettings
 from tests.unit.streams.gateway.gateway_stack import release, started, terminal, until
 
@@ -26,14 +27,18 @@ class Told:
     """A pump before a hub, and how often each viewer was woken."""
 
     def __init__(self, coalesce_ms: int) -> None:
+        self.registry = CollectorRegistry()
         self.hub = Hub(max_lag_chars=10_000, stall_ms=10_000, disconnect_grace_ms=10_000)
         redis = connect_history(RedisSettings(url="redis://127.0.0.1:1/0"))  # never asked
         near = RedisHistory(redis, "local", retention_s=1, response_timeout_ms=1)
 
         async def dead_letter(_: LogRecord, error: Undecodable) -> None:
+            if self.failures:
+                raise self.failures.pop(0)
             self.refused.append((error.reason, error.detail))
 
-        async def commit(_: Mapping[TopicPartition, int]) -> None: ...
+        async def commit(offsets: Mapping[TopicPartition, int]) -> None:
+            self.commits.append(offsets[SOURCE])
 
         async def committed(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
             return dict.fromkeys(partitions, Committed(None))
@@ -43,10 +48,12 @@ class Told:
 
         self.pump = Pump(
             self.hub, History(near, LogHistory(no_reader, SOURCE.topic)),  # type: ignore[arg-type]
-            GatewayMetrics(CollectorRegistry()), dead_letter=dead_letter, commit=commit, committed=committed,
+            GatewayMetrics(self.registry), dead_letter=dead_letter, commit=commit, committed=committed,
             coalesce_ms=coalesce_ms,
         )  # fmt: skip
         self.wakes: list[str] = []
+        self.commits: list[int] = []
+        self.failures: list[LogError] = []
         self.refused: list[tuple[str, str]] = []
         self._offset = 0
 
@@ -54,10 +61,11 @@ class Told:
         self.hub.open(response_id, 0, ACME, "continue", 0)
         return self.hub.attach(response_id, 0, ACME, after, lambda _: self.wakes.append(response_id), 0)
 
-    def read(self, *records: Started | Release | Terminal) -> None:
+    def read(self, *records: Started | Release | Terminal | bytes) -> None:
         batch = []
         for record in records:
-            batch.append(LogRecord(SOURCE.topic, 0, self._offset, None, record.encode(), (), 0))
+            value = record if isinstance(record, bytes) else record.encode()
+            batch.append(LogRecord(SOURCE.topic, 0, self._offset, None, value, (), 0))
             self._offset += 1
         self.pump.handle(batch, 0, 0)
 
@@ -135,6 +143,61 @@ async def test_the_rows_beside_one_of_what_is_no_response_id_are_told() -> None:
     await told.pump.flush()
     assert len(told.refused) == 1
     assert span_of(viewer).text == "one "
+
+
+async def test_a_dead_letter_that_fails_is_sent_again_and_nothing_is_committed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pump_module, "DEAD_LETTER_RETRY_S", 0.0)
+    monkeypatch.setattr(pump_module, "DEAD_LETTER_WAIT_S", 0.0)
+    told = Told(coalesce_ms=0)
+    await told.pump.assigned([SOURCE])
+    told.failures = [LogError("away", retriable=True)] * 2
+    told.read(b"?")
+    await told.pump.flush()
+    assert told.commits == []
+    await until(lambda: told.refused, "the letter is written")
+    await told.pump.flush()
+    assert told.commits == [1]
+
+
+async def test_a_dead_letter_that_the_log_refuses_ends_the_gateway() -> None:
+    told = Told(coalesce_ms=0)
+    await told.pump.assigned([SOURCE])
+    told.failures = [LogError("no such topic", retriable=False)]
+    told.read(b"?")
+    with pytest.raises(LogError, match="no such topic"):
+        await told.pump.flush()
+    assert told.commits == []
+
+
+async def test_more_dead_letters_than_can_wait_end_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump_module, "MAX_UNWRITTEN_DEAD_LETTERS", 2)
+    monkeypatch.setattr(pump_module, "DEAD_LETTER_WAIT_S", 0.0)
+    told = Told(coalesce_ms=0)
+    told.failures = [LogError("away", retriable=True)] * 3
+    told.read(b"?", b"?")
+    await told.pump.flush()
+    told.read(b"?")
+    with pytest.raises(LogError, match="3 dead letters wait"):
+        await told.pump.flush()
+
+
+async def test_letters_that_are_written_are_not_kept_while_history_is_away() -> None:
+    told = Told(coalesce_ms=0)
+    await told.pump.assigned([SOURCE])
+    told.read(release("resp_local-0_" + "0" * 32, ACME, 1, ["one "]))
+    for number in range(1, 4):
+        told.read(b"?")
+        await told.pump.flush()
+        assert (len(told.refused), told.pump.unwritten_dead_letters, told.commits) == (number, 0, [])
+
+
+def test_each_ending_counts_once() -> None:
+    told = Told(coalesce_ms=0)
+    told.hub.open("a", 0, ACME, "continue", 0)
+    told.read(terminal("a", ACME, 1), terminal("a", ACME, 1))
+    assert told.registry.get_sample_value("sluice_gateway_endings_total", {"code": "completed"}) == 1
 
 
 def test_busy_is_entered_and_left_at_different_loads() -> None:
