@@ -140,6 +140,36 @@ async def test_a_commit_awaited_while_partitions_are_revoked_counts(
         assert [record.offset for record in await read(second, 6)] == list(range(4, 10))
 
 
+async def test_who_gets_a_partition_back_can_tell_at_once_how_far_another_has_read(
+    kafka_settings: KafkaSettings, topic: str, group: str
+) -> None:
+    for partition in range(2):
+        await write(kafka_settings, topic, 3, partition=partition)
+    found: list[dict[TopicPartition, Committed]] = []
+    async with consuming(kafka_settings, group) as first:
+
+        async def on_assign(partitions: Sequence[TopicPartition]) -> None:
+            if partitions:  # a balance that adds nothing is told too
+                found.append(await first.committed(partitions))
+
+        async def poll_until(assignments: int) -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                while len(found) < assignments:
+                    await first.poll(0.1)
+
+        await first.subscribe([topic], on_assign=on_assign)
+        await poll_until(1)
+        async with consuming(kafka_settings, group) as second:
+            await second.subscribe([topic])
+            reading = asyncio.ensure_future(read(second, 3))
+            while not reading.done():
+                await first.poll(0.1)
+            moved = reading.result()[0].source
+            await second.commit({moved: 2})
+        await poll_until(2)
+    assert found[-1] == {moved: Committed(2)}
+
+
 async def test_a_slow_loop_does_not_hold_up_the_group_and_loses_nothing(
     kafka_settings: KafkaSettings, topic: str, group: str
 ) -> None:
