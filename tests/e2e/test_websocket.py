@@ -6,6 +6,7 @@ from websockets.sync.client import connect
 
 from deploy.runner import Stack
 from schemas.websocket import Closing, ErrorMessage, Pong, TerminalMessage
+from streams.settings import MAX_BODY_BYTES
 from tests.e2e.sockets import Socket, open_socket
 from tests.e2e.stacks import LONG, TIMEOUT_S, api_key, gpu_work, is_scripted, until_idle, worker_metrics
 
@@ -193,7 +194,7 @@ def test_binary_frames_close_the_socket(stack: Stack) -> None:
 def test_a_message_beyond_every_bound_closes_the_socket(stack: Stack) -> None:
     """In two pieces, so that the gateway's answer is not overtaken by what is still being sent."""
     with open_socket(stack) as socket:
-        socket.connection.send(['{"type": "ping", "nonce": "' + "x" * 4_190_000, "x" * 5_000])
+        socket.connection.send(['{"type": "ping", "nonce": "' + "x" * (MAX_BODY_BYTES - 1_000), "x" * 5_000])
         assert close_code(socket) == 1009
 
 
