@@ -68,8 +68,8 @@ def server_properties(node: KafkaNode) -> str:
         "broker.session.timeout.ms": 3_000,
         "broker.heartbeat.interval.ms": 500,
         # A small box: few threads, small segments and indexes, retention looked at often enough to be seen.
-        "num.network.threads": 2,
-        "num.io.threads": 4,
+        "num.network.threads": 1,
+        "num.io.threads": 2,
         "num.recovery.threads.per.data.dir": 2,
         "background.threads": 2,
         "log.cleaner.dedupe.buffer.size": 16_777_216,
