@@ -452,7 +452,8 @@ async def test_a_worker_whose_engine_stays_away_leaves_its_work_to_a_ready_one(r
         async with worker(region, "dying", dies_once) as dying:
             await region.until(lambda: ready.partitions() and dying.partitions(), timeout_s=60)
             dying.engine._settings = LOADS_FOR_EVER  # from its next start on
-            ids = [await region.request(max_tokens=30) for _ in range(12)]
+            # Two into each partition of each lane: whichever of them it got, the engine is asked for enough to die.
+            ids = [await region.request(max_tokens=30, lane=LANES[number // 2 % len(LANES)]) for number in range(12)]
             await region.ended(*ids)
             await region.until(lambda: dying.worker.not_ready and not dying.partitions())
             late = [await region.request() for _ in range(4)]
