@@ -101,7 +101,7 @@ class WorkerSettings(_Section):
     max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
     healthy_buffer: int = Field(default=8, ge=0, description="Requests beyond `max_running` that wait in the engine.")
     coalesce_ms: int = Field(
-        default=30, ge=0, description="Steps that follow each other within it leave as one frame, under load only."
+        default=45, ge=0, description="Steps that follow each other within it leave as one frame, under load only."
     )
     coalesce_rows: int = Field(default=128, ge=1, description="Load is a step with so many rows, or more.")
     start_timeout_s: float = Field(
