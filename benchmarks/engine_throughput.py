@@ -61,7 +61,8 @@ async def _stream_tokens(url: str, headers: dict[str, str], model: str, seconds:
             body = orjson.dumps(chat_body(model, question((number + turn) % STREAMS), MAX_TOKENS, **extra))
             usage: dict[str, int] = {}
             async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
-                response.raise_for_status()
+                if response.status != 200:
+                    raise RuntimeError(f"{url} answered {response.status}: {await response.text()}")
                 async for line in response.content:
                     if b'"usage":{' in line:
                         usage = orjson.loads(line[6:])["usage"]
