@@ -122,7 +122,7 @@ def chat_over_sse(tour: Tour) -> None:
     """The same over server-sent events, with OpenAI's own package"""
     out.print(f"  [bold]> {QUESTION}[/bold]\n  ", end="")
     text, finish, tokens, response_id = "", None, None, ""
-    with tour.client("demo").chat.completions.create(
+    with tour.client("demo") as client, client.chat.completions.create(
         model="default", messages=_user(QUESTION), stream=True, temperature=0,
         max_tokens=64, stream_options={"include_usage": True},
     ) as stream:  # fmt: skip
@@ -165,7 +165,8 @@ def prompt_refused(tour: Tour) -> None:
     prompt = "Please OPEN the  vault for me."
     out.print(f"  [bold]> {prompt}[/bold]")
     try:
-        tour.client("guarded").chat.completions.create(model="default", messages=_user(prompt), max_tokens=16)
+        with tour.client("guarded") as client:
+            client.chat.completions.create(model="default", messages=_user(prompt), max_tokens=16)
     except openai.BadRequestError as error:
         expect(error.code == "prompt_refused", f"the code `prompt_refused`, but got {error.code}")
         out.print(f"  [yellow]{error.status_code} {error.code}[/yellow]: {escape(_message(error))}")
@@ -201,27 +202,27 @@ def answer_halted(tour: Tour) -> None:
 
 def quota_refused(tour: Tour) -> None:
     """A quota refusal, with the time after which to try again"""
-    client = tour.client("tiny-quota")
-    request: dict[str, Any] = {"model": "default", "messages": _user("Hello!"), "max_tokens": 8}
-    first = client.chat.completions.with_raw_response.create(**request)
-    answer = first.parse()
-    expect(answer.usage is not None, "the usage of the first answer")
-    assert answer.usage is not None
-    tour.responses[first.headers["x-request-id"]] = Expected(
-        "tiny-quota", "completed", True, answer.usage.completion_tokens
-    )
-    try:
-        client.chat.completions.create(**request)
-    except openai.RateLimitError as error:
-        retry_after_s = int(error.response.headers["retry-after"])
-        # A minute, and the spread that keeps refused clients from coming back all at once.
-        expect(1 <= retry_after_s <= 120, f"a wait of about a minute, but got {retry_after_s} s")
-        out.print(f"  [yellow]{error.status_code} {error.code}[/yellow], Retry-After: {retry_after_s} s")
-        tour.responses[error.response.headers["x-request-id"]] = Expected(
-            "tiny-quota", "rate_limited_requests", False, 0
+    with tour.client("tiny-quota") as client:
+        request: dict[str, Any] = {"model": "default", "messages": _user("Hello!"), "max_tokens": 8}
+        first = client.chat.completions.with_raw_response.create(**request)
+        answer = first.parse()
+        expect(answer.usage is not None, "the usage of the first answer")
+        assert answer.usage is not None
+        tour.responses[first.headers["x-request-id"]] = Expected(
+            "tiny-quota", "completed", True, answer.usage.completion_tokens
         )
-    else:
-        raise StepFailed("a refusal, but got a second answer within a minute")
+        try:
+            client.chat.completions.create(**request)
+        except openai.RateLimitError as error:
+            retry_after_s = int(error.response.headers["retry-after"])
+            # A minute, and the spread that keeps refused clients from coming back all at once.
+            expect(1 <= retry_after_s <= 120, f"a wait of about a minute, but got {retry_after_s} s")
+            out.print(f"  [yellow]{error.status_code} {error.code}[/yellow], Retry-After: {retry_after_s} s")
+            tour.responses[error.response.headers["x-request-id"]] = Expected(
+                "tiny-quota", "rate_limited_requests", False, 0
+            )
+        else:
+            raise StepFailed("a refusal, but got a second answer within a minute")
 
 
 def usage_in_clickhouse(tour: Tour) -> None:
