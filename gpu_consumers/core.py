@@ -35,6 +35,7 @@ from schemas.generated import Ending, Fence
 from schemas.request import LANES, AdmittedRequest, Lane, Sampling
 from schemas.usage import ComputeRecord
 from schemas.worker import WorkerState
+from streams.deadlines import Deadlines
 from streams.log import LogRecord, TopicPartition
 from streams.offset_tracker import OffsetTracker
 from streams.topics import Topics
@@ -269,7 +270,7 @@ class WorkerCore:
         self._looks: dict[str, AskClaim] = {}
         self._look_not_before_ms = 0
         self._waiting: list[tuple[int, str]] = []
-        self._deadlines: list[tuple[int, str]] = []
+        self._deadlines = Deadlines()
         self._trackers: dict[TopicPartition, OffsetTracker] = {}
         self._next_offsets: dict[TopicPartition, int] = {}
         self._scopes: dict[Scope, Scope] = {}
@@ -410,7 +411,7 @@ class WorkerCore:
             # It ran to its end before the answer came. What it wrote is void: the older attempt has to be ended.
             del self._recent[void.response_id]
             work = self._works[void.response_id] = ended.work()
-            self._watch_deadline(work)
+            self._deadlines.add(work.response_id, work.request.deadline_ms)
             self._take_over(work, now_ms)
             return
         if work is None or self._by_attempt.get(void.attempt_id) is not work:
@@ -442,10 +443,9 @@ class WorkerCore:
                 self._take_over(work, now_ms)
             else:
                 self._enqueue(work, now_ms, front=True)
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            _, response_id = heappop(self._deadlines)
-            work = self._works.get(response_id)
-            if work is not None and work.phase is not _Phase.CLOSING and work.request.deadline_ms <= now_ms:
+        for response_id in self._deadlines.take_due(now_ms):
+            work = self._works[response_id]
+            if work.phase is not _Phase.CLOSING:
                 self._end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
         for memory in (self._cancels, self._halts):
             while memory and next(iter(memory.values())) <= now_ms:
@@ -852,17 +852,11 @@ class WorkerCore:
         request.prompt_token_ids = []
         work = _Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
         self._works[response_id] = work
-        self._watch_deadline(work)
+        self._deadlines.add(response_id, request.deadline_ms)
         if self._cancels.pop(response_id, None) is not None:
             self._end(work, EndingCode.CANCELLED, now_ms)
         else:
             self._enqueue(work, now_ms)
-
-    def _watch_deadline(self, work: _Work) -> None:
-        heappush(self._deadlines, (work.request.deadline_ms, work.response_id))
-        # Entries of work that has left are dropped when they come up, or all at once when they are the most.
-        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._works):
-            self._deadlines = sorted((each.request.deadline_ms, each.response_id) for each in self._works.values())
 
     def _shared(self, scope: Scope) -> Scope:
         """One object per distinct scope, without the trace context, as frames carry it."""
@@ -997,6 +991,7 @@ class WorkerCore:
         self._drop_attempt(work)
         self._set_phase(work, _Phase.CLOSING)
         del self._works[work.response_id]
+        self._deadlines.remove(work.response_id)
 
     def _remember(self, memory: OrderedDict[str, int], response_id: str, now_ms: int) -> None:
         if len(memory) >= MAX_REMEMBERED:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from agents.phrases import PhraseSet
-from agents.post_safety.deadlines import Deadlines
 from agents.post_safety.hold_back import Delta, HoldBack
 from schemas.base import ScopedRecord
 from schemas.batch import BatchError, BatchResponse, BatchResult
@@ -28,6 +27,7 @@ from schemas.responses import Started, Terminal, TokenUsage
 from schemas.usage import UsageEvent
 from schemas.verdict import Verdict
 from streams.accepted_prefix import AcceptedPrefix, RowVerdict
+from streams.deadlines import Deadlines
 from streams.ids import stable_partition
 from streams.offset_tracker import OffsetTracker
 from streams.openai_completion import completion_object

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.post_safety.deadlines import Deadlines
+from streams.deadlines import Deadlines
 
 
 def test_memory_follows_what_is_open_and_not_what_ever_was() -> None:
