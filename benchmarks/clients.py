@@ -32,6 +32,14 @@ class Answer:
         """Whether it ended as it should, with at least one token."""
         return not self.error and self.first_token_at_s is not None
 
+    def saw_token(self, now_s: float, last_s: float) -> None:
+        """A message with text has come; the one before it at `last_s`."""
+        self.messages += 1
+        if self.first_token_at_s is None:
+            self.first_token_at_s = now_s
+        else:
+            self.largest_gap_s = max(self.largest_gap_s, now_s - last_s)
+
     @property
     def first_token_ms(self) -> float | None:
         return None if self.first_token_at_s is None else (self.first_token_at_s - self.asked_at_s) * 1000
@@ -89,11 +97,7 @@ async def _read_events(response: aiohttp.ClientResponse, answer: Answer) -> None
             answer.tokens = usage["completion_tokens"]
         finished = finished or any(choice.get("finish_reason") for choice in chunk["choices"])
         if text := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
-            answer.messages += 1
-            if answer.first_token_at_s is None:
-                answer.first_token_at_s = now_s
-            else:
-                answer.largest_gap_s = max(answer.largest_gap_s, now_s - last_s)
+            answer.saw_token(now_s, last_s)
             last_s = now_s
             answer.text.append(text)
     answer.ended_at_s = monotonic()
@@ -133,11 +137,7 @@ async def ask_over_websocket(
                 if answer.first_token_at_s is not None:
                     meter.largest_gap_s = max(meter.largest_gap_s, now_s - last_s)
             answer.tokens = message["sequence_number"]
-            answer.messages += 1
-            if answer.first_token_at_s is None:
-                answer.first_token_at_s = now_s
-            else:
-                answer.largest_gap_s = max(answer.largest_gap_s, now_s - last_s)
+            answer.saw_token(now_s, last_s)
             last_s = now_s
         elif kind == "accepted":
             answer.response_id = message["response_id"]
