@@ -19,6 +19,10 @@ from streams.settings import MIN_SECRET_CHARS
 
 RUN_FILE_VERSION: Literal[1] = 1
 
+MAX_SOCKET_PATH_BYTES = 107
+MAX_SOCKET_NAME_BYTES = 37
+"""A slash and the UUID that names each of vLLM's sockets."""
+
 
 class DataFolderError(Exception):
     """The folder is in use, or holds something unreadable. One line."""
@@ -38,6 +42,13 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def make_empty(folder: Path) -> None:
+    """The folder, with nothing in it."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
 
 
 class ProcessRecord(BaseModel):
@@ -121,6 +132,17 @@ class DataFolder:
     @property
     def redis(self) -> Path:
         return self.path / "redis"
+
+    @property
+    def scratch(self) -> Path:
+        """Temporary files of every process: one that is killed leaves them behind."""
+        return self.path / "tmp"
+
+    @property
+    def sockets(self) -> Path:
+        """Where an engine makes its sockets: among the temporary files, unless paths there are too long (`unix(7)`)."""
+        length = len(os.fsencode(self.scratch)) + MAX_SOCKET_NAME_BYTES
+        return self.scratch if length <= MAX_SOCKET_PATH_BYTES else Path(tempfile.gettempdir())
 
     @property
     def tenants_file(self) -> Path:

@@ -11,6 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.data_folder import make_empty
+
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 
 
@@ -32,6 +34,11 @@ class KafkaNode:
     @property
     def properties_path(self) -> Path:
         return self.directory / "server.properties"
+
+    @property
+    def scratch_directory(self) -> Path:
+        """Where Java unpacks libraries, which a killed node leaves behind; it asks no TMPDIR."""
+        return self.directory / "tmp"
 
     @property
     def log_directory(self) -> Path:
@@ -84,8 +91,8 @@ def server_properties(node: KafkaNode) -> str:
 
 
 def write_properties(node: KafkaNode) -> None:
-    """Writes `server.properties`, creating the node's directory."""
-    node.directory.mkdir(parents=True, exist_ok=True)
+    """Writes `server.properties`, creating the node's directory. Before the node runs: its scratch is emptied."""
+    make_empty(node.scratch_directory)
     node.properties_path.write_text(server_properties(node))
 
 
@@ -112,6 +119,7 @@ def _java(node: KafkaNode, *, heap_mb: int) -> list[str]:
         "-XX:TieredStopAtLevel=1",
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.awt.headless=true",
+        f"-Djava.io.tmpdir={node.scratch_directory}",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-cp",

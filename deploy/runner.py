@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from deploy import guardian
-from deploy.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord
+from deploy.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord, make_empty
 from deploy.first_run import provision_keys
 from deploy.kafka_broker import format_command, has_jars, is_formatted, write_properties
 from deploy.plan import Options, Plan, make_plan
@@ -121,9 +121,10 @@ class Stack:
         self._end_leftovers()
         self._keys = provision_keys(self.data)
         self._plan = plan = make_plan(self.data, self._keys, self._options, self._rng)
+        make_empty(self.data.scratch)
         self._prepare_infrastructure(plan)
         self._supervisor = supervisor = Supervisor(
-            plan.processes, plan.environment, self.data.logs, self._changed, self._policy
+            plan.processes, self._environment(plan), self.data.logs, self._changed, self._policy
         )
         supervisor.start(infrastructure=True)
         supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure())
@@ -135,6 +136,11 @@ class Stack:
             f"topics: {len(report.created)} created, {len(report.present)} present ({time.monotonic() - began_s:.1f} s)"
         )
         supervisor.start(infrastructure=False)
+
+    def _environment(self, plan: Plan) -> dict[str, str]:
+        return {
+            **plan.environment, "TMPDIR": str(self.data.scratch), "VLLM_RPC_BASE_PATH": str(self.data.sockets),
+        }  # fmt: skip
 
     def _end_leftovers(self) -> None:
         leftovers = self.data.leftovers()

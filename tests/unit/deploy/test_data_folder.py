@@ -1,11 +1,23 @@
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
 
-from deploy.data_folder import DataFolder, DataFolderError, ProcessRecord, RunRecord, started_at, write_atomically
+from deploy.data_folder import (
+    MAX_SOCKET_PATH_BYTES,
+    DataFolder,
+    DataFolderError,
+    ProcessRecord,
+    RunRecord,
+    make_empty,
+    started_at,
+    write_atomically,
+)
 from deploy.supervision import State
 
 
@@ -102,3 +114,28 @@ def test_an_atomic_write_that_fails_leaves_the_old_file_and_no_scrap(tmp_path: P
         write_atomically(file, "new \ud800")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_engines_sockets_fit_wherever_the_folder_lies() -> None:
+    name = str(uuid.UUID(int=0))
+    for length in range(1, 120):
+        data = DataFolder(Path("/") / ("d" * length))
+        longest = len(str(data.sockets / name))
+        assert longest <= MAX_SOCKET_PATH_BYTES
+        assert (data.sockets == data.scratch) == (len(str(data.scratch / name)) <= MAX_SOCKET_PATH_BYTES)
+
+
+def test_the_longest_path_of_a_socket_is_the_kernels() -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(folder) / ("s" * (MAX_SOCKET_PATH_BYTES - len(folder) - 1))
+        listener.bind(str(path))
+        with pytest.raises(OSError, match="too long"):
+            listener.bind(f"{path}s")
+
+
+def test_what_killed_processes_left_is_gone_before_the_next_start(data: DataFolder) -> None:
+    make_empty(data.scratch)
+    (data.scratch / "rows.native").write_bytes(b"left")
+    (data.scratch / "folder").mkdir()
+    make_empty(data.scratch)
+    assert list(data.scratch.iterdir()) == []
