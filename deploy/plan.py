@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,6 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCAL_CONFIG = ROOT / "deploy" / "local.toml"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PROBE_TIMEOUT_S = 1.0
+
+NICENESS_BESIDE_A_MODEL = 10
+"""Of all but the workers: a step of the model takes most of a core, and whoever interrupts it delays every stream. What
+is nice still gets all that no model uses, and vLLM leaves a core free."""
 
 Probe = Callable[[], str | None]
 """None when ready, else why not. Returns within about `PROBE_TIMEOUT_S`."""
@@ -57,6 +61,8 @@ class ProcessSpec:
     health_port: int | None = None
     start_timeout_s: float = 60.0
     stop_timeout_s: float = 15.0
+    niceness: int = 0
+    """On top of the supervisor's own."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,10 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         probe = redis_probe(settings.redis.history_url)
         specs.append(ProcessSpec("redis-history", Stage.INFRASTRUCTURE, command, probe))
     specs += _python_processes(settings, options, gateways, ports)
+    if any(pool.engine == "vllm" for pool in settings.pools):
+        specs = [
+            spec if spec.stage is Stage.WORKERS else replace(spec, niceness=NICENESS_BESIDE_A_MODEL) for spec in specs
+        ]
     return Plan(
         settings=settings,
         environment=environment,
@@ -317,11 +327,11 @@ def _redis_server(
 
 
 def _python_processes(settings: Settings, options: Options, gateways: list[int], ports: _Ports) -> list[ProcessSpec]:
-    def process(name: str, stage: Stage, module: str, environment: Mapping[str, str], **timeouts: float) -> ProcessSpec:
+    def process(name: str, stage: Stage, module: str, environment: Mapping[str, str]) -> ProcessSpec:
         health_port = ports.any()
         return ProcessSpec(
             name, stage, (sys.executable, "-m", module), http_probe(health_port),
-            {**environment, "SLUICE_HEALTH_PORT": str(health_port)}, health_port, **timeouts,
+            {**environment, "SLUICE_HEALTH_PORT": str(health_port)}, health_port,
         )  # fmt: skip
 
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -337,10 +347,12 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
             name = f"worker-{number}"
             environment = {"SLUICE_WORKER__WORKER_ID": name, "SLUICE_WORKER__POOL": pool.name}
             specs.append(
-                process(name, Stage.WORKERS, "gpu_consumers", environment,
-                        start_timeout_s=settings.worker.start_timeout_s,
-                        stop_timeout_s=settings.worker.drain_timeout_s + 10)
-            )  # fmt: skip
+                replace(
+                    process(name, Stage.WORKERS, "gpu_consumers", environment),
+                    start_timeout_s=settings.worker.start_timeout_s,
+                    stop_timeout_s=settings.worker.drain_timeout_s + 10,
+                )
+            )
     specs += [
         process(f"admission-{index}", Stage.ADMISSION, "agents.admission", one_thread)
         for index in range(1, options.admission + 1)

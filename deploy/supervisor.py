@@ -243,6 +243,8 @@ class SupervisedProcess:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
+            if self.spec.niceness:
+                os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + self.spec.niceness)
             self._guardian.add(popen.pid)
             self._created_at = started_at(popen.pid) or 0.0
             self._detail = "starting"

@@ -32,7 +32,10 @@ _ENVIRONMENT: Final = {
     # This process has threads: a forked engine would inherit their locks.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-_CPU_DEFAULTS: Final = {"dtype": "float32", "enforce_eager": True}
+_CPU_DEFAULTS: Final[dict[str, Any]] = {"dtype": "float32", "enforce_eager": True}
+ONE_PROCESS_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""vLLM's scheduler and model in one process. By default it gives each one of its own on CPU, so as to set the model's
+OpenMP threads, and each spins on its core while the other works: with all else on two cores that is a core lost."""
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
 
 
@@ -60,6 +63,18 @@ def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
         "repetition_detection": sampling.repetition_detection and sampling.repetition_detection.model_dump(),
     }
+
+
+def compute_threads() -> int:
+    """Of an engine on CPU: one core is left to everybody else, as vLLM itself would."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def cpu_defaults(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """What these arguments leave open, on CPU."""
+    if any(name.endswith("_parallel_size") for name in engine_args):
+        return _CPU_DEFAULTS  # more than one process computes
+    return {**_CPU_DEFAULTS, "distributed_executor_backend": ONE_PROCESS_EXECUTOR}
 
 
 def _shut_down(llm: Any) -> None:
@@ -169,8 +184,11 @@ class VllmEngine:
             "scheduling_policy": "priority",
             "max_num_seqs": self._max_running,
             "disable_log_stats": True,
-            **(_CPU_DEFAULTS if current_platform.is_cpu() else {}),
         }
+        if current_platform.is_cpu():
+            # For the engine's own process, which reads it when it loads OpenMP.
+            os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
+            defaults |= cpu_defaults(self._engine_args)
         arguments = AsyncEngineArgs(model=self._model_path, **{**defaults, **self._engine_args})
         llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[StatLogger])
         self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)

@@ -63,6 +63,13 @@ def test_another_engine_comes_with_its_own_arguments(data: DataFolder) -> None:
     assert unchanged.engine_args["dtype"] == "float32"
 
 
+def test_beside_a_model_everything_but_its_worker_is_nice(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(workers=2, free_ports=True), random.Random(1))
+    assert {spec.name for spec in plan.processes if not spec.niceness} == {"worker-1", "worker-2"}
+    simulated = make_plan(data, KEYS, Options(engine="simulated", free_ports=True), random.Random(1))
+    assert not any(spec.niceness for spec in simulated.processes)
+
+
 def test_every_process_loads_what_was_planned(data: DataFolder) -> None:
     options = Options(engine="simulated", free_ports=True, environment={"SLUICE_POST_SAFETY__GAP_MS": "123"})
     plan = make_plan(data, KEYS, options, random.Random(1))

@@ -77,6 +77,13 @@ def test_a_process_is_ready_when_its_probe_says_so(supervise: Callable[..., Supe
     assert supervisor.records()[0].detail == ""
 
 
+def test_a_nice_process_lets_this_one_go_first(supervise: Callable[..., Supervisor]) -> None:
+    supervisor = supervise(script("nice", SLEEPS, niceness=3), script("plain", SLEEPS))
+    own = psutil.Process().nice()
+    assert psutil.Process(pid_of(supervisor, "nice")).nice() == own + 3
+    assert psutil.Process(pid_of(supervisor, "plain")).nice() == own
+
+
 def test_a_killed_process_comes_back_with_another_pid(supervise: Callable[..., Supervisor]) -> None:
     supervisor = supervise(script("one", SLEEPS))
     supervisor.wait_ready(DEADLINE_S)

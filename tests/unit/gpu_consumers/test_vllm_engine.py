@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.vllm_engine import VllmEngine, sampling_arguments
+from gpu_consumers.vllm_engine import (
+    ONE_PROCESS_EXECUTOR,
+    VllmEngine,
+    compute_threads,
+    cpu_defaults,
+    sampling_arguments,
+)
 from schemas.request import RepetitionDetection, Sampling
 from streams.gateway.openai_chat import UNSUPPORTED
 
@@ -196,3 +202,14 @@ async def test_an_engine_that_starts_after_it_was_given_up_is_shut_down() -> Non
     assert len(llm.shut_down_by) == 1
     with pytest.raises(EngineDied):
         engine.submit(EngineRequest("r", [1, 2], Sampling(), 5))
+
+
+def test_on_cpu_one_process_computes_unless_more_are_asked_for() -> None:
+    assert cpu_defaults({"max_model_len": 4096})["distributed_executor_backend"] == ONE_PROCESS_EXECUTOR
+    assert "distributed_executor_backend" not in cpu_defaults({"tensor_parallel_size": 2})
+
+
+def test_an_engine_on_cpu_leaves_a_core_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads in ((1, 1), (2, 1), (8, 7)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
+        assert compute_threads() == threads
