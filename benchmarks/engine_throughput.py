@@ -2,7 +2,8 @@
 
 The three take turns on the same cores, and nothing idles beside the one that is measured: the baselines are stopped
 (SIGSTOP) when it is not their turn, and each turn of the pipeline has a stack of its own, because sessions and leases
-would not outlive a pause.
+would not outlive a pause. All three compute in one process on as many threads (`gpu_consumers.vllm_engine`), which is
+the faster way on CPU for each of them.
 """
 
 import asyncio
@@ -31,9 +32,10 @@ from benchmarks.stacks import (
     running_stack,
 )
 from deploy.plan import Options
+from gpu_consumers.vllm_engine import ONE_PROCESS_EXECUTOR, compute_threads
 
 STREAMS = 32
-MAX_TOKENS = 256
+MEAN_TOKENS = 256
 WARM_UP_S = 10.0
 ENGINE_ARGS: dict[str, bool | int | float | str] = {
     "dtype": "float32",
@@ -41,6 +43,7 @@ ENGINE_ARGS: dict[str, bool | int | float | str] = {
     "max_num_seqs": 64,
     "enforce_eager": True,
     "enable_prefix_caching": True,
+    "distributed_executor_backend": ONE_PROCESS_EXECUTOR,
 }
 
 
@@ -48,34 +51,57 @@ def question(number: int) -> str:
     return f"Tell me a story, number {number}."
 
 
+def answer_tokens(number: int) -> int:
+    """Between half of the mean and one and a half: answers of one length would all end in the same step."""
+    return MEAN_TOKENS // 2 + number * 83 % (MEAN_TOKENS + 1)
+
+
 async def _stream_tokens(url: str, headers: dict[str, str], model: str, seconds: float) -> float:
-    """Tokens/s that `STREAMS` clients read, each asking again as soon as its answer ended."""
-    counted = 0.0
-    end_s = monotonic() + seconds
+    """Tokens/s that `STREAMS` clients read, each asking again as soon as its answer ended.
+
+    An answer that runs over the end counts by the share of its time that lies before it. Until the last of these has
+    ended, the others go on asking, so that all of it is served under the same load.
+    """
+    counted, counting = 0.0, STREAMS
+    all_counted = asyncio.Event()
+    began_s = monotonic()
+    end_s = began_s + seconds
     extra: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True}}
 
-    async def stream(session: aiohttp.ClientSession, number: int) -> None:
-        nonlocal counted
-        turn = 0
-        while (asked_s := monotonic()) < end_s:
-            body = orjson.dumps(chat_body(model, question((number + turn) % STREAMS), MAX_TOKENS, **extra))
-            usage: dict[str, int] = {}
-            async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
-                if response.status != 200:
-                    raise RuntimeError(f"{url} answered {response.status}: {await response.text()}")
-                async for line in response.content:
-                    if b'"usage":{' in line:
-                        usage = orjson.loads(line[6:])["usage"]
-            # An answer that runs over the end counts by the share of its time that lies before it.
-            took_s = monotonic() - asked_s
-            counted += usage["completion_tokens"] * min(1.0, (end_s - asked_s) / took_s)
-            turn += 1
+    async def ask(session: aiohttp.ClientSession, number: int) -> int:
+        body = orjson.dumps(chat_body(model, question(number), answer_tokens(number), **extra))
+        tokens = 0
+        async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
+            if response.status != 200:
+                raise RuntimeError(f"{url} answered {response.status}: {await response.text()}")
+            async for line in response.content:
+                if b'"usage":{' in line:
+                    tokens = orjson.loads(line[6:])["usage"]["completion_tokens"]
+        return tokens
 
-    began_s = monotonic()
+    async def stream(session: aiohttp.ClientSession, first: int) -> None:
+        nonlocal counted, counting
+        number, is_counting = first, True
+        while True:
+            asked_s = monotonic()
+            tokens = await ask(session, number % STREAMS)
+            ended_s = monotonic()
+            if asked_s < end_s:
+                counted += tokens * min(1.0, (end_s - asked_s) / (ended_s - asked_s))
+            if is_counting and ended_s >= end_s:
+                is_counting = False
+                counting -= 1
+                if not counting:
+                    all_counted.set()
+            number += 1
+
     headers = JSON_BODY | headers
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(stream(session, number) for number in range(STREAMS)))
-    return counted / (end_s - began_s)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as group:
+        streams = [group.create_task(stream(session, number)) for number in range(STREAMS)]
+        await all_counted.wait()
+        for task in streams:
+            task.cancel()
+    return counted / seconds
 
 
 class _BareEngine:
@@ -104,7 +130,7 @@ class _BareEngine:
 @contextlib.contextmanager
 def _bare_engine(seconds: float, rounds: int) -> Iterator[tuple[int, _BareEngine]]:
     """Its process group, and itself."""
-    arguments = [json.dumps(ENGINE_ARGS), str(STREAMS), str(MAX_TOKENS), str(int(seconds)), str(rounds)]
+    arguments = [json.dumps(ENGINE_ARGS), str(STREAMS), str(int(seconds)), str(rounds)]
     command = [sys.executable, "-m", "benchmarks.bare_engine", str(MODEL_PATH), *arguments]
     with process_group(command, _environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         engine = _BareEngine(process)
@@ -113,7 +139,11 @@ def _bare_engine(seconds: float, rounds: int) -> Iterator[tuple[int, _BareEngine
 
 
 def _environment() -> dict[str, str]:
-    return os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    """The baselines compute on as many threads as a worker's engine does."""
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": str(compute_threads()),
+    }  # fmt: skip
 
 
 def _api_server_command(port: int) -> list[str]:
@@ -121,6 +151,7 @@ def _api_server_command(port: int) -> list[str]:
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL_PATH),
         "--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32",
         "--max-model-len", "4096", "--max-num-seqs", "64", "--enforce-eager",
+        "--distributed-executor-backend", ONE_PROCESS_EXECUTOR,
     ]  # fmt: skip
 
 
@@ -133,7 +164,7 @@ def _pipeline_tokens_per_s(seconds: float) -> float:
 
 def run(*, short: bool, seed: int) -> Report:
     seconds, rounds = (8.0, 1) if short else (15.0, 3)
-    report = Report("engine_throughput", {"streams": STREAMS, "max_tokens": MAX_TOKENS, "seconds": seconds * rounds})
+    report = Report("engine_throughput", {"streams": STREAMS, "mean_tokens": MEAN_TOKENS, "seconds": seconds * rounds})
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     rates: dict[str, list[float]] = {"bare engine": [], "vLLM's API server": [], "pipeline": []}
