@@ -44,13 +44,6 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
         raise
 
 
-def make_empty(folder: Path) -> None:
-    """The folder, with nothing in it."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-
-
 class ProcessRecord(BaseModel):
     """`started_at` is the process's creation time (Unix seconds); with the pid it names one process for ever."""
 

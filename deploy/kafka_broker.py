@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.data_folder import make_empty
+from deploy.folders import make_empty
 
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from deploy import guardian
-from deploy.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord, make_empty
+from deploy.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord
 from deploy.first_run import provision_keys
+from deploy.folders import make_empty
 from deploy.kafka_broker import format_command, has_jars, is_formatted, write_properties
 from deploy.plan import Options, Plan, make_plan
 from deploy.supervision import RestartPolicy
@@ -226,6 +227,7 @@ class Stack:
             if self._supervisor is not None:
                 self._supervisor.stop(kill=kill)
                 self._write_run()
+                make_empty(self.data.scratch)
         finally:
             self._supervisor = None
             self._resources.close()

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from deploy.bootstrap import (
     BROWSER,
     REDIS,
+    ROOT,
     BootstrapError,
     Progress,
     System,
@@ -13,6 +16,14 @@ from deploy.bootstrap import (
     java_major,
     stamped,
 )
+
+
+def test_it_needs_nothing_that_it_has_yet_to_install() -> None:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import deploy.bootstrap"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

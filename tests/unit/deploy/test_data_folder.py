@@ -14,10 +14,10 @@ from deploy.data_folder import (
     DataFolderError,
     ProcessRecord,
     RunRecord,
-    make_empty,
     started_at,
     write_atomically,
 )
+from deploy.folders import make_empty
 from deploy.supervision import State
 
 
