@@ -15,9 +15,9 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
     """What is said to be JSON, not parsed. Raises ApiError 408, 413 or 415, ClientDisconnect."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise ApiError(415, "unsupported_media_type", "The body must be application/json.", param="content-type")
+        raise ApiError(415, "unsupported_media_type", "The body must be JSON, with content-type: application/json.")
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise ApiError(415, "unsupported_media_type", "Compressed bodies are not taken.", param="content-encoding")
+        raise ApiError(415, "unsupported_media_type", "Compressed bodies (content-encoding) are not taken.")
     declared = request.headers.get("content-length", "")
     too_large = declared.isdecimal() and (len(declared) > 15 or int(declared) > max_bytes)
     body = bytearray()

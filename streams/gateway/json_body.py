@@ -25,13 +25,18 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     infinities, nesting too deep to parse, too many parts, integers beyond any use, and keys that occur twice.
     """
     try:
-        if _containers(raw) > MAX_CONTAINERS:
+        text = raw if isinstance(raw, str) else raw.decode()
+        if _containers(text) > MAX_CONTAINERS:
             _refuse(f"more than {MAX_CONTAINERS} objects and arrays")
         # orjson is strict about syntax, encoding and depth; the second pass sees what it hides: repeated keys.
         orjson.loads(raw)
-        value = json.loads(raw, object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)
     except RecursionError:
         _refuse("nested too deeply")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            EndingCode.INVALID_REQUEST, f"The body is not valid UTF-8 (byte offset {error.start})."
+        ) from None
     except orjson.JSONDecodeError as error:
         _refuse("nested too deeply" if "depth" in str(error) else str(error))
     except ValueError as error:
@@ -41,11 +46,10 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     return value
 
 
-def _containers(raw: bytes | str) -> int:
+def _containers(text: str) -> int:
     """How many objects and arrays there are at most: found before anything is made of them."""
-    if len(raw) <= MAX_CONTAINERS:
+    if len(text) <= MAX_CONTAINERS:
         return 0
-    text = raw if isinstance(raw, str) else raw.decode()
     if text.count("{") + text.count("[") > MAX_CONTAINERS:
         text = _STRING.sub("", text)
     return text.count("{") + text.count("[")

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, MAX_TEXT_CHARS, Message, Sampling, TextPart
@@ -113,7 +114,12 @@ class ChatMessage(BaseModel):
     @field_validator("content", mode="before")
     @classmethod
     def _text_as_part(cls, content: object) -> object:
-        return [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            # pydantic's own words would ask for a list alone.
+            raise PydanticCustomError("text_or_parts", "Input should be a string or a list of text parts")
+        return content
 
 
 class StreamOptions(BaseModel):

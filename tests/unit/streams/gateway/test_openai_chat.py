@@ -157,12 +157,21 @@ def test_a_wrong_value_is_refused_with_the_path_of_the_field(extra: dict[str, ob
     assert (refused.value.code, refused.value.param) == (EndingCode.INVALID_REQUEST, param)
 
 
+@pytest.mark.parametrize("content", [5, None, {"type": "text", "text": "x"}], ids=str)
+def test_content_of_another_type_is_told_both_of_its_forms(content: object) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_chat_request({**HELLO, "messages": [{"role": "user", "content": content}]})
+    assert refused.value.message == "messages[0].content: Input should be a string or a list of text parts."
+
+
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
         (b"", "not valid JSON"), (b"{", "not valid JSON"), (b"[]", "expected an object"), (b'"x"', "an object"),
         (b'{"a": NaN}', "not valid JSON"), (b'{"a": Infinity}', "not valid JSON"), (b'{"a": 1,}', "not valid JSON"),
-        (b'{"a": "\xff"}', "not valid JSON"), (b'{"a": "\\ud800"}', "not valid JSON"),
+        (b'{"a": "\xff"}', r"^The body is not valid UTF-8 \(byte offset 7\)\.$"),
+        (b'{"\xc3\xa9": "\xed\xa0\x80"}' + b" " * 200_000, r"UTF-8 \(byte offset 8\)"),
+        (b'{"a": "\\ud800"}', "not valid JSON"),
         (b'{"a": 1, "a": 2}', "'a' occurs twice"), (b'{"b": {"a": 1, "a": 2}}', "'a' occurs twice"),
         (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
         (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "nested too deeply"),
