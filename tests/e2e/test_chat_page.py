@@ -63,6 +63,15 @@ class Page:
             tokens,
         )
 
+    def type_as_soon_as_sent(self, text: str) -> None:
+        self._browser.execute_script(
+            "const send = say, text = arguments[0]; say = message => { send(message); $('text').value = text; };", text
+        )
+
+    def settle(self) -> None:
+        """Until the page has been drawn twice."""
+        self._browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
     def turns(self, kind: str) -> list[str]:
         return [turn.text for turn in self._browser.find_elements(By.CSS_SELECTOR, f".turn.{kind} .text")]
 
@@ -100,6 +109,28 @@ class Page:
         )
         return found
 
+    def resize(self, size: tuple[int, int]) -> None:
+        self.dress("light", size)
+
+    @property
+    def below(self) -> float:
+        """How many pixels of the conversation are hidden below what is seen."""
+        found: float = self._browser.execute_script(
+            "const view = document.querySelector('main');return view.scrollHeight - view.scrollTop - view.clientHeight"
+        )
+        return found
+
+    def scroll_to_start(self) -> None:
+        self._browser.execute_script("document.querySelector('main').scrollTop = 0")
+
+    def columns(self) -> set[tuple[float, float]]:
+        """Where the columns of header, conversation and input box begin and end: one pair if they are aligned."""
+        edges: list[list[float]] = self._browser.execute_script(
+            "return [...document.querySelectorAll('.column')].map(column => column.getBoundingClientRect())"
+            ".filter(box => box.width).map(box => [box.left, box.right])"
+        )
+        return {(left, right) for left, right in edges}
+
     def complaints(self) -> list[str]:
         """What the browser's console holds against the page; the network's refusals are not the page's fault."""
         return [entry["message"] for entry in self._browser.get_log("browser") if entry["source"] != "network"]  # type: ignore[no-untyped-call]
@@ -133,6 +164,7 @@ def page(browser: Chrome, stack: Stack, tmp_path: Path) -> Iterator[Page]:
 
 def test_a_question_is_answered_token_by_token_and_the_ending_says_what_it_used(page: Page, stack: Stack) -> None:
     page.picture("login")
+    assert "make run" in page["welcome"].text, "it says where a key is found"
     page.ready(api_key(stack))
     page.picture("empty")
     page.long_answers(150)
@@ -209,6 +241,37 @@ def test_a_refusal_is_said_beside_the_question(page: Page, stack: Stack) -> None
     assert "max_tokens" in page.until_ended()
     page.picture("refusal")
     assert page["text"].is_enabled()
+    assert page["text"].get_attribute("value") == "Tell me more than is allowed.", "nothing has to be typed again"
+
+
+def test_a_refused_question_does_not_replace_what_was_typed_meanwhile(page: Page, stack: Stack) -> None:
+    page.ready(api_key(stack))
+    page.long_answers(5_000)
+    page.type_as_soon_as_sent("Something else")
+    page.ask("Tell me more than is allowed.")
+    page.until_ended()
+    assert page["text"].get_attribute("value") == "Something else"
+
+
+@pytest.mark.parametrize("width", [1_100, 700])
+def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Stack, width: int) -> None:
+    page.resize((width, 800))
+    page.ready(api_key(stack))
+    before = page.columns()
+    page.long_answers(2_000)
+    page.ask("Tell me a very long story.")
+    page.until_ended()
+    page.picture("scrolled")
+    assert page.columns() == before
+    assert len(before) == 1
+    for size in ((width, 400), (520, 500), (width, 800)):
+        page.resize(size)
+        until(lambda: page.below < 2, f"the end is in view at {size}", TIMEOUT_S)
+    page.scroll_to_start()
+    until(lambda: page.below > 300, "the reader has scrolled up", TIMEOUT_S)
+    page.resize((width, 500))
+    page.settle()
+    assert page.below > 300, "who reads elsewhere stays there"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
