@@ -52,7 +52,7 @@ format: ## Formats the code
 
 bench: ## Measures against the baselines, prints a table and JSON
 	@$(BOOTSTRAP) --engine vllm --dev
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 chaos: ## Kills every process in turn under traffic
 	@$(BOOTSTRAP) --engine vllm --dev

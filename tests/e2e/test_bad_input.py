@@ -186,7 +186,7 @@ def test_only_plain_json_is_taken(client: httpx.Client) -> None:
     for headers in ({"content-type": "text/plain"}, {**JSON, "content-encoding": "gzip"}):
         answer = client.post(CHAT, content=json.dumps(body()), headers=headers)
         assert answer.status_code == 415
-        assert error_of(answer)["param"] in headers
+        assert error_of(answer)["param"] is None
 
 
 # Large bodies
