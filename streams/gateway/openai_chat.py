@@ -103,6 +103,13 @@ class ChatTextPart(BaseModel):
     text: str = Field(max_length=MAX_TEXT_CHARS)
 
 
+def _list_of(what: str, value: object) -> object:
+    """Of what may also be one string: pydantic's own words would ask for a list alone."""
+    if not isinstance(value, list):
+        raise PydanticCustomError("string_or_list", "Input should be a string or a list of {what}", {"what": what})
+    return value
+
+
 class ChatMessage(BaseModel):
     """`content` is a string or a list of text parts."""
 
@@ -116,10 +123,7 @@ class ChatMessage(BaseModel):
     def _text_as_part(cls, content: object) -> object:
         if isinstance(content, str):
             return [{"type": "text", "text": content}]
-        if not isinstance(content, list):
-            # pydantic's own words would ask for a list alone.
-            raise PydanticCustomError("text_or_parts", "Input should be a string or a list of text parts")
-        return content
+        return _list_of("text parts", content)
 
 
 class StreamOptions(BaseModel):
@@ -148,7 +152,7 @@ class ChatBody(Sampling):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop(cls, stop: object) -> object:
-        return [stop] if isinstance(stop, str) else stop
+        return [stop] if isinstance(stop, str) else None if stop is None else _list_of("strings", stop)
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -156,7 +160,7 @@ class ChatBody(Sampling):
         if not isinstance(bias, Mapping):
             return bias
         if not all(isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 for key in bias):
-            raise ValueError("keys are token ids")
+            raise PydanticCustomError("token_ids", "Keys should be token ids")
         return {int(key): value for key, value in bias.items()}
 
 

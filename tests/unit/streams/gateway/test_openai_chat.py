@@ -164,6 +164,12 @@ def test_content_of_another_type_is_told_both_of_its_forms(content: object) -> N
     assert refused.value.message == "messages[0].content: Input should be a string or a list of text parts."
 
 
+def test_stop_of_another_type_is_told_both_of_its_forms() -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_chat_request({**HELLO, "stop": 4})
+    assert refused.value.message == "stop: Input should be a string or a list of strings."
+
+
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
