@@ -103,7 +103,7 @@ class WorkerSettings(_Section):
     coalesce_ms: int = Field(
         default=45, ge=0, description="Steps that follow each other within it leave as one frame, under load only."
     )
-    coalesce_rows: int = Field(default=128, ge=1, description="Load is a step with so many rows, or more.")
+    coalesce_rows: int = Field(default=16, ge=1, description="Load is a step with so many rows, or more.")
     start_timeout_s: float = Field(
         default=600, gt=0, description="Until it has loaded its model; then the runner starts it again."
     )
