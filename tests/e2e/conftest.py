@@ -17,6 +17,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         prepare(stack)
         stack.wait_ready()
         yield stack
+    assert list(stack.data.scratch.iterdir()) == [], "what a stop leaves behind"
 
 
 @pytest.fixture

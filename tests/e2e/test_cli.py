@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from deploy.runner import Stack
@@ -54,6 +55,12 @@ def test_status_has_what_a_script_needs(stack: Stack) -> None:
         "the request is committed",
         TIMEOUT_S,
     )
+
+
+def test_every_process_keeps_its_temporary_files_in_the_data_folder(stack: Stack) -> None:
+    for process in stack.processes():
+        assert process.pid is not None
+        assert psutil.Process(process.pid).environ()["TMPDIR"] == str(stack.data.scratch)
 
 
 def test_status_for_people_names_every_process_and_worker(stack: Stack) -> None:
