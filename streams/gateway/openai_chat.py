@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import PydanticCustomError
 
 from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, MAX_TEXT_CHARS, Message, Sampling, TextPart
@@ -105,9 +104,9 @@ class ChatTextPart(BaseModel):
 
 def _list_of(what: str, value: object) -> object:
     """Of what may also be one string: pydantic's own words would ask for a list alone."""
-    if not isinstance(value, list):
-        raise PydanticCustomError("string_or_list", "Input should be a string or a list of {what}", {"what": what})
-    return value
+    if isinstance(value, list):
+        return value
+    raise ValueError(f"Input should be a string or a list of {what}")
 
 
 class ChatMessage(BaseModel):
@@ -160,7 +159,7 @@ class ChatBody(Sampling):
         if not isinstance(bias, Mapping):
             return bias
         if not all(isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 for key in bias):
-            raise PydanticCustomError("token_ids", "Keys should be token ids")
+            raise ValueError("Keys should be token ids")
         return {int(key): value for key, value in bias.items()}
 
 
@@ -254,7 +253,8 @@ def _explain(error: ValidationError) -> RequestError:
     param = _path(first["loc"])
     if first["type"] == "extra_forbidden":
         return _unsupported(param)
-    return RequestError(EndingCode.INVALID_REQUEST, f"{param}: {first['msg']}.", param)
+    why = first["msg"].removeprefix("Value error, ")  # what pydantic says before the words of a validator here
+    return RequestError(EndingCode.INVALID_REQUEST, f"{param}: {why}.", param)
 
 
 def _path(location: Sequence[int | str]) -> str:
