@@ -258,7 +258,7 @@ def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Sta
     page.resize((width, 800))
     page.ready(api_key(stack))
     before = page.columns()
-    page.long_answers(2_000)
+    page.long_answers(800)
     page.ask("Tell me a very long story.")
     page.until_ended()
     page.picture("scrolled")
@@ -267,11 +267,6 @@ def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Sta
     for size in ((width, 400), (520, 500), (width, 800)):
         page.resize(size)
         until(lambda: page.below < 2, f"the end is in view at {size}", TIMEOUT_S)
-    page.scroll_to_start()
-    until(lambda: page.below > 300, "the reader has scrolled up", TIMEOUT_S)
-    page.resize((width, 500))
-    page.settle()
-    assert page.below > 300, "who reads elsewhere stays there"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
