@@ -120,6 +120,23 @@ class Page:
         )
         return found
 
+    @property
+    def overflow(self) -> float:
+        """By how many pixels the conversation is longer than what is seen of it."""
+        found: float = self._browser.execute_script(
+            "const view = document.querySelector('main'); return view.scrollHeight - view.clientHeight"
+        )
+        return found
+
+    def scroll_by(self, pixels: int) -> float:
+        """How many pixels are hidden below, right after it."""
+        found: float = self._browser.execute_script(
+            "const view = document.querySelector('main'); view.scrollTop += arguments[0];"
+            "return view.scrollHeight - view.scrollTop - view.clientHeight",
+            pixels,
+        )
+        return found
+
     def scroll_to_start(self) -> None:
         self._browser.execute_script("document.querySelector('main').scrollTop = 0")
 
@@ -264,9 +281,33 @@ def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Sta
     page.picture("scrolled")
     assert page.columns() == before
     assert len(before) == 1
-    for size in ((width, 400), (520, 500), (width, 800)):
+    for size in ((width, 400), (520, 500), (width, 450)):
         page.resize(size)
         until(lambda: page.below < 2, f"the end is in view at {size}", TIMEOUT_S)
+    page.scroll_to_start()
+    page.settle()
+    assert page.below > 300, "the reader has scrolled up"
+    page.resize((width, 350))
+    page.settle()
+    assert page.below > 300, "who reads elsewhere stays there"
+
+
+def test_who_scrolls_up_while_the_answer_grows_stays_there_and_who_returns_follows_it(page: Page, stack: Stack) -> None:
+    page.resize((700, 400))
+    page.ready(api_key(stack))
+    page.long_answers(3_000)
+    page.ask("Tell me a very long story.")
+    until(lambda: page.overflow > 200, "the conversation is longer than its window", TIMEOUT_S)
+    assert page.scroll_by(-40) < 60, "one turn of the wheel, no more"
+    hidden = page.below
+    until(lambda: page.below > hidden + 200, "the answer grows out of sight", TIMEOUT_S)
+    page.scroll_by(100_000)
+    seen = len(page.answer)
+    page.until_longer(seen + 800)
+    page.settle()
+    assert page.below < 2
+    page["stop"].click()
+    page.until_ended()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
