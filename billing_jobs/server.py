@@ -49,7 +49,8 @@ class ReaderThread:
         self._waiting += 1
         answer = asyncio.get_running_loop().run_in_executor(self._executor, question, self._reader)
         answer.add_done_callback(self._answered)
-        return await asyncio.wait_for(asyncio.shield(answer), self._deadline_s)
+        async with asyncio.timeout(self._deadline_s):
+            return await asyncio.shield(answer)
 
     def _answered(self, answer: "asyncio.Future[Any]") -> None:
         self._waiting -= 1

@@ -9,7 +9,6 @@ from pathlib import Path
 import structlog
 import uvloop
 from pydantic import ValidationError
-from redis.asyncio import Redis
 
 from gpu_consumers.claim import RedisClaims
 from gpu_consumers.core import CoreConfig, WorkerCore
@@ -27,6 +26,7 @@ from streams.ids import mint_attempt_id
 from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log import LogError
 from streams.observability import HealthServer
+from streams.redis_client import connect_redis
 from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog
 
@@ -87,11 +87,8 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         coalesce_ms=worker.coalesce_ms,
         coalesce_rows=worker.coalesce_rows,
     )
-    timeout_s = settings.redis.timeout_ms / 1_000
     async with contextlib.AsyncExitStack() as stack:
-        redis = Redis.from_url(
-            settings.redis.url, decode_responses=True, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
-        )
+        redis = connect_redis(settings.redis.url, timeout_ms=settings.redis.timeout_ms, decode_responses=True)
         stack.push_async_callback(redis.aclose)
         claims = RedisClaims(
             redis,

@@ -10,7 +10,6 @@ from typing import NoReturn
 import faust
 import structlog
 import uvloop
-from redis.asyncio import BlockingConnectionPool, Redis
 
 from agents.app import AdmissionApp
 from agents.pipeline import Pipeline
@@ -27,6 +26,7 @@ from streams.garbage import collect_seldom
 from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer
 from streams.log import LogConsumer, LogRecord
 from streams.observability import HealthServer
+from streams.redis_client import connect_redis
 from streams.settings import Settings, check_secret
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
@@ -49,20 +49,6 @@ def end_process(why: str, error: Exception | None = None) -> NoReturn:
     os._exit(EXIT_FAILED)
 
 
-def redis_client(settings: Settings) -> Redis:
-    """Bounded in connections and in time; a command that times out is not repeated by the client."""
-    timeout_s = settings.redis.timeout_ms / 1_000
-    pool = BlockingConnectionPool.from_url(
-        settings.redis.url,
-        max_connections=8,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=None,
-    )
-    return Redis(connection_pool=pool)
-
-
 class _Worker(faust.Worker):  # type: ignore[misc]
     """Faust's worker with this project's logging left in place."""
 
@@ -81,7 +67,7 @@ def run(settings: Settings) -> int:
     topics = settings.topics
     workers = WorkersView()
     excuses = Excuses()
-    quota = RedisQuota(redis_client(settings), settings.region)
+    quota = RedisQuota(connect_redis(settings.redis.url, timeout_ms=settings.redis.timeout_ms), settings.region)
 
     def independent_reader() -> LogConsumer:
         return KafkaConsumer(settings.kafka, None, "admission-reader", fetch_wait_ms=QUIET_FETCH_WAIT_MS)

@@ -7,7 +7,6 @@ import threading
 import time
 
 import structlog
-from redis.asyncio import Redis
 
 from agents.quota import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
@@ -16,6 +15,7 @@ from streams.garbage import collect_seldom
 from streams.kafka_log import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
 from streams.log import LogConsumer, LogError
 from streams.observability import HealthServer
+from streams.redis_client import connect_redis
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
 
@@ -27,8 +27,7 @@ def run(settings: Settings) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    timeout_s = settings.redis.timeout_ms / 1_000
-    redis = Redis.from_url(settings.redis.url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None)
+    redis = connect_redis(settings.redis.url, timeout_ms=settings.redis.timeout_ms)
     readers: dict[str, LogConsumer] = {}
 
     def reader_of(pool: str) -> LogConsumer:

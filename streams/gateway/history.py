@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import redis.asyncio
-import redis.exceptions
 import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
@@ -18,6 +18,7 @@ from streams.gateway.replay import Replay, UnreadableEntry, pack
 from streams.ids import parse_response_id
 from streams.log import LogConsumer, LogError, TopicPartition
 from streams.log_reading import kept_offsets, read_offsets
+from streams.redis_client import connect_redis
 from streams.settings import RedisSettings
 
 COMMANDS_PER_PIPELINE = 512
@@ -56,7 +57,7 @@ class RedisHistory:
     Redis has evicted is a gap, also while the response runs.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
+    def __init__(self, client: Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
         self._client = client
         self._region = region
         self._retention_s = retention_s
@@ -79,7 +80,7 @@ class RedisHistory:
                         pipeline.expire(key, self._open_retention_s)
                 try:
                     await pipeline.execute()
-                except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+                except (RedisError, TimeoutError, OSError) as error:
                     raise HistoryUnavailable(str(error)[:200]) from None
 
     async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
@@ -91,7 +92,7 @@ class RedisHistory:
             raise HistoryUnavailable("too many responses are being read back") from None
         try:
             entries = await self._client.lrange(self.key(tenant_id, response_id), 0, -1)
-        except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+        except (RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
         finally:
             self._readers.release()
@@ -115,7 +116,7 @@ class RedisHistory:
                 for packed in await pipeline.execute():
                     if packed is not None:
                         outline.add_packed(packed)
-        except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+        except (RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
         except UnreadableEntry as error:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
@@ -128,7 +129,7 @@ class RedisHistory:
                 pipeline.lindex(self.key(stream.scope.tenant_id, stream.response_id), 0)
             try:
                 entries = await pipeline.execute()
-            except (redis.exceptions.RedisError, TimeoutError, OSError) as error:
+            except (RedisError, TimeoutError, OSError) as error:
                 raise HistoryUnavailable(str(error)[:200]) from None
         found: dict[str, Started] = {}
         for stream, entry in zip(streams, entries, strict=True):
@@ -143,13 +144,11 @@ class RedisHistory:
         return found
 
 
-def connect_history(settings: RedisSettings) -> redis.asyncio.Redis:
+def connect_history(settings: RedisSettings) -> Redis:
     """Connects with the first command; every command has the deadline of the settings."""
-    timeout_s = settings.timeout_ms / 1_000
-    return redis.asyncio.Redis.from_url(
+    return connect_redis(
         settings.history_url or settings.url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
+        timeout_ms=settings.timeout_ms,
         max_connections=MAX_CONCURRENT_READS + CONNECTIONS_BESIDE_READS,
     )
 

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, ClaimTable, RedisClaims
+from streams.redis_client import connect_redis
 from streams.script_pipeline import MAX_BATCH, ScriptPipeline
 
 LONG_MS = 600_000
@@ -35,7 +36,7 @@ def claims(redis: Redis, region: str, incarnation: str = "a/1", lease_ms: int = 
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = Redis.from_url(redis_url, decode_responses=True, socket_timeout=5)
+    client = connect_redis(redis_url, timeout_ms=5_000, max_connections=64, decode_responses=True)
     yield client
     await client.aclose()
 
@@ -49,7 +50,7 @@ def region() -> str:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> None:
     async def play() -> None:
-        client = Redis.from_url(redis_url, decode_responses=True, socket_timeout=5)
+        client = connect_redis(redis_url, timeout_ms=5_000, decode_responses=True)
         region = f"claims{next(_regions)}"
         stores = {name: claims(client, region, name) for name in ("a/1", "a/2", "b/1")}
         table = ClaimTable(LONG_MS)
@@ -129,7 +130,7 @@ async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
 
 
 async def test_a_store_that_does_not_answer_says_so() -> None:
-    client = Redis.from_url("redis://127.0.0.1:1/0", decode_responses=True, socket_timeout=0.2)
+    client = connect_redis("redis://127.0.0.1:1/0", timeout_ms=200, decode_responses=True)
     store = claims(client, "nowhere")
     assert await store.claim([ClaimRequest("r1", "a"), ClaimRequest("r2", "b")]) == [None, None]
     for call in (store.renew(), store.finish(["r"]), store.release(["r"])):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from redis.asyncio import Redis
 
 from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, RedisClaims
 from gpu_consumers.core import CoreConfig, WorkerCore
@@ -35,6 +34,7 @@ from streams.ids import mint_attempt_id
 from streams.kafka_log import KafkaConsumer, KafkaProducer
 from streams.log import LogRecord, TopicPartition
 from streams.provisioning import provision
+from streams.redis_client import connect_redis
 from streams.settings import KafkaSettings, WorkerSettings
 from streams.topics import Partitions, Topics
 
@@ -155,7 +155,7 @@ class Running:
             {"worker_id": worker_id, "pool": "pool", "lease_ms": LEASE_MS, "drain_timeout_s": 5, **settings}
         )
         self.stop = asyncio.Event()
-        self.redis = Redis.from_url(region.redis_url, decode_responses=True, socket_timeout=0.5)
+        self.redis = connect_redis(region.redis_url, timeout_ms=500, decode_responses=True)
         kafka = region.kafka
         config = CoreConfig(
             worker_id=worker_id, pool="pool", model="m", engine="simulated", topics=region.topics,
