@@ -259,6 +259,8 @@ def test_a_refusal_is_said_beside_the_question(page: Page, stack: Stack) -> None
     page.picture("refusal")
     assert page["text"].is_enabled()
     assert page["text"].get_attribute("value") == "Tell me more than is allowed.", "nothing has to be typed again"
+    page["fresh"].click()
+    assert page["empty"].is_displayed(), "a refusal can be cleared away too"
 
 
 def test_a_refused_question_does_not_replace_what_was_typed_meanwhile(page: Page, stack: Stack) -> None:
