@@ -1,7 +1,7 @@
 """The ceiling: vLLM's `AsyncLLM` called in its own process, no server. Prints one line of JSON per round.
 
-`python -m benchmarks.bare_engine MODEL_PATH ENGINE_ARGS_JSON STREAMS SECONDS ROUNDS`; each line of standard
-input starts one round, so that a caller can take turns with other servers; the end of it ends the program.
+`python -m benchmarks.bare_engine MODEL_PATH ENGINE_ARGS_JSON STREAMS SECONDS ROUNDS`; each line of standard input
+starts one round, so that a caller can take turns with other servers; the end of it ends the program.
 """
 
 import asyncio

@@ -89,6 +89,12 @@ def _scrape(stack: Stack) -> dict[str, float]:
     return totals
 
 
+def _growth(earlier: Mapping[str, ProcessSample], later: Mapping[str, ProcessSample]) -> float:
+    """By what share the pipeline's memory grew."""
+    pipeline = earlier.keys() - STORES
+    return sum(later[name].rss_bytes for name in pipeline) / sum(earlier[name].rss_bytes for name in pipeline) - 1
+
+
 def run(*, short: bool, seed: int) -> Report:
     streams, seconds, tokens, settle_s = (200, 15.0, 400, 3.0) if short else (1_000, 600.0, 3_000, 60.0)
     report = Report("fan_out", {"streams": streams, "tokens/s each": TOKENS_PER_S, "seconds": seconds, "seed": seed})
@@ -108,14 +114,13 @@ def run(*, short: bool, seed: int) -> Report:
     errors = Counter(answer.error for answer in load.answers if answer.error)
     report.add("answers with an error", errors.total(), "answers", 0)
     report.notes += [f"{count} answers: {error[:200]}" for error, count in errors.most_common(3)]
-    first, last = load.samples[0], load.samples[-1]
+    first, halfway, last = load.samples[0], load.samples[len(load.samples) // 2], load.samples[-1]
     for name in first:
         cpu_us = (last[name].cpu_s - first[name].cpu_s) * 1e6 / max(1, meter.tokens)
         report.add(f"CPU per token: {name}", cpu_us, "µs")
     report.add("CPU per token: clients", load.client_cpu_s * 1e6 / max(1, meter.tokens), "µs")
-    pipeline = [name for name in first if name not in STORES]
-    growth = sum(last[n].rss_bytes for n in pipeline) / sum(first[n].rss_bytes for n in pipeline) - 1
-    report.add("memory growth of the pipeline", growth * 100, "%", 5)
+    report.add("memory growth of the pipeline", _growth(first, last) * 100, "%", 5)
+    report.add("memory growth of the pipeline, second half", _growth(halfway, last) * 100, "%")
     for name in first:
         report.add(
             f"memory: {name}", last[name].rss_bytes / 2**20, f"MiB (began at {first[name].rss_bytes / 2**20:.0f})"

@@ -151,7 +151,9 @@ class ChatBody(Sampling):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop(cls, stop: object) -> object:
-        return [stop] if isinstance(stop, str) else None if stop is None else _list_of("strings", stop)
+        if stop is None:
+            return None
+        return [stop] if isinstance(stop, str) else _list_of("strings", stop)
 
     @field_validator("logit_bias", mode="before")
     @classmethod
