@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.maint_notifications import MaintNotificationsConfig
 
 
 class _CancellableWrites(AbstractConnection):
@@ -14,6 +15,7 @@ class _CancellableWrites(AbstractConnection):
     """
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        # Also of connecting again, if it must: then all of it has this time together.
         timeout_s, self.socket_timeout = self.socket_timeout, None
         try:
             async with asyncio.timeout(timeout_s):
@@ -39,8 +41,9 @@ _CONNECTIONS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnectio
 def connect_redis(url: str, *, timeout_ms: int, max_connections: int = 8, decode_responses: bool = False) -> Redis:
     """Connects with the first command. Close it with `aclose`.
 
-    A connection, a write and an answer are each waited for no longer than `timeout_ms`; what was not answered is not
-    sent again. Raises ValueError for an address that is none; commands raise RedisError or TimeoutError.
+    A free connection, each step of connecting, a write and an answer are waited for no longer than `timeout_ms` each
+    (or what the address says: `?socket_timeout=2`); what was not answered is not sent again. Raises ValueError for an
+    address that is none; commands raise RedisError.
     """
     timeout_s = timeout_ms / 1_000
     pool = BlockingConnectionPool.from_url(
@@ -51,6 +54,8 @@ def connect_redis(url: str, *, timeout_ms: int, max_connections: int = 8, decode
         socket_connect_timeout=timeout_s,
         decode_responses=decode_responses,
         retry=None,
+        # With them a connection that the server has closed, as by a restart, is handed out, and a command fails.
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
     )
     pool.connection_class = _CONNECTIONS[pool.connection_class]
     return Redis.from_pool(pool)

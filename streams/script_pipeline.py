@@ -2,7 +2,7 @@
 
 While one batch is on its way, the next one gathers; so an idle process pays one round trip, and a busy one shares its
 system calls among all requests in work. The batches have a connection of their own: taking one from the pool for each
-of them, with its locks, retries and a task per write, cost as much CPU time as the calls.
+of them, with its locks and retries, cost as much CPU time as the calls.
 """
 
 import asyncio

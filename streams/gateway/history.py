@@ -145,7 +145,7 @@ class RedisHistory:
 
 
 def connect_history(settings: RedisSettings) -> Redis:
-    """Connects with the first command; every command has the deadline of the settings."""
+    """The client of `RedisHistory`: as many connections as it uses at once."""
     return connect_redis(
         settings.history_url or settings.url,
         timeout_ms=settings.timeout_ms,
