@@ -111,6 +111,8 @@ class Page:
 
     def resize(self, size: tuple[int, int]) -> None:
         self.dress("light", size)
+        until(lambda: self._browser.execute_script("return innerHeight") == size[1], f"it is {size}", TIMEOUT_S)
+        self.settle()
 
     @property
     def below(self) -> float:
@@ -290,14 +292,13 @@ def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Sta
     page.settle()
     assert page.below > 300, "the reader has scrolled up"
     page.resize((width, 350))
-    page.settle()
     assert page.below > 300, "who reads elsewhere stays there"
 
 
 def test_who_scrolls_up_while_the_answer_grows_stays_there_and_who_returns_follows_it(page: Page, stack: Stack) -> None:
     page.resize((700, 400))
     page.ready(api_key(stack))
-    page.long_answers(3_000)
+    page.long_answers(4_000)
     page.ask("Tell me a very long story.")
     until(lambda: page.overflow > 200, "the conversation is longer than its window", TIMEOUT_S)
     assert page.scroll_by(-40) < 60, "one turn of the wheel, no more"
