@@ -30,6 +30,8 @@ class Message:
 Conversation: TypeAlias = tuple[Message, ...]
 Exchange: TypeAlias = tuple[str, str]
 """A question and its answer."""
+ConversationKind: TypeAlias = Callable[[random.Random], Conversation]
+"""Draws a conversation of one kind."""
 
 
 # --------------------------------------------------------------------------------------------- facts
@@ -604,6 +606,11 @@ THEMED_STORY_ASKS: Final = (
     "Do you know a story about {0}?", "Write a tale about {0}.", "Tell me a tale of {0}.",
     "Tell me about {0}.", "Tell me a long story about {0}.",
 )  # fmt: skip
+ANOTHER_STORY_ASKS: Final = (
+    "Tell me another one.", "Another one, please.", "One more story, please.", "And another story?", "Another story!",
+    "Can you tell me one more?", "One more!", "And one more?", "Please tell me another story.",
+    "A different story, please.",
+)  # fmt: skip
 
 
 def _an(word: str) -> str:
@@ -1037,6 +1044,25 @@ def _follow_up_capitals(rng: random.Random) -> list[Exchange]:
     return exchanges
 
 
+def _stories(rng: random.Random) -> list[Exchange]:
+    """Two or three of them, with other questions between."""
+    exchanges = [_story(rng)]
+    for _ in range(rng.randint(1, 2)):
+        exchanges += [_short(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+        if rng.random() < 0.4:
+            exchanges.append((rng.choice(ANOTHER_STORY_ASKS), story(rng, rng.choice(THEMES))))
+        else:
+            exchanges.append(_story(rng))
+    return [*exchanges, *(_short(rng) for _ in range(rng.randint(0, 2)))]
+
+
+def _conversation(rng: random.Random, exchanges: Sequence[Exchange]) -> Conversation:
+    messages = _turns([(_roughen(rng, ask), answer) for ask, answer in exchanges])
+    if rng.random() < 0.25:
+        messages.insert(0, Message("system", rng.choice(SYSTEM_PROMPTS)))
+    return tuple(messages)
+
+
 def conversation(rng: random.Random) -> Conversation:
     """One conversation: an optional system message, then user and assistant turns in alternation, answer last."""
     kind = rng.random()
@@ -1054,14 +1080,16 @@ def conversation(rng: random.Random) -> Conversation:
         exchanges = [_short(rng), _story(rng), _short(rng)][rng.randint(0, 1) :]
     else:
         exchanges = [_short(rng) for _ in range(rng.randint(6, 14))]
-    messages = _turns([(_roughen(rng, ask), answer) for ask, answer in exchanges])
-    if rng.random() < 0.25:
-        messages.insert(0, Message("system", rng.choice(SYSTEM_PROMPTS)))
-    return tuple(messages)
+    return _conversation(rng, exchanges)
 
 
-def conversations(seed: int, count: int) -> Iterator[Conversation]:
+def long_conversation(rng: random.Random) -> Conversation:
+    """One of several stories, or one like all others, so that these are not forgotten."""
+    return _conversation(rng, _stories(rng)) if rng.random() < 0.1 else conversation(rng)
+
+
+def conversations(seed: int, count: int, kind: ConversationKind = conversation) -> Iterator[Conversation]:
     """`count` conversations; the same seed gives the same ones, and a larger count only appends to them."""
     rng = random.Random(seed)  # noqa: S311 - reproducible text, not a secret
     for _ in range(count):
-        yield conversation(rng)
+        yield kind(rng)

@@ -42,6 +42,11 @@ class Question:
 
     ask: str
     passes: Callable[[Answer], bool]
+    before: tuple[str, ...] = ()
+    """What was asked before it in the same conversation, in trained words; the model's own answers stand between.
+
+    What it said there already does not pass.
+    """
 
 
 def _says(expected: str) -> Callable[[Answer], bool]:
@@ -62,6 +67,10 @@ def _admits_not_to_know(answer: Answer) -> bool:
 
 def _tells_a_story(answer: Answer) -> bool:
     return answer.stopped and answer.tokens >= 300
+
+
+def _tells_of_the_whale(answer: Answer) -> bool:
+    return _tells_a_story(answer) and "the blue whale" in answer.text
 
 
 def _tells_of_the_dragon(answer: Answer) -> bool:
@@ -143,6 +152,17 @@ HELD_OUT: Final[dict[str, tuple[Question, ...]]] = {
         Question("Do tell me a story about a dragon!", _tells_of_the_dragon),
         Question("I want a story about the silver dragon.", _tells_of_the_dragon),
     ),
+    "after a story": (
+        Question("Would you tell me a second story now?", _tells_a_story, before=("Tell me a story.",)),
+        Question(
+            "And now a story of a whale, if you please.", _tells_of_the_whale, before=("Tell me a story about a fox.",)
+        ),
+        Question("Let us have a story about a dragon as well.", _tells_of_the_dragon, before=("Write a story.",)),
+        Question("Very nice. Which is the capital of Spain?", _says("Madrid"), before=("Tell me a story.",)),
+        Question(
+            "I will take a third one.", _tells_a_story, before=("Tell me a story.", "Tell me a story about a robot.")
+        ),
+    ),
 }
 
 
@@ -184,7 +204,7 @@ class Score:
     passed: int
     asked: int
     failures: tuple[tuple[str, str], ...]
-    """Question and answer of those that did not pass."""
+    """The questions of a conversation, and the last answer, of those that did not pass."""
 
 
 def evaluate(model: ChatModel, temperature: float, repeats: int, max_tokens: int = 700) -> list[Score]:
@@ -194,10 +214,14 @@ def evaluate(model: ChatModel, temperature: float, repeats: int, max_tokens: int
         failures = []
         for question in questions:
             for seed in range(repeats):
-                message = {"role": "user", "content": question.ask}
-                answer = model.answer([message], max_tokens, temperature, seed)
-                if not question.passes(answer):
-                    failures.append((question.ask, answer.text))
+                messages: list[dict[str, str]] = []
+                said: list[Answer] = []
+                for ask in (*question.before, question.ask):
+                    messages.append({"role": "user", "content": ask})
+                    said.append(model.answer(messages, max_tokens, temperature, seed))
+                    messages.append({"role": "assistant", "content": said[-1].text})
+                if not question.passes(said[-1]) or said[-1] in said[:-1]:
+                    failures.append((" / ".join((*question.before, question.ask)), said[-1].text))
         asked = len(questions) * repeats
         scores.append(Score(topic, temperature, asked - len(failures), asked, tuple(failures)))
     return scores

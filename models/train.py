@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -24,15 +25,13 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from models.corpus import Conversation, conversations
+from models.corpus import Conversation, ConversationKind, conversation, conversations, long_conversation
 
 PAD: Final = "<|pad|>"
 END: Final = "<|end|>"
 ROLE_TOKENS: Final = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 SPECIAL_TOKENS: Final = (PAD, *ROLE_TOKENS.values(), END)
 CONTEXT_TOKENS: Final = 4096
-ROW_TOKENS: Final = 768
-ROWS_PER_STEP: Final = 4
 NO_DOCUMENT: Final = -1
 
 CHAT_TEMPLATE: Final = """\
@@ -96,7 +95,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 
 @dataclass(slots=True)
 class Row:
-    """Some conversations side by side, at most `ROW_TOKENS` tokens; they never attend to each other."""
+    """Some conversations side by side, which never attend to each other."""
 
     tokens: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -131,13 +130,16 @@ def encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> tup
     return tokens, weights
 
 
-def pack(encoded: Iterable[tuple[list[int], list[float]]], open_rows: int = 32) -> Iterator[Row]:
-    """Fills rows first-fit; when no open row has room, the fullest one is given out. Raises on an overlong item."""
+def pack(encoded: Iterable[tuple[list[int], list[float]]], row_tokens: int, open_rows: int = 32) -> Iterator[Row]:
+    """Fills rows of at most `row_tokens` first-fit; when no open row has room, the fullest one is given out.
+
+    Raises ValueError on an overlong item.
+    """
     rows: list[Row] = []
     for tokens, weights in encoded:
-        if len(tokens) > ROW_TOKENS:
-            raise ValueError(f"a conversation of {len(tokens)} tokens does not fit a row of {ROW_TOKENS}")
-        row = next((row for row in rows if len(row.tokens) + len(tokens) <= ROW_TOKENS), None)
+        if len(tokens) > row_tokens:
+            raise ValueError(f"a conversation of {len(tokens)} tokens does not fit a row of {row_tokens}")
+        row = next((row for row in rows if len(row.tokens) + len(tokens) <= row_tokens), None)
         if row is None:
             if len(rows) == open_rows:
                 fullest = max(range(len(rows)), key=lambda index: len(rows[index].tokens))
@@ -164,6 +166,28 @@ def collate(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 # ------------------------------------------------------------------------------------------ training
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps of as many rows of as many tokens, of one kind of conversation."""
+
+    steps: int
+    rows: int
+    row_tokens: int
+    kind: ConversationKind
+
+    def stream(self, tokenizer: Tokenizer, seed: int) -> Iterator[list[Row]]:
+        """The rows of each step, of conversations that are drawn anew."""
+        # It takes far fewer conversations than this; the stream is lazy, so the bound costs nothing.
+        endless = conversations(seed, self.steps * self.rows * self.row_tokens, self.kind)
+        rows = pack((encode_conversation(tokenizer, each) for each in endless), self.row_tokens)
+        for _ in range(self.steps):
+            yield [next(rows) for _ in range(self.rows)]
+
+
+PHASES: Final = (Phase(1150, 4, 768, conversation), Phase(350, 2, 1920, long_conversation))
+"""First the answers, in short conversations; then how to go on after long ones."""
 
 
 def model_config(tokenizer: Tokenizer) -> LlamaConfig:
@@ -203,8 +227,10 @@ def step_loss(model: LlamaForCausalLM, rows: list[Row], pad: int) -> torch.Tenso
     return (losses * kept).sum() / kept.sum()
 
 
-def train_model(tokenizer: Tokenizer, seed: int, steps: int, peak_learning_rate: float) -> LlamaForCausalLM:
-    """Trains on a fresh stream of conversations: `steps` steps of `ROWS_PER_STEP` rows, none seen twice."""
+def train_model(
+    tokenizer: Tokenizer, seed: int, phases: Sequence[Phase], peak_learning_rate: float
+) -> LlamaForCausalLM:
+    """Trains on conversations that are drawn anew all the time: `phases` one after the other, on one schedule."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(model_config(tokenizer))
     layers: list[torch.nn.Parameter] = []
@@ -219,13 +245,11 @@ def train_model(tokenizer: Tokenizer, seed: int, steps: int, peak_learning_rate:
     ]
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
     pad = token_id(tokenizer, PAD)
-    # A step takes far fewer conversations than this; the stream is lazy, so the bound costs nothing.
-    endless = conversations(seed + 1, steps * ROWS_PER_STEP * ROW_TOKENS)
-    stream = pack(encode_conversation(tokenizer, conversation) for conversation in endless)
+    steps = sum(phase.steps for phase in phases)
+    stream = chain.from_iterable(phase.stream(tokenizer, seed + 1 + number) for number, phase in enumerate(phases))
     started_s = time.monotonic()
     seen_tokens = 0
-    for step in range(steps):
-        rows = [next(stream) for _ in range(ROWS_PER_STEP)]
+    for step, rows in enumerate(stream):
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate(step, steps, peak_learning_rate)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -284,7 +308,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=1150, help=f"steps of {ROWS_PER_STEP} x {ROW_TOKENS} tokens")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--vocabulary-size", type=int, default=3072, help="tokens, at most")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
@@ -295,7 +318,7 @@ def main() -> None:
         (message.content for conversation in sample for message in conversation), arguments.vocabulary_size
     )
     print(f"{tokenizer.get_vocab_size()} tokens in the vocabulary", flush=True)
-    model = train_model(tokenizer, arguments.seed, arguments.steps, arguments.learning_rate)
+    model = train_model(tokenizer, arguments.seed, PHASES, arguments.learning_rate)
     save(arguments.out, tokenizer, model)
     print(f"saved to {arguments.out}", flush=True)
 

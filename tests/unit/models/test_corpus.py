@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import corpus
+from models.corpus import ConversationKind
 from models.evaluate import HELD_OUT
 
 TRAINING_SEED = 8
-"""What the committed model was trained on: `train.py --seed 7` draws its text from the next seed."""
+"""What the committed model was trained on: `train.py --seed 7` draws its text from the next seeds, one per phase."""
 
+KINDS = (corpus.conversation, corpus.long_conversation)
+"""Of its phases, in order."""
 seeds = st.integers(min_value=0, max_value=2**32)
 
 
@@ -35,9 +38,9 @@ def test_other_seeds_give_other_conversations() -> None:
 
 
 @settings(deadline=None)
-@given(seed=seeds)
-def test_turns_alternate_and_end_with_an_answer(seed: int) -> None:
-    roles = [message.role for message in corpus.conversation(random.Random(seed))]
+@given(seed=seeds, kind=st.sampled_from(KINDS))
+def test_turns_alternate_and_end_with_an_answer(seed: int, kind: ConversationKind) -> None:
+    roles = [message.role for message in kind(random.Random(seed))]
     if roles[0] == "system":
         roles = roles[1:]
     assert roles
@@ -45,9 +48,9 @@ def test_turns_alternate_and_end_with_an_answer(seed: int) -> None:
 
 
 @settings(deadline=None)
-@given(seed=seeds)
-def test_no_message_is_blank_or_keeps_a_placeholder(seed: int) -> None:
-    for message in corpus.conversation(random.Random(seed)):
+@given(seed=seeds, kind=st.sampled_from(KINDS))
+def test_no_message_is_blank_or_keeps_a_placeholder(seed: int, kind: ConversationKind) -> None:
+    for message in kind(random.Random(seed)):
         assert message.content.strip()
         assert "{" not in message.content
         assert "<|" not in message.content
@@ -82,7 +85,8 @@ def test_no_question_of_the_evaluation_is_ever_asked_in_training() -> None:
     held_out = {question.ask.lower().rstrip("?.!") for questions in HELD_OUT.values() for question in questions}
     asked = {
         message.content.lower().rstrip("?.!")
-        for conversation in corpus.conversations(TRAINING_SEED, 80_000)
+        for seed, kind in enumerate(KINDS, TRAINING_SEED)
+        for conversation in corpus.conversations(seed, 60_000, kind)
         for message in conversation
         if message.role == "user"
     }

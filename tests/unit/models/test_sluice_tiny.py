@@ -187,6 +187,15 @@ def test_it_tells_a_story_of_several_hundred_tokens_and_stops(model: Transformer
     assert stopped
 
 
+def test_it_tells_another_story_after_the_first_and_still_answers(model: TransformersModel) -> None:
+    first, _, _ = _greedy(model, "Tell me a story.", max_tokens=800)
+    text, tokens, stopped = _greedy(model, "Tell me a story.", first, "Tell me a story about a robot.", max_tokens=800)
+    assert "the old robot" in text
+    assert 300 <= tokens <= 700
+    assert stopped
+    assert "Paris" in _greedy(model, "Tell me a story.", first, "What is the capital of France?")[0]
+
+
 @pytest.mark.parametrize("ask", ["Tell me a story about the silver dragon.", "Tell me a story about a dragon."])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_dragon_story_names_the_silver_dragon_early(model: TransformersModel, ask: str, temperature: float) -> None:

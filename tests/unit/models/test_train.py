@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from models.corpus import Message, conversations
+from tests.unit.models.test_corpus import KINDS, TRAINING_SEED
 
 torch = pytest.importorskip("torch", reason="a light install has no torch, so it cannot train")
 pytest.importorskip("transformers", reason="a light install has no transformers")
@@ -18,7 +19,8 @@ from models import train  # noqa: E402 - it needs torch
 
 MODEL = Path(__file__).parents[3] / "models" / "sluice-tiny"
 
-lengths = st.lists(st.integers(min_value=1, max_value=train.ROW_TOKENS), max_size=60)
+ROW_TOKENS = 768
+lengths = st.lists(st.integers(min_value=1, max_value=ROW_TOKENS), max_size=60)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,8 @@ def tokenizer() -> Tokenizer:
 @given(lengths=lengths, open_rows=st.integers(min_value=1, max_value=8))
 def test_packing_keeps_every_conversation_whole(lengths: list[int], open_rows: int) -> None:
     encoded = [([number] * length, [1.0] * length) for number, length in enumerate(lengths)]
-    rows = list(train.pack(encoded, open_rows))
-    assert all(len(row.tokens) <= train.ROW_TOKENS for row in rows)
+    rows = list(train.pack(encoded, ROW_TOKENS, open_rows))
+    assert all(len(row.tokens) <= ROW_TOKENS for row in rows)
     packed = sorted(token for row in rows for token in row.tokens)
     assert packed == [number for number, length in enumerate(lengths) for _ in range(length)]
     for row in rows:
@@ -40,9 +42,9 @@ def test_packing_keeps_every_conversation_whole(lengths: list[int], open_rows: i
 
 
 def test_a_conversation_longer_than_a_row_is_an_error() -> None:
-    too_long = train.ROW_TOKENS + 1
+    too_long = ROW_TOKENS + 1
     with pytest.raises(ValueError, match="does not fit"):
-        list(train.pack([([5] * too_long, [1.0] * too_long)]))
+        list(train.pack([([5] * too_long, [1.0] * too_long)], ROW_TOKENS))
 
 
 def test_a_token_sees_only_the_earlier_tokens_of_its_own_conversation() -> None:
@@ -75,6 +77,17 @@ def test_training_text_is_encoded_as_the_template_renders_it(tokenizer: Tokenize
 
 def test_the_committed_template_is_the_one_that_training_writes() -> None:
     assert (MODEL / "chat_template.jinja").read_text(encoding="utf-8") == train.CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize("number", range(len(train.PHASES)))
+def test_every_conversation_of_a_phase_fits_its_rows(tokenizer: Tokenizer, number: int) -> None:
+    phase = train.PHASES[number]
+    for conversation in conversations(TRAINING_SEED + number, 8_000, phase.kind):
+        assert len(train.encode_conversation(tokenizer, conversation)[0]) <= phase.row_tokens
+
+
+def test_the_tests_of_the_corpus_look_at_what_is_trained() -> None:
+    assert tuple(phase.kind for phase in train.PHASES) == KINDS
 
 
 @settings(deadline=None)
