@@ -23,6 +23,9 @@ pytestmark = [
     pytest.mark.skipif(DRIVER is None, reason="needs a browser: apt-get install chromium chromium-driver"),
 ]
 WIDE, NARROW = (1_100, 800), (390, 844)
+BELOW = "view.scrollHeight - view.scrollTop - view.clientHeight"
+ANYWHERE = 100_000
+"""More pixels than any conversation here has."""
 
 
 class Page:
@@ -114,33 +117,23 @@ class Page:
         until(lambda: self._browser.execute_script("return innerHeight") == size[1], f"it is {size}", TIMEOUT_S)
         self.settle()
 
+    def _pixels(self, expression: str) -> float:
+        found: float = self._browser.execute_script(f"return {expression}")
+        return found
+
     @property
     def below(self) -> float:
         """How many pixels of the conversation are hidden below what is seen."""
-        found: float = self._browser.execute_script(
-            "const view = document.querySelector('main');return view.scrollHeight - view.scrollTop - view.clientHeight"
-        )
-        return found
+        return self._pixels(BELOW)
 
     @property
     def overflow(self) -> float:
         """By how many pixels the conversation is longer than what is seen of it."""
-        found: float = self._browser.execute_script(
-            "const view = document.querySelector('main'); return view.scrollHeight - view.clientHeight"
-        )
-        return found
+        return self._pixels("view.scrollHeight - view.clientHeight")
 
     def scroll_by(self, pixels: int) -> float:
         """How many pixels are hidden below, right after it."""
-        found: float = self._browser.execute_script(
-            "const view = document.querySelector('main'); view.scrollTop += arguments[0];"
-            "return view.scrollHeight - view.scrollTop - view.clientHeight",
-            pixels,
-        )
-        return found
-
-    def scroll_to_start(self) -> None:
-        self._browser.execute_script("document.querySelector('main').scrollTop = 0")
+        return self._pixels(f"(view.scrollTop += {pixels}, {BELOW})")
 
     def columns(self) -> set[tuple[float, float]]:
         """Where the columns of header, conversation and input box begin and end: one pair if they are aligned."""
@@ -279,19 +272,19 @@ def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Sta
     page.resize((width, 800))
     page.ready(api_key(stack))
     before = page.columns()
-    page.long_answers(800)
+    page.long_answers(2_000)
     page.ask("Tell me a very long story.")
     page.until_ended()
     page.picture("scrolled")
     assert page.columns() == before
     assert len(before) == 1
-    for size in ((width, 400), (520, 500), (width, 450)):
+    for size in ((width, 400), (520, 500), (width, 800)):
         page.resize(size)
         until(lambda: page.below < 2, f"the end is in view at {size}", TIMEOUT_S)
-    page.scroll_to_start()
+    page.scroll_by(-ANYWHERE)
     page.settle()
     assert page.below > 300, "the reader has scrolled up"
-    page.resize((width, 350))
+    page.resize((width, 500))
     assert page.below > 300, "who reads elsewhere stays there"
 
 
@@ -304,7 +297,7 @@ def test_who_scrolls_up_while_the_answer_grows_stays_there_and_who_returns_follo
     assert page.scroll_by(-40) < 60, "one turn of the wheel, no more"
     hidden = page.below
     until(lambda: page.below > hidden + 200, "the answer grows out of sight", TIMEOUT_S)
-    page.scroll_by(100_000)
+    page.scroll_by(ANYWHERE)
     seen = len(page.answer)
     page.until_longer(seen + 800)
     page.settle()

@@ -86,7 +86,7 @@ def test_no_question_of_the_evaluation_is_ever_asked_in_training() -> None:
     asked = {
         message.content.lower().rstrip("?.!")
         for seed, kind in enumerate(KINDS, TRAINING_SEED)
-        for conversation in corpus.conversations(seed, 60_000, kind)
+        for conversation in corpus.conversations(seed, 80_000, kind)
         for message in conversation
         if message.role == "user"
     }

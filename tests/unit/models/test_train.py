@@ -19,7 +19,7 @@ from models import train  # noqa: E402 - it needs torch
 
 MODEL = Path(__file__).parents[3] / "models" / "sluice-tiny"
 
-ROW_TOKENS = 768
+ROW_TOKENS = train.PHASES[0].row_tokens
 lengths = st.lists(st.integers(min_value=1, max_value=ROW_TOKENS), max_size=60)
 
 
