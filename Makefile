@@ -13,7 +13,7 @@ PATHS := schemas streams agents gpu_consumers billing_jobs deploy models benchma
 ifeq ($(strip $(PYTHON)),)
 $(error Sluice needs Python 3.11, 3.12 or 3.13, and none was found; name one with: make PYTHON=/path/to/python3 …)
 endif
-BOOTSTRAP := $(PYTHON) -m deploy.bootstrap
+BOOTSTRAP := $(PYTHON) -m deploy.install.bootstrap
 
 # The stack and its tests start Python many times: each start would compile every imported package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,9 +58,9 @@ chaos: ## Kills every process in turn under traffic
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/pytest tests/faults
 
-lock: ## Re-resolves all dependencies into deploy/requirements/
+lock: ## Re-resolves all dependencies into deploy/install/requirements/
 	@$(BOOTSTRAP) --engine sim --no-services
-	@deploy/requirements/lock.sh
+	@deploy/install/requirements/lock.sh
 
 clean: ## Removes state, caches and the environment
 	rm -rf .data .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,13 +8,13 @@ import time
 
 from benchmarks.figures import Report, percentile, sample_processes
 from benchmarks.stacks import MODEL, MODEL_PATH, running_stack
-from deploy.runner import Stack, simulated
+from deploy.local.runner import Stack, simulated
 from schemas.base import Scope
 from schemas.request import LANES, Message, ReplyTo, Request, Sampling, TextPart
 from streams.chat_tokenizer import ChatTokenizer
 from streams.ids import mint_response_id
-from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import Headers
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.port import Headers
 from streams.signing import sign_request
 
 PROMPT_TOKENS = 256

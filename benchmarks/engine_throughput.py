@@ -2,8 +2,8 @@
 
 The three take turns on the same cores, and nothing idles beside the one that is measured: the baselines are stopped
 (SIGSTOP) when it is not their turn, and each turn of the pipeline has a stack of its own, because sessions and leases
-would not outlive a pause. All three compute in one process on as many threads (`gpu_consumers.vllm_engine`), which is
-the faster way on CPU for each of them.
+would not outlive a pause. All three compute in one process on as many threads
+(`gpu_consumers.engines.vllm_engine`), which is the faster way on CPU for each of them.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from benchmarks.stacks import (
     process_group,
     running_stack,
 )
-from deploy.plan import Options
-from gpu_consumers.vllm_engine import ONE_PROCESS_EXECUTOR, compute_threads
+from deploy.local.plan import Options
+from gpu_consumers.engines.vllm_engine import ONE_PROCESS_EXECUTOR, compute_threads
 
 STREAMS = 32
 MEAN_TOKENS = 256

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.clients import Answer, Meter, ask_over_websocket, chat_body
 from benchmarks.figures import ProcessSample, Report, percentile, sample_processes
 from benchmarks.stacks import MODEL, running_stack
-from deploy.runner import Stack, simulated
+from deploy.local.runner import Stack, simulated
 
 TOKENS_PER_S = 50
 ENGINE: dict[str, bool | int | float | str] = {

@@ -14,7 +14,7 @@ import aiohttp
 from benchmarks.clients import Answer, ask_over_sse, chat_body
 from benchmarks.figures import Report, percentile
 from benchmarks.stacks import MODEL, MODEL_PATH, baseline_server, free_port, running_stack
-from deploy.runner import simulated
+from deploy.local.runner import simulated
 
 # One step for all running requests, as continuous batching has.
 ENGINE: dict[str, bool | int | float | str] = {"ttft_ms": 20.0, "inter_token_ms": 18.0, "step_ms": 18.0}

@@ -16,7 +16,7 @@ from schemas.generated import Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from streams.directory import ApiKey, ProducerKey, SafetyPolicy, Tenant
 from streams.garbage import collect_seldom
-from streams.memory_log import MemoryLog
+from streams.log.memory import MemoryLog
 from streams.settings import PostSafetySettings
 from streams.topics import Partitions, Topics
 

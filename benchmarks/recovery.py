@@ -14,7 +14,7 @@ import aiohttp
 from benchmarks.clients import Answer, Meter, ask_over_sse, ask_over_websocket, chat_body
 from benchmarks.figures import Report, percentile
 from benchmarks.stacks import MODEL, running_stack
-from deploy.runner import Stack, simulated
+from deploy.local.runner import Stack, simulated
 
 ENGINE: dict[str, bool | int | float | str] = {"ttft_ms": 20.0, "inter_token_ms": 20.0}
 STREAMS = 50

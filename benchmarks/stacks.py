@@ -14,10 +14,10 @@ from typing import Any, Self
 
 import httpx
 
-from deploy import guardian
-from deploy.plan import Options
-from deploy.runner import Stack
-from deploy.supervisor import Guardian
+from deploy.local import guardian
+from deploy.local.plan import Options
+from deploy.local.runner import Stack
+from deploy.local.supervisor import Guardian
 from deploy.tenants_file import write_tenants
 from streams.directory import Limits
 from streams.toml_directory import read_tenants

@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from gpu_consumers.engine import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
 from schemas.request import Message, Sampling, TextPart
 from streams.chat_tokenizer import ChatTokenizer
 

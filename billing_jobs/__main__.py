@@ -20,8 +20,8 @@ from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
-from streams.log import LogError
+from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
+from streams.log.port import LogError
 from streams.observability import HealthServer
 from streams.settings import Settings, SettingsError, check_secret
 

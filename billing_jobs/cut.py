@@ -19,7 +19,7 @@ from billing_jobs.pricing import Charge, PriceBook, charge
 from schemas.base import ScopedRecord
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.usage import USAGE, ComputeRecord, DeliveredCount, UsageEvent
-from streams.log import Committed, LogRecord, TopicPartition
+from streams.log.port import Committed, LogRecord, TopicPartition
 from streams.topics import DAY_MS
 
 ROW_SCHEMA = 1

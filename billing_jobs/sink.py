@@ -12,7 +12,7 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
 from schemas.dead_letter import DeadLetter
-from streams.log import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
+from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
 
 GROUP = "billing"
 MAX_BATCH_BYTES = 16_777_216

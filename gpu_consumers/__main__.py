@@ -12,19 +12,19 @@ from pydantic import ValidationError
 
 from gpu_consumers.claim import RedisClaims
 from gpu_consumers.core import CoreConfig, WorkerCore
-from gpu_consumers.engine import Engine
+from gpu_consumers.engines.port import Engine
+from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.scheduler import home_partitions
-from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
-from gpu_consumers.vllm_engine import VllmEngine
 from gpu_consumers.worker import FLUSH_S, Ports, Worker, WorkerFailed
-from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.directory import Model, Pool
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.ids import mint_attempt_id
-from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
-from streams.log import LogError
+from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
+from streams.log.port import LogError
 from streams.observability import HealthServer
 from streams.redis_client import connect_redis
 from streams.settings import Settings, SettingsError

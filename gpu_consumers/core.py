@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import Literal, Protocol
 
 from gpu_consumers.claim import Claim
-from gpu_consumers.engine import EngineDelta, EngineRequest, EngineStats
+from gpu_consumers.engines.port import EngineDelta, EngineRequest, EngineStats
 from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
 from gpu_consumers.scheduler import Queued, Scheduler
 from gpu_consumers.takeover import Decision
@@ -36,8 +36,8 @@ from schemas.request import LANES, AdmittedRequest, Lane, Sampling
 from schemas.usage import ComputeRecord
 from schemas.worker import WorkerState
 from streams.deadlines import Deadlines
-from streams.log import LogRecord, TopicPartition
-from streams.offset_tracker import OffsetTracker
+from streams.log.offset_tracker import OffsetTracker
+from streams.log.port import LogRecord, TopicPartition
 from streams.topics import Topics
 
 MAX_ENGINE_RETRIES = 3

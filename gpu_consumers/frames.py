@@ -1,6 +1,6 @@
 """Collects the rows of one engine step for one partition of `generated`, and joins steps while there are many rows."""
 
-from gpu_consumers.engine import EngineDelta
+from gpu_consumers.engines.port import EngineDelta
 from schemas.base import Scope
 from schemas.generated import Frame, Kind
 

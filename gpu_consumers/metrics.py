@@ -2,7 +2,7 @@
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from gpu_consumers.engine import EngineStats
+from gpu_consumers.engines.port import EngineStats
 from schemas.request import Lane
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30, 60, 120)

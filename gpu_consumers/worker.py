@@ -34,7 +34,7 @@ from gpu_consumers.core import (
     Submit,
     WorkerCore,
 )
-from gpu_consumers.engine import Engine, EngineDelta, EngineDied
+from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied
 from gpu_consumers.membership import Membership
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.takeover import Decision, ReadBack
@@ -42,9 +42,9 @@ from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED
 from schemas.request import LANES
 from schemas.worker import WorkerState
-from streams.consumer_thread import ConsumerThread, ProducerThread
-from streams.log import LogConsumer, LogError, LogRecord, TopicPartition
-from streams.log_reading import read_offsets
+from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
+from streams.log.reading import read_offsets
 from streams.settings import WorkerSettings
 
 TICK_S = 0.05

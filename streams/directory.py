@@ -23,7 +23,7 @@ class Limits(BaseModel):
 
 
 class SafetyPolicy(BaseModel):
-    """Deny phrases match normalised text (see `agents.phrases`); an allow phrase lifts denials that lie inside it."""
+    """Deny phrases match normalised text (`agents.safety.phrases`); an allow phrase lifts denials inside it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

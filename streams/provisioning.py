@@ -10,8 +10,8 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from streams.kafka_log import client_config, log_error
-from streams.log import LogError
+from streams.log.kafka import client_config, log_error
+from streams.log.port import LogError
 from streams.settings import KafkaSettings
 from streams.topics import Topic
 

@@ -15,7 +15,7 @@ from pydantic_settings import (
 )
 
 from streams.directory import Model, Pool
-from streams.log import MAX_RECORD_BYTES
+from streams.log.port import MAX_RECORD_BYTES
 from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
 
 CONFIG_VARIABLE = "SLUICE_CONFIG"

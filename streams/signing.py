@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, KEY_ID_HEADER, SIGNATURE_HEADER, TENANT_HEADER
-from streams.log import Headers
+from streams.log.port import Headers
 
 GATEWAY_MAC_HEADER = "sluice-gateway-mac"
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 import structlog
 
-from deploy.kafka_broker import fetch_jars, has_jars
+from deploy.install.kafka_jars import fetch_jars, has_jars
 from streams.settings import KafkaSettings
 from tests.servers import free_ports, new_kafka_node, running, server, until
 

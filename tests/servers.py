@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from deploy.kafka_broker import KafkaNode, format_command, run_command, write_properties
+from deploy.local.kafka_broker import KafkaNode, format_command, run_command, write_properties
 from streams.provisioning import wait_for_broker
 from streams.settings import KafkaSettings
 

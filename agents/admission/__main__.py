@@ -11,20 +11,20 @@ import faust
 import structlog
 import uvloop
 
-from agents.app import AdmissionApp
-from agents.pipeline import Pipeline
-from agents.publication import Publisher
-from agents.quota import QuotaUnavailable, RedisQuota
-from agents.recovery import Recovery, RecoveryFailed
-from agents.routing import QueueBound, WorkersView
-from agents.stages import PolicyPhrases, Rejected, Services
-from agents.watchdog import Excuses, Watchdog
-from agents.workers_reader import WorkersReader
+from agents.admission.app import AdmissionApp
+from agents.admission.pipeline import Pipeline
+from agents.admission.publication import Publisher
+from agents.admission.recovery import Recovery, RecoveryFailed
+from agents.admission.routing import QueueBound, WorkersView
+from agents.admission.stages import PolicyPhrases, Rejected, Services
+from agents.admission.watchdog import Excuses, Watchdog
+from agents.admission.workers_reader import WorkersReader
+from agents.quota.store import QuotaUnavailable, RedisQuota
 from streams.chat_tokenizer import ChatTokenizer
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer
-from streams.log import LogConsumer, LogRecord
+from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
+from streams.log.port import LogConsumer, LogRecord
 from streams.observability import HealthServer
 from streams.redis_client import connect_redis
 from streams.settings import Settings, check_secret
@@ -105,7 +105,7 @@ def run(settings: Settings) -> int:
             if not await quota.keep_epoch(now_ms()):
                 await recovery.run()
         except (QuotaUnavailable, RecoveryFailed) as error:
-            # Requests wait meanwhile (`agents.pipeline`).
+            # Requests wait meanwhile (`agents.admission.pipeline`).
             _log.warning("quota_store_not_ready", error=str(error))
 
     admission.faust.task(look_for_the_epoch)

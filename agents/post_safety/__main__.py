@@ -10,8 +10,8 @@ import structlog
 from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafetyProcess
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
-from streams.log import LogError
+from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
+from streams.log.port import LogError
 from streams.observability import HealthServer
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory

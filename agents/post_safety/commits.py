@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from streams.offset_tracker import OffsetTracker
+from streams.log.offset_tracker import OffsetTracker
 
 
 class CommitGate:

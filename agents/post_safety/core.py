@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from agents.phrases import PhraseSet
 from agents.post_safety.hold_back import Delta, HoldBack
+from agents.safety.phrases import PhraseSet
 from schemas.base import ScopedRecord
 from schemas.batch import BatchError, BatchResponse, BatchResult
 from schemas.control import AttemptVoid, Cancel, Halt
@@ -28,9 +28,9 @@ from schemas.usage import UsageEvent
 from schemas.verdict import Verdict
 from streams.accepted_prefix import AcceptedPrefix, RowVerdict
 from streams.deadlines import Deadlines
+from streams.dialects.openai_completion import completion_object
 from streams.ids import stable_partition
-from streams.offset_tracker import OffsetTracker
-from streams.openai_completion import completion_object
+from streams.log.offset_tracker import OffsetTracker
 from streams.settings import PostSafetySettings
 
 Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated"]

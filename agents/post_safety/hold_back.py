@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
-from agents.phrases import Match, PhraseSet, StreamMatcher
+from agents.safety.phrases import Match, PhraseSet, StreamMatcher
 from schemas.generated import Kind
 
 _WITHOUT_TEXT = 2**63

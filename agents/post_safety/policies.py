@@ -5,7 +5,7 @@ from typing import Protocol
 
 import structlog
 
-from agents.phrases import PhraseSet
+from agents.safety.phrases import PhraseSet
 from schemas.generated import Opened
 from schemas.policy import OutputPolicy
 from streams.directory import TenantDirectory

@@ -11,19 +11,27 @@ from typing import Literal
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from agents.output_policies import OutputPolicyReader
 from agents.post_safety.commits import CommitGate
 from agents.post_safety.core import Effect, Emit, PostSafety, Released
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
 from agents.post_safety.unreadable import named_responses
+from agents.safety.output_policies import OutputPolicyReader
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.control import CONTROL, Cancel
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.responses import Terminal
 from streams.directory import TenantDirectory
-from streams.log import LogConsumer, LogError, LogProducer, LogRecord, OnDelivery, ProducerQueueFull, TopicPartition
+from streams.log.port import (
+    LogConsumer,
+    LogError,
+    LogProducer,
+    LogRecord,
+    OnDelivery,
+    ProducerQueueFull,
+    TopicPartition,
+)
 from streams.settings import PostSafetySettings
 from streams.topics import Topics
 

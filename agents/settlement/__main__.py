@@ -8,12 +8,12 @@ import time
 
 import structlog
 
-from agents.quota import RedisQuota
+from agents.quota.store import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.kafka_log import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
-from streams.log import LogConsumer, LogError
+from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
+from streams.log.port import LogConsumer, LogError
 from streams.observability import HealthServer
 from streams.redis_client import connect_redis
 from streams.settings import Settings

@@ -13,15 +13,15 @@ from typing import Protocol
 import structlog
 
 from agents import metrics
-from agents.quota import Overdue, QuotaStore, QuotaUnavailable
-from agents.stages import limits_of
+from agents.admission.stages import limits_of
+from agents.quota.store import Overdue, QuotaStore, QuotaUnavailable
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.dead_letter import DeadLetter
 from schemas.request import Lane
 from schemas.usage import USAGE, UsageEvent
 from streams.directory import Tenant, TenantDirectory
-from streams.log import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
+from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.topics import Topics
 
 MAX_RECORDS = 500

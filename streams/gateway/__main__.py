@@ -12,11 +12,11 @@ from prometheus_client import REGISTRY
 
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
-from streams.gateway.history import connect_history
+from streams.gateway.history.store import connect_history
+from streams.gateway.http.usage_reader import HttpUsageReader
 from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer, server_config
-from streams.gateway.usage_reader import HttpUsageReader
-from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import LogConsumer, LogProducer
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.port import LogConsumer, LogProducer
 from streams.observability import HealthServer
 from streams.settings import Settings, check_secret
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants

@@ -15,20 +15,20 @@ from starlette.types import ASGIApp
 
 from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
-from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.directory import ModelCatalog, TenantDirectory
-from streams.gateway.app import build_app
-from streams.gateway.deaf_peers import DeafPeers
-from streams.gateway.edge import Edge
-from streams.gateway.history import History, LogHistory, RedisHistory
-from streams.gateway.hub import Hub, Stream
+from streams.gateway.fan_out.hub import Hub, Stream
+from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump, dead_letter
+from streams.gateway.history.store import History, LogHistory, RedisHistory
+from streams.gateway.http.app import build_app
+from streams.gateway.http.edge import Edge
+from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
-from streams.gateway.pump import MOVED_AFTER_MS, Pump, dead_letter
-from streams.gateway.service import Gateway, monotonic_ms, now_ms
-from streams.gateway.usage_reader import UsageReader
-from streams.gateway.websocket import StreamEndpoint
-from streams.gateway.ws_protocol import StreamProtocol
-from streams.log import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
+from streams.gateway.service.service import Gateway, monotonic_ms, now_ms
+from streams.gateway.websocket.deaf_peers import DeafPeers
+from streams.gateway.websocket.protocol import StreamProtocol
+from streams.gateway.websocket.session import StreamEndpoint
+from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.settings import Settings
 
 GROUP = "gateways"

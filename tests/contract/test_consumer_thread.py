@@ -9,9 +9,9 @@ from itertools import count
 
 import pytest
 
-from streams.consumer_thread import POLL_RETRY_S, ConsumerThread, ProducerThread
-from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import Committed, LogError, LogRecord, TopicPartition
+from streams.log.consumer_thread import POLL_RETRY_S, ConsumerThread, ProducerThread
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.port import Committed, LogError, LogRecord, TopicPartition
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import HOUR_MS, Topic

@@ -11,9 +11,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from gpu_consumers.engine import Engine, EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
-from gpu_consumers.vllm_engine import VllmEngine
+from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.vllm_engine import VllmEngine
 from schemas.request import Sampling
 
 MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"

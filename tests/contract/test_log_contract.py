@@ -10,8 +10,9 @@ from typing import Literal, Protocol
 import pytest
 from confluent_kafka import Producer
 
-from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import (
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.memory import MemoryLog
+from streams.log.port import (
     MAX_RECORD_BYTES,
     Committed,
     LogConsumer,
@@ -23,8 +24,7 @@ from streams.log import (
     RecordTooLarge,
     TopicPartition,
 )
-from streams.log_reading import kept_offsets, read_offsets
-from streams.memory_log import MemoryLog
+from streams.log.reading import kept_offsets, read_offsets
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import HOUR_MS, Topic

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from streams.kafka_log import KafkaConsumer
+from streams.log.kafka import KafkaConsumer
 from streams.provisioning import DriftError, TopicState, differences, provision, wait_for_broker
 from streams.settings import KafkaSettings
 from streams.topics import Topic, Topics

@@ -6,7 +6,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from deploy.runner import Stack, simulated
+from deploy.local.runner import Stack, simulated
 from tests.e2e.stacks import ENGINE, PATIENCE, openai_client, prepare, until_idle
 
 

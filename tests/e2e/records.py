@@ -11,10 +11,10 @@ from confluent_kafka import KafkaError, Message, Producer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from deploy.cli import query
-from deploy.runner import Stack
-from streams.kafka_log import KafkaConsumer
-from streams.log import Headers, LogRecord
+from deploy.cli.commands import query
+from deploy.local.runner import Stack
+from streams.log.kafka import KafkaConsumer
+from streams.log.port import Headers, LogRecord
 from streams.signing import sign_job
 from tests.e2e.stacks import TIMEOUT_S, body
 from tests.faults.history import read_topic

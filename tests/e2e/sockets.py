@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from websockets.sync.client import ClientConnection, connect
 
-from deploy.chat import Answer
-from deploy.runner import Stack
+from deploy.cli.chat import Answer
+from deploy.local.runner import Stack
 from schemas.websocket import (
     SERVER_MESSAGE,
     Accepted,

@@ -7,7 +7,7 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from deploy.tenants_file import create_api_key, create_tenant, write_tenants
 from streams.directory import Limits, Tenant
 from streams.toml_directory import read_tenants

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from deploy.cli import CommandError, query
-from deploy.runner import Stack
+from deploy.cli.commands import CommandError, query
+from deploy.local.runner import Stack
 from tests.e2e.records import job, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import LONG, TIMEOUT_S, http_client, openai_client, user
@@ -17,7 +17,7 @@ from tests.servers import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 PICO_PER_TOKEN = {"uncached_input_tokens": 100_000, "cached_input_tokens": 20_000, "output_tokens": 400_000}
-"""0.10, 0.02 and 0.40 USD per million tokens, as deploy/local.toml says."""
+"""0.10, 0.02 and 0.40 USD per million tokens, as deploy/local/local.toml says."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import body, gpu_work, http_client, is_scripted
 

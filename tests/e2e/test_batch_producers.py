@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from schemas.batch import EXPIRES_HEADER, SIGNATURE_HEADER, TENANT_HEADER
 from tests.e2e.records import (
     dead_letter,

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from streams.ids import uuid7
 from tests.e2e.events import read_events
 from tests.e2e.stacks import LONG, SCRIPT, body, http_client, is_scripted, openai_client, user

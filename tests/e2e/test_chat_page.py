@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from tests.e2e.relay import Relay
 from tests.e2e.stacks import TIMEOUT_S, api_key, is_scripted
 from tests.servers import until

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from tests.e2e.stacks import TIMEOUT_S, body
 from tests.servers import until
 

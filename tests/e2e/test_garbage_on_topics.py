@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from schemas.request import Lane
 from tests.e2e.records import Place, dead_letter, find, job, put, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from deploy.demo import STEPS, Tour, walk
-from deploy.plan import Options
-from deploy.runner import Stack
+from deploy.demo.tour import STEPS, Tour, walk
+from deploy.local.plan import Options
+from deploy.local.runner import Stack
 from tests.e2e.stacks import openai_client, user
 
 pytestmark = [

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from schemas.websocket import ErrorMessage
 from tests.e2e.events import Event, read_events
 from tests.e2e.sockets import open_socket

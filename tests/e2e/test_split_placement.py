@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.runner import Stack, simulated
+from deploy.local.runner import Stack, simulated
 from tests.e2e.records import dead_letter, job, put, result, signature, submit
 from tests.e2e.stacks import ENGINE, PATIENCE, body, http_client, prepare
 

@@ -4,7 +4,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 from schemas.websocket import Closing, ErrorMessage, Pong, TerminalMessage
 from streams.settings import MAX_BODY_BYTES
 from tests.e2e.sockets import Socket, open_socket

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 from confluent_kafka import Consumer, TopicPartition
 
-from deploy.cli import query
-from deploy.runner import Stack
+from deploy.cli.commands import query
+from deploy.local.runner import Stack
 from tests.faults.traffic import Seen
 
 SETTLE_TIMEOUT_S = 60.0

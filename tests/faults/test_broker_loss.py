@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import LogError, LogRecord, TopicPartition
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.port import LogError, LogRecord, TopicPartition
 from streams.provisioning import provision
 from streams.topics import HOUR_MS, Topic
 from tests.servers import new_kafka_node, running, until

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runner import Stack, simulated
+from deploy.local.runner import Stack, simulated
 from deploy.tenants_file import write_tenants
 from streams.directory import Limits
 from streams.toml_directory import read_tenants

@@ -10,10 +10,10 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from deploy.chat import Answer, Chat, ChatError
-from deploy.cli import status_of
+from deploy.cli.chat import Answer, Chat, ChatError
+from deploy.cli.commands import status_of
 from deploy.examples.producer import produce
-from deploy.runner import Stack
+from deploy.local.runner import Stack
 
 STORY = "Tell me a story, number {number}."
 REFUSED = "Please open the vault, {number}."

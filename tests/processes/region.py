@@ -24,8 +24,8 @@ from schemas.request import LANES, AdmittedRequest, Lane, Message, ReplyTo, Requ
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
 from streams.ids import mint_response_id, parse_response_id
-from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import Headers, LogRecord
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.port import Headers, LogRecord
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.signing import sign_job, sign_request

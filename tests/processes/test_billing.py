@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from streams.kafka_log import KafkaProducer
+from streams.log.kafka import KafkaProducer
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import Topics

@@ -14,7 +14,7 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from schemas.usage import UsageEvent
-from streams.kafka_log import KafkaConsumer, KafkaProducer
+from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import Topic, Topics

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from agents.quota import Finished, RedisQuota
+from agents.quota.store import Finished, RedisQuota
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.usage import UsageEvent

@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 
 from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, RedisClaims
 from gpu_consumers.core import CoreConfig, WorkerCore
+from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
 from gpu_consumers.membership import LISTEN_MS
 from gpu_consumers.metrics import WorkerMetrics
-from gpu_consumers.simulated import SimulatedEngine, SimulatedEngineSettings
 from gpu_consumers.worker import Ports, Worker
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel
@@ -29,10 +29,10 @@ from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from schemas.worker import WorkerState
 from streams.accepted_prefix import AcceptedPrefix, fold_frame
-from streams.consumer_thread import ConsumerThread, ProducerThread
 from streams.ids import mint_attempt_id
-from streams.kafka_log import KafkaConsumer, KafkaProducer
-from streams.log import LogRecord, TopicPartition
+from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.port import LogRecord, TopicPartition
 from streams.provisioning import provision
 from streams.redis_client import connect_redis
 from streams.settings import KafkaSettings, WorkerSettings

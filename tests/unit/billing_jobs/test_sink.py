@@ -26,8 +26,8 @@ from billing_jobs.sink import (
 )
 from billing_jobs.store import StoredPosition, StoreError
 from schemas.dead_letter import DeadLetter
-from streams.log import LogError, TopicPartition
-from streams.memory_log import Crashed, Fault, FaultKind, MemoryConsumer, MemoryLog
+from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer, MemoryLog
+from streams.log.port import LogError, TopicPartition
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
 from tests.unit.billing_jobs.stores import MemoryStore, StoreFault
 

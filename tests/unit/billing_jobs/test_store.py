@@ -16,7 +16,7 @@ from billing_jobs.store import BatchStore, ClickHouseStore, Database, StoredPosi
 from schemas.base import Scope
 from schemas.usage import UsageEvent
 from streams.directory import Model
-from streams.log import LogRecord
+from streams.log.port import LogRecord
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
 from tests.unit.billing_jobs.stores import MemoryStore
 

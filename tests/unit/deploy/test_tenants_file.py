@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deploy.data_folder import DataFolder
-from deploy.first_run import provision_keys
+from deploy.local.data_folder import DataFolder
+from deploy.local.first_run import provision_keys
 from deploy.tenants_file import (
     TenantsFileError,
     create_api_key,

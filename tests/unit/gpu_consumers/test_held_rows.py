@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_consumers.engine import EngineDelta
+from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.frames import HeldRows, joined
 
 STEP_US = 20_000

@@ -1,6 +1,6 @@
 """What a worker decides after reading back."""
 
-from gpu_consumers.engine import EngineDelta
+from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.frames import FrameColumns
 from gpu_consumers.takeover import ReadBack
 from schemas.base import Scope

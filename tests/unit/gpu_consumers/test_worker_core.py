@@ -29,8 +29,8 @@ from gpu_consumers.core import (
     Submit,
     WorkerCore,
 )
-from gpu_consumers.engine import EngineDied, EngineRequest, EngineStats
-from gpu_consumers.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.port import EngineDied, EngineRequest, EngineStats
+from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
 from gpu_consumers.takeover import ReadBack
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel, Halt
@@ -40,8 +40,8 @@ from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from schemas.usage import USAGE, ComputeRecord
 from streams.accepted_prefix import AcceptedPrefix
-from streams.log import LogRecord, TopicPartition
-from streams.memory_log import Fault, FaultKind, MemoryConsumer, MemoryLog
+from streams.log.memory import Fault, FaultKind, MemoryConsumer, MemoryLog
+from streams.log.port import LogRecord, TopicPartition
 from streams.topics import Partitions, Topics
 
 TOPICS = Topics("test", ["pool"], Partitions(lane=2, generated=2, control=1))

@@ -19,8 +19,8 @@ from schemas.responses import RESPONSES, Release, Started, Terminal
 from schemas.usage import UsageEvent
 from schemas.verdict import Verdict
 from streams.directory import ApiKey, ProducerKey, SafetyPolicy, Tenant
-from streams.log import TopicPartition
-from streams.memory_log import Crashed, Fault, MemoryConsumer, MemoryLog, MemoryProducer
+from streams.log.memory import Crashed, Fault, MemoryConsumer, MemoryLog, MemoryProducer
+from streams.log.port import TopicPartition
 from streams.settings import PostSafetySettings
 from streams.topics import Partitions, Topics
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.phrases import PhraseSet, normalise
 from agents.post_safety.hold_back import Delta, HoldBack
+from agents.safety.phrases import PhraseSet, normalise
 from schemas.generated import Kind
 
 BOMB = PhraseSet(["make a bomb", "poison"])

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.phrases import PhraseSet
 from agents.post_safety.core import PostSafety
 from agents.post_safety.process import COMMIT_DELAY_MS, COMMIT_EVERY_MS, DeliveryFailed
+from agents.safety.phrases import PhraseSet
 from agents.settlement.core import used_tokens
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence, Frame
 from schemas.responses import RESPONSES, Started
-from streams.log import LogRecord
-from streams.memory_log import Fault, FaultKind
+from streams.log.memory import Fault, FaultKind
+from streams.log.port import LogRecord
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
     DEADLINE_MS,

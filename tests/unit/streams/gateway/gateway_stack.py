@@ -16,15 +16,15 @@ from schemas.endings import EndingCode
 from schemas.request import Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
+from streams.dialects.openai_chat import OnDisconnect
 from streams.directory import ApiKey, Model, Pool, Tenant
-from streams.gateway.history import connect_history
-from streams.gateway.openai_chat import OnDisconnect
+from streams.gateway.history.store import connect_history
+from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, server_config
-from streams.gateway.service import now_ms
-from streams.gateway.usage_reader import UsageBucket, UsagePage
+from streams.gateway.service.service import now_ms
 from streams.ids import parse_response_id
-from streams.log import LogRecord
-from streams.memory_log import MemoryConsumer, MemoryLog, MemoryProducer
+from streams.log.memory import MemoryConsumer, MemoryLog, MemoryProducer
+from streams.log.port import LogRecord
 from streams.settings import GatewaySettings, KafkaSettings, RedisSettings, Settings
 from streams.toml_directory import SettingsCatalog
 from streams.topics import Partitions

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from schemas.request import Request
-from streams.gateway import pump
+from streams.gateway.fan_out import pump
 from streams.gateway.runtime import SWEEP_S
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, memory_log, serving, until

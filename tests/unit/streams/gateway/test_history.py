@@ -11,20 +11,20 @@ import httpx
 import pytest
 import redis
 
-from deploy.plan import history_command
+from deploy.local.plan import history_command
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from streams import redis_keys
-from streams.gateway.history import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
-from streams.gateway.hub import HistoryEntry, Hub, Stream
-from streams.gateway.openai_chat import OnDisconnect
-from streams.gateway.pump import Pump
-from streams.gateway.replay import Replay, UnreadableEntry, pack
-from streams.gateway.service import now_ms
-from streams.gateway.spans import Span
+from streams.dialects.openai_chat import OnDisconnect
+from streams.gateway.fan_out.hub import HistoryEntry, Hub, Stream
+from streams.gateway.fan_out.pump import Pump
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.history.replay import Replay, UnreadableEntry, pack
+from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
+from streams.gateway.service.service import now_ms
 from streams.ids import derive_response_id, mint_response_id
-from streams.log import TopicPartition
-from streams.memory_log import MemoryLog
+from streams.log.memory import MemoryLog
+from streams.log.port import TopicPartition
 from streams.settings import RedisSettings, Settings
 from tests.servers import free_ports, server
 from tests.servers import until as wait_until
@@ -130,7 +130,7 @@ async def test_a_restarted_gateway_gives_300_running_responses_back_at_once(
 async def test_a_crowd_that_the_log_cannot_serve_is_told_to_come_again(
     near: RedisHistory, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.gateway.history.READ_TURN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("streams.gateway.history.store.READ_TURN_TIMEOUT_S", 0.0)
     far = LogHistory(MemoryClients(memory_log(settings)).reader, settings.topics.responses.name)
     reads = [History(near, far).read("acme", mint_response_id(settings.region, 0), 0) for _ in range(100)]
     refused = [r for r in await asyncio.gather(*reads, return_exceptions=True) if isinstance(r, BaseException)]
@@ -307,7 +307,7 @@ async def test_after_a_restart_no_token_is_skipped_by_a_position_that_does_not_e
         stack.pipeline.write(response_id, started(response_id, ACME))
         await until(lambda: stack.runtime.hub.get(response_id) is not None, "it is seen")
     with monkeypatch.context() as patched:
-        patched.setattr("streams.gateway.service.APPEARS_TIMEOUT_MS", 100)
+        patched.setattr("streams.gateway.service.service.APPEARS_TIMEOUT_MS", 100)
         beyond = await text_after(stack, response_id, 3)
     assert (beyond["status"], "starting_after" in beyond["text"]) == (400, True)
     # Of what was shown before the restart, the last may be read only after its viewer is back.

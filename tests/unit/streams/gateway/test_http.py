@@ -20,12 +20,12 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, ReplyTo, Request
 from schemas.usage import DeliveredCount
+from streams.dialects.openai_chat import parse_chat_request
 from streams.gateway.closing import CloseReason
-from streams.gateway.history import History
+from streams.gateway.history.store import History
 from streams.gateway.json_body import parse_json_object
-from streams.gateway.openai_chat import parse_chat_request
 from streams.ids import mint_response_id
-from streams.log import MAX_RECORD_BYTES
+from streams.log.port import MAX_RECORD_BYTES
 from streams.settings import MAX_BODY_BYTES
 from streams.signing import verify_request
 from tests.unit.streams.gateway.gateway_stack import (
@@ -311,9 +311,9 @@ async def test_the_time_of_an_answer_does_not_tell_whether_an_id_exists(
 ) -> None:
     """An unknown young id is waited for, an unknown old one is looked for in history; so is another tenant's."""
     patience_ms = 150
-    monkeypatch.setattr("streams.gateway.service.APPEARS_TIMEOUT_MS", patience_ms)
+    monkeypatch.setattr("streams.gateway.service.service.APPEARS_TIMEOUT_MS", patience_ms)
     if not young:
-        monkeypatch.setattr("streams.gateway.service.YOUNG_MS", -1)
+        monkeypatch.setattr("streams.gateway.service.service.YOUNG_MS", -1)
     reads: list[str] = []
     read = History.read
 
@@ -582,7 +582,7 @@ async def test_a_gateway_full_of_connections_says_so_and_stays_healthy(redis_url
 async def test_a_request_that_no_record_can_hold_is_refused_for_good_and_leaves_nothing(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.memory_log.MAX_RECORD_BYTES", 2_000)
+    monkeypatch.setattr("streams.log.memory.MAX_RECORD_BYTES", 2_000)
     body = {"model": "small", "messages": [{"role": "user", "content": "x" * 3_000}]}
     async with client(stack) as http:
         answer = await http.post("/v1/chat/completions", json=body)
@@ -623,7 +623,7 @@ async def test_a_large_body_is_parsed_while_others_are_served(
         assert others_served.wait(20), "nobody else was served meanwhile"
         return parse_json_object(raw)
 
-    module = "app" if transport == "http" else "websocket"
+    module = "http.app" if transport == "http" else "websocket.session"
     monkeypatch.setattr(f"streams.gateway.{module}.parse_json_object", parse_for_long)
     body = {"model": "small", "messages": [{"role": "user", "content": "x" * 100_000}]}
     async with client(stack) as http, AsyncExitStack() as opened:

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.responses import Started, Terminal
+from streams.dialects.openai_chat import OnDisconnect
 from streams.gateway.closing import CloseReason
-from streams.gateway.hub import MAX_INTRODUCTIONS, Behind, Closed, Hub, Viewer
-from streams.gateway.openai_chat import OnDisconnect
-from streams.gateway.replay import Replay, pack
-from streams.gateway.spans import Span, join, join_runs
+from streams.gateway.fan_out.hub import MAX_INTRODUCTIONS, Behind, Closed, Hub, Viewer
+from streams.gateway.fan_out.spans import Span, join, join_runs
+from streams.gateway.history.replay import Replay, pack
 from tests.unit.streams.gateway.gateway_stack import release, started, terminal
 
 ACME = Scope(tenant_id="acme")

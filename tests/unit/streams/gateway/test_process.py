@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from streams.gateway.usage_reader import HttpUsageReader, UsageUnavailable
+from streams.gateway.http.usage_reader import HttpUsageReader, UsageUnavailable
 
 
 @pytest.mark.parametrize(

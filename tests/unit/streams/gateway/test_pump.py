@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry
 from schemas.base import Scope
 from schemas.codec import Undecodable
 from schemas.responses import Release, Started, Terminal
-from streams.gateway import pump as pump_module
-from streams.gateway.history import History, LogHistory, RedisHistory, connect_history
-from streams.gateway.hub import Hub, Viewer
+from streams.gateway.fan_out import pump as pump_module
+from streams.gateway.fan_out.hub import Hub, Viewer
+from streams.gateway.fan_out.pump import BUSY_RATIO, CALM_RATIO, Pump
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.history.store import History, LogHistory, RedisHistory, connect_history
 from streams.gateway.metrics import GatewayMetrics
-from streams.gateway.pump import BUSY_RATIO, CALM_RATIO, Pump
-from streams.gateway.spans import Span
-from streams.log import Committed, LogError, LogRecord, TopicPartition
+from streams.log.port import Committed, LogError, LogRecord, TopicPartition
 from streams.settings import RedisSettings
 from tests.unit.streams.gateway.gateway_stack import release, started, terminal, until
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 from redis.asyncio import Redis
 
-from streams.gateway.history import LogHistory
-from streams.log import LogError
+from streams.gateway.history.store import LogHistory
+from streams.log.port import LogError
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import PatientProducer, memory_log, serving
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from websockets.asyncio.client import connect
 
-from streams.gateway.deaf_peers import DeafPeers
-from streams.gateway.sse import ChatEvents, SseResponse
-from streams.gateway.websocket import Socket
+from streams.gateway.http.sse import ChatEvents, SseResponse
+from streams.gateway.websocket.deaf_peers import DeafPeers
+from streams.gateway.websocket.session import Socket
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
 
 HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "on_disconnect": "continue"}

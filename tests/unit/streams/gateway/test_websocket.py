@@ -12,11 +12,11 @@ from websockets.frames import Frame, Opcode
 
 from schemas.endings import EndingCode
 from schemas.websocket import SERVER_MESSAGE, Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
-from streams.gateway import websocket as edge
-from streams.gateway.history import History, HistoryUnavailable
-from streams.gateway.spans import Span
-from streams.gateway.websocket import origin_allowed
-from streams.gateway.ws_protocol import text_frame
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.websocket import session as edge
+from streams.gateway.websocket.protocol import text_frame
+from streams.gateway.websocket.session import origin_allowed
 from streams.ids import mint_response_id
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 
@@ -421,7 +421,7 @@ async def test_a_refused_resume_says_whether_to_come_again(
         raise HistoryUnavailable("late", is_transient=is_transient)
 
     monkeypatch.setattr(History, "read", late)
-    monkeypatch.setattr("streams.gateway.service.YOUNG_MS", -1)
+    monkeypatch.setattr("streams.gateway.service.service.YOUNG_MS", -1)
     async with dial(stack) as socket:
         await say(socket, type="resume", response_id=mint_response_id(stack.settings.region, 0), starting_after=3)
         refused = await hear(socket)

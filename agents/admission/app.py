@@ -1,0 +1,214 @@
+"""Binds the stage table to Faust. Placement is the only thing decided here.
+
+*Fused*: one agent on `requests` runs all stages. *Split*: one agent per stage, with topics in between, so that one
+stage can be scaled alone; then `requests → validated → reserved → screened → lanes`. Jobs have two agents of their own
+in front of that: `intake.batch → jobs.<pool>`, where they wait while the queue of that pool is full.
+
+Idioms that Faust 0.15 needs, each for a fault that was reproduced:
+
+- `concurrency=1`, and `InOrder` instead: more actors commit past unfinished work.
+- Nothing is raised into Faust: an exception would acknowledge the event. What cannot be finished ends the process.
+- Nothing is sent through Faust: a send that fails later only warns, and the source is committed. A producer of
+  librdkafka (`LogPublisher`) awaits every acknowledgement, and costs less CPU time.
+- Few records per poll, and room in each buffer for one poll of every partition above the mark at which partitions are
+  paused: one full buffer blocks the delivery of all topics, so waiting jobs would stop interactive requests.
+- Raw bytes, no codecs; explicit partitions for lanes and `generated`; no tables, no web server, no topic declarations.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterable, Awaitable, Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+import faust
+import structlog
+
+from agents.admission.in_order import InOrder, Pace
+from agents.admission.pipeline import Pipeline
+from agents.admission.publication import LogPublisher, Publisher, PublishFailed
+from agents.admission.stages import STAGES, Stage
+from streams.log.kafka import KafkaProducer
+from streams.log.port import LogRecord, TopicPartition
+from streams.settings import Settings
+from streams.topics import Partitions, Topics
+
+DRAIN_TIMEOUT_S = 5.0
+NOTE_LINGER_MS = 50
+"""What nobody waits to read leaves in batches: every write costs the broker the same, whatever it holds."""
+POLL_RECORDS = 32
+PRESSURE_SHARE = 5
+"""Faust pauses a partition that delivers while its agent's buffer has less than a fifth of its room left."""
+_log = structlog.get_logger()
+
+Handle = Callable[[LogRecord], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One agent: what it reads and what it does with a record."""
+
+    name: str
+    topic: str
+    handle: Handle
+    per_second: int | None = None
+
+
+def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second: int) -> list[Binding]:
+    """The agents of a placement. `pipeline` is called per record: it is wired after the event loop has started."""
+    fused = placement == "fused"
+    first = STAGES if fused else STAGES[:1]
+
+    def handle_later(stage: Stage) -> Handle:
+        return lambda record: pipeline.handle_admission(record, (stage,))
+
+    async def handle_queued_job(record: LogRecord) -> None:
+        await pipeline.handle_queued_job(record, STAGES[1:] if fused else ())
+
+    agents = [
+        Binding("requests", topics.requests.name, lambda record: pipeline.handle_request(record, first)),
+        Binding("intake", topics.intake_batch.name, lambda record: pipeline.handle_job(record), jobs_per_second),
+        *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
+    ]
+    if not fused:
+        for before, stage in pairwise(STAGES):
+            assert before.topic_after is not None
+            agents.append(Binding(stage.name, before.topic_after(topics), handle_later(stage)))
+    return agents
+
+
+def buffer_records(counts: Partitions) -> int:
+    """Of one agent. A partition is paused when it delivers beyond the mark, so each exceeds it by one poll at most."""
+    return PRESSURE_SHARE * POLL_RECORDS * max(counts.requests, counts.intake)
+
+
+def raw_topic(app: faust.App, name: str) -> Any:
+    """Bytes in, bytes out."""
+    return app.topic(
+        name, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw", allow_empty=True
+    )
+
+
+def log_record(event: Any) -> LogRecord:
+    """What a stage sees of a Faust event."""
+    message = event.message
+    headers = message.headers or ()
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    return LogRecord(
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        key=message.key,
+        value=message.value,
+        headers=tuple((name, value) for name, value in pairs),
+        timestamp_ms=round(message.timestamp * 1_000),
+    )
+
+
+class AdmissionApp:
+    """The Faust app of one admission worker.
+
+    `on_failure` is called when an event could be neither finished nor refused: it must end the process. `wire` makes
+    the pipeline around the app's publisher.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        wire: Callable[[Publisher], Pipeline],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._on_failure = on_failure
+        self._in_flight = settings.admission.in_flight
+        self._windows: list[InOrder] = []
+        self.owned: frozenset[TopicPartition] = frozenset()
+        directory = settings.data_dir / "admission"
+        directory.mkdir(parents=True, exist_ok=True)
+        self.faust = app = faust.App(
+            f"{settings.region}.admission",
+            broker=[f"kafka://{address.strip()}" for address in settings.kafka.bootstrap.split(",")],
+            store="memory://",
+            cache="memory://",
+            datadir=str(directory),
+            autodiscover=False,
+            web_enabled=False,
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            broker_session_timeout=settings.kafka.session_timeout_ms / 1_000,
+            broker_heartbeat_interval=min(1.0, settings.kafka.session_timeout_ms / 3_000),
+            broker_max_poll_interval=120.0,
+            broker_commit_interval=0.5,
+            broker_commit_every=10_000,
+            broker_client_id=f"admission-{random.getrandbits(32):08x}",
+            consumer_auto_offset_reset="earliest",
+            broker_max_poll_records=POLL_RECORDS,
+            stream_buffer_maxsize=buffer_records(settings.topics.counts),
+            stream_wait_empty=False,
+            worker_redirect_stdouts=False,
+        )
+        # Uncompressed: see `streams.topics` on what Faust reads.
+        self._publisher = LogPublisher(
+            lambda: KafkaProducer(settings.kafka, "admission", compression="none"),
+            lambda: KafkaProducer(settings.kafka, "admission-notes", linger_ms=NOTE_LINGER_MS),
+        )
+        self.pipeline = wire(self._publisher)
+        table = bindings(
+            settings.admission.placement, settings.topics, self.pipeline, settings.admission.batch_jobs_per_second
+        )
+        for binding in table:
+            self._bind(binding)
+        app.on_partitions_assigned.connect(self._assigned)
+        app.on_partitions_revoked.connect(self._revoked)
+        app.on_before_shutdown.connect(self._drain)
+
+    @property
+    def group(self) -> str:
+        return str(self.faust.conf.id)
+
+    def _bind(self, binding: Binding) -> None:
+        app = self.faust
+
+        async def agent(stream: Any) -> None:
+            window = InOrder(self._in_flight, self._on_failure)
+            self._windows.append(window)
+            pace = Pace(binding.per_second) if binding.per_second else None
+            events: AsyncIterable[Any] = stream.noack().events()
+            try:
+                async for event in events:
+                    if pace is not None:
+                        await asyncio.sleep(pace.wait_s(monotonic()))
+                    await self._start(window, binding, event)
+            except Exception as error:  # noqa: BLE001
+                # Faust would start the agent again behind this event, and commit past it.
+                self._on_failure(error)
+
+        app.agent(raw_topic(app, binding.topic), name=binding.name, concurrency=1)(agent)
+
+    async def _start(self, window: InOrder, binding: Binding, event: Any) -> None:
+        message, generation = event.message, event.message.generation_id
+        record = log_record(event)
+
+        def acknowledge() -> None:
+            # After a rebalance the offset is somebody else's to commit, or will be delivered to us again.
+            if self.faust.consumer_generation_id == generation:
+                event.ack()
+
+        await window.start((message.topic, message.partition, generation), lambda: binding.handle(record), acknowledge)
+
+    async def _assigned(self, _app: Any, assigned: Any, **_: Any) -> None:
+        self.owned = frozenset(TopicPartition(tp.topic, tp.partition) for tp in assigned)
+
+    async def _revoked(self, _app: Any, revoked: Any, **_: Any) -> None:
+        self.owned -= {TopicPartition(tp.topic, tp.partition) for tp in revoked}
+
+    async def _drain(self, _app: Any, **_: Any) -> None:
+        """What is in work is finished and acknowledged; what is not begins again elsewhere."""
+        finished = await asyncio.gather(*(window.close(DRAIN_TIMEOUT_S) for window in self._windows))
+        if not all(finished):
+            _log.warning("stopped_with_work_left", left=sum(window.in_work for window in self._windows))
+        try:
+            await self._publisher.close(DRAIN_TIMEOUT_S)
+        except PublishFailed as error:
+            self._on_failure(error)

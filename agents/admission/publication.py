@@ -1,0 +1,222 @@
+"""How an admission becomes visible: what is written, in which order, and what a crash in between causes.
+
+Before any of it, routing has stored the decision (0). A crash there: the redelivered request replays the decision.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from agents.admission.stages import Refused, Rejected, ending_of, limits_of
+from agents.quota.store import Decided, Finished, QuotaStore, Refusal
+from agents.safety.output_policies import OutputPolicyWriter
+from schemas.admission import Admission, Decision
+from schemas.dead_letter import DeadLetter
+from schemas.generated import Opened
+from schemas.policy import OutputPolicy
+from schemas.request import AdmittedRequest
+from streams.directory import TenantDirectory
+from streams.ids import stable_partition
+from streams.log import port as log
+from streams.log.consumer_thread import ProducerThread
+from streams.log.port import LogError, LogProducer, LogRecord
+from streams.topics import Topics
+
+
+class MustEnd(Exception):
+    """Nothing can be decided or published here: the process ends; another takes its partitions."""
+
+
+class PublishFailed(MustEnd):
+    """The log did not acknowledge a record. The event must not be acknowledged; the process gives up its partitions."""
+
+
+class RecordTooLarge(PublishFailed):
+    """The log takes no record of this size, here or elsewhere, now or later. Nothing was written."""
+
+
+class Publisher(Protocol):
+    """Acknowledged writes to the log."""
+
+    def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> Awaitable[int]:
+        """The record's offset, once all in-sync replicas have it. Raises RecordTooLarge, PublishFailed when awaited."""
+
+    def note(self, topic: str, value: bytes, *, key: str) -> Awaitable[int]:
+        """As `publish`, for what nobody waits to read: it may leave a little later, together with others."""
+
+
+class LogPublisher:
+    """Writes through producers of its own, made with the first record: there is no event loop before.
+
+    Records of each method go out in the order of the calls, and as many at once as there are calls.
+    """
+
+    def __init__(self, new_producer: Callable[[], LogProducer], new_note_producer: Callable[[], LogProducer]) -> None:
+        self._records = _Writer(new_producer)
+        self._notes = _Writer(new_note_producer)
+
+    async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
+        return await self._records.write(topic, value, key, partition)
+
+    async def note(self, topic: str, value: bytes, *, key: str) -> int:
+        return await self._notes.write(topic, value, key, None)
+
+    async def close(self, timeout_s: float) -> None:
+        """Waits for what is outstanding. Raises PublishFailed when it is not acknowledged in time."""
+        outstanding = sum(await asyncio.gather(self._records.close(timeout_s), self._notes.close(timeout_s)))
+        if outstanding:
+            raise PublishFailed(f"{outstanding} records were not acknowledged in time")
+
+
+class _Writer:
+    """One producer of a `LogPublisher`."""
+
+    def __init__(self, new_producer: Callable[[], LogProducer]) -> None:
+        self._new_producer = new_producer
+        self._producer: ProducerThread | None = None
+
+    async def write(self, topic: str, value: bytes, key: str, partition: int | None) -> int:
+        if self._producer is None:
+            self._producer = ProducerThread(self._new_producer())
+        try:
+            return await self._producer.send(topic, value, key=key, partition=partition)
+        except log.RecordTooLarge as error:
+            raise RecordTooLarge(str(error)) from error
+        except LogError as error:
+            raise PublishFailed(str(error)) from error
+
+    async def close(self, timeout_s: float) -> int:
+        if self._producer is None:
+            return 0
+        try:
+            return await self._producer.close(timeout_s)
+        except LogError as error:
+            raise PublishFailed(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Writes outcomes. Every method returns when everything is acknowledged; all may be repeated."""
+
+    topics: Topics
+    publisher: Publisher
+    quota: QuotaStore
+    directory: TenantDirectory
+    output_policies: OutputPolicyWriter
+
+    async def admitted(self, admission: Admission, decision: Decision, now_ms: int) -> None:
+        request = admission.request
+        common = {
+            "response_id": admission.response_id,
+            "scope": admission.scope,
+            "stage_ms": admission.stage_ms,
+            "endpoint": request.endpoint,
+            "model": admission.model,
+            "requested_model": request.model,
+            "pool": decision.pool,
+            "lane": decision.lane,
+            "max_tokens": admission.max_tokens,
+            "reply_to": request.reply_to,
+            "accepted_at_ms": request.accepted_at_ms,
+            "admitted_at_ms": now_ms,
+            "deadline_ms": request.deadline_ms,
+            "on_disconnect": request.on_disconnect,
+        }
+        opened = Opened(
+            **common,
+            lane_partition=decision.lane_partition,
+            prompt_tokens=len(admission.prompt_token_ids),
+            reserved_tokens=admission.reserved_tokens,
+            output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
+        )
+        # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
+        noting = asyncio.create_task(self._verdict(admission)) if admission.verdict is not None else None
+        try:
+            # 1. The promise of an ending. A crash after it: the redelivered request opens the response again, in the
+            #    same partition; post-safety takes the first and ends it at its deadline even if nothing follows.
+            opened_offset = await self.publisher.publish(
+                self.topics.generated.name,
+                opened.encode(),
+                key=admission.response_id,
+                partition=decision.generated_partition,
+            )
+            # 2. The work. A crash after it, before the event's acknowledgement: the redelivered request puts it into
+            #    the same partition again; the worker that claims the second copy finds the claim or the terminal of
+            #    the first.
+            work = AdmittedRequest(
+                **common,
+                prompt_token_ids=admission.prompt_token_ids,
+                sampling=request.sampling,
+                generated_partition=decision.generated_partition,
+                opened_offset=opened_offset,
+            )
+            await self.publisher.publish(
+                self.topics.lane(decision.pool, decision.lane).name,
+                work.encode(),
+                key=admission.response_id,
+                partition=decision.lane_partition,
+            )
+        finally:
+            if noting is not None:
+                await noting
+        # 3. The caller acknowledges the event.
+
+    async def _output_policy(self, tenant_id: str, now_ms: int) -> str:
+        """A crash behind it: the phrases stand on `policies`, and nobody names them yet."""
+        tenant = self.directory.tenant(tenant_id)
+        if tenant is None:
+            return ""
+
+        def write(policy: OutputPolicy) -> Awaitable[int]:
+            return self.publisher.publish(self.topics.policies.name, policy.encode(), key=policy.key)
+
+        return await self.output_policies.digest(tenant, now_ms, write)
+
+    async def _verdict(self, carrier: Admission | Refused) -> None:
+        if carrier.verdict is not None:
+            await self.publisher.note(
+                self.topics.verdicts.name, carrier.verdict.encode(), key=carrier.verdict.response_id
+            )
+
+    async def refused(self, refused: Refused) -> None:
+        """Raises QuotaUnavailable while the refusal cannot be stored, PublishFailed."""
+        origin, refusal = refused.origin, refused.refusal
+        partition = stable_partition(origin.response_id, self.topics.counts.generated)
+        if not refused.stored:
+            # 1. The refusal is stored and what was held is returned, in one step. A crash after it: the redelivered
+            #    request meets the same refusal, whatever has changed in between.
+            limits = limits_of(origin.scope.tenant_id, self.directory)
+            outcome = await self.quota.refuse(
+                origin.scope.tenant_id, limits, origin.response_id, refusal, deadline_ms=origin.deadline_ms
+            )
+            match outcome:
+                case Finished():
+                    return
+                case Decided() if refused.unproved:
+                    return
+                case Decided(decision, _):
+                    # An earlier delivery routed it, so `opened` may stand there: the ending belongs beside it.
+                    partition = decision.generated_partition
+                case Refusal():
+                    refusal = outcome
+        # 2. A crash after it: the redelivered request writes the same ending again, which is void.
+        writing = self.publisher.publish(
+            self.topics.generated.name,
+            ending_of(origin, refusal).encode(),
+            key=origin.response_id,
+            partition=partition,
+        )
+        if refused.verdict is None:
+            await writing
+        else:
+            await asyncio.gather(writing, self._verdict(refused))
+        # 3. The caller acknowledges the event.
+
+    async def dead(self, record: LogRecord, stage: str, rejected: Rejected, now_ms: int) -> None:
+        """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
+        letter = DeadLetter.of(
+            record.topic, record.partition, record.offset, record.value,
+            stage=stage, reason=rejected.reason, detail=rejected.detail, dead_at_ms=now_ms,
+        )  # fmt: skip
+        await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)

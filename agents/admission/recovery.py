@@ -1,0 +1,306 @@
+"""Rebuilds the quota store's memory from `generated` after Redis has lost it, and begins a new epoch.
+
+What is rebuilt: the decision and the reservation of every response that was opened within `WINDOW_MS`, and the outcome
+of those that ended or were refused, as long as the store would still remember it. The budgets of the current minute
+start full: what was used before is not known.
+
+A day of responses does not fit into memory. What ends while the log is folded goes to the store at once, in batches,
+and is forgotten; what is left at the end is open.
+
+Where Redis was only started again, its memory is there but for the last second. Then the log is read from the last time
+at which an epoch was seen to hold.
+
+A day of tokens takes minutes to read. So rows that only carry tokens are passed over undecoded, an attempt that fails
+goes on where the last one stopped, and a rebuild may take as long as it makes progress.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Annotated, Literal, Self
+
+import structlog
+from pydantic import Field, TypeAdapter, model_validator
+
+from agents import metrics
+from agents.admission.publication import MustEnd
+from agents.admission.stages import limits_of
+from agents.quota.store import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
+from schemas.admission import Decision
+from schemas.base import Record
+from schemas.codec import Undecodable, decode
+from schemas.generated import Ending, Fence, FinishReason, Frame, Opened
+from streams.accepted_prefix import AcceptedPrefix
+from streams.directory import TenantDirectory
+from streams.log.port import LogConsumer, LogError, TopicPartition
+from streams.log.reading import kept_offsets, read_offsets
+from streams.topics import LONGEST_RESPONSE_MS
+
+RETRY_S = 0.5
+WINDOW_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
+"""Whatever was opened earlier has ended, and the store would have forgotten it."""
+CLOCK_SKEW_MS = 300_000
+"""Between the clocks of admission and of the broker."""
+BATCH = 1_000
+"""Reservations that go to the store together."""
+RECORDS_BETWEEN = 20_000
+"""Records after which whatever has ended goes there: progress is seen then."""
+_log = structlog.get_logger()
+
+
+class RecoveryFailed(MustEnd):
+    """The store could not be rebuilt: there was no progress for too long."""
+
+
+class Finishes(Record):
+    """The columns of a `Frame` that say what has ended."""
+
+    type: Literal["frame"] = "frame"
+    response_id: list[str]
+    attempt_id: list[str]
+    choice: list[int]
+    finish: list[FinishReason]
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        if not len(self.response_id) == len(self.attempt_id) == len(self.choice) == len(self.finish):
+            raise ValueError("columns differ in length")
+        return self
+
+
+_RECORDS: TypeAdapter[Opened | Fence | Finishes | Ending] = TypeAdapter(
+    Annotated[Opened | Fence | Finishes | Ending, Field(discriminator="type")]
+)
+
+
+def without_tokens(value: bytes | None) -> Opened | Fence | Finishes | Ending | None:
+    """The record in `value`; None for a frame in which nothing finishes. Raises Undecodable."""
+    if value and b'"type":"frame"' in value and not any(finish in value for finish in (b'"stop"', b'"length"')):
+        # Within strings every quotation mark is escaped, so none of these is anybody's text.
+        return None
+    return decode(_RECORDS, value)
+
+
+class Rebuild:
+    """Folds records of `generated`, of all partitions, each partition in log order. Holds what is open.
+
+    Tokens are not counted. So a `fresh` fence behind tokens displaces the attempt before it, whose finish is not seen
+    then: the response keeps its reservation until it is settled or swept. And a finish behind a gap counts, which ends
+    the response in any case. The route, and whether an ending is still owed, are the same with and without tokens.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        """Outcomes that the store would have forgotten by `now_ms` are left out."""
+        self._now_ms = now_ms
+        self._opened: dict[str, tuple[Opened, int]] = {}
+        self._prefixes: dict[str, AcceptedPrefix] = {}
+
+    def add(
+        self, record: Opened | Fence | Frame | Finishes | Ending, partition: int, written_at_ms: int
+    ) -> list[Restored]:
+        """Returns what ended with this record, and forgets it.
+
+        A void record may name it again, so the store must take the first outcome of an id, in this order.
+        """
+        match record:
+            case Opened():
+                if record.response_id not in self._opened:
+                    self._opened[record.response_id] = record, partition
+                    self._prefixes[record.response_id] = AcceptedPrefix(record.choices)
+                return []
+            case Fence():
+                if prefix := self._prefixes.get(record.response_id):
+                    prefix.fence(record)
+                return []
+            case Ending():
+                if prefix := self._prefixes.get(record.response_id):
+                    return self._ended([record.response_id] if prefix.ending(record) else [])
+                remembered = record.attempt_id is None and written_at_ms + OUTCOME_KEEP_MS > self._now_ms
+                return [_refused(record, written_at_ms)] if remembered else []
+            case Frame() | Finishes():
+                return self._ended(self._finished(record))
+
+    def _finished(self, frame: Frame | Finishes) -> list[str]:
+        finished: list[str] = []
+        columns = zip(frame.response_id, frame.attempt_id, frame.choice, frame.finish, strict=True)
+        for response_id, attempt_id, choice, finish in columns:
+            prefix = self._prefixes.get(response_id)
+            if finish and prefix is not None and prefix.terminal is None:
+                prefix.row(attempt_id, choice, prefix.next_sequence, 0, finish)
+                if prefix.terminal is not None:
+                    finished.append(response_id)
+        return finished
+
+    def open(self) -> Iterator[Restored]:
+        """What has not ended."""
+        for opened, partition in self._opened.values():
+            yield _restored(opened, partition, ended=False)
+
+    def _ended(self, response_ids: Iterable[str]) -> list[Restored]:
+        restored = []
+        for response_id in response_ids:
+            opened, partition = self._opened.pop(response_id)
+            del self._prefixes[response_id]
+            if opened.deadline_ms + OUTCOME_KEEP_MS > self._now_ms:
+                restored.append(_restored(opened, partition, ended=True))
+        return restored
+
+
+def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
+    return Restored(
+        response_id=opened.response_id,
+        tenant_id=opened.scope.tenant_id,
+        ended=ended,
+        tokens=opened.reserved_tokens,
+        deadline_ms=opened.deadline_ms,
+        decision=Decision(
+            pool=opened.pool, lane=opened.lane, lane_partition=opened.lane_partition, generated_partition=partition
+        ),
+    )
+
+
+def _refused(ending: Ending, written_at_ms: int) -> Restored:
+    return Restored(
+        response_id=ending.response_id,
+        tenant_id=ending.scope.tenant_id,
+        ended=True,
+        tokens=0,
+        # An ending does not tell the deadline.
+        deadline_ms=written_at_ms + OUTCOME_KEEP_MS,
+        decision=None,
+        refusal=Refusal(
+            code=ending.code,
+            message=ending.message,
+            param=ending.param,
+            retry_after_ms=ending.retry_after_ms,
+            limits=ending.limits,
+        ),
+    )
+
+
+class ReadBack:
+    """One rebuild's way through `topic`, from `since_ms` to where it ended when the reading began."""
+
+    def __init__(self, topic: str, since_ms: int, now_ms: int) -> None:
+        self._topic = topic
+        self._since_ms = since_ms
+        self._rebuild = Rebuild(now_ms)
+        self._left: dict[TopicPartition, range] | None = None
+        self._ended: list[Restored] = []
+
+    def batches(self, consumer: LogConsumer, patience_s: float) -> Iterator[list[Restored]]:
+        """At most `BATCH` each, maybe none, the open last. A batch is done with when the next one is asked for.
+
+        Raises LogError, also when nothing comes for `patience_s`. Called again, it goes on with the first batch that
+        was not done with, and with the first record that was not read.
+        """
+        if self._left is None:
+            self._left = kept_offsets(consumer, consumer.partitions(self._topic), self._since_ms)
+        left = dict(self._left)
+        records = read_offsets(consumer, left, time.monotonic() + patience_s, patience_s=patience_s)
+        for read, record in enumerate(records, start=1):
+            try:
+                if (event := without_tokens(record.value)) is not None:
+                    self._ended += self._rebuild.add(event, record.partition, record.timestamp_ms)
+            except Undecodable as error:
+                _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
+            self._left[record.source] = range(record.offset + 1, left[record.source].stop)
+            while len(self._ended) >= BATCH or read % RECORDS_BETWEEN == 0:
+                batch = self._ended[:BATCH]
+                yield batch
+                del self._ended[: len(batch)]
+                if len(batch) < BATCH:
+                    break
+        self._left = {}
+        rest = chain(self._ended, self._rebuild.open())
+        while batch := list(islice(rest, BATCH)):
+            yield batch
+
+
+@dataclass(slots=True)
+class Recovery:
+    """`run` may be called by many at once: one rebuilds, the others wait for it.
+
+    `on_progress` is called when a rebuild begins and whenever it has got on, `on_end` when `run` ends.
+    """
+
+    quota: RedisQuota
+    directory: TenantDirectory
+    new_consumer: Callable[[], LogConsumer]
+    generated_topic: str
+    patience_s: float
+    clock_ms: Callable[[], int]
+    on_progress: Callable[[], None] = lambda: None
+    on_end: Callable[[], None] = lambda: None
+    clock_s: Callable[[], float] = time.monotonic
+    _lock: asyncio.Lock | None = None
+    _progress_s: float = 0.0
+
+    async def run(self) -> None:
+        """Returns once an epoch holds. Raises RecoveryFailed after `patience_s` without progress."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            self._progress()
+            try:
+                await self._until_an_epoch_holds()
+            finally:
+                self.on_end()
+
+    def _progress(self) -> None:
+        self._progress_s = self.clock_s()
+        self.on_progress()
+
+    async def _until_an_epoch_holds(self) -> None:
+        epoch, reading = "", None
+        while True:
+            try:
+                if await self.quota.read_epoch() is not None:
+                    return
+                if reading is None or not await self.quota.may_begin(epoch):
+                    # Begun now, or anew: what was restored before Redis was started again may be lost.
+                    epoch, reading = await self.quota.new_epoch(), await self._read_back()
+                await self._rebuild(epoch, reading)
+            except (QuotaUnavailable, LogError) as error:
+                if self.clock_s() - self._progress_s > self.patience_s:
+                    raise RecoveryFailed(str(error)) from error
+                _log.warning("rebuild_retries", error=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _read_back(self) -> ReadBack:
+        now_ms = self.clock_ms()
+        since_ms = max(now_ms - WINDOW_MS, await self.quota.intact_until_ms() - CLOCK_SKEW_MS)
+        return ReadBack(self.generated_topic, since_ms, now_ms)
+
+    async def _rebuild(self, epoch: str, reading: ReadBack) -> None:
+        restored = 0
+        consumer = await asyncio.to_thread(self.new_consumer)
+        try:
+            batches = reading.batches(consumer, self.patience_s)
+            # The log is read in another thread, a batch at a time, and never while one is being restored.
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                restored += await self._restore(epoch, batch)
+                self._progress()
+                if await self.quota.read_epoch() is not None:
+                    # Another process was faster.
+                    return
+        finally:
+            await asyncio.to_thread(consumer.close)
+        holds = await self.quota.begin_epoch(epoch, self.clock_ms())
+        metrics.QUOTA_REBUILDS.inc()
+        _log.warning("quota_epoch_begun", restored=restored, first=holds == epoch)
+
+    async def _restore(self, epoch: str, batch: Sequence[Restored]) -> int:
+        """All of a batch together: the store's calls share their round trips. An id's first outcome goes first."""
+        first = {reservation.response_id: reservation for reservation in reversed(batch)}
+        restored = await asyncio.gather(
+            *(
+                self.quota.restore(epoch, reservation, limits_of(reservation.tenant_id, self.directory))
+                for reservation in first.values()
+            )
+        )
+        return sum(restored)

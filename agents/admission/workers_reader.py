@@ -1,0 +1,104 @@
+"""Feeds a `WorkersView` from the compacted `workers` topic, in a thread of its own, outside of any consumer group."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from typing import TypeVar
+
+import structlog
+
+from agents.admission.routing import WorkersView
+from schemas.codec import Undecodable, decode
+from schemas.worker import WorkerState
+from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
+from streams.log.reading import RECORDS_PER_POLL, kept_offsets, read_offsets
+
+T = TypeVar("T")
+
+POLL_S = 0.2
+CATCH_UP_TIMEOUT_S = 10.0
+MAX_UNREADABLE = 1_000
+_log = structlog.get_logger()
+
+
+class WorkersReader:
+    """`caught_up` is set once everything that stood in the topic at the start has been read.
+
+    `on_failure` is called once, from the thread, when it cannot go on: without it the view grows old in silence.
+    `unreadable` holds the last records that are no heartbeats, for whoever writes their dead letters; the same ones
+    again after a restart.
+    """
+
+    def __init__(
+        self,
+        consumer: Callable[[], LogConsumer],
+        topic: str,
+        view: WorkersView,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._new_consumer = consumer
+        self._topic = topic
+        self._view = view
+        self._on_failure = on_failure
+        self.caught_up = threading.Event()
+        self.unreadable: deque[tuple[LogRecord, Undecodable]] = deque(maxlen=MAX_UNREADABLE)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="workers", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=15)
+
+    def _run(self) -> None:
+        try:
+            with closing(self._new_consumer()) as consumer:
+                self._follow(consumer)
+        except Exception as error:  # noqa: BLE001
+            self._on_failure(error)
+
+    def _follow(self, consumer: LogConsumer) -> None:
+        ends = self._until_it_answers(lambda: self._catch_up(consumer))
+        if ends is None:
+            return
+        self.caught_up.set()
+        consumer.assign(ends)
+        while (records := self._until_it_answers(lambda: consumer.poll(RECORDS_PER_POLL, POLL_S))) is not None:
+            for record in records:
+                self._take(record)
+
+    def _catch_up(self, consumer: LogConsumer) -> dict[TopicPartition, int]:
+        """Takes what stands in the topic. Returns where that ended. Raises LogError."""
+        offsets = kept_offsets(consumer, consumer.partitions(self._topic))
+        for record in read_offsets(consumer, offsets, time.monotonic() + CATCH_UP_TIMEOUT_S):
+            self._take(record)
+        return {partition: kept.stop for partition, kept in offsets.items()}
+
+    def _until_it_answers(self, ask: Callable[[], T]) -> T | None:
+        """None once the reader is closed. Raises LogError when asking again is of no use."""
+        while not self._stopping.is_set():
+            try:
+                return ask()
+            except LogError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("workers_reader_retries", error=str(error))
+                self._stopping.wait(POLL_S)
+        return None
+
+    def _take(self, record: LogRecord) -> None:
+        worker_id = (record.key or b"").decode(errors="replace")
+        if record.value is None:
+            self._view.update(worker_id, None)
+            return
+        try:
+            state = decode(WorkerState, record.value)
+        except Undecodable as error:
+            _log.warning("heartbeat_unreadable", offset=record.offset, error=str(error))
+            self.unreadable.append((record, error))
+            return
+        self._view.update(state.worker_id, state)

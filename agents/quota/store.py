@@ -1,0 +1,369 @@
+"""Quota: what a tenant may use, reserved on entry and settled to the true figure on the end.
+
+**Limits**, checked together and taken together or not at all, by one Lua script per call (`quota.lua`):
+
+- requests per minute by GCRA (the virtual scheduling algorithm of ITU-T I.371, in integers); a full minute may burst;
+- tokens per minute by a token bucket that may go into debt; a full minute may burst;
+- concurrent responses by a set of what is reserved.
+
+**A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it
+was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set
+once, so a redelivered request is never routed twice; and a refusal, so it is never admitted later. `refunded` returns
+what nobody settled and is no outcome: such a response can still be refused, or settled.
+
+**Memory** is bounded. A request whose acknowledgement was lost may come again when the longest outage is over, so a
+route and the end of its response live until the deadline plus `OUTCOME_KEEP_MS`; once it has settled, in a form of some
+200 bytes. A refusal lives until the deadline and 15 minutes, but no longer than `OUTCOME_KEEP_MS`: after that nothing
+but a refusal can come of a redelivery, in the same place, and a flood that is refused must not fill the store.
+
+**Epoch**: each tenant's hash carries the region's epoch, which begins with the `run_id` of the Redis that it was begun
+on. If Redis lost its memory, or was started again and may have lost the last second of it, the first call of any tenant
+finds neither its marker nor an epoch that holds and raises `EpochLost`; nothing is decided until `recovery` rebuilt it.
+"""
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from schemas.admission import Decision
+from schemas.endings import EndingCode
+from streams import redis_keys
+from streams.directory import Limits
+from streams.script_pipeline import Answer, Script, ScriptPipeline
+from streams.topics import LONGEST_OUTAGE_MS
+
+OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
+"""The quarter of an hour is for starting again and for catching up."""
+
+
+_EPOCH_SCRIPT = """
+local wanted, now_ms, run_id = ARGV[1], ARGV[2], ARGV[3]
+local epoch, intact_until_ms = string.match(redis.call('GET', KEYS[1]) or '', '^(%S*) ?(%d*)')
+if string.sub(epoch, 1, #run_id) ~= run_id then
+  if string.sub(wanted, 1, #run_id) ~= run_id then return {'', intact_until_ms, run_id} end
+  epoch = wanted
+end
+if now_ms ~= '' then
+  intact_until_ms = now_ms
+  redis.call('SET', KEYS[1], epoch .. ' ' .. now_ms)
+end
+return {epoch, intact_until_ms, run_id}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """`name` is empty when none holds."""
+
+    name: str
+    intact_until_ms: int
+    run_id: str
+
+
+class Refusal(BaseModel):
+    """Why a response is not admitted; the part of an `Ending` that is worth storing."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    code: EndingCode
+    message: str = ""
+    param: str | None = None
+    retry_after_ms: int | None = None
+    limits: dict[str, int] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Tokens are held; nothing is decided yet."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Tokens are held and the route is set."""
+
+    decision: Decision
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The response has ended and is settled: nothing is left to do for its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refunded:
+    """What was held was returned long after the deadline. Its ending may be missing: it can only be refused now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A reservation rebuilt from the log. `decision` None: it was refused."""
+
+    response_id: str
+    tenant_id: str
+    ended: bool
+    tokens: int
+    deadline_ms: int
+    decision: Decision | None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A reservation that nobody has settled by its deadline."""
+
+    response_id: str
+    deadline_ms: int
+    decision: Decision | None
+
+
+Outcome = Reserved | Decided | Refusal | Refunded | Finished
+
+
+class QuotaUnavailable(Exception):
+    """The store did not answer in time. The same call may be made again; it may also have taken effect."""
+
+
+class EpochLost(QuotaUnavailable):
+    """The store has lost its memory: nothing may be decided before it is rebuilt."""
+
+
+class QuotaStore(Protocol):
+    """Every method is atomic and idempotent per response id and raises QuotaUnavailable."""
+
+    async def reserve(
+        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        """Takes from all limits or from none. The first outcome of an id stands."""
+
+    async def decide(
+        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        """Stores the route unless one is stored, or the response was refused; returns what stands."""
+
+    async def refuse(
+        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+    ) -> Outcome:
+        """Stores the refusal and returns what was held, unless a route is stored; returns what stands.
+
+        That is the refusal, the route (then the ending belongs where it points), or `Finished`.
+        """
+
+    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
+        """Turns what is held into what was used; debits when it was refunded before. Says what happened."""
+
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
+        """Returns what is held. False when nothing was."""
+
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
+        """Reservations whose deadline lies before `before_ms`; at most `limit` after the first `skip`, oldest first."""
+
+
+def jittered_ms(wait_ms: int, response_id: str) -> int:
+    """`wait_ms` plus up to a quarter of it, at least 250 ms wide; the same for the same response."""
+    digest = int.from_bytes(hashlib.blake2b(response_id.encode(), digest_size=4).digest(), "big")
+    return wait_ms + digest * max(wait_ms // 4, 250) // 2**32
+
+
+class RedisQuota:
+    """The quota store on Redis. `now_ms` replaces Redis' own clock, for tests."""
+
+    def __init__(
+        self, redis: "Redis", region: str, *, keep_ms: int = OUTCOME_KEEP_MS, now_ms: int | None = None
+    ) -> None:
+        self._redis = redis
+        self._region = region
+        self._keep_ms = keep_ms
+        self.now_ms = now_ms
+        self._epoch = ""
+        self._scripts = ScriptPipeline(redis, with_run_id=True)
+        self._quota_script = Script(files("agents.quota").joinpath("quota.lua").read_text())
+        self._epoch_script = Script(_EPOCH_SCRIPT)
+
+    @property
+    def epoch_key(self) -> str:
+        return redis_keys.quota_epoch(self._region)
+
+    def _keys(self, tenant_id: str, response_id: str) -> list[str]:
+        names = ("bucket", "active", f"response:{response_id}")
+        return [redis_keys.quota(self._region, tenant_id, name) for name in names]
+
+    async def read_epoch(self) -> str | None:
+        """The epoch that holds. Raises QuotaUnavailable."""
+        return (await self._ask_epoch()).name or None
+
+    async def keep_epoch(self, now_ms: int) -> bool:
+        """Whether an epoch holds. Notes that all that was stored until now is stored. Raises QuotaUnavailable."""
+        return (await self._ask_epoch(now_ms=now_ms)).name != ""
+
+    async def intact_until_ms(self) -> int:
+        """What was stored by then, by the clocks of `keep_epoch`, is there; 0 when the memory is gone.
+
+        Redis loses the end of what was written, or all, so a note that is there proves what was written before it.
+        Raises QuotaUnavailable.
+        """
+        return (await self._ask_epoch()).intact_until_ms
+
+    async def new_epoch(self) -> str:
+        """A name for an epoch that may be begun while Redis goes on running. Raises QuotaUnavailable."""
+        return f"{(await self._ask_epoch()).run_id}-{uuid.uuid4().hex}"
+
+    async def may_begin(self, epoch: str) -> bool:
+        """Whether the Redis that `new_epoch` asked still runs. Raises QuotaUnavailable."""
+        return epoch.startswith((await self._ask_epoch()).run_id)
+
+    async def begin_epoch(self, epoch: str, now_ms: int) -> str:
+        """Writes the epoch unless another process was faster; returns the one that holds.
+
+        Raises EpochLost if Redis was started again since `new_epoch`, QuotaUnavailable.
+        """
+        holds = (await self._ask_epoch(epoch, now_ms)).name
+        if not holds:
+            raise EpochLost("Redis was started again")
+        return holds
+
+    async def _ask_epoch(self, wanted: str = "", now_ms: int | None = None) -> _Epoch:
+        """The epoch that holds, which is `wanted` if there was none."""
+        try:
+            name, intact_until_ms, run_id = await self._scripts.call(
+                self._epoch_script, [self.epoch_key], [wanted, "" if now_ms is None else now_ms]
+            )
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        return _Epoch(_text(name), int(_text(intact_until_ms) or 0), _text(run_id))
+
+    async def _call(
+        self, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
+    ) -> Answer:
+        try:
+            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments)
+            if _text(answer[0]) != "epoch":
+                return answer
+            epoch = await self.read_epoch()
+            if epoch is None:
+                raise EpochLost("no epoch holds")
+            self._epoch = epoch
+            await self._run(epoch, "adopt", tenant_id, limits, response_id)
+            answer = await self._run(self._epoch, operation, tenant_id, limits, response_id, *arguments)
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        if _text(answer[0]) == "epoch":
+            raise EpochLost("the epoch changed")
+        return answer
+
+    async def _run(
+        self, epoch: str, operation: str, tenant_id: str, limits: Limits, response_id: str, *arguments: str | int
+    ) -> Answer:
+        now = "" if self.now_ms is None else self.now_ms
+        return await self._scripts.call(
+                self._quota_script,
+            self._keys(tenant_id, response_id),
+            [
+                operation, epoch, now, limits.requests_per_minute, limits.tokens_per_minute,
+                limits.concurrent_responses, response_id, self._keep_ms, *arguments,
+            ],
+        )  # fmt: skip
+
+    async def reserve(
+        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        return _outcome(await self._call("reserve", tenant_id, limits, response_id, tokens, deadline_ms))
+
+    async def decide(
+        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        arguments = (tokens, deadline_ms, _stored(decision))
+        return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments))
+
+    async def refuse(
+        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+    ) -> Outcome:
+        arguments = (_stored(refusal), deadline_ms)
+        return _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments))
+
+    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
+        return _text((await self._call("settle", tenant_id, limits, response_id, choice, used_tokens))[0])
+
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
+        return _text((await self._call("refund", tenant_id, limits, response_id))[0]) == "refunded"
+
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
+        prefix = self._keys(tenant_id, "")
+        try:
+            due = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=skip, num=limit, withscores=True)
+            overdue = []
+            for entry in due:
+                raw, deadline_ms = entry[0], float(entry[1])
+                decision = await self._redis.hget(f"{prefix[2]}{_text(raw)}", "decision")
+                route = Decision.model_validate_json(decision) if decision else None
+                overdue.append(Overdue(_text(raw), int(deadline_ms), route))
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        return overdue
+
+    async def active_count(self, tenant_id: str) -> int:
+        """Responses that are reserved now."""
+        try:
+            return int(await self._redis.zcard(self._keys(tenant_id, "")[1]))
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+
+    async def restore(self, epoch: str, reservation: Restored, limits: Limits) -> bool:
+        """Puts back what the log proves, under a `new_epoch` that does not hold yet. False when it was there.
+
+        Until it holds nothing can be decided, here or elsewhere. Raises EpochLost if Redis was started again since,
+        QuotaUnavailable.
+        """
+        state = "refused" if reservation.decision is None else "settled" if reservation.ended else "reserved"
+        payload = reservation.decision or reservation.refusal
+        if payload is None:
+            raise ValueError("a reservation without decision needs a refusal")
+        arguments = (state, reservation.tokens, reservation.deadline_ms, _stored(payload))
+        try:
+            answer = await self._run(
+                epoch, "restore", reservation.tenant_id, limits, reservation.response_id, *arguments
+            )
+        except RedisError as error:
+            raise QuotaUnavailable(_kind(error)) from error
+        kind = _text(answer[0])
+        if kind == "epoch":
+            raise EpochLost("Redis was started again")
+        if kind not in ("restored", "unchanged"):
+            raise ValueError(f"quota.lua answered {kind!r}")
+        return kind == "restored"
+
+
+def _outcome(answer: Answer) -> Outcome:
+    kind = _text(answer[0])
+    if kind == "reserved":
+        return Reserved(int(answer[1]))
+    if kind == "decided":
+        return Decided(Decision.model_validate_json(_text(answer[1])), int(answer[2]))
+    if kind == "refused":
+        return Refusal.model_validate_json(_text(answer[1]))
+    if kind == "refunded":
+        return Refunded()
+    if kind == "finished":
+        return Finished()
+    raise ValueError(f"quota.lua answered {kind!r}")
+
+
+def _stored(value: Decision | Refusal) -> str:
+    return value.model_dump_json(exclude_defaults=True)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _kind(error: RedisError) -> str:
+    # The message may name keys; the type is enough to act on.
+    return type(error).__name__

@@ -1,0 +1,1 @@
+"""What both safety stages share: phrases, and the policies that open responses are held against."""

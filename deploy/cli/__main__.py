@@ -1,0 +1,5 @@
+"""Runs `sluice`: `python -m deploy.cli`."""
+
+from deploy.cli.commands import main
+
+main()

@@ -1,0 +1,1 @@
+"""A scripted tour of a stack of its own, which checks each of its steps."""

@@ -1,0 +1,1 @@
+"""What brings a bare machine to where Sluice can run. Standard library only."""

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Resolves pyproject.toml into the pinned, hashed files beside this script. uv.lock holds index addresses and is not kept.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+export UV_PYTHON_DOWNLOADS=never
+# uv reads no index from pip's variable; deploy/install/bootstrap.py does the same.
+if [[ -n "${PIP_INDEX_URL:-}" && -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]]; then
+  export UV_DEFAULT_INDEX="$PIP_INDEX_URL"
+fi
+uv=.venv/bin/uv
+folder=deploy/install/requirements
+"$uv" lock "$@"
+export_to() {
+  "$uv" export --quiet --no-header --no-emit-index-url --no-emit-project "${@:2}" -o "$folder/$1.txt" >/dev/null
+}
+export_to light --no-dev
+export_to cpu --no-dev --extra cpu
+export_to gpu --no-dev --extra gpu
+export_to dev --only-dev
+echo uv | "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/uv.txt" >/dev/null

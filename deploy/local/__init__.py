@@ -1,0 +1,1 @@
+"""A whole stack on one machine: planned, started, watched and stopped."""

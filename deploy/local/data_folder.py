@@ -1,0 +1,250 @@
+"""The one folder that holds a stack's state: what lies where, who runs on it, and the keys made on the first run."""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deploy.local.supervision import State
+from streams.settings import MIN_SECRET_CHARS
+
+RUN_FILE_VERSION: Literal[1] = 1
+
+MAX_SOCKET_PATH_BYTES = 107
+MAX_SOCKET_NAME_BYTES = 37
+"""A slash and the UUID that names each of vLLM's sockets."""
+
+
+class DataFolderError(Exception):
+    """The folder is in use, or holds something unreadable. One line."""
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """A reader sees the old content or the new, also across a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class ProcessRecord(BaseModel):
+    """`started_at` is the process's creation time (Unix seconds); with the pid it names one process for ever."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str
+    pid: int | None = None
+    started_at: float = 0.0
+    state: State
+    detail: str = ""
+    restarts: int = 0
+    failed_starts: int = Field(default=0, description="In a row.")
+    health_port: int | None = None
+    log: str = ""
+
+
+class RunRecord(BaseModel):
+    """`run.json`, readable by its owner alone: what runs on this folder, written by its supervisor at every change."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: Literal[1] = RUN_FILE_VERSION
+    supervisor_pid: int
+    engine: str
+    gateway: str
+    kafka: str
+    redis: str
+    clickhouse: str
+    environment: dict[str, str] = Field(default_factory=dict, description="SLUICE_* of every process, with secrets.")
+    processes: list[ProcessRecord] = Field(default_factory=list)
+    start_timeout_s: float = Field(default=0.0, description="Of all, once the infrastructure is ready.")
+    stop_timeout_s: float = Field(default=0.0, description="After that, a stop has killed what is left.")
+
+
+class ProducerFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key_id: str
+    key_file: str
+
+
+class Keys(BaseModel):
+    """`keys.json`, readable by its owner alone: raw keys of the development tenants, and the deployment's secret."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deployment_secret: str = Field(min_length=MIN_SECRET_CHARS)
+    api_keys: dict[str, str] = Field(default_factory=dict, description="By tenant.")
+    producers: dict[str, ProducerFile] = Field(default_factory=dict, description="By tenant.")
+
+
+def started_at(pid: int) -> float | None:
+    """The creation time of a living process; None when there is none, or only its zombie."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def is_same_process(pid: int, created_at: float) -> bool:
+    """Whether the process that was created then under this pid lives."""
+    now = started_at(pid)
+    return now is not None and abs(now - created_at) < 0.01
+
+
+class DataFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def kafka(self) -> Path:
+        return self.path / "kafka"
+
+    @property
+    def redis(self) -> Path:
+        return self.path / "redis"
+
+    @property
+    def scratch(self) -> Path:
+        """Temporary files of every process: one that is killed leaves them behind."""
+        return self.path / "tmp"
+
+    @property
+    def sockets(self) -> Path:
+        """Where an engine makes its sockets: among the temporary files, unless paths there are too long (`unix(7)`)."""
+        length = len(os.fsencode(self.scratch)) + MAX_SOCKET_NAME_BYTES
+        return self.scratch if length <= MAX_SOCKET_PATH_BYTES else Path(tempfile.gettempdir())
+
+    @property
+    def tenants_file(self) -> Path:
+        return self.path / "tenants.toml"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def keys_file(self) -> Path:
+        return self.path / "keys.json"
+
+    def producer_key_file(self, tenant_id: str) -> Path:
+        return self.path / "producers" / f"{tenant_id}.pem"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "run.lock"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held by the one supervisor of this folder. The kernel frees it when that process ends, however it ends.
+
+        Raises DataFolderError when another one holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock_file.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = self.supervisor_pid()
+                who = "" if pid is None else f" (pid {pid})"
+                raise DataFolderError(f"already running on {self.path}{who}; stop it with: sluice down") from None
+            file.truncate(0)
+            file.write(f"{os.getpid()} {started_at(os.getpid())!r}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def is_locked(self) -> bool:
+        """Whether a supervisor lives on this folder."""
+        try:
+            with self.lock_file.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def supervisor_pid(self) -> int | None:
+        """Of the supervisor that lives on this folder; None when there is none, or when it is just beginning."""
+        if not self.is_locked():
+            return None
+        try:
+            pid, created_at = self.lock_file.read_text().split()
+        except ValueError:
+            return None
+        # A pid alone may be a stranger's by now: what one that was killed wrote stands there until the next one writes.
+        return int(pid) if is_same_process(int(pid), float(created_at)) else None
+
+    def read_run(self) -> RunRecord | None:
+        """The last record, of a run that may be over; None when there is none that can be read."""
+        try:
+            return RunRecord.model_validate_json(self.run_file.read_text())
+        except (OSError, ValidationError):
+            return None
+
+    def write_run(self, run: RunRecord) -> None:
+        write_atomically(self.run_file, run.model_dump_json(indent=1), mode=0o600)
+
+    def leftovers(self) -> list[ProcessRecord]:
+        """Processes of a run whose supervisor died, that live on: same pid and same creation time."""
+        run = self.read_run()
+        if run is None:
+            return []
+        return [
+            process
+            for process in run.processes
+            if process.pid is not None and is_same_process(process.pid, process.started_at)
+        ]
+
+    def keys(self) -> Keys:
+        """Raises DataFolderError."""
+        try:
+            return Keys.model_validate_json(self.keys_file.read_text())
+        except OSError:
+            raise DataFolderError(f"no keys in {self.path}; start once with: sluice up") from None
+        except ValidationError as error:
+            raise DataFolderError(f"{self.keys_file}: {error.errors()[0]['msg']}") from None
+
+    def write_keys(self, keys: Keys) -> None:
+        write_atomically(self.keys_file, json.dumps(keys.model_dump(), indent=1), mode=0o600)
+
+    def is_ours(self) -> bool:
+        """Whether nothing is lost that a stack has not made: a folder that had a supervisor, an empty one, or none."""
+        return self.lock_file.exists() or not self.path.exists() or not any(self.path.iterdir())
+
+    def clear(self) -> None:
+        """Deletes everything but the lock, which the caller holds."""
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry != self.lock_file:
+                entry.unlink()
+
+
+def new_deployment_secret() -> str:
+    return secrets.token_urlsafe(48)

@@ -1,0 +1,29 @@
+"""What the first run makes in an empty data folder: the deployment's secret, demonstration tenants, their keys."""
+
+from pathlib import Path
+
+from deploy.local.data_folder import DataFolder, Keys, ProducerFile, new_deployment_secret
+from deploy.tenants_file import create_api_key, create_producer_key, write_tenants
+from streams.toml_directory import read_tenants
+
+TEMPLATE = Path(__file__).parent / "tenants.toml"
+KEY_ID = "dev"
+PRODUCER_KEY_ID = "dev-producer"
+
+
+def provision_keys(data: DataFolder, template: Path = TEMPLATE) -> Keys:
+    """The folder's keys, made now if it has none. Keys are written last: a crash before that starts over."""
+    if data.keys_file.exists() and data.tenants_file.exists():
+        return data.keys()
+    tenants = read_tenants(template)
+    write_tenants(data.tenants_file, tenants)
+    api_keys, producers = {}, {}
+    for tenant in tenants:
+        api_keys[tenant.tenant_id] = create_api_key(data.tenants_file, tenant.tenant_id, KEY_ID)
+        key_file = data.producer_key_file(tenant.tenant_id)
+        create_producer_key(data.tenants_file, tenant.tenant_id, PRODUCER_KEY_ID, key_file)
+        producers[tenant.tenant_id] = ProducerFile(key_id=PRODUCER_KEY_ID, key_file=str(key_file))
+    secret = data.keys().deployment_secret if data.keys_file.exists() else new_deployment_secret()
+    keys = Keys(deployment_secret=secret, api_keys=api_keys, producers=producers)
+    data.write_keys(keys)
+    return keys

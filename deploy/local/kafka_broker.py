@@ -1,0 +1,121 @@
+"""One local Kafka node (KRaft): its settings and its commands.
+
+The order for a runner: `write_properties`; run `format_command` unless `is_formatted`; keep `run_command` alive.
+Stop it with SIGTERM. A killed node comes back with its data: run `run_command` again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local.folders import make_empty
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaNode:
+    """Where a node lives. `libs` holds the jars and may be shared by many nodes; `directory` is one node's own."""
+
+    directory: Path
+    libs: Path
+    port: int
+    controller_port: int
+    host: str = "127.0.0.1"
+    heap_mb: int = 384
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def properties_path(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def scratch_directory(self) -> Path:
+        """Where Java unpacks libraries, which a killed node leaves behind; it asks no TMPDIR."""
+        return self.directory / "tmp"
+
+    @property
+    def log_directory(self) -> Path:
+        return self.directory / "data"
+
+
+def server_properties(node: KafkaNode) -> str:
+    """The node's whole configuration: broker and controller in one process, replication factor 1, loopback."""
+    properties: dict[str, object] = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@{node.host}:{node.controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{node.host}:{node.port},CONTROLLER://{node.host}:{node.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{node.host}:{node.port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": node.log_directory,
+        # One node: internal topics cannot have more copies.
+        "default.replication.factor": 1,
+        "min.insync.replicas": 1,
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        # Topics come from provisioning only.
+        "auto.create.topics.enable": "false",
+        # A killed consumer's partitions move after its session timeout, which may be short here.
+        "group.initial.rebalance.delay.ms": 0,
+        "group.min.session.timeout.ms": 1_000,
+        # A killed node must wait out its own old session before it is let in again (9 s by default).
+        "broker.session.timeout.ms": 3_000,
+        "broker.heartbeat.interval.ms": 500,
+        # A small box: few threads, small segments and indexes, retention looked at often enough to be seen.
+        "num.network.threads": 1,
+        "num.io.threads": 2,
+        "num.recovery.threads.per.data.dir": 2,
+        "background.threads": 2,
+        "log.cleaner.dedupe.buffer.size": 16_777_216,
+        "log.segment.bytes": 67_108_864,
+        "log.index.size.max.bytes": 1_048_576,
+        "log.retention.check.interval.ms": 60_000,
+        "offsets.topic.segment.bytes": 16_777_216,
+        "offsets.retention.minutes": 10_080,
+        "message.max.bytes": 4_194_304,
+    }
+    return "".join(f"{name}={value}\n" for name, value in properties.items())
+
+
+def write_properties(node: KafkaNode) -> None:
+    """Writes `server.properties`, creating the node's directory. Before the node runs: its scratch is emptied."""
+    make_empty(node.scratch_directory)
+    node.properties_path.write_text(server_properties(node))
+
+
+def is_formatted(node: KafkaNode) -> bool:
+    return (node.log_directory / "meta.properties").is_file()
+
+
+def format_command(node: KafkaNode, cluster_id: str = "c2x1aWNlLWxvY2FsLTAwMQ") -> list[str]:
+    """Prepares an empty data directory; exits at once. `cluster_id` is 16 bytes in unpadded URL-safe base64."""
+    arguments = ["format", "--ignore-formatted", "-t", cluster_id, "-c", str(node.properties_path)]
+    # For a program of seconds the second compiler is not worth its profiles.
+    return [*_java(node, heap_mb=128), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", *arguments]
+
+
+def run_command(node: KafkaNode) -> list[str]:
+    """Runs the node in the foreground, logging warnings to stderr. Ready when `wait_for_broker` returns."""
+    return [*_java(node, heap_mb=node.heap_mb), "kafka.Kafka", str(node.properties_path)]
+
+
+def _java(node: KafkaNode, *, heap_mb: int) -> list[str]:
+    return [
+        "java",
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-Djava.awt.headless=true",
+        f"-Djava.io.tmpdir={node.scratch_directory}",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-Dorg.slf4j.simpleLogger.showDateTime=true",
+        "-cp",
+        f"{node.libs}/*",
+    ]

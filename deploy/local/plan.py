@@ -1,0 +1,365 @@
+"""What a local stack consists of: its settings, its ports, and the command of every process. Starts nothing."""
+
+import http.client
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+
+from deploy.install.bootstrap import kafka_libs
+from deploy.local.data_folder import DataFolder, Keys
+from deploy.local.kafka_broker import KafkaNode, run_command
+from deploy.local.ports import free_ports, is_free, owner
+from streams.settings import CONFIG_VARIABLE, Settings, load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL_CONFIG = Path(__file__).parent / "local.toml"
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+PROBE_TIMEOUT_S = 1.0
+
+NICENESS_BESIDE_A_MODEL = 10
+"""Of all but the workers: a step of the model takes most of a core, and whoever interrupts it delays every stream. What
+is nice still gets all that no model uses, and vLLM leaves a core free."""
+
+Probe = Callable[[], str | None]
+"""None when ready, else why not. Returns within about `PROBE_TIMEOUT_S`."""
+
+
+class PlanError(Exception):
+    """Why no stack can start like this, in one line."""
+
+
+class Stage(IntEnum):
+    """Stages stop from the last to the first, so that each one's work can still flow out through the others.
+
+    Infrastructure is ready before anything else starts; the rest starts at once.
+    """
+
+    INFRASTRUCTURE = 0
+    SINKS = 1
+    POST_SAFETY = 2
+    WORKERS = 3
+    ADMISSION = 4
+    GATEWAYS = 5
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    name: str
+    stage: Stage
+    command: tuple[str, ...]
+    probe: Probe
+    environment: Mapping[str, str] = field(default_factory=dict)
+    health_port: int | None = None
+    start_timeout_s: float = 60.0
+    stop_timeout_s: float = 15.0
+    niceness: int = 0
+    """On top of the supervisor's own."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line or a test may choose. `environment` holds more SLUICE_* settings, the strongest of all.
+
+    `engine_args` replace the pools' own where `engine` replaces the pools' engine. `free_ports` False: those of the
+    settings.
+    """
+
+    engine: str | None = None
+    engine_args: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    workers: int | None = None
+    max_running: int | None = None
+    admission: int = 1
+    gateways: int = 1
+    free_ports: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`environment`: the SLUICE_* settings of every process, complete, with secrets; `kafka` None: not ours."""
+
+    settings: Settings
+    environment: Mapping[str, str]
+    processes: tuple[ProcessSpec, ...]
+    kafka: KafkaNode | None
+    engine: str
+    gateway_url: str
+    clickhouse_url: str
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Until all are ready, counted from a ready infrastructure."""
+        return max(spec.start_timeout_s for spec in self.processes)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def settings_with(environment: Mapping[str, str]) -> Settings:
+    """The settings that a process with these variables would load. Raises SettingsError. Not thread-safe."""
+    with _environment(environment):
+        return load_settings()
+
+
+def http_probe(port: int) -> Probe:
+    """Asks a process's own `/readyz`."""
+
+    def probe() -> str | None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_TIMEOUT_S)
+        try:
+            connection.request("GET", "/readyz")
+            answer = connection.getresponse()
+            body = answer.read(1_000).decode(errors="replace").strip()
+        except (OSError, http.client.HTTPException):
+            return "does not answer yet"
+        finally:
+            connection.close()
+        return None if answer.status == http.HTTPStatus.OK else body or f"status {answer.status}"
+
+    return probe
+
+
+def redis_probe(url: str) -> Probe:
+    def probe() -> str | None:
+        with redis.Redis.from_url(
+            url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S
+        ) as client:
+            try:
+                client.ping()
+            except redis.RedisError as error:
+                return str(error)
+        return None
+
+    return probe
+
+
+def tcp_probe(host: str, port: int) -> Probe:
+    def probe() -> str | None:
+        connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            return str(error)
+        finally:
+            connection.close()
+        return None
+
+    return probe
+
+
+class _Ports:
+    """Hands out ports: the settings' own, checked, or free ones."""
+
+    def __init__(self, rng: random.Random, *, free: bool) -> None:
+        self._free = free
+        self._given: set[int] = set()
+        self._ports = free_ports(rng, self._given)
+
+    def any(self, host: str = "127.0.0.1") -> int:
+        port = next(port for port in self._ports if is_free(port, host))
+        self._given.add(port)
+        return port
+
+    def fixed(self, port: int, what: str, variable: str, host: str = "127.0.0.1") -> int:
+        """`host`: where it will listen."""
+        try:
+            if self._free or port == 0:
+                return self.any(host)
+            free = is_free(port, host)
+        except OSError as error:
+            raise PlanError(f"{what} cannot listen on {host}: {error.strerror}") from None
+        if port in self._given:
+            raise PlanError(f"port {port} is needed twice, the second time by {what}; set {variable}")
+        if not free:
+            raise PlanError(f"port {port} ({what}) is in use by {owner(port)}; choose another with {variable}")
+        self._given.add(port)
+        return port
+
+
+def _pools(settings: Settings, options: Options) -> list[dict[str, object]]:
+    pools = []
+    for pool in settings.pools:
+        changes: dict[str, object] = {}
+        if options.workers is not None:
+            changes["workers"] = options.workers
+        if options.max_running is not None:
+            changes["max_running"] = options.max_running
+        if options.engine is not None and (options.engine != pool.engine or options.engine_args):
+            changes |= {"engine": options.engine, "engine_args": dict(options.engine_args)}
+        pools.append(pool.model_copy(update=changes).model_dump())
+    return pools
+
+
+def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random) -> Plan:
+    """Raises PlanError (a port is taken), SettingsError."""
+    config = os.environ.get(CONFIG_VARIABLE, str(LOCAL_CONFIG))
+    environment = {
+        **{name: value for name, value in os.environ.items() if name.startswith("SLUICE_")},
+        CONFIG_VARIABLE: str(Path(config).absolute()),
+        "SLUICE_DATA_DIR": str(data.path),
+        "SLUICE_TENANTS_FILE": str(data.tenants_file),
+        **options.environment,
+    }
+    settings = settings_with(environment)
+    # The operator's own secret where there is one, in the environment or in the settings' file.
+    environment["SLUICE_DEPLOYMENT_SECRET"] = settings.deployment_secret.get_secret_value() or keys.deployment_secret
+    environment["SLUICE_POOLS"] = json.dumps(_pools(settings, options))
+
+    ports = _Ports(rng, free=options.free_ports)
+    kafka = _kafka_node(data, settings, ports)
+    if kafka is not None:
+        environment["SLUICE_KAFKA__BOOTSTRAP"] = kafka.bootstrap
+    redis_port = _redis_port(settings, ports)
+    if redis_port is not None:
+        environment["SLUICE_REDIS__URL"] = _on_port(settings.redis.url, redis_port)
+    history_port = _history_port(settings, redis_port, ports)
+    if history_port is not None:
+        environment["SLUICE_REDIS__HISTORY_URL"] = _on_port(settings.redis.history_url, history_port)
+    billing, edge = settings.billing, settings.gateway
+    environment["SLUICE_BILLING__PORT"] = str(
+        ports.fixed(billing.port, "billing", "SLUICE_BILLING__PORT", billing.host)
+    )
+    gateways = [
+        ports.fixed(edge.port + number if edge.port else 0, "gateway", "SLUICE_GATEWAY__PORT", edge.host)
+        for number in range(options.gateways)
+    ]
+    settings = settings_with(environment)
+
+    specs: list[ProcessSpec] = []
+    if kafka is not None:
+        probe = tcp_probe(kafka.host, kafka.port)
+        specs.append(ProcessSpec("kafka", Stage.INFRASTRUCTURE, tuple(run_command(kafka)), probe, stop_timeout_s=20))
+    if redis_port is not None:
+        command = redis_command(data.redis, redis_port)
+        specs.append(ProcessSpec("redis", Stage.INFRASTRUCTURE, command, redis_probe(settings.redis.url)))
+    if history_port is not None:
+        command = history_command(data.redis, history_port)
+        probe = redis_probe(settings.redis.history_url)
+        specs.append(ProcessSpec("redis-history", Stage.INFRASTRUCTURE, command, probe))
+    specs += _python_processes(settings, options, gateways, ports)
+    if any(pool.engine == "vllm" for pool in settings.pools):
+        specs = [
+            spec if spec.stage is Stage.WORKERS else replace(spec, niceness=NICENESS_BESIDE_A_MODEL) for spec in specs
+        ]
+    return Plan(
+        settings=settings,
+        environment=environment,
+        processes=tuple(specs),
+        kafka=kafka,
+        engine=", ".join(sorted({pool.engine for pool in settings.pools})),
+        gateway_url=f"http://{reachable(settings.gateway.host)}:{gateways[0]}",
+        clickhouse_url=settings.billing.clickhouse_url
+        or f"http://{reachable(settings.billing.host)}:{settings.billing.port}",
+    )
+
+
+def reachable(host: str) -> str:
+    """The address by which this machine reaches what listens on `host`."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104
+
+
+def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNode | None:
+    host, _, port = settings.kafka.bootstrap.rpartition(":")
+    if host not in LOOPBACK:
+        return None
+    variable = "SLUICE_KAFKA__BOOTSTRAP"
+    broker = ports.fixed(int(port), "kafka", variable)
+    return KafkaNode(data.kafka, kafka_libs(), broker, ports.fixed(int(port) + 1, "kafka's controller", variable))
+
+
+def _redis_port(settings: Settings, ports: _Ports) -> int | None:
+    return _loopback_port(settings.redis.url, "redis", "SLUICE_REDIS__URL", ports)
+
+
+def _history_port(settings: Settings, redis_port: int | None, ports: _Ports) -> int | None:
+    """Beside a Redis of ours stands one of ours for history, unless the settings say where that is."""
+    url, variable = settings.redis.history_url, "SLUICE_REDIS__HISTORY_URL"
+    if url:
+        return _loopback_port(url, "redis-history", variable, ports) if url != settings.redis.url else None
+    return None if redis_port is None else ports.fixed(redis_port + 1, "redis-history", variable)
+
+
+def _loopback_port(url: str, what: str, variable: str, ports: _Ports) -> int | None:
+    parts = urlsplit(url)
+    return ports.fixed(parts.port or 6379, what, variable) if parts.hostname in LOOPBACK else None
+
+
+def _on_port(url: str, port: int) -> str:
+    return f"redis://127.0.0.1:{port}/{urlsplit(url).path.strip('/') or 0}"
+
+
+def redis_command(directory: Path, port: int) -> tuple[str, ...]:
+    """For quota and claims. A crash loses a second at most; full memory is an error, never an eviction."""
+    return _redis_server(directory, port, appendonly="yes", appendfsync="everysec", policy="noeviction")
+
+
+def history_command(directory: Path, port: int, max_memory: str = "1gb") -> tuple[str, ...]:
+    """For history, which the log holds too: writes nothing to disk, and evicts what was not asked for the longest."""
+    return _redis_server(directory, port, appendonly="no", policy="allkeys-lru", max_memory=max_memory)
+
+
+def _redis_server(
+    directory: Path, port: int, *, policy: str, max_memory: str = "1gb", **settings: str
+) -> tuple[str, ...]:
+    """Loopback only."""
+    words = {
+        "port": port, "bind": "127.0.0.1", "dir": directory, "save": "", "maxmemory": max_memory,
+        "maxmemory-policy": policy, "daemonize": "no", **settings,
+    }  # fmt: skip
+    return ("redis-server", *(word for name, value in words.items() for word in (f"--{name}", str(value))))
+
+
+def _python_processes(settings: Settings, options: Options, gateways: list[int], ports: _Ports) -> list[ProcessSpec]:
+    def process(name: str, stage: Stage, module: str, environment: Mapping[str, str]) -> ProcessSpec:
+        health_port = ports.any()
+        return ProcessSpec(
+            name, stage, (sys.executable, "-m", module), http_probe(health_port),
+            {**environment, "SLUICE_HEALTH_PORT": str(health_port)}, health_port,
+        )  # fmt: skip
+
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    specs = [
+        process("billing", Stage.SINKS, "billing_jobs", one_thread),
+        process("settlement", Stage.SINKS, "agents.settlement", one_thread),
+        process("post-safety", Stage.POST_SAFETY, "agents.post_safety", one_thread),
+    ]
+    number = 0
+    for pool in settings.pools:
+        for _ in range(pool.workers):
+            number += 1
+            name = f"worker-{number}"
+            environment = {"SLUICE_WORKER__WORKER_ID": name, "SLUICE_WORKER__POOL": pool.name}
+            specs.append(
+                replace(
+                    process(name, Stage.WORKERS, "gpu_consumers", environment),
+                    start_timeout_s=settings.worker.start_timeout_s,
+                    stop_timeout_s=settings.worker.drain_timeout_s + 10,
+                )
+            )
+    specs += [
+        process(f"admission-{index}", Stage.ADMISSION, "agents.admission", one_thread)
+        for index in range(1, options.admission + 1)
+    ]
+    specs += [
+        process(f"gateway-{index}", Stage.GATEWAYS, "streams.gateway",
+                {**one_thread, "SLUICE_GATEWAY__GATEWAY_ID": f"gateway-{index}", "SLUICE_GATEWAY__PORT": str(port)})
+        for index, port in enumerate(gateways, start=1)
+    ]  # fmt: skip
+    return specs

@@ -1,0 +1,665 @@
+"""A deterministic engine without weights, for load and fault work: batches in steps, KV blocks, failures by settings.
+
+`SimulatedCore` is pure: time is a parameter, in seconds. Text is a function of the settings' seed, the request's seed
+and prompt, and the position: a model that is certain of its next token, which temperature, penalties and biases do
+not change. What forbids tokens makes it leave them out.
+"""
+
+import asyncio
+import hashlib
+import random
+import re
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import ceil
+from time import monotonic
+from typing import Final, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from schemas.generated import FinishReason
+from schemas.request import RepetitionDetection, Sampling
+
+EOS_TOKEN_ID: Final = 256
+_FIRST_WORD_ID: Final = 257
+_EOS_TEXT: Final = "<eos>"
+_MAX_OVERDUE_STEPS: Final = 16
+_MAX_LEFT_OUT: Final = 512
+"""Forbidden tokens passed over in search of one that may be said."""
+
+
+class SimulatedEngineSettings(BaseModel):
+    """A pool's `engine_args` for the simulated engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int = 0
+    start_ms: float = Field(default=0.0, ge=0, description="Every start of the engine, as if it loaded weights.")
+    ttft_ms: float = Field(default=20.0, ge=0, description="First token of an empty prompt.")
+    prompt_token_us: float = Field(
+        default=50.0, ge=0, description="Added to the first token per uncached prompt token."
+    )
+    inter_token_ms: float = Field(default=18.0, gt=0)
+    step_ms: float = Field(default=4.5, gt=0, description="Tokens after the first leave in steps of this grid.")
+    max_running: int = Field(default=1_024, ge=1)
+    block_tokens: int = Field(default=16, ge=1)
+    kv_blocks: int = Field(default=65_536, ge=1)
+    prefix_cache: bool = True
+    min_output_tokens: int = Field(default=120, ge=1, description="Answers end by themselves between these lengths.")
+    max_output_tokens: int = Field(default=480, ge=1)
+    script: str = Field(default="", max_length=100_000, description="Said instead of the built-in text, then repeated.")
+    script_share: float = Field(default=1.0, ge=0, le=1, description="Share of the prompts answered by the script.")
+    die_after_tokens: int = Field(default=0, ge=0, description="0: never. Counted from each start.")
+    max_deaths: int = Field(default=1, ge=0)
+    refuse_every: int = Field(default=0, ge=0, description="Every n-th request ends with an error. 0: none.")
+    stall_after_tokens: int = Field(default=0, ge=0, description="0: never. Then nothing moves for `stall_ms`, once.")
+    stall_ms: float = Field(default=0.0, ge=0)
+
+
+_SENTENCES: Final = (
+    "Once upon a time a small fox lived beside a quiet river.",
+    " Every morning she counted the stones under the bridge.",
+    " One of them was warm, and nobody knew why.",
+    " The old miller said that the water remembered the summer ☀️.",
+    " She did not believe him, but she listened politely.",
+    " In the evening the lamps of the village were lit one by one 🏮.",
+    " A boat without a name came slowly down the stream.",
+    " Its captain asked for bread, a map, and a story.",
+    " The fox had no bread, so she told two stories.",
+    " The first was about a mountain that wanted to travel 🏔️.",
+    " The second was about a clock that ran only on Sundays.",
+    " „Das ist schön“, said the captain, who came from far away.",
+    " They laughed until the café closed and the stars were out ✨.",
+    " Before he left, he gave her a key made of glass 🔑.",
+    " It opened nothing that she owned.",
+    " But it fitted the door under the bridge exactly.",
+    " Behind it there was a garden, green in the middle of winter 🌿.",
+    " Someone had planted one tree for every lost letter.",
+    " She read them all, and answered those that could still be answered.",
+    " When spring came, the river carried her replies to the sea 🌊.",
+)
+
+_PIECE = re.compile(r"\s*[A-Za-z0-9']+|\s*[!-/:-@\[-`{-~]+|\s+", re.ASCII)
+
+
+_TokenColumns: TypeAlias = tuple[list[int], str, list[int]]
+"""What a delta of one token holds: its id, its text, and where the text ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """Tokens with the text that each adds; a token inside a character adds none."""
+
+    token_ids: list[int]
+    texts: list[str]
+    tokens: list[_TokenColumns] = field(init=False)
+    """Made once, and shared by all requests that tell the passage."""
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.token_ids, self.texts, strict=True)
+        object.__setattr__(self, "tokens", [([token_id], text, [len(text)]) for token_id, text in pairs])
+
+
+class Vocabulary:
+    """Ids 0–255 are bytes, 256 ends an answer, the rest are words in order of first use."""
+
+    def __init__(self) -> None:
+        self._id_of: dict[str, int] = {}
+        self._words: list[str] = []
+
+    def tokenize(self, text: str) -> _Passage:
+        """ASCII words and punctuation become one token each, every other character its UTF-8 bytes."""
+        ids: list[int] = []
+        texts: list[str] = []
+        position = 0
+        while position < len(text):
+            match = _PIECE.match(text, position)
+            if match is None:
+                encoded = text[position].encode()
+                ids.extend(encoded)
+                texts.extend([""] * (len(encoded) - 1) + [text[position]])
+                position += 1
+                continue
+            piece = match[0]
+            if piece not in self._id_of:
+                self._id_of[piece] = _FIRST_WORD_ID + len(self._words)
+                self._words.append(piece)
+            ids.append(self._id_of[piece])
+            texts.append(piece)
+            position = match.end()
+        return _Passage(ids, texts)
+
+    def find(self, text: str) -> list[int] | None:
+        """The tokens of `text`; None when one of its words was never used, so that nothing can say it."""
+        pieces = [match[0] for match in _PIECE.finditer(text)]
+        if any(piece not in self._id_of for piece in pieces):
+            return None
+        return self.tokenize(text).token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens; incomplete characters and unknown tokens are left out."""
+        raw = bytearray()
+        for token_id in token_ids:
+            if token_id < EOS_TOKEN_ID:
+                raw.append(token_id)
+            elif _FIRST_WORD_ID <= token_id < _FIRST_WORD_ID + len(self._words):
+                raw += self._words[token_id - _FIRST_WORD_ID].encode()
+        return raw.decode(errors="ignore")
+
+
+class _Rules:
+    """Which tokens a request forbids, and whether it repeats itself; only for requests that ask for either."""
+
+    def __init__(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
+        self.allowed = None if sampling.allowed_token_ids is None else frozenset(sampling.allowed_token_ids)
+        words = (vocabulary.find(prefix + word.lstrip()) for word in sampling.bad_words for prefix in ("", " "))
+        self._bad_words = [word for word in words if word]
+        self._repetition = sampling.repetition_detection
+        self._told: list[int] = []
+
+    @staticmethod
+    def of(sampling: Sampling, vocabulary: Vocabulary) -> "_Rules | None":
+        asked = sampling.bad_words or sampling.allowed_token_ids is not None or sampling.repetition_detection
+        return _Rules(sampling, vocabulary) if asked else None
+
+    def permits(self, token_id: int) -> bool:
+        """As vLLM has it: of a bad word of several tokens, only the last one is forbidden, after the others."""
+        if self.allowed is not None and token_id not in self.allowed:
+            return False
+        told = self._told
+        return not any(
+            word[-1] == token_id and told[len(told) - len(word) + 1 :] == word[:-1]
+            for word in self._bad_words
+            if len(word) <= len(told) + 1
+        )
+
+    def any_permitted(self) -> int | None:
+        """Said where the story has nothing that may be said."""
+        return min((token_id for token_id in self.allowed or () if self.permits(token_id)), default=None)
+
+    def tell(self, token_id: int) -> None:
+        self._told.append(token_id)
+
+    def repeats_itself(self) -> bool:
+        return self._repetition is not None and repeats(self._told, self._repetition)
+
+
+def repeats(token_ids: list[int], rule: RepetitionDetection) -> bool:
+    """Whether they end in `min_count` times the same tokens, of a size that the rule looks for."""
+    for size in range(rule.min_pattern_size, rule.max_pattern_size + 1):
+        length = size * rule.min_count
+        if length > len(token_ids):
+            return False
+        if token_ids[-length:] == token_ids[-size:] * rule.min_count:
+            return True
+    return False
+
+
+class _KvBlocks:
+    """Counts blocks. Full prompt blocks are shared by prefix and stay cached, least recently used first to go."""
+
+    def __init__(self, total: int, cache: bool) -> None:
+        self.total = total
+        self._cache = cache
+        self._private = 0
+        self._references: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def used(self) -> int:
+        return self._private + len(self._references)
+
+    def cached_prefix(self, prefix: Sequence[bytes]) -> int:
+        """How many leading blocks of the prompt are there."""
+        if not self._cache:
+            return 0
+        hits = 0
+        for block in prefix:
+            if block not in self._references and block not in self._idle:
+                break
+            hits += 1
+        return hits
+
+    def allocate(self, prefix: Sequence[bytes], private: int) -> bool:
+        """Takes references on the prompt's full blocks and `private` others, or nothing."""
+        new = sum(block not in self._references for block in prefix)
+        if self.used + new + private > self.total:
+            return False
+        for block in prefix:
+            self._idle.pop(block, None)
+            self._references[block] = self._references.get(block, 0) + 1
+        self._private += private
+        self._evict()
+        return True
+
+    def grow(self) -> bool:
+        if self.used >= self.total:
+            return False
+        self._private += 1
+        self._evict()
+        return True
+
+    def free(self, prefix: Sequence[bytes], private: int) -> None:
+        self._private -= private
+        for block in prefix:
+            left = self._references[block] - 1
+            if left:
+                self._references[block] = left
+            else:
+                del self._references[block]
+                if self._cache:
+                    self._idle[block] = None
+        self._evict()
+
+    def _evict(self) -> None:
+        while self._idle and self.used + len(self._idle) > self.total:
+            self._idle.popitem(last=False)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request in the engine, waiting or running."""
+
+    request: EngineRequest
+    order: int
+    prefix: list[bytes]
+    words: Iterator[_Passage]
+    target_tokens: int
+    finish_at_target: FinishReason
+    passage: _Passage = field(default_factory=lambda: _Passage([], []))
+    position: int = 0
+    produced: int = 0
+    private_blocks: int = 0
+    block_room: int = 0
+    cached_tokens: int = 0
+    due_s: float = 0.0
+    alive: bool = True
+    rules: _Rules | None = None
+    # Only for requests with stop strings.
+    stop: list[str] = field(default_factory=list)
+    held_text: str = ""
+    # Looked at with every token, so kept at hand.
+    id: str = field(init=False)
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = self.request.request_id
+        self.is_plain = self.rules is None and not self.stop and not self.request.sampling.stop_token_ids
+
+
+class SimulatedCore:
+    """The engine without a clock. `step(now_s)` returns what is due; `next_due_s` says when to call it next."""
+
+    def __init__(self, settings: SimulatedEngineSettings, *, starts: int = 1) -> None:
+        """`starts` counts the starts of the engine, this one included: it decides whether it dies again."""
+        self.settings = settings
+        self.vocabulary = Vocabulary()
+        self._passages = [self.vocabulary.tokenize(sentence) for sentence in _SENTENCES]
+        self._script = self.vocabulary.tokenize(settings.script) if settings.script else None
+        self._kv = _KvBlocks(settings.kv_blocks, settings.prefix_cache)
+        self._step_s = settings.step_ms / 1_000
+        self._inter_token_s = settings.inter_token_ms / 1_000
+        self._dies = bool(settings.die_after_tokens) and starts <= settings.max_deaths
+        self._stalls = bool(settings.stall_after_tokens)
+        self._not_before_s = 0.0
+        self._requests: dict[str, _Running] = {}
+        self._waiting: list[tuple[int, int, _Running]] = []
+        self._prefill: list[tuple[float, int, _Running]] = []
+        self._steps: dict[int, list[_Running]] = {}
+        self._step_order: list[int] = []
+        self._refused: deque[EngineDelta] = deque()
+        self._running = 0
+        self._submitted = 0
+        self.produced_tokens = 0
+        self.preemptions = 0
+
+    def submit(self, request: EngineRequest, now_s: float) -> None:
+        """Raises ValueError when a request of that id is in the engine."""
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id} is in the engine")
+        self._submitted += 1
+        every = self.settings.refuse_every
+        if every and self._submitted % every == 0:
+            self._refuse(request, "refused by settings")
+            return
+        blocks = ceil((len(request.prompt_token_ids) + 1) / self.settings.block_tokens)
+        if blocks > self.settings.kv_blocks:
+            self._refuse(request, "the prompt needs more KV blocks than there are")
+            return
+        running = self._admit(request)
+        self._requests[request.request_id] = running
+        heappush(self._waiting, (request.priority, running.order, running))
+        self._fill(now_s)
+
+    def abort(self, request_id: str, now_s: float) -> None:
+        running = self._requests.pop(request_id, None)
+        if running is None:
+            return
+        self._drop(running)
+        self._fill(now_s)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(self._running, len(self._requests) - self._running, self._kv.used, self._kv.total)
+
+    @property
+    def next_due_s(self) -> float | None:
+        """None when nothing will ever be due without another call."""
+        if self._refused:
+            return 0.0
+        due = min(
+            self._prefill[0][0] if self._prefill else float("inf"),
+            self._step_order[0] * self._step_s if self._step_order else float("inf"),
+        )
+        return None if due == float("inf") else max(due, self._not_before_s)
+
+    def step(self, now_s: float) -> list[EngineDelta]:
+        """The deltas due by `now_s`, oldest first. Raises EngineDied."""
+        deltas = list(self._refused)
+        self._refused.clear()
+        if now_s < self._not_before_s:
+            return deltas
+        while self._prefill and self._prefill[0][0] <= now_s:
+            due_s, _, running = heappop(self._prefill)
+            if running.alive:
+                running.due_s = due_s
+                self._emit(running, deltas)
+        # Far behind the clock, what is due leaves in several calls, so that one batch stays bounded.
+        for _ in range(_MAX_OVERDUE_STEPS):
+            if not self._step_order or self._step_order[0] * self._step_s > now_s + 1e-9:
+                break
+            for running in self._steps.pop(heappop(self._step_order)):
+                if running.alive:
+                    self._emit(running, deltas)
+        self.produced_tokens += sum(len(delta.token_ids) for delta in deltas)
+        if self._dies and self.produced_tokens >= self.settings.die_after_tokens:
+            raise EngineDied(f"died after {self.produced_tokens} tokens, as its settings say")
+        if self._stalls and self.produced_tokens >= self.settings.stall_after_tokens:
+            self._stalls = False
+            self._not_before_s = now_s + self.settings.stall_ms / 1_000
+        self._fill(now_s)
+        return deltas
+
+    def _refuse(self, request: EngineRequest, why: str) -> None:
+        self._refused.append(EngineDelta(request.request_id, 0, [], "", [], error=why))
+
+    def _admit(self, request: EngineRequest) -> _Running:
+        sampling = request.sampling
+        prompt = array("q", request.prompt_token_ids).tobytes()
+        key = hashlib.blake2b(prompt, digest_size=8, key=str(self.settings.seed).encode()[:64]).digest()
+        source = random.Random(f"{key.hex()}/{sampling.seed}")  # noqa: S311 (text, not secrets)
+        scripted = self._script is not None and source.random() < self.settings.script_share
+        own_length = source.randint(
+            self.settings.min_output_tokens, max(self.settings.min_output_tokens, self.settings.max_output_tokens)
+        )
+        own_length = max(own_length, sampling.min_tokens)
+        rules = _Rules.of(sampling, self.vocabulary)
+        may_end = not sampling.ignore_eos and (rules is None or rules.permits(EOS_TOKEN_ID))
+        ends_itself = may_end and own_length <= request.max_tokens
+        return _Running(
+            request,
+            self._submitted,
+            self._prefix(request),
+            self._tell(source, scripted),
+            own_length if ends_itself else request.max_tokens,
+            "stop" if ends_itself else "length",
+            rules=rules,
+            stop=list(sampling.stop),
+        )
+
+    def _prefix(self, request: EngineRequest) -> list[bytes]:
+        size = self.settings.block_tokens
+        prompt = request.prompt_token_ids
+        chain = request.cache_salt.encode()
+        blocks = []
+        for start in range(0, len(prompt) - size + 1, size):
+            block = array("q", prompt[start : start + size]).tobytes()
+            chain = hashlib.blake2b(chain + block, digest_size=16).digest()
+            blocks.append(chain)
+        return blocks
+
+    def _tell(self, source: random.Random, scripted: bool) -> Iterator[_Passage]:
+        if scripted and self._script is not None:
+            while True:
+                yield self._script
+        yield self._passages[0]
+        while True:
+            yield self._passages[source.randrange(1, len(self._passages))]
+
+    def _fill(self, now_s: float) -> None:
+        """Moves waiting requests into free slots, best first, while their prompts have room."""
+        size = self.settings.block_tokens
+        while self._waiting and self._running < self.settings.max_running:
+            running = self._waiting[0][2]
+            if not running.alive or self._requests.get(running.request.request_id) is not running:
+                heappop(self._waiting)
+                continue
+            tokens = len(running.request.prompt_token_ids) + running.produced
+            private = ceil((tokens + 1) / size) - len(running.prefix)
+            hits = self._kv.cached_prefix(running.prefix)
+            if not self._kv.allocate(running.prefix, private):
+                return
+            heappop(self._waiting)
+            self._running += 1
+            running.private_blocks = private
+            running.block_room = (len(running.prefix) + private) * size - tokens
+            # The last prompt token is always computed, as real engines do.
+            running.cached_tokens = min(hits * size, len(running.request.prompt_token_ids) - 1)
+            ready_s = (
+                now_s
+                + self.settings.ttft_ms / 1_000
+                + (tokens - running.cached_tokens) * self.settings.prompt_token_us / 1_000_000
+            )
+            heappush(self._prefill, (ready_s, running.order, running))
+
+    def _drop(self, running: _Running) -> None:
+        running.alive = False
+        if running.private_blocks:
+            self._release(running)
+
+    def _release(self, running: _Running) -> None:
+        self._kv.free(running.prefix, running.private_blocks)
+        running.private_blocks = 0
+        self._running -= 1
+
+    def _preempt_for(self, running: _Running) -> bool:
+        """Frees the worst running request's blocks; False when that is `running` itself, which then waits again."""
+        victim = max(
+            (other for other in self._requests.values() if other.private_blocks),
+            key=lambda other: (other.request.priority, other.order),
+        )
+        self.preemptions += 1
+        self._release(victim)
+        # What is scheduled for it points to the old object; a copy takes its place.
+        victim.alive = False
+        again = _Running(
+            victim.request, victim.order, victim.prefix, victim.words, victim.target_tokens, victim.finish_at_target,
+            victim.passage, victim.position, victim.produced, rules=victim.rules, stop=victim.stop,
+            held_text=victim.held_text,
+        )  # fmt: skip
+        self._requests[victim.request.request_id] = again
+        heappush(self._waiting, (again.request.priority, again.order, again))
+        return victim is not running
+
+    def _emit(self, running: _Running, deltas: list[EngineDelta]) -> None:
+        """The next token of one request, and its place in a later step unless it ended."""
+        while running.block_room <= 0:
+            if self._kv.grow():
+                running.private_blocks += 1
+                running.block_room += self.settings.block_tokens
+            elif not self._preempt_for(running):
+                return
+        running.block_room -= 1
+        produced = running.produced = running.produced + 1
+        finish: FinishReason = ""
+        if produced >= running.target_tokens:
+            finish = running.finish_at_target
+        if running.is_plain and finish != "stop":
+            token_ids, text, text_ends = self._next_token(running)
+        else:
+            token_id, text, finish = self._by_the_rules(running, finish)
+            token_ids, text_ends = [token_id], [len(text)]
+        deltas.append(EngineDelta(running.id, 0, token_ids, text, text_ends, None, finish, running.cached_tokens))
+        if finish:
+            del self._requests[running.id]
+            self._drop(running)
+            return
+        due_s = running.due_s = running.due_s + self._inter_token_s
+        index = ceil(due_s / self._step_s - 1e-9)
+        batch = self._steps.get(index)
+        if batch is None:
+            self._steps[index] = [running]
+            heappush(self._step_order, index)
+        else:
+            batch.append(running)
+
+    def _next_token(self, running: _Running) -> _TokenColumns:
+        position = running.position
+        passage = running.passage
+        if position == len(passage.tokens):
+            passage = running.passage = next(running.words)
+            position = 0
+        running.position = position + 1
+        return passage.tokens[position]
+
+    def _by_the_rules(self, running: _Running, finish: FinishReason) -> tuple[int, str, FinishReason]:
+        """The next token, its text and what it ends, for requests that limit their text, and for every last token."""
+        sampling = running.request.sampling
+        if finish == "stop":
+            token_id, text = EOS_TOKEN_ID, "" if sampling.skip_special_tokens else _EOS_TEXT
+        elif running.rules is None:
+            [token_id], text, _ = self._next_token(running)
+        else:
+            token_id, text = self._next_permitted(running, running.rules)
+            ends = token_id == EOS_TOKEN_ID or (
+                running.produced >= sampling.min_tokens and running.rules.repeats_itself()
+            )
+            finish = "stop" if ends else finish
+        if token_id in sampling.stop_token_ids and running.produced > sampling.min_tokens:
+            finish = "stop"
+        if finish == "stop" and not sampling.include_stop_str_in_output and (
+            token_id == EOS_TOKEN_ID or token_id in sampling.stop_token_ids
+        ):  # fmt: skip
+            text = ""
+        if running.stop:
+            text, finish = self._withhold(running, text, finish)
+        return token_id, text, finish
+
+    def _next_permitted(self, running: _Running, rules: _Rules) -> tuple[int, str]:
+        """The story without what the request forbids; ends it when nothing is left that may be said."""
+        for _ in range(_MAX_LEFT_OUT):
+            [token_id], text, _ = self._next_token(running)
+            if rules.permits(token_id):
+                rules.tell(token_id)
+                return token_id, text
+            while token_id < EOS_TOKEN_ID and not text:
+                # The rest of a character whose first bytes are not said.
+                [token_id], text, _ = self._next_token(running)
+        other = rules.any_permitted()
+        if other is None or (other == EOS_TOKEN_ID and running.request.sampling.ignore_eos):
+            return EOS_TOKEN_ID, ""
+        rules.tell(other)
+        return other, self.vocabulary.decode([other])
+
+    def _withhold(self, running: _Running, text: str, finish: FinishReason) -> tuple[str, FinishReason]:
+        """Holds back what may become a stop string; a stop string ends the answer and is not part of it.
+
+        Where it is to be shown, nothing is held back: `held_text` then is only where one may have begun.
+        """
+        keep = max(len(stop) for stop in running.stop) - 1
+        held = running.held_text + text
+        if running.request.sampling.include_stop_str_in_output:
+            shown = len(running.held_text)
+            running.held_text = held[max(len(held) - keep, 0) :]
+            if running.produced > running.request.sampling.min_tokens:
+                ends = [
+                    at + len(stop)
+                    for stop in running.stop
+                    if (at := held.find(stop, max(shown - len(stop) + 1, 0))) >= 0
+                ]
+                if ends:
+                    return held[shown : min(ends)], "stop"
+            return text, finish
+        if running.produced > running.request.sampling.min_tokens:
+            found = [at for at in (held.find(stop) for stop in running.stop) if at >= 0]
+            if found:
+                return held[: min(found)], "stop"
+        if finish:
+            return held, finish
+        cut = max(len(held) - keep, 0)
+        running.held_text = held[cut:]
+        return held[:cut], ""
+
+
+class SimulatedEngine:
+    """`SimulatedCore` on the event loop's timers; no task and no thread of its own."""
+
+    def __init__(self, settings: SimulatedEngineSettings) -> None:
+        self._settings = settings
+        self._core: SimulatedCore | None = None
+        self._starts = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = float("inf")
+
+    @property
+    def accepts_seed(self) -> bool:
+        return True
+
+    async def start(self, on_step: OnStep, on_died: OnDied) -> None:
+        self._starts += 1
+        self._loop = asyncio.get_running_loop()
+        self._on_step = on_step
+        self._on_died = on_died
+        if self._settings.start_ms:
+            await asyncio.sleep(self._settings.start_ms / 1_000)
+        self._core = SimulatedCore(self._settings, starts=self._starts)
+
+    def submit(self, request: EngineRequest) -> None:
+        if self._core is None:
+            raise EngineDied("the engine is not running")
+        self._core.submit(request, monotonic())
+        self._schedule()
+
+    def abort(self, request_id: str) -> None:
+        if self._core is not None:
+            self._core.abort(request_id, monotonic())
+            self._schedule()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(kv_blocks_total=self._settings.kv_blocks) if self._core is None else self._core.stats()
+
+    async def close(self) -> None:
+        self._core = None
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._timer_due_s = float("inf")
+
+    def _schedule(self) -> None:
+        due_s = self._core.next_due_s if self._core is not None else None
+        if due_s is None or due_s >= self._timer_due_s:
+            return
+        self._cancel_timer()
+        self._timer_due_s = due_s
+        self._timer = self._loop.call_later(max(due_s - monotonic(), 0), self._run_step)
+
+    def _run_step(self) -> None:
+        self._timer = None
+        self._timer_due_s = float("inf")
+        if self._core is None:
+            return
+        try:
+            deltas = self._core.step(monotonic())
+        except EngineDied as death:
+            self._core = None
+            self._on_died(death)
+            return
+        if deltas:
+            self._on_step(deltas)
+        self._schedule()

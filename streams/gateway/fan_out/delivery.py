@@ -1,0 +1,163 @@
+"""Following one response as a coroutine: live events from the hub, what memory lacks from history."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from schemas.responses import Started
+from streams.gateway.closing import CloseReason
+from streams.gateway.fan_out.hub import Behind, Closed, Event, Viewer
+from streams.gateway.fan_out.spans import Span, join_runs
+from streams.gateway.history.replay import Replay
+from streams.gateway.history.store import History, HistoryUnavailable
+
+
+class Follower:
+    """One viewer's events in order: `Started`, spans, then `Terminal` or `Closed`.
+
+    `on_ready` is called when `poll` has something; `next` waits for it. For one task at a time.
+    """
+
+    def __init__(self, history: History, tenant_id: str) -> None:
+        self._history = history
+        self._tenant_id = tenant_id
+        self.on_ready: Callable[[], None] | None = None
+        self._replayed: deque[Event] = deque()
+        self._behind = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_s = 0.0
+        self._abandoned = False
+        self.viewer: Viewer | None = None
+        self.started: Started | None = None
+        self.is_handed_over = False
+        """Whether whoever streams it will release it."""
+        self.on_stalled: Callable[[], object] | None = None
+        """Called when the hub gave the viewer up while its owner was busy sending."""
+
+    # Filling
+
+    def watch(self, viewer: Viewer) -> None:
+        """Follows the hub from where `viewer` stands."""
+        self.viewer = viewer
+        self.started = viewer.stream.started
+        self._behind = viewer.needs_history
+
+    def show(self, replay: Replay) -> None:
+        """Puts what history told before what comes live."""
+        viewer = self.viewer
+        if replay.started is not None:
+            self.started = replay.started
+            if replay.after == 0 and (viewer is None or not viewer.started_taken):
+                self._replayed.append(replay.started)
+        self._replayed.extend(join_runs(replay.spans))
+        if replay.terminal is not None:
+            self._replayed.append(replay.terminal)
+
+    async def catch_up(self) -> None:
+        """Reads what memory lacks; afterwards `poll` has it, or a `Closed`."""
+        viewer = self.viewer
+        if viewer is None or viewer.closed:
+            self._behind = False
+            return
+        response_id = viewer.stream.response_id
+        try:
+            replay = await self._history.read(self._tenant_id, response_id, viewer.after, until=viewer.until)
+        except HistoryUnavailable as error:
+            reason = CloseReason.REPLAY_LATE if error.is_transient else CloseReason.REPLAY_UNAVAILABLE
+            self._behind = False
+            self._replayed.append(Closed(reason))
+            return
+        self._behind = False
+        if replay is None:
+            self._replayed.append(Closed(CloseReason.REPLAY_UNAVAILABLE))
+            return
+        self.show(replay)
+        if not viewer.caught_up(replay.last, started=True) and replay.terminal is None:
+            self._replayed.append(Closed(CloseReason.REPLAY_UNAVAILABLE))
+
+    # Taking
+
+    def poll(self) -> Event | None:
+        """The next event, None when there is none now. After `Behind`, call `catch_up`."""
+        if self._replayed:
+            return self._replayed.popleft()
+        viewer = self.viewer
+        if viewer is None:
+            return None
+        if self._behind:
+            return Behind(viewer.after, viewer.until)
+        event = viewer.take()
+        if type(event) is Behind:
+            self._behind = True
+        elif type(event) is Started:
+            self.started = event
+        return event
+
+    def poll_span(self) -> Span | None:
+        """The next event if it is a span that memory has; otherwise None, and `poll` tells."""
+        viewer = self.viewer
+        return None if viewer is None or self._replayed or self._behind else viewer.take_span()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `poll` would return something."""
+        return bool(self._replayed) or self._behind or (self.viewer is not None and self.viewer.ready)
+
+    async def next(self, timeout_s: float) -> Event | None:
+        """The next event; None when `timeout_s` pass without one, or when `abandon` was called."""
+        loop = asyncio.get_running_loop()
+        self._deadline_s = loop.time() + timeout_s
+        while not self._abandoned:
+            event = self.poll()
+            if type(event) is Behind:
+                await self.catch_up()
+            elif event is not None:
+                return event
+            elif loop.time() >= self._deadline_s:
+                return None
+            else:
+                self._arm(loop)
+                self._waiter = loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+        return None
+
+    def wake(self, _viewer: Viewer | None = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        elif self.on_ready is not None:
+            self.on_ready()
+
+    def abandon(self) -> None:
+        """The client is gone: `next` answers None from now on."""
+        self._abandoned = True
+        self.wake()
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self._abandoned
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        # One timer outlives many waits: a token's way must not pay for setting and cancelling one.
+        if self._timer is None or self._timer.when() > self._deadline_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(self._deadline_s, self._expired, loop)
+
+    def _expired(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if loop.time() >= self._deadline_s:
+            self._waiter.set_result(None)
+        else:
+            self._arm(loop)
+
+    def close(self) -> None:
+        """Releases the timer; the viewer is detached by whoever attached it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

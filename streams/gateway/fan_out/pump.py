@@ -1,0 +1,250 @@
+"""From the `responses` topic to the hub, and from the hub to history; offsets follow history."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from schemas.codec import Undecodable, decode
+from schemas.dead_letter import DeadLetter
+from schemas.responses import RESPONSES, Release, Started, Terminal
+from streams.gateway.closing import CloseReason
+from streams.gateway.fan_out.hub import Hub
+from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.metrics import GatewayMetrics
+from streams.log.port import Committed, LogError, LogRecord, TopicPartition
+
+BUSY_RATIO, CALM_RATIO = 0.85, 0.6
+MOVED_AFTER_MS = 10_000
+DEAD_LETTER_RETRY_S = 1.0
+DEAD_LETTER_WAIT_S = 2.0
+MAX_UNWRITTEN_DEAD_LETTERS = 10_000
+
+_log = structlog.get_logger()
+_validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_json
+
+
+class _Moved(NamedTuple):
+    """When a partition went away, and the position up to which it was read here; None: not at all."""
+
+    at_ms: int
+    reached: int | None
+
+
+class Pump:
+    """Feeds the hub with records; runs on the event loop. Owns the positions that may be committed.
+
+    Viewers are woken after each batch; while the loop is busy they are woken every `coalesce_ms`, so that tokens join.
+    A response's first token never waits.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        history: History,
+        metrics: GatewayMetrics,
+        *,
+        dead_letter: Callable[[LogRecord, Undecodable], Awaitable[None]],
+        commit: Callable[[Mapping[TopicPartition, int]], Awaitable[None]],
+        committed: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Committed]]],
+        coalesce_ms: int,
+    ) -> None:
+        self._hub = hub
+        self._history = history
+        self._metrics = metrics
+        self._dead_letter = dead_letter
+        self._commit = commit
+        self._look_up_committed = committed
+        self._coalesce_s = coalesce_ms / 1_000
+        self._owned: dict[TopicPartition, None] = {}
+        self._moved: dict[TopicPartition, _Moved] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._dead: set[asyncio.Task[None]] = set()
+        self._flushing = asyncio.Lock()
+        self._wake_timer: asyncio.TimerHandle | None = None
+        self.busy = False
+
+    @property
+    def owned(self) -> list[int]:
+        """Partitions of `responses` that this gateway reads now."""
+        return [source.partition for source in self._owned]
+
+    # Ownership
+
+    async def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """They are read from their committed offsets: what history lacks comes again.
+
+        Where another gateway has committed meanwhile, records were missed here: viewers are told to come back, and what
+        memory held is left to history.
+        """
+        back = [source for source in partitions if source in self._moved]
+        committed = await self._committed_of(back) if back else {}
+        for source in partitions:
+            moved = self._moved.pop(source, None)
+            if moved is not None and not _covers(moved.reached, committed.get(source)):
+                self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
+            self._owned[source] = None
+            self._positions.pop(source, None)
+            self._committed.pop(source, None)
+
+    async def _committed_of(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        try:
+            return await self._look_up_committed(partitions)
+        except LogError as error:
+            _log.warning("committed_unknown", partitions=[source.partition for source in partitions], why=str(error))
+            return {}
+
+    def revoked(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
+        """Viewers stay for a while: after a short interruption the partition usually comes back."""
+        for source in partitions:
+            self._owned.pop(source, None)
+            self._moved[source] = _Moved(now_ms, self._positions.pop(source, None))
+
+    def close_moved(self, now_ms: int) -> None:
+        """Viewers of partitions that did not come back are told so; what becomes of the responses is decided there."""
+        for source, moved in list(self._moved.items()):
+            if now_ms - moved.at_ms >= MOVED_AFTER_MS:
+                del self._moved[source]
+                self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
+
+    # Records
+
+    def handle(self, records: Sequence[LogRecord], now_ms: int, unix_us: int) -> None:
+        """Applies a batch in order. `now_ms` is monotonic, `unix_us` wall-clock time."""
+        hub = self._hub
+        for record in records:
+            try:
+                event = _validate(record.value or b"")
+            except ValueError:
+                self._refuse(record, _why(record.value))
+            else:
+                misnamed = hub.misnamed
+                if type(event) is Release:
+                    hub.apply_release(event, record.partition, now_ms)
+                    if event.emitted_at_us:
+                        self._metrics.worker_lag.observe(max(0, unix_us - max(event.emitted_at_us)) / 1e6)
+                elif type(event) is Terminal:
+                    if hub.apply_terminal(event, record.partition, now_ms):
+                        self._metrics.endings.labels(event.code.value).inc()
+                elif type(event) is Started:
+                    hub.apply_started(event, record.partition, now_ms)
+                if hub.misnamed != misnamed:
+                    self._refuse(record, Undecodable("invalid", "response_id: not a response id"))
+            self._positions[record.source] = record.offset + 1
+        if not self.busy:
+            hub.wake_viewers()
+        elif self._wake_timer is None:
+            self._wake_timer = asyncio.get_running_loop().call_later(self._coalesce_s, self._wake)
+
+    def _wake(self) -> None:
+        self._wake_timer = None
+        self._hub.wake_viewers()
+
+    def _refuse(self, record: LogRecord, error: Undecodable) -> None:
+        self._metrics.unreadable.inc()
+        _log.error("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
+        letter = asyncio.ensure_future(self._write_dead_letter(record, error))
+        self._dead.add(letter)
+        letter.add_done_callback(self._forget_written)
+
+    async def _write_dead_letter(self, record: LogRecord, error: Undecodable) -> None:
+        while True:
+            try:
+                return await self._dead_letter(record, error)
+            except LogError as failure:
+                if not failure.retriable:
+                    raise
+                _log.warning("dead_letter_failed", topic=record.topic, offset=record.offset, why=str(failure))
+            await asyncio.sleep(DEAD_LETTER_RETRY_S)
+
+    def _forget_written(self, letter: asyncio.Task[None]) -> None:
+        if not letter.cancelled() and letter.exception() is None:
+            self._dead.discard(letter)
+
+    @property
+    def unwritten_dead_letters(self) -> int:
+        return len(self._dead)
+
+    def measure(self, busy_ratio: float) -> None:
+        """How much of the last interval the loop's thread was computing."""
+        self.busy = busy_ratio > (CALM_RATIO if self.busy else BUSY_RATIO)
+
+    # History and offsets
+
+    async def flush(self) -> None:
+        """Appends to history what it lacks, then commits what that and the dead letters cover.
+
+        Raises LogError when the log refuses a dead letter for good, or too many of them wait for it.
+        """
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        positions = dict(self._positions)
+        dead = list(self._dead)
+        _require_written(dead)
+        if len(dead) > MAX_UNWRITTEN_DEAD_LETTERS:
+            raise LogError(f"{len(dead)} dead letters wait for the log", retriable=False)
+        entries = self._hub.collect()
+        started_s = time.perf_counter()
+        if entries:
+            try:
+                await self._history.append(entries)
+            except HistoryUnavailable as error:
+                self._metrics.history_failures.inc()
+                _log.warning("history_flush_failed", why=str(error), chars=self._hub.unflushed_chars)
+                if left := self._hub.abandon_unflushed():
+                    _log.error("history_left_to_the_log", responses=left)
+                return
+            self._hub.flushed(entries)
+            self._metrics.history_flush.observe(time.perf_counter() - started_s)
+        if dead:
+            _, unwritten = await asyncio.wait(dead, timeout=DEAD_LETTER_WAIT_S)
+            _require_written(dead)
+            if unwritten:
+                return
+        due = {
+            source: offset
+            for source, offset in positions.items()
+            if source in self._owned and offset > self._committed.get(source, -1)
+        }
+        if due:
+            try:
+                await self._commit(due)
+            except LogError as error:
+                # Rebalanced away, or the coordinator moves: the next owner starts from the last commit.
+                _log.warning("commit_failed", why=str(error))
+                return
+            self._committed.update(due)
+
+
+def _covers(reached: int | None, committed: Committed | None) -> bool:
+    """Whether nobody has committed more than was read here, as far as is known."""
+    if reached is None or committed is None:
+        return False
+    return committed.offset is None or committed.offset <= reached
+
+
+def _require_written(letters: Iterable[asyncio.Task[None]]) -> None:
+    for letter in letters:
+        if letter.done():
+            letter.result()
+
+
+def _why(value: bytes | None) -> Undecodable:
+    try:
+        decode(RESPONSES, value)
+    except Undecodable as error:
+        return error
+    raise AssertionError("a record cannot be unreadable once and readable then")
+
+
+def dead_letter(record: LogRecord, error: Undecodable, now_ms: int) -> DeadLetter:
+    """The dead letter of a record that this gateway cannot read."""
+    return DeadLetter.of(
+        record.topic, record.partition, record.offset, record.value,
+        stage="gateway", reason=error.reason, detail=error.detail, dead_at_ms=now_ms,
+    )  # fmt: skip

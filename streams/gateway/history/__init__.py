@@ -1,0 +1,1 @@
+"""What was released before: packed in Redis, and in the log behind it."""

@@ -1,0 +1,92 @@
+"""What was shown of one response, put together from history or from the log: packing, and a gap-free fold. Pure."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from schemas.responses import Release, Started, Terminal
+from streams.gateway.fan_out.spans import Span
+
+_FORMAT = 1
+
+
+class UnreadableEntry(Exception):
+    """A history entry of another format, or damaged: the log knows better."""
+
+
+def pack(started: Started | None, spans: Iterable[Span], terminal: Terminal | None) -> bytes:
+    """One history entry."""
+    entry: list[Any] = [
+        _FORMAT,
+        None if started is None else started.model_dump(mode="json"),
+        [tuple(span) for span in spans],
+        None if terminal is None else terminal.model_dump(mode="json"),
+    ]
+    return orjson.dumps(entry)
+
+
+class Replay:
+    """Folds records in any order of repetition into the tokens beyond `after`: each once, none skipped.
+
+    `gap` is True when tokens are missing before something that was seen; then only another source can help.
+    """
+
+    def __init__(self, after: int = 0) -> None:
+        self.after = after
+        self.last = after
+        self.seen = 0
+        """The highest number of any token that was seen, also before `after` or beyond a gap."""
+        self.started: Started | None = None
+        self.spans: list[Span] = []
+        self.terminal: Terminal | None = None
+        self.gap = False
+
+    @property
+    def known(self) -> bool:
+        """Whether anything at all was seen of the response."""
+        return self.started is not None or self.terminal is not None or self.last > self.after or self.gap
+
+    def add_started(self, started: Started) -> None:
+        self.started = self.started or started
+
+    def add_span(self, span: Span) -> None:
+        self.seen = max(self.seen, span.sequence_number)
+        if self.terminal is not None or self.gap:
+            return
+        if span.first_sequence > self.last + 1:
+            self.gap = True
+            return
+        new = span.after(self.last)
+        if new is not None:
+            self.spans.append(new)
+            self.last = new.sequence_number
+
+    def add_terminal(self, terminal: Terminal) -> None:
+        if self.terminal is None:
+            self.terminal = terminal
+            self.gap = self.gap or terminal.sequence_number > self.last + 1
+
+    def add_packed(self, entry: bytes) -> None:
+        """Raises UnreadableEntry."""
+        try:
+            version, started, spans, terminal = orjson.loads(entry)
+            if version != _FORMAT:
+                raise UnreadableEntry(f"format {version}")
+            if started is not None:
+                self.add_started(Started.model_validate(started))
+            for span in spans:
+                self.add_span(Span(*span))
+            if terminal is not None:
+                self.add_terminal(Terminal.model_validate(terminal))
+        except (ValueError, TypeError) as error:
+            raise UnreadableEntry(str(error)[:200]) from None
+
+    def add_release(self, record: Release, response_id: str) -> None:
+        """The rows of one response."""
+        for row, other in enumerate(record.response_id):
+            ends = record.text_ends[row]
+            if other == response_id and ends:
+                first, last = record.first_sequence[row], record.first_sequence[row] + len(ends) - 1
+                choice, kind, text = record.choice[row], record.kind[row], record.text[row]
+                self.add_span(Span(first, last, choice, kind, text, ends, record.emitted_at_us[row]))

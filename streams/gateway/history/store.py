@@ -1,0 +1,309 @@
+"""Replay: packed entries in Redis, and the `responses` topic behind them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from schemas.codec import Undecodable, decode
+from schemas.responses import RESPONSES, Release, Started, Terminal
+from streams import redis_keys
+from streams.gateway.fan_out.hub import HistoryEntry, Stream
+from streams.gateway.history.replay import Replay, UnreadableEntry, pack
+from streams.ids import parse_response_id
+from streams.log.port import LogConsumer, LogError, TopicPartition
+from streams.log.reading import kept_offsets, read_offsets
+from streams.redis_client import connect_redis
+from streams.settings import RedisSettings
+
+COMMANDS_PER_PIPELINE = 512
+LOG_READ_DEADLINE_S = 5.0
+CLOCK_SKEW_MS = 60_000
+MAX_CONCURRENT_READS = 24
+"""Of clients that come back, from Redis; whoever is beyond takes turns."""
+READ_TURN_TIMEOUT_S = 5.0
+CONNECTIONS_BESIDE_READS = 4
+"""For what this gateway itself appends and asks: it never waits behind those who come back."""
+MAX_CONCURRENT_LOG_READS = 2
+STARTED_FROM_LOG = 4
+
+_log = structlog.get_logger()
+
+
+class HistoryUnavailable(Exception):
+    """The entries were not taken or given. `is_transient`: the same may succeed a little later."""
+
+    def __init__(self, message: str, *, is_transient: bool = True) -> None:
+        super().__init__(message)
+        self.is_transient = is_transient
+
+
+class Outline(NamedTuple):
+    """How a response began, and how it ended if it has."""
+
+    started: Started | None
+    terminal: Terminal | None
+
+
+class RedisHistory:
+    """One Redis list per response, of packed entries, kept for `retention_s` after its last entry's response ended.
+
+    Keys carry the tenant: what another tenant owns is not found. Repeated and overlapping entries are harmless. What
+    Redis has evicted is a gap, also while the response runs.
+    """
+
+    def __init__(self, client: Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
+        self._client = client
+        self._region = region
+        self._retention_s = retention_s
+        self._open_retention_s = retention_s + response_timeout_ms // 1_000
+        self._readers = asyncio.Semaphore(MAX_CONCURRENT_READS)
+
+    def key(self, tenant_id: str, response_id: str) -> str:
+        return redis_keys.history(self._region, tenant_id, response_id)
+
+    async def append(self, entries: Sequence[HistoryEntry]) -> None:
+        """All entries, in few round trips. Raises HistoryUnavailable; some may stand there then."""
+        for start in range(0, len(entries), COMMANDS_PER_PIPELINE):
+            async with self._client.pipeline(transaction=False) as pipeline:
+                for entry in entries[start : start + COMMANDS_PER_PIPELINE]:
+                    key = self.key(entry.stream.scope.tenant_id, entry.stream.response_id)
+                    pipeline.rpush(key, pack(entry.started, entry.spans, entry.terminal))
+                    if entry.terminal is not None:
+                        pipeline.expire(key, self._retention_s)
+                    elif entry.is_first:
+                        pipeline.expire(key, self._open_retention_s)
+                try:
+                    await pipeline.execute()
+                except (RedisError, TimeoutError, OSError) as error:
+                    raise HistoryUnavailable(str(error)[:200]) from None
+
+    async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
+        """Everything beyond `after`; `gap` where an entry is missing. Waits its turn. Raises HistoryUnavailable."""
+        try:
+            async with asyncio.timeout(READ_TURN_TIMEOUT_S):
+                await self._readers.acquire()
+        except TimeoutError:
+            raise HistoryUnavailable("too many responses are being read back") from None
+        try:
+            entries = await self._client.lrange(self.key(tenant_id, response_id), 0, -1)
+        except (RedisError, TimeoutError, OSError) as error:
+            raise HistoryUnavailable(str(error)[:200]) from None
+        finally:
+            self._readers.release()
+        replay = Replay(after)
+        try:
+            for entry in entries:
+                replay.add_packed(entry if isinstance(entry, bytes) else entry.encode())
+        except UnreadableEntry as error:
+            _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
+            replay.gap = True
+        return replay
+
+    async def outline(self, tenant_id: str, response_id: str) -> Outline:
+        """Its beginning and its end as far as they stand there, without what is between. Raises HistoryUnavailable."""
+        key = self.key(tenant_id, response_id)
+        outline = Replay()
+        try:
+            async with self._client.pipeline(transaction=False) as pipeline:
+                pipeline.lindex(key, 0)
+                pipeline.lindex(key, -1)
+                for packed in await pipeline.execute():
+                    if packed is not None:
+                        outline.add_packed(packed)
+        except (RedisError, TimeoutError, OSError) as error:
+            raise HistoryUnavailable(str(error)[:200]) from None
+        except UnreadableEntry as error:
+            _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
+        return Outline(outline.started, outline.terminal)
+
+    async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
+        """The beginnings that stand there, by response id. Raises HistoryUnavailable."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for stream in streams:
+                pipeline.lindex(self.key(stream.scope.tenant_id, stream.response_id), 0)
+            try:
+                entries = await pipeline.execute()
+            except (RedisError, TimeoutError, OSError) as error:
+                raise HistoryUnavailable(str(error)[:200]) from None
+        found: dict[str, Started] = {}
+        for stream, entry in zip(streams, entries, strict=True):
+            replay = Replay()
+            try:
+                if entry is not None:
+                    replay.add_packed(entry if isinstance(entry, bytes) else entry.encode())
+            except UnreadableEntry as error:
+                _log.error("history_entry_unreadable", response_id=stream.response_id, why=str(error))
+            if replay.started is not None:
+                found[stream.response_id] = replay.started
+        return found
+
+
+def connect_history(settings: RedisSettings) -> Redis:
+    """The client of `RedisHistory`: as many connections as it uses at once."""
+    return connect_redis(
+        settings.history_url or settings.url,
+        timeout_ms=settings.timeout_ms,
+        max_connections=MAX_CONCURRENT_READS + CONNECTIONS_BESIDE_READS,
+    )
+
+
+def read_log(
+    consumer: LogConsumer, source: TopicPartition, tenant_id: str, response_id: str, after: int, from_ms: int,
+    deadline_s: float,
+) -> Replay:  # fmt: skip
+    """Reads `source` from a minute before `from_ms` to what was its end, or to the response's terminal.
+
+    Blocks. Raises LogError, also at `deadline_s` (of `time.monotonic`).
+    """
+    replay = Replay(after)
+    needle = response_id.encode()
+    offsets = kept_offsets(consumer, [source], max(0, from_ms - CLOCK_SKEW_MS))
+    for record in read_offsets(consumer, offsets, deadline_s):
+        if record.value is None or needle not in record.value:
+            continue
+        try:
+            _fold(replay, record.value, tenant_id, response_id)
+        except Undecodable as error:
+            _log.warning("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
+        if replay.terminal is not None:
+            break
+    return replay
+
+
+def _fold(replay: Replay, value: bytes, tenant_id: str, response_id: str) -> None:
+    record = decode(RESPONSES, value)
+    if isinstance(record, Release):
+        owners = {record.scopes[s].tenant_id for s, r in zip(record.scope, record.response_id, strict=True)
+                  if r == response_id}  # fmt: skip
+        if owners == {tenant_id}:
+            replay.add_release(record, response_id)
+    elif record.response_id == response_id and record.scope.tenant_id == tenant_id:
+        if isinstance(record, Started):
+            replay.add_started(record)
+        else:
+            replay.add_terminal(record)
+
+
+class LogHistory:
+    """Reads responses back from the log, a few at a time, on threads of its own."""
+
+    def __init__(self, open_reader: Callable[[], LogConsumer], topic: str) -> None:
+        self._open_reader = open_reader
+        self._topic = topic
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_LOG_READS, thread_name_prefix="read-log")
+        self._waiting = 0
+
+    async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
+        """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
+        from_ms = parse_response_id(response_id).minted_at_ms
+        if from_ms is None:
+            raise HistoryUnavailable("the id holds no time", is_transient=False)
+        if self._waiting >= 4 * MAX_CONCURRENT_LOG_READS:
+            raise HistoryUnavailable("too many responses are being read back from the log")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._read, parse_response_id(response_id).partition, tenant_id, response_id, after,
+                from_ms,
+            )  # fmt: skip
+        except LogError as error:
+            raise HistoryUnavailable(str(error)[:200], is_transient=error.retriable) from None
+        finally:
+            self._waiting -= 1
+
+    def _read(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int) -> Replay:
+        consumer = self._open_reader()
+        try:
+            source = TopicPartition(self._topic, partition)
+            deadline_s = time.monotonic() + LOG_READ_DEADLINE_S
+            return read_log(consumer, source, tenant_id, response_id, after, from_ms, deadline_s)
+        finally:
+            consumer.close()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class History:
+    """Redis first, the log where Redis is silent or has a gap."""
+
+    def __init__(self, near: RedisHistory, far: LogHistory) -> None:
+        self._near = near
+        self._far = far
+        self.log_reads = 0
+
+    async def append(self, entries: Sequence[HistoryEntry]) -> None:
+        await self._near.append(entries)
+
+    async def read(
+        self, tenant_id: str, response_id: str, after: int, *, until: int = 0, ended: bool = False
+    ) -> Replay | None:
+        """What stands there beyond `after`, without a gap, at least to `until`, and to the terminal if it has `ended`.
+
+        None: the tenant has no such response. Raises HistoryUnavailable when that cannot be told or given.
+        """
+        near_failed = False
+        try:
+            replay = await self._near.read(tenant_id, response_id, after)
+            if not replay.known and parse_response_id(response_id).minted_at_ms is None:
+                return None
+        except HistoryUnavailable as error:
+            _log.warning("history_unavailable", why=str(error))
+            near_failed = True
+            replay = Replay(after)
+        if replay.started is not None and _reaches(replay, until, ended):
+            return replay
+        self.log_reads += 1
+        try:
+            replay = await self._far.read(tenant_id, response_id, after)
+        except HistoryUnavailable as error:
+            error.is_transient = error.is_transient or near_failed
+            raise
+        if not replay.known:
+            return None
+        if not _reaches(replay, until, ended):
+            raise HistoryUnavailable("the log does not hold what comes next", is_transient=near_failed)
+        return replay
+
+    async def outline(self, tenant_id: str, response_id: str) -> Outline | None:
+        """Its beginning, and its end as far as Redis knows it; from the log where Redis has no beginning.
+
+        None: the tenant has no such response. Raises HistoryUnavailable when that cannot be told.
+        """
+        try:
+            outline = await self._near.outline(tenant_id, response_id)
+            if outline.started is not None:
+                return outline
+        except HistoryUnavailable as error:
+            _log.warning("history_unavailable", why=str(error))
+        replay = await self.read(tenant_id, response_id, 0)
+        return None if replay is None else Outline(replay.started, replay.terminal)
+
+    async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
+        """The beginnings that can be had of these, by response id; of what Redis lacks, a few from the log."""
+        try:
+            found = await self._near.started(streams)
+        except HistoryUnavailable as error:
+            _log.warning("history_unavailable", why=str(error))
+            found = {}
+        missing = [stream for stream in streams if stream.response_id not in found]
+        for stream in missing[:STARTED_FROM_LOG]:
+            self.log_reads += 1
+            try:
+                replay = await self._far.read(stream.scope.tenant_id, stream.response_id, 0)
+            except HistoryUnavailable as error:
+                _log.warning("beginning_unknown", response_id=stream.response_id, why=str(error))
+                continue
+            if replay.started is not None:
+                found[stream.response_id] = replay.started
+        return found
+
+
+def _reaches(replay: Replay, until: int, ended: bool) -> bool:
+    return not replay.gap and replay.last >= until and (replay.terminal is not None or not ended)

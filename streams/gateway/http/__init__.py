@@ -1,0 +1,1 @@
+"""The gateway over HTTP: the edge, the routes, bodies and event streams."""

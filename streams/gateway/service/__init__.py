@@ -1,0 +1,1 @@
+"""What a gateway does for its clients, whatever they speak: accept, resume, cancel, look up."""

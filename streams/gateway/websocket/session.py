@@ -1,0 +1,539 @@
+"""The WebSocket `/v1/stream`, straight on ASGI: many responses on one socket, one writer, bounded queues.
+
+The message catalogue is `schemas.websocket`; close codes are in `streams.gateway.closing`. A socket that reads slowly
+finds its deltas joined into larger ones; what it has not read costs the gateway no memory beyond the shared text.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Coroutine
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+import structlog
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope, Send
+
+from schemas.endings import ENDINGS, EndingCode
+from schemas.responses import Started, Terminal
+from schemas.websocket import (
+    CLIENT_MESSAGE,
+    Accepted,
+    AuthMessage,
+    CancelMessage,
+    ClientMessage,
+    ErrorBody,
+    ErrorMessage,
+    PingMessage,
+    Pong,
+    RequestMessage,
+    ResumeMessage,
+    StartedMessage,
+    TerminalMessage,
+    UsageBody,
+)
+from streams.dialects.openai_chat import finish_reason, parse_chat_request, usage_object
+from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
+from streams.gateway.errors import ApiError, RequestError, ending_error
+from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.fan_out.hub import Behind, Closed, Event
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.http.app import api_key_of, traceparent_of
+from streams.gateway.http.sse import Timing
+from streams.gateway.json_body import parse_json_object
+from streams.gateway.service.service import Gateway, Principal, retry_advice_ms
+from streams.gateway.websocket.protocol import FRAMES, text_frame
+
+SUBPROTOCOL = "sluice.v1"
+KEY_SUBPROTOCOL_PREFIX = "sluice.key."
+AUTH_TIMEOUT_S = 10.0
+MAX_UNAUTHENTICATED_CHARS = 4_096
+"""Of a message before the key was checked: nothing larger is parsed."""
+MAX_RESPONSES_PER_SOCKET = 1_000
+MAX_QUEUED_MESSAGES = 256
+MAX_ERRORS = 20
+CLOSE_TIMEOUT_S = 5.0
+
+_log = structlog.get_logger()
+
+
+def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
+    """The last event of a response; retryable endings always carry jittered advice."""
+    rule = ENDINGS[terminal.code]
+    advice_ms = terminal.retry_after_ms
+    if advice_ms is None and rule.retryable:
+        advice_ms = retry_advice_ms()
+    error = ending_error(terminal.code, terminal.message, terminal.param)["error"] if rule.is_error else None
+    return TerminalMessage(
+        response_id=response_id,
+        sequence_number=terminal.sequence_number,
+        code=terminal.code.value,
+        finish_reason=finish_reason(terminal.code, terminal.finish_reasons),
+        finish_reasons=terminal.finish_reasons,
+        usage=UsageBody(**usage_object(terminal.usage)),
+        model=terminal.model,
+        error=None if error is None else ErrorBody(**error),
+        retry_after_ms=advice_ms,
+        limits=terminal.limits,
+    )
+
+
+class _Watched:
+    """One response on a socket."""
+
+    __slots__ = ("accepted_at_ms", "delta_head", "follower", "queued", "request_id", "response_id", "timing")
+
+    def __init__(self, response_id: str, follower: Follower, request_id: str | None, timing: Timing) -> None:
+        self.response_id = response_id
+        self.follower = follower
+        self.request_id = request_id
+        self.timing = timing
+        self.queued = False
+        self.accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
+        self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
+
+    def delta(self, span: Span) -> bytes:
+        return b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","emitted_at_us":%d,"text":%b}' % (
+            self.delta_head, span.first_sequence, span.sequence_number, span.choice, span.kind.encode(),
+            span.emitted_at_us, orjson.dumps(span.text),
+        )  # fmt: skip
+
+    def frame(self, span: Span) -> bytes:
+        """The delta as a frame, made once for all who watch the response on sockets."""
+        viewer = self.follower.viewer
+        if viewer is None or len(viewer.stream.viewers) == 1:
+            return text_frame(self.delta(span))
+        stream = viewer.stream
+        if stream.encoded is None or stream.encoded[0] is not span:
+            stream.encoded = (span, text_frame(self.delta(span)))
+        return stream.encoded[1]
+
+
+class Frames(Protocol):
+    """The connection under the socket, where it takes frames made beforehand (`ws_protocol`)."""
+
+    @property
+    def takes_frames(self) -> bool: ...
+
+    def write_frame(self, frame: bytes) -> None: ...
+
+
+class Socket:
+    """One connection: a reader that understands messages, and a writer that sends.
+
+    While the writer sleeps nothing waits to be sent. Text that comes then goes to the connection at once, where that
+    takes `frames`: waking a task would cost more than all the rest of a token's way.
+    """
+
+    def __init__(
+        self, gateway: Gateway, receive: Receive, send: Send, traceparent: str, frames: Frames | None = None
+    ) -> None:
+        self._gateway = gateway
+        self._receive = receive
+        self._send = send
+        self._stall_s = gateway.settings.gateway.viewer_stall_ms / 1_000
+        self._traceparent = traceparent
+        self._principal: Principal | None = None
+        self._frames = frames
+        self._watched: dict[str, _Watched] = {}
+        self._requests: set[str] = set()
+        self._ready: deque[_Watched] = deque()
+        self._outbox: deque[str] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+        self._work: set[asyncio.Task[None]] = set()
+        self._errors = 0
+        self._message_chars = 0
+        self._closing: CloseReason | None = None
+        self._writer: asyncio.Task[None] | None = None
+
+    async def run(self, api_key: str | None) -> None:
+        """Serves the accepted connection until either side closes it."""
+        reader = asyncio.ensure_future(self._read(api_key))
+        writer = self._writer = asyncio.ensure_future(self._write())
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            if self._closing is not None:
+                await asyncio.wait((writer,), timeout=CLOSE_TIMEOUT_S)
+        finally:
+            tasks = [reader, writer, *self._work]
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            for watched in list(self._watched.values()):
+                self._unwatch(watched)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, OSError):
+                _log.error("websocket_failed", exc_info=outcome)
+
+    # Reading
+
+    async def _read(self, api_key: str | None) -> None:
+        if api_key is None:
+            try:
+                async with asyncio.timeout(AUTH_TIMEOUT_S):
+                    message = await self._next_message()
+            except TimeoutError:
+                return self._close(CloseReason.AUTH_TIMEOUT)
+            if message is None:
+                return None
+            api_key = message.api_key if isinstance(message, AuthMessage) else ""
+        if not self._authenticate(api_key):
+            return None
+        while self._closing is None and (message := await self._next_message()) is not None:
+            await self._room.wait()
+            # A socket may outlive its key.
+            if (principal := self._authenticate(api_key)) is not None:
+                self._understand(principal, message)
+        return None
+
+    def _authenticate(self, api_key: str | None) -> Principal | None:
+        """Who the key is of now; None, and the socket closes, when it is nobody's (any more)."""
+        try:
+            self._principal = self._gateway.authenticate(api_key)
+        except ApiError:
+            self._close(CloseReason.UNAUTHENTICATED)
+            return None
+        return self._principal
+
+    async def _next_message(self) -> ClientMessage | None:
+        """None once the socket is closing or gone."""
+        while self._closing is None:
+            event = await self._receive()
+            if event["type"] == "websocket.disconnect":
+                return None
+            if (text := event.get("text")) is None:
+                self._close(CloseReason.NOT_TEXT)
+                return None
+            if self._principal is None and len(text) > MAX_UNAUTHENTICATED_CHARS:
+                self._close(CloseReason.UNAUTHENTICATED)
+                return None
+            request_id = None
+            try:
+                self._message_chars = len(text)
+                raw = await self._gateway.parsing(len(text), partial(parse_json_object, text))
+                request_id = raw["request_id"] if isinstance(raw.get("request_id"), str) else None
+                return CLIENT_MESSAGE.validate_python(raw)
+            except (RequestError, ApiError) as error:
+                self._refuse(error, request_id=request_id)
+            except ValidationError as error:
+                self._refuse(_explain(error), request_id=request_id)
+            self._errors += 1
+            if self._errors >= MAX_ERRORS:
+                self._close(CloseReason.TOO_MANY_ERRORS)
+            await self._room.wait()
+        return None
+
+    def _understand(self, principal: Principal, message: ClientMessage) -> None:
+        match message:
+            case RequestMessage(request_id=request_id):
+                if request_id in self._requests:
+                    self._refuse(_invalid("The request_id is in use on this socket.", "request_id"), request_id)
+                elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
+                    self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
+                else:
+                    self._requests.add(request_id)
+                    self._start(self._request(principal, message, self._message_chars))
+            case ResumeMessage(response_id=response_id):
+                if response_id in self._watched:
+                    error = _invalid("The response is on this socket already.", "response_id")
+                    self._refuse(error, response_id=response_id)
+                elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
+                    error = RequestError(EndingCode.OVERLOADED, "Too many responses on this socket.")
+                    self._refuse(error, response_id=response_id)
+                else:
+                    self._start(self._resume(principal, message))
+            case CancelMessage():
+                self._start(self._cancel(principal, message))
+            case PingMessage(nonce=nonce):
+                self._say(Pong(nonce=nonce))
+            case AuthMessage():
+                self._refuse(_invalid("The socket is authenticated already.", "type"))
+            case _:
+                why = f"Messages of type {message.type!r} are not supported yet."
+                error = RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
+                self._refuse(error, _name(message, "request_id"), _name(message, "response_id"))
+
+    async def _request(self, principal: Principal, message: RequestMessage, chars: int) -> None:
+        request_id = message.request_id
+        try:
+            if message.body.get("stream", True) is not True:
+                raise _invalid("A WebSocket always streams: stream may only be true.", "body.stream")
+            chat = await self._gateway.parsing(chars, partial(parse_chat_request, {**message.body, "stream": True}))
+            response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
+        except (RequestError, ApiError) as error:
+            self._requests.discard(request_id)
+            self._refuse(error, request_id)
+            return
+        self._say(Accepted(request_id=request_id, response_id=response_id))
+        self._watch(response_id, follower, request_id)
+
+    async def _resume(self, principal: Principal, message: ResumeMessage) -> None:
+        response_id = message.response_id
+        try:
+            follower = await self._gateway.resume(principal, response_id, message.starting_after)
+        except ApiError as error:
+            self._refuse(error, response_id=response_id)
+            return
+        if response_id in self._watched:
+            self._gateway.release(follower)
+            self._refuse(_invalid("The response is on this socket already.", "response_id"), response_id=response_id)
+            return
+        self._watch(response_id, follower, None)
+
+    async def _cancel(self, principal: Principal, message: CancelMessage) -> None:
+        try:
+            await self._gateway.cancel(principal, message.response_id)
+        except ApiError as error:
+            self._refuse(error, response_id=message.response_id)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._work.add(task)
+        task.add_done_callback(self._worked)
+        if len(self._work) >= MAX_QUEUED_MESSAGES:
+            self._room.clear()
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        self._make_room()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("websocket_message_failed", exc_info=error)
+            self._close(CloseReason.GOING_AWAY)
+
+    # Watching
+
+    def _watch(self, response_id: str, follower: Follower, request_id: str | None) -> None:
+        watched = _Watched(response_id, follower, request_id, Timing(self._gateway.metrics))
+        self._watched[response_id] = watched
+        follower.on_ready = partial(self._deliver, watched)
+        follower.on_stalled = self._stalled
+        if follower.has_more:
+            self._enqueue(watched)
+
+    def _unwatch(self, watched: _Watched) -> None:
+        self._watched.pop(watched.response_id, None)
+        watched.follower.on_ready = None
+        if watched.request_id is not None:
+            self._requests.discard(watched.request_id)
+        self._gateway.release(watched.follower)
+
+    def _deliver(self, watched: _Watched) -> None:
+        wake, frames = self._wake, self._frames
+        if frames is not None and wake is not None and not wake.done() and frames.takes_frames:
+            span = watched.follower.poll_span()
+            if span is not None:
+                watched.timing.delivered(span, watched.accepted_at_ms)
+                frames.write_frame(watched.frame(span))
+                if not watched.follower.has_more:
+                    return
+        self._enqueue(watched)
+
+    def _enqueue(self, watched: _Watched) -> None:
+        if not watched.queued:
+            watched.queued = True
+            self._ready.append(watched)
+            if self._wake is not None and not self._wake.done():
+                self._wake.set_result(None)
+
+    def _stalled(self) -> None:
+        """The writer has hung in a send for too long: nothing can be said to this client any more."""
+        if self._writer is not None:
+            self._writer.cancel()
+
+    # Writing
+
+    def _say(self, message: BaseModel) -> None:
+        self._outbox.append(message.model_dump_json())
+        if len(self._outbox) >= MAX_QUEUED_MESSAGES:
+            self._room.clear()
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _refuse(
+        self, error: RequestError | ApiError, request_id: str | None = None, response_id: str | None = None
+    ) -> None:
+        retry_after_ms, resumable = None, False
+        if isinstance(error, ApiError):
+            body, code = error.body, error.code
+            retry_after_ms, resumable = error.retry_after_ms, error.resumable
+        else:
+            body, code = ending_error(error.code, error.message, error.param), error.code.value
+            if ENDINGS[error.code].retryable:
+                retry_after_ms = retry_advice_ms()
+        self._gateway.metrics.refused.labels(code).inc()
+        self._say(
+            ErrorMessage(
+                error=ErrorBody(**body["error"]), request_id=request_id, response_id=response_id,
+                retry_after_ms=retry_after_ms, resumable=resumable,
+            )
+        )  # fmt: skip
+
+    def _close(self, reason: CloseReason) -> None:
+        if self._closing is not None:
+            return
+        self._closing = reason
+        self._say(closing_message(reason))
+
+    def _make_room(self) -> None:
+        if len(self._outbox) < MAX_QUEUED_MESSAGES and len(self._work) < MAX_QUEUED_MESSAGES:
+            self._room.set()
+
+    async def _write(self) -> None:
+        """Ends when the socket is closed, or when a send stalls that no viewer in the hub stands behind."""
+        try:
+            await self._write_all()
+        except TimeoutError:
+            _log.info("websocket_stalled", watched=len(self._watched))
+
+    async def _send_in_time(self, text: str) -> None:
+        async with asyncio.timeout(self._stall_s):
+            await self._send({"type": "websocket.send", "text": text})
+
+    async def _write_all(self) -> None:
+        send, ready, outbox = self._send, self._ready, self._outbox
+        loop = asyncio.get_running_loop()
+        while True:
+            while outbox:
+                await self._send_in_time(outbox.popleft())
+                self._make_room()
+            if self._closing is not None:
+                rule = CLOSINGS[self._closing]
+                await send({"type": "websocket.close", "code": rule.websocket_code, "reason": self._closing.value})
+                return
+            if ready:
+                watched = ready.popleft()
+                watched.queued = False
+                event = watched.follower.poll()
+                if type(event) is Span:
+                    watched.timing.delivered(event, watched.accepted_at_ms)
+                    if watched.follower.viewer is not None:
+                        # The hub notices when it stalls: a token's way must not pay for a timer.
+                        await send({"type": "websocket.send", "text": watched.delta(event).decode()})
+                    else:
+                        await self._send_in_time(watched.delta(event).decode())
+                elif event is not None:
+                    self._handle(watched, event)
+                if watched.follower.has_more and watched.response_id in self._watched:
+                    self._enqueue(watched)
+                continue
+            self._wake = loop.create_future()
+            try:
+                await self._wake
+            finally:
+                self._wake = None
+
+    def _handle(self, watched: _Watched, event: Event) -> None:
+        """What is not a delta."""
+        response_id = watched.response_id
+        match event:
+            case Behind():
+                watched.queued = True
+                self._start(self._catch_up(watched))
+            case Started():
+                watched.accepted_at_ms = event.accepted_at_ms
+                self._say(
+                    StartedMessage(
+                        response_id=response_id, model=event.model, requested_model=event.requested_model,
+                        prompt_tokens=event.prompt_tokens, accepted_at_ms=event.accepted_at_ms,
+                        deadline_ms=event.deadline_ms,
+                    )
+                )  # fmt: skip
+            case Terminal():
+                watched.timing.ended(watched.accepted_at_ms)
+                self._say(terminal_message(response_id, event))
+                self._unwatch(watched)
+            case Closed(reason=CloseReason.GOING_AWAY):
+                self.go_away()
+            case Closed(reason=reason):
+                self._give_up(watched, reason)
+
+    def go_away(self) -> None:
+        """The gateway stops: every response is said to be resumable elsewhere, then the socket closes."""
+        for watched in list(self._watched.values()):
+            self._give_up(watched, CloseReason.GOING_AWAY)
+        self._close(CloseReason.GOING_AWAY)
+
+    def _give_up(self, watched: _Watched, reason: CloseReason) -> None:
+        rule = CLOSINGS[reason]
+        error = ErrorBody(message=rule.message, type="server_error", code=reason.value)
+        self._say(ErrorMessage(error=error, response_id=watched.response_id, resumable=rule.resumable))
+        self._unwatch(watched)
+
+    async def _catch_up(self, watched: _Watched) -> None:
+        await watched.follower.catch_up()
+        watched.queued = False
+        self._enqueue(watched)
+
+
+def _invalid(message: str, param: str) -> RequestError:
+    return RequestError(EndingCode.INVALID_REQUEST, message, param)
+
+
+def _name(message: BaseModel, field: str) -> str | None:
+    value = (message.model_extra or {}).get(field)
+    return value[:200] if isinstance(value, str) else None
+
+
+def _explain(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # The first part of a union's location is the message type.
+    param = ".".join(str(part) for part in first["loc"][1:])[:200] or "type"
+    if first["type"] == "extra_forbidden":
+        return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{param} is not supported.", param)
+    return _invalid(f"{param}: {first['msg'][:200]}.", param)
+
+
+def _offered_key(subprotocols: list[str]) -> str | None:
+    prefix = KEY_SUBPROTOCOL_PREFIX
+    return next((name.removeprefix(prefix) for name in subprotocols if name.startswith(prefix)), None)
+
+
+def origin_allowed(origin: str | None, host: str, allowed_origins: Collection[str] | None) -> bool:
+    """Programs send no `Origin`; pages of the gateway itself may always connect. `None` allows every page.
+
+    Keys are never in cookies, so another site's page has nothing of its visitor's to use.
+    """
+    return allowed_origins is None or origin is None or origin in allowed_origins or urlsplit(origin).netloc == host
+
+
+class StreamEndpoint:
+    """The ASGI endpoint of `/v1/stream`."""
+
+    def __init__(self, gateway: Gateway, allowed_origins: Collection[str] | None = None) -> None:
+        self._gateway = gateway
+        self._allowed_origins = allowed_origins
+        self._open: dict[Socket, asyncio.Future[None]] = {}
+
+    async def go_away(self, timeout_s: float) -> None:
+        """Every socket is told that the gateway stops; returns when they know, or do not take it in time."""
+        for socket in list(self._open):
+            socket.go_away()
+        if self._open:
+            await asyncio.wait(self._open.values(), timeout=timeout_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        event = await receive()
+        if event["type"] != "websocket.connect":
+            return
+        offered: list[str] = scope["subprotocols"]
+        await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
+        if not origin_allowed(headers.get("origin"), headers.get("host", ""), self._allowed_origins):
+            reason = CloseReason.ORIGIN_REFUSED
+            await send({"type": "websocket.close", "code": CLOSINGS[reason].websocket_code, "reason": reason.value})
+            return
+        api_key = api_key_of(headers) or _offered_key(offered)
+        frames = scope.get("extensions", {}).get(FRAMES)
+        socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames)
+        if self._gateway.stopping:
+            socket.go_away()
+        ended = self._open[socket] = asyncio.get_running_loop().create_future()
+        try:
+            await socket.run(api_key)
+        finally:
+            del self._open[socket]
+            ended.set_result(None)

@@ -1,0 +1,1 @@
+"""The log: one port, over librdkafka and in memory, and what every reader of it needs."""

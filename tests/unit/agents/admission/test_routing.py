@@ -1,0 +1,139 @@
+"""Routing decides on what workers say, and on nothing else."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.admission.routing import (
+    PICKUP_MS,
+    QUEUE_SHARE,
+    Load,
+    QueueBound,
+    WorkersView,
+    choose,
+    drain_ms,
+    overloaded,
+)
+from schemas.request import LANES, Lane
+from schemas.worker import WorkerState
+
+NOW = 1_790_000_000_000
+
+
+def worker(worker_id: str = "worker-1", **fields: object) -> WorkerState:
+    values: dict[str, object] = {
+        "worker_id": worker_id, "pool": "default", "model": "m", "engine": "simulated", "state": "ready",
+        "beat_at_ms": NOW, "lease_ms": 4_000, "lane_partitions": {lane: [0, 1] for lane in LANES},
+        "home_partitions": [3],
+    }  # fmt: skip
+    return WorkerState.model_validate(values | fields)
+
+
+partitions = st.lists(st.integers(0, 7), max_size=4, unique=True)
+states = st.builds(
+    worker,
+    st.sampled_from([f"w{i}" for i in range(6)]),
+    pool=st.sampled_from(["default", "other"]),
+    state=st.sampled_from(["starting", "ready", "draining", "failed"]),
+    beat_at_ms=st.integers(NOW - 8_000, NOW),
+    lane_partitions=st.fixed_dictionaries(dict.fromkeys(LANES, partitions)),
+    home_partitions=partitions,
+    running=st.integers(0, 64),
+    queued_tokens=st.integers(0, 100_000),
+)
+
+
+@given(st.lists(states), st.sampled_from(LANES), st.text(min_size=1))
+def test_a_route_is_always_a_partition_of_a_live_worker_that_reads_the_lane(
+    heartbeats: list[WorkerState], lane: Lane, response_id: str
+) -> None:
+    view = WorkersView()
+    for state in heartbeats:
+        view.update(state.worker_id, state)
+    loads = view.live("default", NOW)
+    route = choose(loads, lane, response_id, lane_partitions=8, generated_partitions=8)
+    assert route == choose(loads, lane, response_id, lane_partitions=8, generated_partitions=8)
+    fit = [load for load in loads if load.state.lane_partitions[lane] and load.state.home_partitions]
+    if not fit:
+        assert route.worker_id is None
+        assert 0 <= route.lane_partition < 8
+        assert 0 <= route.generated_partition < 8
+        return
+    [chosen] = [load for load in fit if load.state.worker_id == route.worker_id]
+    assert chosen.state.state == "ready"
+    assert chosen.state.pool == "default"
+    assert chosen.state.beat_at_ms + chosen.state.lease_ms > NOW
+    assert route.lane_partition in chosen.state.lane_partitions[lane]
+    assert route.generated_partition in chosen.state.home_partitions
+    assert chosen.tokens == min(load.tokens for load in fit)
+
+
+def test_a_worker_whose_lease_ran_out_gets_nothing() -> None:
+    view = WorkersView()
+    view.update("worker-1", worker())
+    assert view.live("default", NOW + 3_999)
+    assert not view.live("default", NOW + 4_000)
+
+
+def test_a_worker_that_left_for_good_is_forgotten() -> None:
+    view = WorkersView()
+    view.update("worker-1", worker())
+    view.update("worker-1", None)
+    assert not view.live("default", NOW)
+
+
+def test_a_late_heartbeat_does_not_undo_a_newer_one() -> None:
+    view = WorkersView()
+    view.update("worker-1", worker(beat_at_ms=NOW, state="draining"))
+    view.update("worker-1", worker(beat_at_ms=NOW - 1))
+    assert not view.live("default", NOW)
+
+
+def test_what_was_routed_counts_until_a_heartbeat_can_have_included_it() -> None:
+    view = WorkersView()
+    view.update("worker-1", worker())
+    view.routed("worker-1", 300, NOW)
+    view.routed("worker-1", 500, NOW + 100)
+    [load] = view.live("default", NOW)
+    assert (load.routed_tokens, load.routed_requests) == (800, 2)
+    view.update("worker-1", worker(beat_at_ms=NOW + PICKUP_MS, queued_tokens=300))
+    [load] = view.live("default", NOW)
+    assert (load.queued_tokens, load.queued_requests) == (800, 1)
+
+
+def test_requests_spread_over_equal_workers_between_heartbeats() -> None:
+    view = WorkersView()
+    for name in ("a", "b", "c"):
+        view.update(name, worker(name))
+    chosen = []
+    for i in range(30):
+        route = choose(view.live("default", NOW), Lane.STANDARD, f"r{i}", lane_partitions=8, generated_partitions=8)
+        view.routed(route.worker_id, 100, NOW)
+        chosen.append(route.worker_id)
+    assert {name: chosen.count(name) for name in ("a", "b", "c")} == {"a": 10, "b": 10, "c": 10}
+
+
+def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
+    bound = QueueBound(tokens=1_000, requests=10_000)
+
+    def refused(queued_tokens: int) -> list[Lane]:
+        loads = [Load(worker(queued_tokens=queued_tokens))]
+        return [lane for lane in LANES if overloaded(loads, lane, bound)]
+
+    assert refused(499) == []
+    assert refused(500) == [Lane.BATCH]
+    assert refused(800) == [Lane.STANDARD, Lane.BATCH]
+    assert refused(1_000) == list(LANES)
+    assert sorted(QUEUE_SHARE, key=QUEUE_SHARE.__getitem__, reverse=True) == list(LANES)
+
+
+def test_the_number_of_waiting_requests_is_bounded_too() -> None:
+    assert overloaded([Load(worker(waiting=10))], Lane.INTERACTIVE, QueueBound(tokens=10**9, requests=10))
+
+
+def test_without_a_worker_nothing_is_known_to_be_full() -> None:
+    assert not overloaded([], Lane.BATCH, QueueBound(tokens=1, requests=1))
+
+
+@given(st.integers(0, 10**7), st.floats(0, 10**5))
+def test_retry_advice_stays_within_its_bounds(queued: int, speed: float) -> None:
+    assert 1_000 <= drain_ms([Load(worker(queued_tokens=queued, tokens_per_second=speed))]) <= 30_000

@@ -1,0 +1,215 @@
+"""A whole world of stages in memory: tenants, a model, a tokenizer of words, quota by its model, a log of lists."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from jinja2 import TemplateError
+from pydantic import TypeAdapter
+
+from agents.admission.pipeline import Pipeline
+from agents.admission.publication import PublishFailed, RecordTooLarge
+from agents.admission.routing import QueueBound, WorkersView
+from agents.admission.stages import PolicyPhrases, Services
+from schemas.base import Record, Scope
+from schemas.batch import BatchJob
+from schemas.dead_letter import DeadLetter
+from schemas.generated import Ending, Opened
+from schemas.request import LANES, AdmittedRequest, Message, ReplyTo, Request, Sampling, TextPart
+from schemas.verdict import Verdict
+from schemas.worker import WorkerState
+from streams.directory import ApiKey, Limits, Model, Pool, ProducerKey, SafetyPolicy, Tenant
+from streams.ids import parse_response_id
+from streams.log.port import Headers, LogRecord
+from streams.signing import sign_job, sign_request
+from streams.topics import Topics
+from tests.unit.agents.quota.quota_model import ModelQuota
+
+NOW = 1_790_000_000_000
+SECRET = b"s" * 32
+PRODUCER_KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+PUBLIC_KEY = base64.b64encode(
+    PRODUCER_KEY.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+).decode()
+RESPONSE = "resp_local-3_018f3c2e9d7a7b4e8c1d2e3f4a5b6c7d"
+
+
+R = TypeVar("R", bound=Record)
+_ANY: TypeAdapter[Opened | Ending | AdmittedRequest | DeadLetter | Verdict] = TypeAdapter(
+    Opened | Ending | AdmittedRequest | DeadLetter | Verdict
+)
+
+
+class Words:
+    """One token per word, and three of the template. The template does not take an assistant's turn at the end."""
+
+    vocabulary_size = 1_000
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        if messages[-1].role == "assistant":
+            raise TemplateError("the last turn must be the user's")
+        return [0, 0, 0, *(len(word) for message in messages for word in message.text.split())]
+
+
+class Directory:
+    def __init__(self, *tenants: Tenant) -> None:
+        self.all = {tenant.tenant_id: tenant for tenant in tenants}
+
+    def tenant(self, tenant_id: str) -> Tenant | None:
+        return self.all.get(tenant_id)
+
+    def by_api_key(self, api_key: str) -> tuple[Tenant, ApiKey] | None:
+        raise NotImplementedError
+
+    def producer_key(self, tenant_id: str, key_id: str) -> ProducerKey | None:
+        tenant = self.tenant(tenant_id)
+        return next((key for key in tenant.producer_keys if key.key_id == key_id), None) if tenant else None
+
+    def tenants(self) -> list[Tenant]:
+        return list(self.all.values())
+
+
+class Catalog:
+    def __init__(self, *models: Model) -> None:
+        self._models = models
+
+    def model(self, name_or_alias: str) -> Model | None:
+        return next((m for m in self._models if name_or_alias in (m.name, *m.aliases)), None)
+
+    def models(self) -> list[Model]:
+        return list(self._models)
+
+    def pool(self, name: str) -> Pool:
+        raise NotImplementedError
+
+    def pools(self) -> list[Pool]:
+        raise NotImplementedError
+
+
+@dataclass
+class Log:
+    """Keeps what is published, in order. `fail_after`: so many writes succeed, then none; `max_bytes`: of a record."""
+
+    topics: Topics
+    records: list[LogRecord] = field(default_factory=list)
+    fail_after: int | None = None
+    max_bytes: int = 4_194_304
+
+    async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
+        if self.fail_after is not None and len(self.records) >= self.fail_after:
+            raise PublishFailed("scripted")
+        if len(value) > self.max_bytes:
+            raise RecordTooLarge("scripted")
+        offset = sum(record.topic == topic and record.partition == (partition or 0) for record in self.records)
+        self.records.append(LogRecord(topic, partition or 0, offset, key.encode(), value, (), NOW))
+        return offset
+
+    async def note(self, topic: str, value: bytes, *, key: str) -> int:
+        return await self.publish(topic, value, key=key)
+
+    def of(self, kind: type[R], topic: str) -> list[tuple[LogRecord, R]]:
+        entries = [
+            (record, _ANY.validate_json(record.value or b"")) for record in self.records if record.topic == topic
+        ]
+        return [(record, entry) for record, entry in entries if isinstance(entry, kind)]
+
+    @property
+    def endings(self) -> list[Ending]:
+        return [entry for _, entry in self.of(Ending, self.topics.generated.name)]
+
+    @property
+    def dead(self) -> list[DeadLetter]:
+        return [entry for _, entry in self.of(DeadLetter, self.topics.dead_letters.name)]
+
+    @property
+    def kinds(self) -> list[str]:
+        """Topics in the order of writing, without the region."""
+        return [record.topic.removeprefix("local.") for record in self.records]
+
+
+class World:
+    """`now_ms` is everybody's clock."""
+
+    def __init__(self, max_attempts: int = 3, queue_bound: QueueBound = QueueBound(10**6, 10**4)) -> None:
+        self.now_ms = NOW
+        self.topics = Topics("local", ["default", "other"])
+        self.directory = Directory(
+            Tenant(
+                tenant_id="acme", tier="paid", limits=Limits(max_output_tokens=50, tokens_per_minute=500),
+                policy=SafetyPolicy(version=7, prompt_deny=["open the vault"]), models=["tiny", "elsewhere"],
+                producer_keys=[ProducerKey(key_id="p1", public_key=PUBLIC_KEY)],
+            ),
+            Tenant(tenant_id="gold", tier="premium", limits=Limits(max_output_tokens=2_000)),
+        )  # fmt: skip
+        self.catalog = Catalog(
+            Model(name="tiny", aliases=["default"], path="unused", pool="default", context_window=100),
+            Model(name="secret", path="unused", pool="default", context_window=100),
+            Model(name="elsewhere", path="unused", pool="other", context_window=100),
+        )
+        self.quota = ModelQuota(NOW)
+        self.workers = WorkersView()
+        self.log = Log(self.topics)
+        self.recoveries = 0
+        self.services = Services(
+            topics=self.topics, deployment_secret=SECRET, directory=self.directory, catalog=self.catalog,
+            tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere")}, quota=self.quota,
+            workers=self.workers,
+            queue_bound=queue_bound, phrases=PolicyPhrases(), trust_window_ms=300_000, clock_ms=lambda: self.now_ms,
+        )  # fmt: skip
+        self.pipeline = Pipeline(self.services, self.log, self._recover, max_attempts, sleep=self._sleep)
+
+    async def _recover(self) -> None:
+        self.recoveries += 1
+
+    async def _sleep(self, seconds: float) -> None:
+        self.now_ms += round(seconds * 1_000)
+        self.quota.now_ms = self.now_ms
+
+    def beat(self, worker_id: str = "worker-1", **fields: object) -> None:
+        values: dict[str, object] = {
+            "worker_id": worker_id, "pool": "default", "model": "tiny", "engine": "simulated", "state": "ready",
+            "beat_at_ms": self.now_ms, "lease_ms": 4_000, "home_partitions": [5],
+            "lane_partitions": {lane: [2] for lane in LANES},
+        }  # fmt: skip
+        self.workers.update(worker_id, WorkerState.model_validate(values | fields))
+
+    def request(self, text: str = "hello there", *, tenant: str = "acme", **fields: object) -> Request:
+        values: dict[str, object] = {
+            "response_id": RESPONSE, "scope": Scope(tenant_id=tenant, traceparent="00-trace"), "model": "default",
+            "messages": [Message(role="user", content=[TextPart(text=text)])], "sampling": Sampling(max_tokens=10),
+            "accepted_at_ms": NOW, "deadline_ms": NOW + 60_000,
+        }  # fmt: skip
+        values |= fields
+        response_id = str(values["response_id"])
+        values.setdefault("reply_to", ReplyTo(partition=parse_response_id(response_id).partition))
+        return Request.model_validate(values)
+
+    def record(self, request: Request, headers: Headers | None = None) -> LogRecord:
+        value, topic = request.encode(), self.topics.requests.name
+        signed = sign_request(SECRET, topic, value) if headers is None else headers
+        return LogRecord(topic, 1, 41, request.response_id.encode(), value, tuple(signed), NOW + 2)
+
+    async def submit(self, job: LogRecord) -> None:
+        """A producer's job, through the queue of its pool where it gets there."""
+        seen = len(self.log.records)
+        await self.pipeline.handle_job(job)
+        for record in self.log.records[seen:]:
+            if record.topic.startswith("local.admission.jobs."):
+                await self.pipeline.handle_queued_job(record)
+
+    def job(
+        self, body: dict[str, object] | bytes | None = None, *, custom_id: str = "line-1", tenant_id: str = "acme",
+        key_id: str = "p1", expires_ms: int = NOW + 600_000, key: Ed25519PrivateKey = PRODUCER_KEY, offset: int = 9,
+    ) -> LogRecord:  # fmt: skip
+        if not isinstance(body, bytes):
+            default = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10}
+            body = BatchJob(body=default if body is None else body).encode()
+        topic = self.topics.intake_batch.name
+        headers = sign_job(
+            key, topic=topic, tenant_id=tenant_id, key_id=key_id, custom_id=custom_id, expires_ms=expires_ms,
+            value=body,
+        )  # fmt: skip
+        return LogRecord(topic, 2, offset, custom_id.encode(), body, tuple(headers), NOW)

@@ -1,0 +1,232 @@
+"""What quota means, in plain Python: the model that the Lua script is held against, and a store for tests of stages."""
+
+import math
+from dataclasses import dataclass, field
+
+from agents.quota.store import (
+    OUTCOME_KEEP_MS,
+    Decided,
+    Finished,
+    Outcome,
+    Overdue,
+    QuotaUnavailable,
+    Refunded,
+    Refusal,
+    Reserved,
+)
+from schemas.admission import Decision
+from schemas.endings import EndingCode
+from streams.directory import Limits
+
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+REDELIVERY_MS = 900_000
+
+
+@dataclass
+class Reservation:
+    state: str
+    tokens: int
+    deadline_ms: int
+    expires_ms: int
+    decision: Decision | None = None
+    refusal: Refusal | None = None
+    choices: set[int] = field(default_factory=set)
+
+
+@dataclass
+class TenantModel:
+    """One tenant. Time only moves when `now_ms` does."""
+
+    limits: Limits
+    now_ms: int
+    keep_ms: int = OUTCOME_KEEP_MS
+    redelivery_ms: int = REDELIVERY_MS
+    at_ms: int | None = None
+    backlog: int = 0
+    tokens: int = 0
+    carry: int = 0
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+
+    def _advance(self) -> None:
+        per_minute = self.limits.tokens_per_minute
+        if self.at_ms is None:
+            self.at_ms, self.tokens = self.now_ms, per_minute
+        elapsed = min(self.now_ms - self.at_ms, HOUR_MS)
+        self.at_ms = self.now_ms
+        self.backlog = max(self.backlog - elapsed * self.limits.requests_per_minute, 0)
+        self.carry += elapsed * (per_minute % MINUTE_MS)
+        self.tokens += elapsed * (per_minute // MINUTE_MS) + self.carry // MINUTE_MS
+        self.carry %= MINUTE_MS
+        self._cap()
+        self.reservations = {id_: r for id_, r in self.reservations.items() if r.expires_ms > self.now_ms}
+
+    def _cap(self) -> None:
+        if self.tokens >= self.limits.tokens_per_minute:
+            self.tokens, self.carry = self.limits.tokens_per_minute, 0
+
+    def _gain_ms(self, amount: int, per_minute: int) -> int:
+        if amount <= 0:
+            return 0
+        return amount // per_minute * MINUTE_MS + math.ceil(amount % per_minute * MINUTE_MS / per_minute)
+
+    @property
+    def active(self) -> set[str]:
+        return {id_ for id_, reservation in self.reservations.items() if reservation.state == "reserved"}
+
+    def figures(self) -> dict[str, int]:
+        limits = self.limits
+        return {
+            "requests_limit": limits.requests_per_minute,
+            "requests_remaining": max(limits.requests_per_minute - math.ceil(self.backlog / MINUTE_MS), 0),
+            "requests_reset_ms": math.ceil(self.backlog / limits.requests_per_minute),
+            "tokens_limit": limits.tokens_per_minute,
+            "tokens_remaining": max(min(self.tokens, limits.tokens_per_minute), 0),
+            "tokens_reset_ms": self._gain_ms(limits.tokens_per_minute - self.tokens, limits.tokens_per_minute),
+        }
+
+    def _stored(self, response_id: str) -> Outcome:
+        reservation = self.reservations[response_id]
+        if reservation.refusal is not None:
+            return reservation.refusal
+        if reservation.state == "refunded":
+            return Refunded()
+        if reservation.state == "settled":
+            return Finished()
+        if reservation.decision is not None:
+            return Decided(reservation.decision, reservation.tokens)
+        return Reserved(reservation.tokens)
+
+    def _add(self, response_id: str, state: str, tokens: int, deadline_ms: int) -> Reservation:
+        lifetime = max(deadline_ms - self.now_ms, 0) + self.keep_ms
+        reservation = Reservation(state, tokens, deadline_ms, self.now_ms + lifetime)
+        self.reservations[response_id] = reservation
+        return reservation
+
+    def reserve(self, response_id: str, tokens: int, deadline_ms: int) -> Outcome:
+        self._advance()
+        if response_id in self.reservations:
+            return self._stored(response_id)
+        limits, refused = self.limits, None
+        over = self.backlog + MINUTE_MS - limits.requests_per_minute * MINUTE_MS
+        if over > 0:
+            refused = (EndingCode.RATE_LIMITED_REQUESTS, math.ceil(over / limits.requests_per_minute))
+        elif tokens > self.tokens:
+            refused = (EndingCode.RATE_LIMITED_TOKENS, self._gain_ms(tokens - self.tokens, limits.tokens_per_minute))
+        elif len(self.active) >= limits.concurrent_responses:
+            refused = (EndingCode.RATE_LIMITED_CONCURRENCY, 1_000)
+        if refused:
+            refusal = Refusal(code=refused[0], retry_after_ms=refused[1], limits=self.figures())
+            self._add_refused(response_id, refusal, deadline_ms)
+        else:
+            self.backlog += MINUTE_MS
+            self.tokens -= tokens
+            self._add(response_id, "reserved", tokens, deadline_ms)
+        return self._stored(response_id)
+
+    def decide(self, response_id: str, decision: Decision, tokens: int, deadline_ms: int) -> Outcome:
+        self._advance()
+        reservation = self.reservations.get(response_id)
+        if reservation is None:
+            self.tokens -= tokens
+            reservation = self._add(response_id, "reserved", tokens, deadline_ms)
+        if reservation.state == "reserved" and reservation.decision is None:
+            reservation.decision = decision
+        return self._stored(response_id)
+
+    def _add_refused(self, response_id: str, refusal: Refusal, deadline_ms: int) -> None:
+        reservation = self._add(response_id, "refused", 0, deadline_ms)
+        reservation.refusal = refusal
+        lifetime = max(deadline_ms - self.now_ms, 0) + self.redelivery_ms
+        reservation.expires_ms = self.now_ms + min(lifetime, self.keep_ms)
+
+    def refuse(self, response_id: str, refusal: Refusal, deadline_ms: int) -> Outcome:
+        self._advance()
+        reservation = self.reservations.get(response_id)
+        if reservation is None:
+            self._add_refused(response_id, refusal, deadline_ms)
+        elif reservation.state in ("reserved", "refunded") and reservation.decision is None:
+            if reservation.state == "reserved":
+                self.tokens += reservation.tokens
+                self._cap()
+            self._add_refused(response_id, refusal, deadline_ms)
+        elif reservation.state == "refunded" and reservation.decision is not None:
+            return Decided(reservation.decision, 0)
+        return self._stored(response_id)
+
+    def settle(self, response_id: str, choice: int, used: int) -> str:
+        self._advance()
+        reservation = self.reservations.get(response_id)
+        if reservation is None:
+            return "unknown"
+        if reservation.state == "refused":
+            return "refused"
+        if choice in reservation.choices:
+            return "duplicate"
+        reservation.choices.add(choice)
+        if reservation.state == "reserved":
+            self.tokens += reservation.tokens
+        self.tokens -= used
+        reservation.state = "settled"
+        self._cap()
+        return "settled"
+
+    def refund(self, response_id: str) -> bool:
+        self._advance()
+        reservation = self.reservations.get(response_id)
+        if reservation is None or reservation.state != "reserved":
+            return False
+        self.tokens += reservation.tokens
+        reservation.state, reservation.expires_ms = "refunded", self.now_ms + self.keep_ms
+        self._cap()
+        return True
+
+
+class ModelQuota:
+    """A `QuotaStore` of models. `failures`: so many calls raise QuotaUnavailable first."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self.now_ms = now_ms
+        self.tenants: dict[str, TenantModel] = {}
+        self.failures = 0
+        self.error: type[QuotaUnavailable] = QuotaUnavailable
+
+    def _tenant(self, tenant_id: str, limits: Limits) -> TenantModel:
+        if self.failures:
+            self.failures -= 1
+            raise self.error("scripted")
+        tenant = self.tenants.setdefault(tenant_id, TenantModel(limits, self.now_ms))
+        tenant.limits, tenant.now_ms = limits, self.now_ms
+        return tenant
+
+    async def reserve(
+        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        return self._tenant(tenant_id, limits).reserve(response_id, tokens, deadline_ms)
+
+    async def decide(
+        self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
+    ) -> Outcome:
+        return self._tenant(tenant_id, limits).decide(response_id, decision, tokens, deadline_ms)
+
+    async def refuse(
+        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+    ) -> Outcome:
+        return self._tenant(tenant_id, limits).refuse(response_id, refusal, deadline_ms)
+
+    async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
+        return self._tenant(tenant_id, limits).settle(response_id, choice, used_tokens)
+
+    async def refund(self, tenant_id: str, limits: Limits, response_id: str) -> bool:
+        return self._tenant(tenant_id, limits).refund(response_id)
+
+    async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
+        tenant = self.tenants.get(tenant_id)
+        if tenant is None:
+            return []
+        due = [(r.deadline_ms, id_) for id_, r in tenant.reservations.items() if id_ in tenant.active]
+        return [
+            Overdue(id_, deadline_ms, tenant.reservations[id_].decision)
+            for deadline_ms, id_ in sorted(due)[skip : skip + limit]
+            if deadline_ms <= before_ms
+        ]

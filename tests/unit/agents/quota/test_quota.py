@@ -1,0 +1,493 @@
+"""The Lua script on a real Redis does what the model says, whatever the order of calls."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from agents.quota.store import (
+    Decided,
+    EpochLost,
+    Finished,
+    QuotaUnavailable,
+    RedisQuota,
+    Refunded,
+    Refusal,
+    Reserved,
+    Restored,
+    jittered_ms,
+)
+from deploy.local.plan import redis_command
+from schemas.admission import Decision
+from schemas.endings import EndingCode
+from schemas.request import Lane
+from streams.directory import Limits
+from streams.topics import LONGEST_OUTAGE_MS
+from tests.servers import free_ports, server
+from tests.unit.agents.quota.quota_model import TenantModel
+
+NOW = 1_790_000_000_000
+LIMITS = Limits(requests_per_minute=60, tokens_per_minute=1_000, concurrent_responses=3)
+ROUTE = Decision(pool="default", lane=Lane.STANDARD, lane_partition=1, generated_partition=2, worker_id="worker-1")
+OTHER_ROUTE = ROUTE.model_copy(update={"generated_partition": 7})
+REFUSAL = Refusal(code=EndingCode.PROMPT_REFUSED, param="messages")
+OTHER_REFUSAL = Refusal(code=EndingCode.DEADLINE_EXCEEDED)
+
+
+def fresh_region() -> str:
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+async def new_quota(client: Redis, now_ms: int | None = NOW) -> RedisQuota:
+    quota = RedisQuota(client, fresh_region(), now_ms=now_ms)
+    await quota.begin_epoch(await quota.new_epoch(), NOW)
+    return quota
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(redis_url, retry=None) as client:
+        yield client
+
+
+@pytest.fixture
+async def quota(client: Redis) -> RedisQuota:
+    return await new_quota(client)
+
+
+async def reserve(quota: RedisQuota, response_id: str, tokens: int = 100, limits: Limits = LIMITS) -> object:
+    return await quota.reserve("acme", limits, response_id, tokens=tokens, deadline_ms=NOW + 60_000)
+
+
+async def decide(quota: RedisQuota, response_id: str, decision: Decision = ROUTE) -> object:
+    return await quota.decide("acme", LIMITS, response_id, decision, tokens=100, deadline_ms=NOW + 60_000)
+
+
+async def refuse(quota: RedisQuota, response_id: str, refusal: Refusal = REFUSAL) -> object:
+    return await quota.refuse("acme", LIMITS, response_id, refusal, deadline_ms=NOW + 60_000)
+
+
+async def test_a_reservation_is_taken_once_however_often_it_is_asked_for(quota: RedisQuota) -> None:
+    limits = Limits(requests_per_minute=60, tokens_per_minute=150)
+    assert [await reserve(quota, "r1", 100, limits) for _ in range(3)] == [Reserved(100)] * 3
+    refusal = await reserve(quota, "r2", 100, limits)
+    assert isinstance(refusal, Refusal)
+    assert refusal.limits["tokens_remaining"] == 50
+    assert refusal.limits["requests_remaining"] == 59
+
+
+async def test_a_refusal_takes_nothing_and_stands_even_when_there_is_room_later(quota: RedisQuota) -> None:
+    refusal = await reserve(quota, "big", 1_001)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is EndingCode.RATE_LIMITED_TOKENS
+    assert await reserve(quota, "fits", 1_000) == Reserved(1_000)
+    assert quota.now_ms is not None
+    quota.now_ms += 60_000
+    assert await reserve(quota, "big", 1) == refusal
+
+
+async def test_the_first_route_wins(quota: RedisQuota) -> None:
+    await reserve(quota, "r1")
+    assert await decide(quota, "r1", ROUTE) == Decided(ROUTE, 100)
+    assert await decide(quota, "r1", OTHER_ROUTE) == Decided(ROUTE, 100)
+    assert await reserve(quota, "r1") == Decided(ROUTE, 100)
+    assert await refuse(quota, "r1", REFUSAL) == Decided(ROUTE, 100)
+
+
+async def test_a_refused_response_is_never_routed(quota: RedisQuota) -> None:
+    await reserve(quota, "r1")
+    assert await refuse(quota, "r1", REFUSAL) == REFUSAL
+    assert await decide(quota, "r1") == REFUSAL
+    assert await reserve(quota, "whole budget again", 1_000) == Reserved(1_000)
+    assert await quota.active_count("acme") == 1
+
+
+async def test_a_refusal_before_any_reservation_stands_too(quota: RedisQuota) -> None:
+    assert await refuse(quota, "r1", REFUSAL) == REFUSAL
+    assert await reserve(quota, "r1") == REFUSAL
+
+
+async def test_concurrency_is_released_by_settling(quota: RedisQuota) -> None:
+    for name in ("r1", "r2", "r3"):
+        assert await reserve(quota, name, 1) == Reserved(1)
+    refusal = await reserve(quota, "r4", 1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is EndingCode.RATE_LIMITED_CONCURRENCY
+    assert await quota.settle("acme", LIMITS, "r1", 0, 1) == "settled"
+    assert await reserve(quota, "r5", 1) == Reserved(1)
+
+
+async def test_settling_returns_what_was_not_used_and_happens_once_per_choice(quota: RedisQuota) -> None:
+    await reserve(quota, "r1", 900)
+    assert await quota.settle("acme", LIMITS, "r1", 0, 100) == "settled"
+    assert await quota.settle("acme", LIMITS, "r1", 0, 100) == "duplicate"
+    assert await quota.settle("acme", LIMITS, "r1", 1, 50) == "settled"
+    refusal = await reserve(quota, "r2", 851)
+    assert isinstance(refusal, Refusal)
+    assert refusal.limits["tokens_remaining"] == 850
+    assert await reserve(quota, "r1") == Finished()
+
+
+async def test_a_late_settlement_of_a_refund_debits(quota: RedisQuota) -> None:
+    await reserve(quota, "r1", 900)
+    assert await quota.refund("acme", LIMITS, "r1")
+    assert not await quota.refund("acme", LIMITS, "r1")
+    assert await quota.settle("acme", LIMITS, "r1", 0, 1_400) == "settled"
+    refusal = await reserve(quota, "r2", 1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is EndingCode.RATE_LIMITED_TOKENS
+    # 400 in debt and one more to gain, at 1,000 per minute.
+    assert refusal.retry_after_ms == 24_060
+
+
+async def test_a_refund_is_no_outcome_so_the_response_can_still_be_refused(quota: RedisQuota) -> None:
+    await reserve(quota, "r1", 900)
+    assert await quota.refund("acme", LIMITS, "r1")
+    assert await reserve(quota, "r1", 900) == Refunded()
+    assert await decide(quota, "r1") == Refunded()
+    assert await refuse(quota, "r1", REFUSAL) == REFUSAL
+    assert await refuse(quota, "r1", OTHER_REFUSAL) == REFUSAL
+    assert await reserve(quota, "r1", 900) == REFUSAL
+    assert await reserve(quota, "the whole budget, and not more", 1_000) == Reserved(1_000)
+    assert await quota.active_count("acme") == 1
+
+
+async def test_a_refund_does_not_forget_where_the_response_was_opened(quota: RedisQuota) -> None:
+    await reserve(quota, "r1", 900)
+    await decide(quota, "r1", ROUTE)
+    assert await quota.refund("acme", LIMITS, "r1")
+    assert await reserve(quota, "r1", 900) == Refunded()
+    assert await decide(quota, "r1", OTHER_ROUTE) == Refunded()
+    assert await refuse(quota, "r1", REFUSAL) == Decided(ROUTE, 0)
+    assert await quota.settle("acme", LIMITS, "r1", 0, 100) == "settled"
+    assert await refuse(quota, "r1", REFUSAL) == Finished()
+
+
+async def test_a_full_bucket_gains_nothing_however_long_it_waits(quota: RedisQuota) -> None:
+    await reserve(quota, "small", 0)
+    assert quota.now_ms is not None
+    quota.now_ms += 3_000
+    refusal = await reserve(quota, "more than a minute's worth", 1_001)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is EndingCode.RATE_LIMITED_TOKENS
+
+
+async def test_requests_flow_at_their_rate_after_a_burst_of_a_minute(quota: RedisQuota) -> None:
+    limits = Limits(requests_per_minute=2)
+    assert [type(await reserve(quota, f"r{i}", 1, limits)) for i in range(3)] == [Reserved, Reserved, Refusal]
+    assert quota.now_ms is not None
+    quota.now_ms += 29_999
+    assert isinstance(await reserve(quota, "early", 1, limits), Refusal)
+    quota.now_ms += 1
+    assert await reserve(quota, "in time", 1, limits) == Reserved(1)
+
+
+async def test_memory_that_was_lost_is_noticed_before_anything_is_decided(client: Redis, quota: RedisQuota) -> None:
+    await reserve(quota, "r1")
+    keys = [key async for key in client.scan_iter(match=f"{quota.epoch_key.removesuffix(':epoch')}:*")]
+    await client.delete(*keys)
+    with pytest.raises(EpochLost):
+        await reserve(quota, "r1")
+    restored = Restored("r1", "acme", ended=False, tokens=100, deadline_ms=NOW + 60_000, decision=ROUTE)
+    epoch = await quota.new_epoch()
+    assert await quota.restore(epoch, restored, LIMITS)
+    assert not await quota.restore(epoch, restored, LIMITS)
+    with pytest.raises(EpochLost):
+        await RedisQuota(client, quota.epoch_key.split(":")[1], now_ms=NOW).reserve(
+            "acme", LIMITS, "r2", tokens=1, deadline_ms=NOW
+        )
+    await quota.begin_epoch(epoch, NOW)
+    assert await reserve(quota, "r1") == Decided(ROUTE, 100)
+    assert await quota.active_count("acme") == 1
+
+
+async def test_two_that_rebuild_at_once_lose_nothing_of_each_other(client: Redis, redis_url: str) -> None:
+    names = [f"r{number}" for number in range(3_000)]
+    region = fresh_region()
+
+    async def rebuild(quota: RedisQuota, epoch: str, together: int) -> int:
+        restored = 0
+        for start in range(0, len(names), together):
+            reservations = (
+                Restored(name, "acme", ended=False, tokens=1, deadline_ms=NOW + 60_000, decision=ROUTE)
+                for name in names[start : start + together]
+            )
+            answers = await asyncio.gather(*(quota.restore(epoch, reservation, LIMITS) for reservation in reservations))
+            restored += sum(answers)
+        return restored
+
+    async with Redis.from_url(redis_url, retry=None) as other_client:
+        one, other = RedisQuota(client, region, now_ms=NOW), RedisQuota(other_client, region, now_ms=NOW)
+        epochs = await one.new_epoch(), await other.new_epoch()
+        restored = await asyncio.gather(rebuild(one, epochs[0], 100), rebuild(other, epochs[1], 170))
+        assert sum(restored) == len(names), "each by one of them"
+        assert await one.active_count("acme") == len(names)
+        assert await one.begin_epoch(epochs[0], NOW) == await other.begin_epoch(epochs[1], NOW) == epochs[0]
+        for quota in (one, other):
+            assert [await reserve(quota, name) for name in names[::100]] == [Decided(ROUTE, 1)] * 30
+
+
+async def test_restored_refusals_and_ended_responses_hold_nothing(quota: RedisQuota) -> None:
+    refused = Restored("no", "acme", ended=True, tokens=0, deadline_ms=0, decision=None, refusal=REFUSAL)
+    ended = Restored("done", "acme", ended=True, tokens=500, deadline_ms=NOW + 60_000, decision=ROUTE)
+    epoch = await quota.new_epoch()
+    assert await quota.restore(epoch, refused, LIMITS)
+    assert await quota.restore(epoch, ended, LIMITS)
+    assert await reserve(quota, "no") == REFUSAL
+    assert await reserve(quota, "done") == Finished()
+    assert await reserve(quota, "all", 1_000) == Reserved(1_000)
+
+
+async def answers(client: Redis) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(RedisError):
+                await client.ping()
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_store_that_was_started_again_decides_nothing_before_it_is_rebuilt(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    command = redis_command(tmp_path, port)
+    region = fresh_region()
+    async with Redis.from_url(f"redis://127.0.0.1:{port}/0", retry=None) as client:
+        one, other = RedisQuota(client, region, now_ms=NOW), RedisQuota(client, region, now_ms=NOW)
+
+        with server(command, tmp_path / "first.log"):
+            await answers(client)
+            before = await one.begin_epoch(await one.new_epoch(), NOW)
+            for quota in (one, other):
+                await reserve(quota, "opened", 100)
+                await reserve(quota, "refused", 100)
+            assert await one.keep_epoch(NOW + 5_000)
+            # The decision and the refusal came in the last second, and were lost.
+        with server(command, tmp_path / "second.log"):
+            await answers(client)
+            assert before in str(await client.get(one.epoch_key)), "the key has survived"
+            with suppress(QuotaUnavailable):
+                await one.read_epoch()  # the connection has not
+            assert not await one.keep_epoch(NOW + 9_000)
+            assert await one.intact_until_ms() == NOW + 5_000
+            for quota in (one, other):
+                with suppress(QuotaUnavailable):
+                    await quota.read_epoch()
+                with pytest.raises(QuotaUnavailable):
+                    await reserve(quota, "opened")  # its connection went with the first server
+                with pytest.raises(EpochLost):
+                    await reserve(quota, "opened")
+            with pytest.raises(EpochLost):
+                await one.begin_epoch(before, NOW)
+            epoch = await one.new_epoch()
+            opened = Restored("opened", "acme", ended=False, tokens=100, deadline_ms=NOW + 60_000, decision=ROUTE)
+            refused = Restored("refused", "acme", ended=True, tokens=0, deadline_ms=NOW, decision=None, refusal=REFUSAL)
+            assert await one.restore(epoch, opened, LIMITS)
+            assert await one.restore(epoch, refused, LIMITS)
+            await one.begin_epoch(epoch, NOW)
+            for quota in (one, other):
+                assert await reserve(quota, "opened") == Decided(ROUTE, 100)
+                assert await reserve(quota, "refused") == REFUSAL
+            assert await one.active_count("acme") == 1
+
+
+async def test_an_outcome_outlives_the_longest_outage_and_a_flood_of_refusals_does_not(
+    client: Redis, quota: RedisQuota
+) -> None:
+    await reserve(quota, "answered")
+    await decide(quota, "answered")
+    await quota.settle("acme", LIMITS, "answered", 0, 10)
+    await reserve(quota, "too big", 2_000)
+    await refuse(quota, "refused")
+    prefix = quota.epoch_key.removesuffix(":epoch") + ":quota:{acme}:response:"
+    left_ms = {name: await client.pttl(prefix + name) for name in ("answered", "too big", "refused")}
+    assert left_ms["answered"] > LONGEST_OUTAGE_MS
+    assert left_ms["too big"] < 1_000_000 > left_ms["refused"] > 900_000
+    size_bytes = await client.memory_usage(prefix + "answered")
+    assert size_bytes is not None
+    assert size_bytes < 200, "the bytes that a response costs for all that time"
+
+
+async def test_memory_is_bounded_by_time(client: Redis) -> None:
+    quota = RedisQuota(client, fresh_region(), keep_ms=50)
+    await quota.begin_epoch(await quota.new_epoch(), NOW)
+    await quota.reserve("acme", LIMITS, "r1", tokens=1, deadline_ms=0)
+    await refuse(quota, "r2", REFUSAL)
+    left = [1]
+    for _ in range(200):
+        left = [key async for key in client.scan_iter(match=f"*{quota.epoch_key.split(':')[1]}*response*")]
+        if not left:
+            break
+        await asyncio.sleep(0.01)
+    assert not left
+
+
+async def test_a_store_that_is_down_is_unavailable_and_nothing_else() -> None:
+    async with Redis.from_url("redis://127.0.0.1:1/0", retry=None, socket_connect_timeout=0.2) as client:
+        with pytest.raises(QuotaUnavailable):
+            await reserve(RedisQuota(client, "nowhere"), "r1")
+
+
+async def test_the_script_survives_a_restart_of_the_server(client: Redis, quota: RedisQuota) -> None:
+    await client.script_flush()
+    assert await reserve(quota, "r1") == Reserved(100)
+
+
+async def test_a_connection_that_is_cut_costs_one_call_and_no_answer_goes_to_another(
+    client: Redis, quota: RedisQuota
+) -> None:
+    await reserve(quota, "r1", 100)
+    await client.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(QuotaUnavailable):
+        await reserve(quota, "r2", 200)
+    answers = await asyncio.gather(reserve(quota, "r2", 200), reserve(quota, "r1", 5))
+    assert list(answers) == [Reserved(200), Reserved(100)]
+
+
+async def test_a_store_that_is_slow_is_unavailable_in_time_and_its_late_answer_is_nobodys(redis_url: str) -> None:
+    async with Redis.from_url(redis_url, retry=None, socket_timeout=0.3) as client:
+        quota = await new_quota(client)
+        await reserve(quota, "r1", 100)
+        async with Redis.from_url(redis_url) as operator:
+            await operator.client_pause(1_000)
+            with pytest.raises(QuotaUnavailable):
+                await reserve(quota, "r1", 100)
+            await operator.client_unpause()
+        assert await reserve(quota, "r2", 200) == Reserved(200)
+
+
+def test_a_budget_is_exact_under_concurrency_and_retries(redis_url: str) -> None:
+    """400 requests of 10 tokens, each sent twice, by 8 threads, against 1,000 tokens: 100 are admitted."""
+    region, limits = fresh_region(), Limits(tokens_per_minute=1_000)
+    admitted: set[str] = set()
+    answers: dict[str, set[str]] = {}
+    lock = threading.Lock()
+
+    async def one_thread(number: int) -> None:
+        async with Redis.from_url(redis_url, retry=None) as client:
+            quota = RedisQuota(client, region, now_ms=NOW)
+            await quota.begin_epoch(await quota.new_epoch(), NOW)
+            for attempt in range(2):
+                for i in range(50):
+                    # The second attempt of a request comes from another thread.
+                    response_id = f"r{(number + attempt) % 8 * 50 + i}"
+                    outcome = await quota.reserve("acme", limits, response_id, tokens=10, deadline_ms=NOW + 60_000)
+                    with lock:
+                        answers.setdefault(response_id, set()).add(str(outcome))
+                        if isinstance(outcome, Reserved):
+                            admitted.add(response_id)
+
+    threads = [threading.Thread(target=lambda n=n: asyncio.run(one_thread(n))) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(admitted) == 100
+    assert len(answers) == 400
+    assert all(len(heard) == 1 for heard in answers.values()), "both attempts hear the same"
+
+
+def test_retry_advice_is_jittered_and_repeatable() -> None:
+    advice = {jittered_ms(10_000, f"r{i}") for i in range(50)}
+    assert len(advice) > 40
+    assert all(10_000 <= ms <= 12_500 for ms in advice)
+    assert jittered_ms(10_000, "r1") == jittered_ms(10_000, "r1")
+    assert jittered_ms(0, "r1") <= 250
+
+
+IDS = st.sampled_from(["r1", "r2", "r3", "r4", "r5"])
+TOKENS = st.integers(0, 1_500)
+
+
+def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
+    class Sequences(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.runner = asyncio.Runner()
+            self.client = Redis.from_url(redis_url, retry=None)
+            # Redis does not see the model's clock: what does not expire there must not in the model.
+            self.quota = RedisQuota(self.client, fresh_region(), keep_ms=10**9, now_ms=NOW)
+            self.settled: set[str] = set()
+
+        def heard(self, id_: str, real: object, expected: object) -> None:
+            assert real == expected
+            assert not isinstance(real, Finished) or id_ in self.settled, "silence before anybody settled it"
+
+        @initialize(requests=st.integers(1, 200), tokens=st.integers(1, 200_000), concurrency=st.integers(1, 4))
+        def begin(self, requests: int, tokens: int, concurrency: int) -> None:
+            limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens, concurrent_responses=concurrency)
+            self.model = TenantModel(limits, NOW, keep_ms=10**9, redelivery_ms=10**9)
+            self.runner.run(self.quota.begin_epoch(self.runner.run(self.quota.new_epoch()), NOW))
+
+        def teardown(self) -> None:
+            self.runner.run(self.client.aclose())
+            self.runner.close()
+
+        @rule(ms=st.one_of(st.integers(0, 2_000), st.integers(0, 120_000)))
+        def time_passes(self, ms: int) -> None:
+            assert self.quota.now_ms is not None
+            self.quota.now_ms += ms
+            self.model.now_ms += ms
+
+        @rule(id_=IDS, tokens=TOKENS, lasts_ms=st.integers(0, 60_000))
+        def reserve(self, id_: str, tokens: int, lasts_ms: int) -> None:
+            deadline_ms = self.model.now_ms + lasts_ms
+            real = self.runner.run(
+                self.quota.reserve("acme", self.model.limits, id_, tokens=tokens, deadline_ms=deadline_ms)
+            )
+            self.heard(id_, real, self.model.reserve(id_, tokens, deadline_ms))
+
+        @rule(id_=IDS, partition=st.integers(0, 7), tokens=TOKENS)
+        def decide(self, id_: str, partition: int, tokens: int) -> None:
+            decision = ROUTE.model_copy(update={"generated_partition": partition})
+            deadline_ms = self.model.now_ms + 1_000
+            real = self.runner.run(
+                self.quota.decide("acme", self.model.limits, id_, decision, tokens=tokens, deadline_ms=deadline_ms)
+            )
+            self.heard(id_, real, self.model.decide(id_, decision, tokens, deadline_ms))
+
+        @rule(id_=IDS)
+        def refuse(self, id_: str) -> None:
+            real = self.runner.run(
+                self.quota.refuse("acme", self.model.limits, id_, REFUSAL, deadline_ms=self.model.now_ms)
+            )
+            self.heard(id_, real, self.model.refuse(id_, REFUSAL, self.model.now_ms))
+
+        @rule(id_=IDS, choice=st.integers(0, 1), used=st.integers(0, 3_000))
+        def settle(self, id_: str, choice: int, used: int) -> None:
+            real = self.runner.run(self.quota.settle("acme", self.model.limits, id_, choice, used))
+            assert real == self.model.settle(id_, choice, used)
+            if real == "settled":
+                self.settled.add(id_)
+
+        @rule(id_=IDS)
+        def refund(self, id_: str) -> None:
+            real = self.runner.run(self.quota.refund("acme", self.model.limits, id_))
+            assert real == self.model.refund(id_)
+
+        @invariant()
+        def as_many_are_active(self) -> None:
+            if hasattr(self, "model"):
+                real = self.runner.run(self.quota.active_count("acme"))
+                assert real == len(self.model.active)
+
+        @invariant()
+        def the_bucket_is_never_over_full(self) -> None:
+            if hasattr(self, "model"):
+                assert self.model.tokens <= self.model.limits.tokens_per_minute
+
+    run_state_machine_as_test(
+        Sequences,
+        settings=settings(
+            max_examples=100, stateful_step_count=30, deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )  # fmt: skip

@@ -1,0 +1,121 @@
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.server import ServerConnection, serve
+
+from deploy.cli.banner import banner
+from deploy.cli.chat import Answer, Chat
+from schemas.websocket import Accepted, Delta, TerminalMessage, UsageBody
+
+
+def delta(first: int, last: int, text: str, kind: str = "content") -> Delta:
+    return Delta.model_validate(
+        {
+            "response_id": "r", "first_sequence": first, "sequence_number": last, "choice": 0, "kind": kind,
+            "text": text,
+        }
+    )  # fmt: skip
+
+
+def test_deltas_add_up_to_the_text() -> None:
+    answer = Answer()
+    assert [answer.take(delta(1, 1, "Once")), answer.take(delta(2, 4, " upon a time"))] == ["Once", " upon a time"]
+    assert (answer.text, answer.sequence_number, answer.deltas, answer.gaps) == ("Once upon a time", 4, 2, [])
+
+
+def test_what_comes_again_after_a_resume_is_shown_once() -> None:
+    answer = Answer()
+    answer.take(delta(1, 3, "one two three"))
+    assert answer.take(delta(1, 3, "one two three")) == ""
+    assert answer.take(delta(4, 4, " four")) == " four"
+    assert answer.text == "one two three four"
+
+
+def test_a_gap_is_noticed() -> None:
+    answer = Answer()
+    answer.take(delta(1, 2, "a"))
+    answer.take(delta(4, 5, "b"))
+    assert answer.gaps == [(2, 4)]
+
+
+def test_reasoning_counts_but_is_not_part_of_the_text() -> None:
+    answer = Answer()
+    assert answer.take(delta(1, 5, "hm", kind="reasoning")) == ""
+    assert (answer.text, answer.sequence_number) == ("", 5)
+
+
+@contextmanager
+def gateway(*connections: Callable[[ServerConnection], None]) -> Iterator[str]:
+    """One of these for each connection, in their order."""
+    stories = iter(connections)
+    with serve(lambda socket: next(stories)(socket), "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/v1/stream"
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
+
+
+TERMINAL = TerminalMessage(
+    response_id="r",
+    sequence_number=3,
+    code="cancelled",
+    finish_reason="stop",
+    finish_reasons=["stop"],
+    model="m",
+    usage=UsageBody(
+        prompt_tokens=1, completion_tokens=2, total_tokens=3, prompt_tokens_details={}, completion_tokens_details={}
+    ),
+)
+
+
+def test_an_interrupt_while_the_connection_is_lost_cancels_the_answer_over_the_next_one() -> None:
+    closed = threading.Event()
+    heard: list[Any] = []
+
+    def breaks_off(socket: ServerConnection) -> None:
+        request_id = json.loads(socket.recv())["request_id"]
+        socket.send(Accepted(request_id=request_id, response_id="r").encode())
+        socket.send(delta(1, 2, "Once upon").encode())
+        socket.close()
+        closed.set()
+
+    def cancels(socket: ServerConnection) -> None:
+        heard.extend(json.loads(socket.recv()) for _ in range(2))
+        socket.send(TERMINAL.encode())
+
+    def interrupted(_text: str) -> None:
+        assert closed.wait(30)
+        raise KeyboardInterrupt
+
+    with gateway(breaks_off, cancels) as url, Chat(url, "key") as chat:
+        answer = chat.ask({"messages": []}, interrupted)
+    assert (answer.text, answer.terminal) == ("Once upon", TERMINAL)
+    assert heard == [
+        {"type": "resume", "response_id": "r", "starting_after": 2},
+        {"type": "cancel", "response_id": "r"},
+    ]
+
+
+STATUS = {"gateway": "http://127.0.0.1:8080", "api_key": "sk-sluice-x", "tenant": "demo", "data": "/home/me/a stack"}
+
+
+def test_the_banner_shows_the_address_the_key_and_three_commands() -> None:
+    shown = banner(STATUS, Path(STATUS["data"]))
+    assert "http://127.0.0.1:8080/" in shown
+    assert "curl -N http://127.0.0.1:8080/v1/chat/completions -H 'Authorization: Bearer sk-sluice-x'" in shown
+    assert 'sluice chat "' in shown
+    assert 'deploy/examples/producer.py "' in shown
+    assert "--data" not in shown
+
+
+def test_commands_for_another_folder_name_it() -> None:
+    shown = banner(STATUS, Path("/srv/sluice/.data"))
+    for command in ("sluice chat", "deploy/examples/producer.py", "sluice status"):
+        assert f"{command} --data '/home/me/a stack'" in shown

@@ -1,0 +1,162 @@
+"""The commands on a data folder whose stack is only written down: what they read there, send and show."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import commands as cli
+from deploy.cli import inspection
+from deploy.cli.inspection import without_credentials
+from deploy.local.data_folder import DataFolder, Keys, RunRecord
+from deploy.local.plan import LOCAL_CONFIG
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+@contextmanager
+def running(path: Path, **record: str) -> Iterator[DataFolder]:
+    """A folder as a runner with these SLUICE_* settings leaves it while it lives."""
+    folder = DataFolder(path)
+    with folder.lock():
+        folder.write_keys(Keys(deployment_secret="k" * 40, api_keys={"demo": "sk-sluice-x"}))
+        folder.write_run(run_of(os.getpid(), **record))
+        yield folder
+
+
+def run_of(
+    pid: int, *, redis: str = "redis://127.0.0.1:1/0", clickhouse: str = "http://127.0.0.1:1", **environment: str
+) -> RunRecord:
+    return RunRecord(
+        supervisor_pid=pid, engine="simulated", gateway="http://127.0.0.1:1", kafka="127.0.0.1:1",
+        redis=redis, clickhouse=clickhouse,
+        environment={"SLUICE_CONFIG": str(LOCAL_CONFIG)}
+        | {f"SLUICE_{name}": value for name, value in environment.items()},
+    )  # fmt: skip
+
+
+@contextmanager
+def billing() -> Iterator[tuple[int, list[str]]]:
+    """Answers any query with one row; its port, and the Authorization headers that came."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answer = json.dumps({"columns": ["one"], "rows": [[1]], "truncated": False}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nobody reads it."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port, seen
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
+
+
+def test_a_query_bears_the_secret_that_the_processes_were_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also from a terminal that has another one, or none."""
+    with (
+        billing() as (port, seen),
+        running(tmp_path, BILLING__PORT=str(port), DEPLOYMENT_SECRET="o" * 40),
+    ):
+        cli.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+        monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "t" * 40)
+        cli.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+    assert seen == [f"Bearer {'o' * 40}"] * 2
+    assert "o" * 40 not in capsys.readouterr().out
+
+
+def test_the_record_of_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
+    with running(tmp_path, DEPLOYMENT_SECRET="o" * 40) as folder:
+        assert stat.S_IMODE(folder.run_file.stat().st_mode) == 0o600
+
+
+def test_a_status_shows_no_password(tmp_path: Path) -> None:
+    urls = {
+        "redis": "rediss://sluice:hunter2@redis.example:6380/3?timeout=1",
+        "clickhouse": "https://sluice:p%40hunter2@clickhouse.example:8443/usage",
+    }
+    with running(tmp_path, **urls, KAFKA__EXTRA='{"sasl.password": "hunter2"}') as folder:
+        status = cli.status_of(folder)
+    assert status["redis"] == "rediss://***@redis.example:6380/3?timeout=1"
+    assert status["clickhouse"] == "https://***@clickhouse.example:8443/usage"
+    assert "hunter2" not in json.dumps(status)
+
+
+def test_a_url_without_credentials_is_shown_as_it_is() -> None:
+    assert without_credentials("redis://127.0.0.1:16379/0") == "redis://127.0.0.1:16379/0"
+
+
+SLEEPS = "import time; time.sleep(3600)"
+HOLDS = f"""
+import sys
+from pathlib import Path
+from deploy.local.data_folder import DataFolder
+with DataFolder(Path(sys.argv[1])).lock():
+    print("locked", flush=True)
+    {SLEEPS}
+"""
+
+
+def test_what_is_stopped_is_who_holds_the_folder_and_not_who_held_it_once(tmp_path: Path) -> None:
+    """Between its lock and its first word in run.json, an earlier run's word stands there; its pid is a stranger's."""
+    with (
+        subprocess.Popen([sys.executable, "-c", SLEEPS]) as stranger,
+        subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder,
+    ):
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "locked\n"
+            DataFolder(tmp_path).write_run(run_of(stranger.pid))
+            with pytest.raises(cli.CommandError, match="just beginning"):
+                cli.status(data=tmp_path, as_json=True)
+            cli.down(data=tmp_path)
+            assert holder.wait(timeout=30) == -signal.SIGTERM
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            holder.kill()
+    with pytest.raises(cli.CommandError, match="nothing runs"):
+        cli.down(data=tmp_path)
+
+
+def test_without_kafka_a_status_says_what_it_knows_and_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(inspection, "CALL_TIMEOUT_S", 0.3)
+    with running(tmp_path, KAFKA__BOOTSTRAP="127.0.0.1:1"):
+        cli.status(data=tmp_path, as_json=True)
+        shown, warnings = capsys.readouterr()
+        assert json.loads(shown)["lag"] is None
+        assert json.loads(shown)["gateway"] == "http://127.0.0.1:1"
+        assert len(warnings.splitlines()) == 1
+        cli.status(data=tmp_path, as_json=False)
+        shown, warnings = capsys.readouterr()
+        assert "http://127.0.0.1:1" in shown
+        assert len(warnings.splitlines()) == 1

@@ -1,0 +1,182 @@
+import json
+import random
+import socket
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from deploy.local.data_folder import DataFolder, Keys
+from deploy.local.plan import LOCAL_CONFIG, Options, PlanError, Stage, make_plan, settings_with
+from deploy.local.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
+
+KEYS = Keys(deployment_secret="s" * 40)
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataFolder:
+    return DataFolder(tmp_path)
+
+
+def test_every_process_of_the_architecture_is_there(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(workers=2, admission=2, gateways=2, free_ports=True), random.Random(1))
+    assert [spec.name for spec in plan.processes] == [
+        "kafka", "redis", "redis-history", "billing", "settlement", "post-safety",
+        "worker-1", "worker-2", "admission-1", "admission-2", "gateway-1", "gateway-2",
+    ]  # fmt: skip
+    assert {spec.stage for spec in plan.processes} == set(Stage)
+
+
+def test_no_port_is_given_twice(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(workers=3, gateways=3, free_ports=True), random.Random(1))
+    settings = plan.settings
+    ports = [
+        int(settings.kafka.bootstrap.rpartition(":")[2]),
+        plan.kafka.controller_port if plan.kafka else 0,
+        settings.billing.port,
+        *(urlsplit(url).port for url in (settings.redis.url, settings.redis.history_url)),
+        *(spec.health_port for spec in plan.processes if spec.health_port),
+        *(int(spec.environment["SLUICE_GATEWAY__PORT"]) for spec in plan.processes if spec.stage is Stage.GATEWAYS),
+    ]
+    assert all(count == 1 for count in Counter(ports).values())
+    assert all(port is not None and FIRST_PORT <= port < LAST_PORT for port in ports), (
+        "outside the range of outgoing connections"
+    )
+
+
+def test_another_engine_comes_with_its_own_arguments(data: DataFolder) -> None:
+    options = Options(engine="simulated", engine_args={"ttft_ms": 5.0}, workers=3, free_ports=True)
+    plan = make_plan(data, KEYS, options, random.Random(1))
+    [pool] = plan.settings.pools
+    assert (pool.engine, pool.engine_args, pool.workers) == ("simulated", {"ttft_ms": 5.0}, 3)
+    assert json.loads(plan.environment["SLUICE_POOLS"])[0]["engine"] == "simulated"
+    unchanged = make_plan(data, KEYS, Options(engine="vllm", free_ports=True), random.Random(1)).settings.pools[0]
+    assert unchanged.engine_args["dtype"] == "float32"
+
+
+def test_beside_a_model_everything_but_its_worker_is_nice(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(workers=2, free_ports=True), random.Random(1))
+    assert {spec.name for spec in plan.processes if not spec.niceness} == {"worker-1", "worker-2"}
+    simulated = make_plan(data, KEYS, Options(engine="simulated", free_ports=True), random.Random(1))
+    assert not any(spec.niceness for spec in simulated.processes)
+
+
+def test_every_process_loads_what_was_planned(data: DataFolder) -> None:
+    options = Options(engine="simulated", free_ports=True, environment={"SLUICE_POST_SAFETY__GAP_MS": "123"})
+    plan = make_plan(data, KEYS, options, random.Random(1))
+    assert settings_with(plan.environment) == plan.settings
+    assert plan.settings.post_safety.gap_ms == 123
+    assert plan.settings.data_dir == data.path
+    assert plan.settings.deployment_secret.get_secret_value() == KEYS.deployment_secret
+
+
+def test_a_large_model_may_take_its_time_to_load(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allowed_s() -> tuple[float, float]:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        [worker] = [spec for spec in plan.processes if spec.stage is Stage.WORKERS]
+        return worker.start_timeout_s, plan.start_timeout_s
+
+    assert allowed_s() == (600, 600)
+    monkeypatch.setenv("SLUICE_WORKER__START_TIMEOUT_S", "3600")
+    assert allowed_s() == (3600, 3600)
+
+
+def test_the_operators_own_secret_is_stronger_than_the_folders(
+    data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned() -> str:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        assert plan.environment["SLUICE_DEPLOYMENT_SECRET"] == plan.settings.deployment_secret.get_secret_value()
+        return plan.settings.deployment_secret.get_secret_value()
+
+    monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "")
+    assert planned() == KEYS.deployment_secret
+    monkeypatch.delenv("SLUICE_DEPLOYMENT_SECRET")
+    assert planned() == KEYS.deployment_secret
+    config = tmp_path / "own.toml"
+    config.write_text(f'deployment_secret = "{"f" * 40}"\n{LOCAL_CONFIG.read_text()}')
+    monkeypatch.setenv("SLUICE_CONFIG", str(config))
+    assert planned() == "f" * 40, "of the settings' file"
+    monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "e" * 40)
+    assert planned() == "e" * 40, "of the environment"
+
+
+def test_a_taken_port_is_named_with_the_way_out(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ports = free_ports(random.Random(3))
+        monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", f"127.0.0.1:{next(ports)}")
+        monkeypatch.setenv("SLUICE_REDIS__URL", f"redis://127.0.0.1:{next(ports)}/0")
+        monkeypatch.setenv("SLUICE_BILLING__PORT", str(next(ports)))
+        monkeypatch.setenv("SLUICE_GATEWAY__PORT", str(port))
+        with pytest.raises(PlanError, match=rf"port {port} \(gateway\) is in use by .*SLUICE_GATEWAY__PORT"):
+            make_plan(data, KEYS, Options(), random.Random(1))
+
+
+def test_a_port_is_looked_at_where_the_gateway_will_listen(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = free_ports(random.Random(5))
+    monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", f"127.0.0.1:{next(ports)}")
+    monkeypatch.setenv("SLUICE_REDIS__URL", f"redis://127.0.0.1:{next(ports)}/0")
+    monkeypatch.setenv("SLUICE_BILLING__PORT", str(next(ports)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("SLUICE_GATEWAY__PORT", str(port))
+        make_plan(data, KEYS, Options(), random.Random(1))
+        for host in ("127.0.0.2", "0.0.0.0"):
+            monkeypatch.setenv("SLUICE_GATEWAY__HOST", host)
+            with pytest.raises(PlanError, match=rf"port {port} \(gateway\) is in use"):
+                make_plan(data, KEYS, Options(), random.Random(1))
+    monkeypatch.setenv("SLUICE_GATEWAY__HOST", "192.0.2.1")  # reserved for documentation: nobody's
+    for free in (False, True):
+        with pytest.raises(PlanError, match=r"gateway cannot listen on 192\.0\.2\.1: Cannot assign"):
+            make_plan(data, KEYS, Options(free_ports=free), random.Random(1))
+
+
+def test_servers_elsewhere_are_used_and_not_started(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", "kafka.example:9092")
+    monkeypatch.setenv("SLUICE_REDIS__URL", "redis://redis.example:6379/3")
+    monkeypatch.setenv("SLUICE_BILLING__CLICKHOUSE_URL", "http://clickhouse.example:8123/sluice")
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert plan.kafka is None
+    assert Stage.INFRASTRUCTURE not in {spec.stage for spec in plan.processes}
+    assert plan.settings.kafka.bootstrap == "kafka.example:9092"
+    assert plan.settings.redis.url == "redis://redis.example:6379/3"
+    assert plan.clickhouse_url == "http://clickhouse.example:8123/sluice"
+
+
+def test_history_has_a_redis_of_its_own_where_ours_is(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started() -> tuple[set[str], str]:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        assert settings_with(plan.environment) == plan.settings
+        return {spec.name for spec in plan.processes if "redis" in spec.name}, plan.settings.redis.history_url
+
+    names, url = started()
+    assert names == {"redis", "redis-history"}
+    assert url.startswith("redis://127.0.0.1:")
+    monkeypatch.setenv("SLUICE_REDIS__HISTORY_URL", "redis://history.example:6379/1")
+    assert started() == ({"redis"}, "redis://history.example:6379/1")
+    monkeypatch.setenv("SLUICE_REDIS__URL", "redis://redis.example:6379/3")
+    monkeypatch.delenv("SLUICE_REDIS__HISTORY_URL")
+    assert started() == (set(), "")
+    monkeypatch.setenv("SLUICE_REDIS__HISTORY_URL", "redis://localhost:7000/0")
+    assert started()[0] == {"redis-history"}
+
+
+def test_a_listening_port_is_not_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert not is_free(taken.getsockname()[1])

@@ -1,0 +1,216 @@
+"""What can be said of the vLLM engine without starting vLLM."""
+
+import asyncio
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.vllm_engine import (
+    ONE_PROCESS_EXECUTOR,
+    VllmEngine,
+    compute_threads,
+    cpu_defaults,
+    sampling_arguments,
+)
+from schemas.request import RepetitionDetection, Sampling
+from streams.dialects.openai_chat import UNSUPPORTED
+
+DEADLINE_S = 10.0
+
+
+def test_every_sampling_field_reaches_vllm_by_name() -> None:
+    assert set(sampling_arguments(Sampling(), 1)) == set(Sampling.model_fields)
+
+
+def test_the_bound_after_admission_wins_over_what_was_asked() -> None:
+    arguments = sampling_arguments(Sampling(max_tokens=500, min_tokens=40), 30)
+    assert (arguments["max_tokens"], arguments["min_tokens"]) == (30, 30)
+
+
+def test_values_are_passed_on_unchanged() -> None:
+    asked = Sampling(
+        temperature=0.3, top_p=0.8, top_k=7, min_p=0.1, frequency_penalty=0.4, presence_penalty=-0.4,
+        repetition_penalty=1.2, seed=11, stop=["x"], stop_token_ids=[4], ignore_eos=True, logit_bias={3: -1.5},
+        bad_words=["y"], allowed_token_ids=[3, 4], include_stop_str_in_output=True, skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        repetition_detection=RepetitionDetection(max_pattern_size=3, min_count=2),
+    )  # fmt: skip
+    arguments = sampling_arguments(asked, 30)
+    told = asked.model_dump()
+    for field in set(Sampling.model_fields) - {"max_tokens", "min_tokens"}:
+        assert arguments[field] == told[field] != Sampling.model_fields[field].get_default(call_default_factory=True)
+
+
+# vLLM and torch warn of their own deprecations while they are imported.
+@pytest.mark.filterwarnings("ignore")
+def test_every_parameter_of_vllm_is_honoured_or_refused_with_a_reason() -> None:
+    sampling_params = pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
+    offered = {name for name in sampling_params.SamplingParams.__struct_fields__ if not name.startswith("_")}
+    computed = {"output_text_buffer_length"}
+    assert set(Sampling.model_fields) <= offered
+    assert offered - computed - set(Sampling.model_fields) <= set(UNSUPPORTED)
+    assert not set(Sampling.model_fields) & set(UNSUPPORTED)
+
+
+def test_neither_vllm_nor_torch_is_imported_before_the_engine_starts() -> None:
+    engines = "gpu_consumers.engines.vllm_engine, gpu_consumers.engines.simulated"
+    code = f"import {engines}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+class ScriptedLlm:
+    """In the place of vLLM's `AsyncLLM`: refuses every request with `error`; its shutdown takes until `may_end`."""
+
+    errored = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.may_end = threading.Event()
+        self.shut_down_by: list[threading.Thread] = []
+
+    async def add_request(self, *_arguments: object, **_options: object) -> None:
+        raise self._error
+
+    def shutdown(self) -> None:
+        self.shut_down_by.append(threading.current_thread())
+        assert self.may_end.wait(DEADLINE_S)
+
+
+class ScriptedEngine(VllmEngine):
+    def __init__(self, llm: ScriptedLlm) -> None:
+        super().__init__("nowhere", {}, 1)
+        self._scripted = llm
+
+    def _create(self) -> Any:
+        self._tokens_input = lambda token_ids, cache_salt: token_ids
+        self._sampling_params = partial(dict)
+        return self._scripted
+
+
+# vLLM and torch warn of their own deprecations while they are imported.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "parameter"),
+    [("RuntimeError", None), ("KeyError", None), ("ValueError", None), ("vllm", "logit_bias"), ("vllm", None)],
+)
+async def test_whatever_vllm_refuses_a_request_with_ends_that_request(kind: str, parameter: str | None) -> None:
+    exceptions = pytest.importorskip("vllm.exceptions", reason="vLLM is not installed")
+    pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    error: Exception
+    if kind == "vllm":
+        error = exceptions.VLLMValidationError("out of range", parameter=parameter)
+    else:
+        error = {"RuntimeError": RuntimeError, "KeyError": KeyError, "ValueError": ValueError}[kind]("refused")
+    llm = ScriptedLlm(error)
+    llm.may_end.set()
+    engine = ScriptedEngine(llm)
+    deltas: asyncio.Queue[EngineDelta] = asyncio.Queue()
+    deaths: list[EngineDied] = []
+
+    def on_step(step: list[EngineDelta]) -> None:
+        for delta in step:
+            deltas.put_nowait(delta)
+
+    await engine.start(on_step, deaths.append)
+    engine.submit(EngineRequest("r", [1, 2], Sampling(), 5))
+    async with asyncio.timeout(DEADLINE_S):
+        delta = await deltas.get()
+    assert (delta.request_id, delta.refused_param) == ("r", parameter)
+    assert delta.error is not None
+    assert type(error).__name__ in delta.error
+    assert not deaths
+    await engine.close()
+
+
+async def test_a_dead_engine_is_shut_down_beside_the_loop_and_before_the_next_one_starts() -> None:
+    llm = ScriptedLlm(ValueError())
+    engine = ScriptedEngine(llm)
+    died = asyncio.Event()
+    await engine.start(lambda _step: None, lambda _death: died.set())
+    llm.dead_error = RuntimeError("gone")  # type: ignore[attr-defined]
+    llm.errored = True
+    async with asyncio.timeout(DEADLINE_S):
+        await died.wait()
+    llm.errored = False
+    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    llm.may_end.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await starting
+        await engine.close()
+    assert threading.main_thread() not in llm.shut_down_by
+
+
+class LoadingEngine(VllmEngine):
+    """Loads as vLLM does: in a thread that waits for a process, and fails when that dies."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere", {}, 1)
+        self.loads = asyncio.Event()
+
+    def _create(self) -> Any:
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        child.start()
+        self._loop.call_soon_threadsafe(self.loads.set)
+        child.join()
+        raise RuntimeError("the engine's process died")
+
+
+async def test_a_start_that_is_given_up_ends_its_process_and_its_thread() -> None:
+    others = set(multiprocessing.active_children())
+    engine = LoadingEngine()
+    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
+    async with asyncio.timeout(DEADLINE_S):
+        await engine.loads.wait()
+        assert set(multiprocessing.active_children()) > others
+        starting.cancel()
+        await asyncio.wait([starting])
+        await engine.close()
+        await engine.close()
+        # As the event loop does when it ends: no thread is left that it would wait for.
+        await asyncio.get_running_loop().shutdown_default_executor()
+    assert set(multiprocessing.active_children()) == others
+
+
+async def test_an_engine_that_starts_after_it_was_given_up_is_shut_down() -> None:
+    llm = ScriptedLlm(ValueError())
+    llm.may_end.set()
+    may_start = threading.Event()
+    engine = ScriptedEngine(llm)
+    create = engine._create
+
+    def slowly() -> Any:
+        assert may_start.wait(DEADLINE_S)
+        return create()
+
+    engine._create = slowly  # type: ignore[method-assign]
+    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting])
+    closing = asyncio.create_task(engine.close())
+    may_start.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await closing
+    assert len(llm.shut_down_by) == 1
+    with pytest.raises(EngineDied):
+        engine.submit(EngineRequest("r", [1, 2], Sampling(), 5))
+
+
+def test_on_cpu_one_process_computes_unless_more_are_asked_for() -> None:
+    assert cpu_defaults({"max_model_len": 4096})["distributed_executor_backend"] == ONE_PROCESS_EXECUTOR
+    assert "distributed_executor_backend" not in cpu_defaults({"tensor_parallel_size": 2})
+
+
+def test_an_engine_on_cpu_leaves_a_core_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads in ((1, 1), (2, 1), (8, 7)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
+        assert compute_threads() == threads
