@@ -18,7 +18,7 @@ BOOTSTRAP := $(PYTHON) -m deploy.install.bootstrap
 # The stack and its tests start Python many times: each start would compile every imported package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run demo test test-unit check format bench chaos lock clean
+.PHONY: help run demo test test-long test-unit check format bench chaos lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,13 +31,17 @@ demo: ## The same, then a scripted tour that checks each of its steps, then stop
 	@$(BOOTSTRAP) --engine vllm
 	@exec $(BIN)/python -m deploy.demo
 
-test: ## All tests, the end-to-end ones on the real stack
+test: ## The tests, the end-to-end ones on the real stack; all but the long ones
 	@$(BOOTSTRAP) --engine vllm --dev
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m "not long"
+
+test-long: ## The tests that take their time
+	@$(BOOTSTRAP) --engine vllm --dev
+	@$(BIN)/pytest -m long tests
 
 test-unit: ## Unit and contract tests only, without vLLM
 	@$(BOOTSTRAP) --engine sim --dev
-	@$(BIN)/pytest -m "not real_model" tests/unit tests/contract
+	@$(BIN)/pytest -m "not real_model and not long" tests/unit tests/contract
 
 check: ## Lint, format, types, layering
 	@$(BOOTSTRAP) --engine sim --dev --no-services
