@@ -24,8 +24,6 @@ from streams.topics import DAY_MS
 
 ROW_SCHEMA = 1
 """Version of the mapping from records to rows. A cut made by a newer one is not inserted by an older one."""
-MAX_METADATA_BYTES = 1_024
-"""Brokers refuse commit metadata beyond `offset.metadata.max.bytes`, 4096 by default."""
 MAX_EVENT_AGE_MS = 400 * DAY_MS
 MAX_EVENT_AHEAD_MS = DAY_MS
 

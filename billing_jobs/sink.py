@@ -257,7 +257,7 @@ class Sink:
                 pending.stage = _Stage.COMMIT
             if pending.stage is _Stage.COMMIT:
                 try:
-                    self._consumer.commit({cut.source: cut.last + 1}, metadata=cut.to_metadata())
+                    self._consumer.commit({cut.source: cut.last + 1}, metadata={cut.source: cut.to_metadata()})
                 except LogError as error:
                     if error.retriable:
                         raise

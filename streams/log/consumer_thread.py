@@ -142,7 +142,9 @@ class ConsumerThread:
         batch, self._inbox = self._inbox, []
         return batch
 
-    async def commit(self, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
+    ) -> None:
         await self._call(lambda: self._consumer.commit(offsets, metadata=metadata))
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:

@@ -22,6 +22,7 @@ from streams.log.port import (
     ProducerQueueFull,
     RecordTooLarge,
     TopicPartition,
+    check_metadata,
 )
 from streams.settings import KafkaSettings
 
@@ -373,14 +374,18 @@ class KafkaConsumer:
             else:
                 return
 
-    def commit(self, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
+    ) -> None:
         self._require_group()
+        metadata = metadata or {}
+        check_metadata(offsets, metadata)
         if not offsets:
             return
         # The broker would accept any partition from a living member; it must not undo another member's position.
         if self._subscribed and (foreign := [partition for partition in offsets if partition not in self._owned]):
             raise LogError(f"commit: not assigned: {foreign}", retriable=False)
-        wanted = [_native(partition, offset, metadata) for partition, offset in offsets.items()]
+        wanted = [_native(partition, offset, metadata.get(partition, "")) for partition, offset in offsets.items()]
         deadline_s = time.monotonic() + _COMMIT_TIMEOUT_S
         while True:
             try:

@@ -22,6 +22,7 @@ from streams.log.port import (
     ProducerQueueFull,
     RecordTooLarge,
     TopicPartition,
+    check_metadata,
 )
 
 
@@ -422,15 +423,20 @@ class MemoryConsumer:
         if self._redeliver is not None and self._redeliver.source == position:
             self._redeliver = None
 
-    def commit(self, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
+    ) -> None:
         self._require_life()
         self._require_group()
+        metadata = metadata or {}
+        check_metadata(offsets, metadata)
         if self._dropped:
             raise LogError("commit: no longer a member of the group", retriable=False)
         if self._topics:
             self._require_owned(offsets)
         committed = self._log._group(self._group_name).committed
-        committed.update({partition: Committed(offset, metadata) for partition, offset in offsets.items()})
+        for partition, offset in offsets.items():
+            committed[partition] = Committed(offset, metadata.get(partition, ""))
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         self._require_life()

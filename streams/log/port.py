@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_RECORD_BYTES = 4_194_304
+MAX_METADATA_BYTES = 4_096
+"""Of a commit, per partition: what a broker takes by default (`offset.metadata.max.bytes`)."""
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -43,7 +45,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A group's position in one partition. `offset` None: nothing committed."""
+    """A group's position in one partition, and what its last commit said of it. `offset` None: nothing committed."""
 
     offset: int | None
     metadata: str = ""
@@ -74,6 +76,15 @@ class ProducerQueueFull(LogError):
 # Called with the record's offset, or with the error that made delivery fail for good.
 OnDelivery = Callable[[int | None, LogError | None], None]
 OnPartitions = Callable[[Sequence[TopicPartition]], None]
+
+
+def check_metadata(offsets: Mapping[TopicPartition, int], metadata: Mapping[TopicPartition, str]) -> None:
+    """For implementations of `LogConsumer.commit`: raises its ValueError."""
+    for partition, text in metadata.items():
+        if partition not in offsets:
+            raise ValueError(f"metadata of {partition}, which is not committed")
+        if (size := len(text.encode())) > MAX_METADATA_BYTES:
+            raise ValueError(f"{size} bytes of metadata for {partition}, at most {MAX_METADATA_BYTES} are taken")
 
 
 class LogProducer(Protocol):
@@ -129,10 +140,18 @@ class LogConsumer(Protocol):
 
     def seek(self, position: TopicPartition, offset: int) -> None: ...
 
-    def commit(self, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
-        """Synchronous. `offset` is the next one to consume. Raises LogError (not retriable: the partition is lost)."""
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
+    ) -> None:
+        """Synchronous. An offset is the next one to consume; `metadata`, of some of the same partitions, stands beside
+        it until that partition's next commit.
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]: ...
+        Raises LogError (not retriable: the partition is lost), and ValueError when metadata has no offset to stand
+        beside or more than `MAX_METADATA_BYTES`; then nothing was committed.
+        """
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
+        """What the group's last commits say, whoever made them. Raises LogError."""
 
     def assignment(self) -> list[TopicPartition]: ...
 

@@ -127,7 +127,7 @@ async def test_a_commit_awaited_while_partitions_are_revoked_counts(
 
         async def on_revoke(partitions: Sequence[TopicPartition]) -> None:
             await asyncio.sleep(0)
-            await first.commit(dict.fromkeys(partitions, 4), metadata="revoked")
+            await first.commit(dict.fromkeys(partitions, 4), metadata=dict.fromkeys(partitions, "revoked"))
             events.append(("revoked", list(partitions)))
 
         await first.subscribe([topic], on_assign=on_assign, on_revoke=on_revoke)

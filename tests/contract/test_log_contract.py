@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.memory import MemoryLog
 from streams.log.port import (
+    MAX_METADATA_BYTES,
     MAX_RECORD_BYTES,
     Committed,
     LogConsumer,
@@ -295,7 +296,7 @@ def test_the_next_member_starts_from_the_commit(log: Log, group: str) -> None:
     first = log.consumer(group)
     first.subscribe([topic])
     assert len(read(first, 10)) == 10
-    first.commit({place: 4}, metadata="batch 0..3")
+    first.commit({place: 4}, metadata={place: "batch 0..3"})
     first.close()
 
     second = log.consumer(group)
@@ -303,6 +304,35 @@ def test_the_next_member_starts_from_the_commit(log: Log, group: str) -> None:
     second.subscribe([topic])
 
     assert values(read(second, 6)) == numbers(4, 9)
+
+
+def test_each_partition_of_a_commit_has_metadata_of_its_own_until_its_next_commit(log: Log, group: str) -> None:
+    topic = log.topic(3)
+    places = [TopicPartition(topic, number) for number in range(3)]
+    consumer = log.consumer(group)
+    consumer.subscribe([topic])
+    poll_until([consumer], lambda: consumer.assignment() == places)
+    largest = "é" * (MAX_METADATA_BYTES // 2)
+
+    consumer.commit(dict.fromkeys(places, 5), metadata={places[0]: "beyond: 7, 9", places[1]: largest})
+    assert consumer.committed(places) == {
+        places[0]: Committed(5, "beyond: 7, 9"), places[1]: Committed(5, largest), places[2]: Committed(5)
+    }  # fmt: skip
+    consumer.commit({places[0]: 6})
+    assert consumer.committed(places[:2]) == {places[0]: Committed(6), places[1]: Committed(5, largest)}
+
+
+def test_metadata_that_no_broker_would_keep_is_refused_and_nothing_is_committed(log: Log, group: str) -> None:
+    topic = log.topic(2)
+    places = [TopicPartition(topic, number) for number in range(2)]
+    consumer = log.consumer(group)
+    consumer.subscribe([topic])
+    poll_until([consumer], lambda: consumer.assignment() == places)
+    with pytest.raises(ValueError, match="4097 bytes"):
+        consumer.commit(dict.fromkeys(places, 5), metadata={places[1]: "." * (MAX_METADATA_BYTES + 1)})
+    with pytest.raises(ValueError, match="not committed"):
+        consumer.commit({places[0]: 5}, metadata={places[1]: "astray"})
+    assert consumer.committed(places) == dict.fromkeys(places, Committed(None))
 
 
 def test_nothing_is_committed_that_was_not_asked_for(log: Log, group: str) -> None:

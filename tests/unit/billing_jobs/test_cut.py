@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 
 from billing_jobs.cut import (
-    MAX_METADATA_BYTES,
     ROW_SCHEMA,
     Cut,
     CutPlanner,
@@ -16,7 +15,7 @@ from billing_jobs.cut import (
     parse_batch,
 )
 from billing_jobs.pricing import PriceBook
-from streams.log.port import Committed, LogRecord, TopicPartition
+from streams.log.port import MAX_METADATA_BYTES, Committed, LogRecord, TopicPartition
 from streams.topics import DAY_MS
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
 

@@ -121,7 +121,12 @@ def on_commit(consumer: MemoryConsumer, before: Callable[[], None], after: Calla
     """Puts something around the consumer's next commit."""
     commit = consumer.commit
 
-    def struck(_self: MemoryConsumer, offsets: Mapping[TopicPartition, int], *, metadata: str = "") -> None:
+    def struck(
+        _self: MemoryConsumer,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        metadata: Mapping[TopicPartition, str] | None = None,
+    ) -> None:
         consumer.__dict__.pop("commit", None)
         before()
         commit(offsets, metadata=metadata)
