@@ -27,6 +27,10 @@ class Lane(StrEnum):
 LANES: tuple[Lane, ...] = (Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH)
 
 
+ServiceTier = Literal["auto", "priority", "default", "batch"]
+OnDisconnect = Literal["cancel", "continue"]
+
+
 class TextPart(BaseModel):
     """Plain text. Other kinds of parts (image, audio) join the `Part` union when engines take them."""
 
@@ -121,11 +125,11 @@ class Request(ScopedRecord):
     model: Identifier = Field(description="Name or alias, as the client asked.")
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     sampling: Sampling = Sampling()
-    service_tier: Literal["auto", "priority", "default", "batch"] = "auto"
+    service_tier: ServiceTier = "auto"
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds = Field(description="Decides prices and month; set once, never changed.")
     deadline_ms: Milliseconds = Field(description="Unix time after which the response is ended.")
-    on_disconnect: Literal["cancel", "continue"] = "continue"
+    on_disconnect: OnDisconnect = "continue"
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
 
 
@@ -148,6 +152,6 @@ class AdmittedRequest(ScopedRecord):
     accepted_at_ms: Milliseconds
     admitted_at_ms: Milliseconds
     deadline_ms: Milliseconds
-    on_disconnect: Literal["cancel", "continue"] = "continue"
+    on_disconnect: OnDisconnect = "continue"
     generated_partition: int = Field(ge=0, description="The response's one partition of `generated`, for life.")
     opened_offset: int = Field(ge=0, description="Where `opened` stands there; read-backs start here.")

@@ -39,9 +39,9 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending
 from schemas.request import Lane, Message, ReplyTo, Request
 from schemas.verdict import Verdict
-from streams.dialects.openai_chat import end_user_pseudonym, parse_chat_request
+from streams.dialects.neutral import RequestError, end_user_pseudonym
+from streams.dialects.openai_chat import parse_chat_request
 from streams.directory import LANE_OF_TIER, Limits, ModelCatalog, SafetyPolicy, Tenant, TenantDirectory
-from streams.gateway.errors import RequestError
 from streams.ids import derive_response_id, parse_response_id
 from streams.log.port import LogRecord
 from streams.signing import Untrusted, verify_job, verify_request

@@ -4,8 +4,6 @@ Nothing is ignored: a field is honoured or refused by name. A parameter that Slu
 with the value that asks for nothing (`"n": 1`, `"logprobs": false`, `null`).
 """
 
-import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -13,18 +11,19 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from schemas.endings import EndingCode
-from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, MAX_TEXT_CHARS, Message, Sampling, TextPart
+from schemas.request import (
+    MAX_MESSAGES,
+    MAX_OUTPUT_TOKENS,
+    MAX_TEXT_CHARS,
+    Message,
+    OnDisconnect,
+    Sampling,
+    ServiceTier,
+    TextPart,
+)
 from schemas.responses import TokenUsage
-from streams.dialects.openai_completion import completion_object, finish_reason, usage_object
-from streams.gateway.errors import RequestError, ending_error, error_object
-
-__all__ = [
-    "ChatBody", "ChatRequest", "ChunkWriter", "RequestError", "completion_object", "end_user_pseudonym",
-    "ending_error", "error_object", "finish_reason", "parse_chat_request", "usage_object",
-]  # fmt: skip
-
-OnDisconnect = Literal["cancel", "continue"]
-DEFAULT_ON_DISCONNECT: OnDisconnect = "cancel"
+from streams.dialects.neutral import ChatRequest, RequestError
+from streams.dialects.openai_completion import usage_object
 
 # Parameters of OpenAI's API that are not offered, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -143,9 +142,9 @@ class ChatBody(Sampling):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
-    service_tier: Literal["auto", "priority", "default", "batch"] = "auto"
+    service_tier: ServiceTier = "auto"
     on_disconnect: OnDisconnect = Field(
-        default=DEFAULT_ON_DISCONNECT, description="What happens when the last viewer is gone: an extension."
+        default="cancel", description="What happens when the last viewer is gone: an extension."
     )
 
     @field_validator("stop", mode="before")
@@ -163,21 +162,6 @@ class ChatBody(Sampling):
         if not all(isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 for key in bias):
             raise ValueError("Keys should be token ids")
         return {int(key): value for key, value in bias.items()}
-
-
-class ChatRequest(BaseModel):
-    """What a body asks for, in Sluice's words."""
-
-    model_config = ConfigDict(frozen=True)
-
-    model: str
-    messages: list[Message]
-    sampling: Sampling
-    stream: bool
-    include_usage: bool
-    user: str | None
-    service_tier: Literal["auto", "priority", "default", "batch"]
-    on_disconnect: OnDisconnect
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
@@ -262,13 +246,6 @@ def _explain(error: ValidationError) -> RequestError:
 def _path(location: Sequence[int | str]) -> str:
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")
     return "".join(parts).removeprefix(".")[:200]
-
-
-def end_user_pseudonym(secret: bytes, tenant_id: str, user: str | None) -> str:
-    """Stable per deployment, tenant and user; tells nothing about the user without the secret. Empty for none."""
-    if not user:
-        return ""
-    return hmac.digest(secret, f"end-user\0{tenant_id}\0{user}".encode(), hashlib.sha256).hex()[:32]
 
 
 class ChunkWriter:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import orjson
 
 from schemas.endings import EndingCode
-from streams.gateway.errors import RequestError
+from streams.dialects.neutral import RequestError
 
 LARGE_CHARS = 65_536
 """What is larger takes too long to parse on an event loop that has streams to serve."""

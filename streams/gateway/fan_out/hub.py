@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from schemas.base import Scope
+from schemas.request import OnDisconnect
 from schemas.responses import Release, Started, Terminal
-from streams.dialects.openai_chat import OnDisconnect
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import MAX_SPAN_CHARS, Span, join, join_runs
 from streams.ids import is_response_id

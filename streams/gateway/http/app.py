@@ -21,10 +21,13 @@ from starlette.exceptions import HTTPException
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
 from schemas.usage_query import BUCKET_WIDTHS, GROUPS, InvalidQuery, parse_bucket_width, parse_group_by
-from streams.dialects.openai_chat import ChatBody, ChatRequest, completion_object, parse_chat_request, usage_object
+from streams.dialects.neutral import ChatRequest, RequestError
+from streams.dialects.openai_chat import ChatBody, parse_chat_request
+from streams.dialects.openai_completion import completion_object, usage_object
+from streams.dialects.openai_error import ending_error, error_object
 from streams.directory import Model, Tenant
 from streams.gateway.closing import CLOSINGS
-from streams.gateway.errors import ApiError, RequestError, ending_error, error_object
+from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Closed, Event
 from streams.gateway.fan_out.spans import Span

@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from schemas.endings import ENDINGS
 from schemas.responses import Started, Terminal
-from streams.dialects.openai_chat import ChunkWriter, finish_reason
+from streams.dialects.openai_chat import ChunkWriter
+from streams.dialects.openai_completion import finish_reason
+from streams.dialects.openai_error import ending_error, error_object
 from streams.gateway.closing import CLOSINGS, CloseReason
-from streams.gateway.errors import ending_error, error_object
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Closed, Event
 from streams.gateway.fan_out.spans import Span

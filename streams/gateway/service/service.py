@@ -14,7 +14,7 @@ from schemas.control import Cancel
 from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
 from schemas.responses import Started, Terminal
-from streams.dialects.openai_chat import ChatRequest, end_user_pseudonym
+from streams.dialects.neutral import ChatRequest, end_user_pseudonym
 from streams.directory import ApiKey, ModelCatalog, Tenant, TenantDirectory
 from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.errors import ApiError

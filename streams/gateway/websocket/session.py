@@ -34,9 +34,12 @@ from schemas.websocket import (
     TerminalMessage,
     UsageBody,
 )
-from streams.dialects.openai_chat import finish_reason, parse_chat_request, usage_object
+from streams.dialects.neutral import RequestError
+from streams.dialects.openai_chat import parse_chat_request
+from streams.dialects.openai_completion import finish_reason, usage_object
+from streams.dialects.openai_error import ending_error
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
-from streams.gateway.errors import ApiError, RequestError, ending_error
+from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Behind, Closed, Event
 from streams.gateway.fan_out.spans import Span

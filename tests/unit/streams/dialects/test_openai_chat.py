@@ -8,14 +8,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from schemas.endings import ENDINGS, EndingCode
 from schemas.request import Sampling
 from schemas.responses import TokenUsage
-from streams.dialects.openai_chat import (
-    ChunkWriter,
-    RequestError,
-    completion_object,
-    end_user_pseudonym,
-    ending_error,
-    parse_chat_request,
-)
+from streams.dialects.neutral import RequestError, end_user_pseudonym
+from streams.dialects.openai_chat import ChunkWriter, parse_chat_request
+from streams.dialects.openai_completion import completion_object
+from streams.dialects.openai_error import ending_error
 from streams.gateway import json_body
 from streams.gateway.json_body import parse_json_object
 

@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry
 from schemas.base import Scope
 from schemas.control import Cancel
 from schemas.endings import EndingCode
-from schemas.request import Request
+from schemas.request import OnDisconnect, Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
-from streams.dialects.openai_chat import OnDisconnect
 from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage

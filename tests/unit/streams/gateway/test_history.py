@@ -14,8 +14,8 @@ import redis
 from deploy.local.plan import history_command
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.request import OnDisconnect
 from streams import redis_keys
-from streams.dialects.openai_chat import OnDisconnect
 from streams.gateway.fan_out.hub import HistoryEntry, Hub, Stream
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.spans import Span

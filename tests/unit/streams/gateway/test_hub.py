@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.request import OnDisconnect
 from schemas.responses import Started, Terminal
-from streams.dialects.openai_chat import OnDisconnect
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.hub import MAX_INTRODUCTIONS, Behind, Closed, Hub, Viewer
 from streams.gateway.fan_out.spans import Span, join, join_runs
