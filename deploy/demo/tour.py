@@ -20,7 +20,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.chat import Chat
-from deploy.cli.commands import Progress, query, status_of, wait_ready
+from deploy.cli.overview import status_of
+from deploy.cli.progress import Progress, wait_ready
+from deploy.cli.questions import query
 from deploy.examples.producer import await_result, produce
 from deploy.local.data_folder import DataFolderError
 from deploy.local.plan import ROOT, Options

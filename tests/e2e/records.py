@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from deploy.cli.commands import query
+from deploy.cli.questions import query
 from deploy.local.runner import Stack
 from streams.log.kafka import KafkaConsumer
 from streams.log.port import Headers, LogRecord

@@ -7,7 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from deploy.cli.commands import CommandError, query
+from deploy.cli.app import CommandError
+from deploy.cli.questions import query
 from deploy.local.runner import Stack
 from tests.e2e.records import job, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket

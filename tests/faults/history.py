@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from confluent_kafka import Consumer, TopicPartition
 
-from deploy.cli.commands import query
+from deploy.cli.questions import query
 from deploy.local.runner import Stack
 from tests.faults.traffic import Seen
 

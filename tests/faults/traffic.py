@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from deploy.cli.chat import Answer, Chat, ChatError
-from deploy.cli.commands import status_of
+from deploy.cli.overview import status_of
 from deploy.examples.producer import produce
 from deploy.local.runner import Stack
 

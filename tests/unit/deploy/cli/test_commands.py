@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import commands as cli
-from deploy.cli import inspection
+from deploy.cli import inspection, lifecycle, overview, questions
+from deploy.cli.app import CommandError
 from deploy.cli.inspection import without_credentials
 from deploy.local.data_folder import DataFolder, Keys, RunRecord
 from deploy.local.plan import LOCAL_CONFIG
@@ -85,9 +85,9 @@ def test_a_query_bears_the_secret_that_the_processes_were_started_with(
         billing() as (port, seen),
         running(tmp_path, BILLING__PORT=str(port), DEPLOYMENT_SECRET="o" * 40),
     ):
-        cli.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+        questions.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
         monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "t" * 40)
-        cli.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+        questions.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
     assert seen == [f"Bearer {'o' * 40}"] * 2
     assert "o" * 40 not in capsys.readouterr().out
 
@@ -103,7 +103,7 @@ def test_a_status_shows_no_password(tmp_path: Path) -> None:
         "clickhouse": "https://sluice:p%40hunter2@clickhouse.example:8443/usage",
     }
     with running(tmp_path, **urls, KAFKA__EXTRA='{"sasl.password": "hunter2"}') as folder:
-        status = cli.status_of(folder)
+        status = overview.status_of(folder)
     assert status["redis"] == "rediss://***@redis.example:6380/3?timeout=1"
     assert status["clickhouse"] == "https://***@clickhouse.example:8443/usage"
     assert "hunter2" not in json.dumps(status)
@@ -134,16 +134,16 @@ def test_what_is_stopped_is_who_holds_the_folder_and_not_who_held_it_once(tmp_pa
             assert holder.stdout is not None
             assert holder.stdout.readline() == "locked\n"
             DataFolder(tmp_path).write_run(run_of(stranger.pid))
-            with pytest.raises(cli.CommandError, match="just beginning"):
-                cli.status(data=tmp_path, as_json=True)
-            cli.down(data=tmp_path)
+            with pytest.raises(CommandError, match="just beginning"):
+                overview.status(data=tmp_path, as_json=True)
+            lifecycle.down(data=tmp_path)
             assert holder.wait(timeout=30) == -signal.SIGTERM
             assert stranger.poll() is None
         finally:
             stranger.kill()
             holder.kill()
-    with pytest.raises(cli.CommandError, match="nothing runs"):
-        cli.down(data=tmp_path)
+    with pytest.raises(CommandError, match="nothing runs"):
+        lifecycle.down(data=tmp_path)
 
 
 def test_without_kafka_a_status_says_what_it_knows_and_warns_once(
@@ -151,12 +151,12 @@ def test_without_kafka_a_status_says_what_it_knows_and_warns_once(
 ) -> None:
     monkeypatch.setattr(inspection, "CALL_TIMEOUT_S", 0.3)
     with running(tmp_path, KAFKA__BOOTSTRAP="127.0.0.1:1"):
-        cli.status(data=tmp_path, as_json=True)
+        overview.status(data=tmp_path, as_json=True)
         shown, warnings = capsys.readouterr()
         assert json.loads(shown)["lag"] is None
         assert json.loads(shown)["gateway"] == "http://127.0.0.1:1"
         assert len(warnings.splitlines()) == 1
-        cli.status(data=tmp_path, as_json=False)
+        overview.status(data=tmp_path, as_json=False)
         shown, warnings = capsys.readouterr()
         assert "http://127.0.0.1:1" in shown
         assert len(warnings.splitlines()) == 1

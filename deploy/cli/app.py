@@ -1,0 +1,59 @@
+"""The command's frame: its options, what it prints to, and how it finds what runs on a folder."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.local.data_folder import DataFolder, RunRecord
+from deploy.local.plan import ROOT, settings_with
+from streams.settings import Settings
+
+app = typer.Typer(
+    help="Serves language models as a streaming dataflow on Kafka.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+DataOption = Annotated[
+    Path, typer.Option("--data", envvar="SLUICE_DATA_DIR", help="The folder that holds the stack's state.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="For scripts.")]
+DEFAULT_DATA = ROOT / ".data"
+
+
+class CommandError(Exception):
+    """What went wrong, in one line."""
+
+
+def run_of(folder: DataFolder) -> RunRecord | None:
+    """What the supervisor that lives on this folder has written down; None before it has: an earlier run's may stand
+    there.
+    """
+    run = folder.read_run()
+    return run if run is not None and run.supervisor_pid == folder.supervisor_pid() else None
+
+
+def nothing_runs(folder: DataFolder) -> CommandError:
+    return CommandError(f"nothing runs on {folder.path}; start it with: sluice up")
+
+
+def running(data: Path) -> tuple[DataFolder, RunRecord]:
+    folder = DataFolder(data)
+    if not folder.is_locked():
+        raise nothing_runs(folder)
+    run = run_of(folder)
+    if run is None:
+        raise CommandError(f"what runs on {folder.path} is just beginning; ask again in a moment")
+    return folder, run
+
+
+def settings_of(run: RunRecord) -> Settings:
+    """What the running processes were started with."""
+    return settings_with(run.environment)

@@ -1,0 +1,83 @@
+"""`sluice keys`: API keys and producer keys of the tenants."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.table import Table
+
+from deploy.cli.app import DEFAULT_DATA, CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
+from deploy.local.data_folder import DataFolder
+from deploy.tenants_file import create_api_key, create_producer_key, create_tenant, revoke_key
+from streams.directory import Tenant
+from streams.provisioning import provision
+from streams.toml_directory import read_tenants
+
+keys_app = typer.Typer(help="API keys and producer keys of the tenants.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("list")
+def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Lists keys; only digests are kept, so no key can be shown again."""
+    tenants = read_tenants(DataFolder(data).tenants_file)
+    rows = [
+        {"tenant": tenant.tenant_id, "tier": tenant.tier, "key_id": key.key_id, "kind": kind, "revoked": key.revoked}
+        for tenant in tenants
+        for kind, keys in (("api", tenant.api_keys), ("producer", tenant.producer_keys))
+        for key in keys
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    shown = Table("tenant", "tier", "key id", "kind", "state")
+    for row in rows:
+        state = "[red]revoked[/red]" if row["revoked"] else "[green]valid[/green]"
+        shown.add_row(str(row["tenant"]), str(row["tier"]), str(row["key_id"]), str(row["kind"]), state)
+    out.print(shown)
+
+
+@keys_app.command("create")
+def keys_create(
+    tenant: Annotated[str, typer.Argument(help="Tenant id.")],
+    key_id: Annotated[str, typer.Argument(help="A name for the key.")],
+    data: DataOption = DEFAULT_DATA,
+    producer: Annotated[
+        Path | None, typer.Option(help="Makes a producer key instead; its private half goes here.")
+    ] = None,
+    new_tenant: Annotated[
+        bool, typer.Option("--new-tenant", help="Creates the tenant with the default limits.")
+    ] = False,
+    tier: Annotated[str, typer.Option(help="Of a new tenant: free, paid or premium.")] = "free",
+) -> None:
+    """Makes a key and prints it, once. Running processes know it within seconds."""
+    folder = DataFolder(data)
+    if new_tenant:
+        try:
+            added = Tenant.model_validate({"tenant_id": tenant, "tier": tier})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise CommandError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
+        create_tenant(folder.tenants_file, added)
+        run = run_of(folder)
+        if run is not None:
+            settings = settings_of(run)
+            provision(settings.kafka, [settings.topics.results(tenant)])
+    if producer is None:
+        print(create_api_key(folder.tenants_file, tenant, key_id))
+    else:
+        create_producer_key(folder.tenants_file, tenant, key_id, producer)
+        err.print(f"private key in {producer}")
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    tenant: Annotated[str, typer.Argument(help="Tenant id.")],
+    key_id: Annotated[str, typer.Argument(help="Which key.")],
+    data: DataOption = DEFAULT_DATA,
+) -> None:
+    """Revokes a key. Running processes refuse it within seconds."""
+    revoke_key(DataFolder(data).tenants_file, tenant, key_id)
+    err.print(f"revoked {key_id} of {tenant}")

@@ -1,0 +1,128 @@
+"""`sluice up` and `sluice down`."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from deploy.cli.app import DEFAULT_DATA, CommandError, DataOption, app, err, nothing_runs, out, run_of
+from deploy.cli.banner import banner
+from deploy.cli.overview import status_of
+from deploy.cli.progress import Progress, wait_ready
+from deploy.local.data_folder import DataFolder, RunRecord
+from deploy.local.plan import Options
+from deploy.local.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack
+from deploy.local.supervision import State
+
+ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
+INFRASTRUCTURE_START_S = FORMAT_TIMEOUT_S + 2 * INFRASTRUCTURE_TIMEOUT_S
+"""The longest that a start takes before Kafka and Redis are ready."""
+
+
+@app.command()
+def up(
+    data: DataOption = DEFAULT_DATA,
+    engine: Annotated[str | None, typer.Option(help="vllm, or sim: the simulated engine.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, max=64, help="Worker processes of each pool.")] = None,
+    admission: Annotated[int, typer.Option(min=1, max=16, help="Admission processes.")] = 1,
+    gateways: Annotated[int, typer.Option(min=1, max=16, help="Gateway processes, on ports of their own.")] = 1,
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Any free ports instead of the configured.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Returns when everything is ready; stop: sluice down.")
+    ] = False,
+) -> None:
+    """Starts every process and stays until Ctrl-C, which stops them all."""
+    if engine is not None and engine not in ENGINES:
+        raise CommandError(f"--engine {engine}: it is one of vllm, sim")
+    if detach:
+        words = [word for word in sys.argv[1:] if word != "--detach"]
+        _detached(DataFolder(data), words)
+        return
+    options = Options(
+        engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,
+        free_ports=free_ports,
+    )  # fmt: skip
+    progress = Progress()
+    interrupted = threading.Event()
+    stack = Stack(data, options, say=progress.say, on_change=progress.change)
+
+    def interrupt(_number: int, _frame: object) -> None:
+        if interrupted.is_set():  # the second time: at once
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            threading.Thread(target=stack.stop, kwargs={"kill": True}, daemon=True).start()
+        interrupted.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    progress.say(f"Sluice starts on {escape(str(stack.data.path))}")
+    with stack:
+        if wait_ready(stack, progress, interrupted):
+            progress.say("[green]everything is ready[/green]")
+            out.print(banner(status_of(stack.data), DEFAULT_DATA))
+        interrupted.wait()
+        progress.say("stopping")
+    progress.say("stopped")
+
+
+def _detached(folder: DataFolder, words: list[str]) -> None:
+    if folder.is_locked():
+        raise CommandError(f"already running on {folder.path}; stop it with: sluice down")
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    log = folder.logs / "supervisor.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "deploy.cli", *words],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    shown = 0
+    began_s = time.monotonic()
+    start_timeout_s = 0.0
+    while time.monotonic() - began_s < start_timeout_s + INFRASTRUCTURE_START_S:
+        ended = process.poll()
+        text = log.read_text(errors="replace")
+        sys.stderr.write(text[shown:])
+        shown = len(text)
+        if ended is not None:
+            raise CommandError(f"the runner ended with exit code {ended}; see {log}")
+        run = folder.read_run()
+        if run is not None and run.supervisor_pid == process.pid:
+            start_timeout_s = run.start_timeout_s
+            if run.processes and all(record.state is State.READY for record in run.processes):
+                return
+        time.sleep(0.2)
+    raise CommandError(f"not ready in time; see {log}")
+
+
+def _down_timeout_s(run: RunRecord | None) -> float:
+    """All stages may take their time, and a start is heard only when its infrastructure is ready."""
+    return (0.0 if run is None else run.stop_timeout_s) + INFRASTRUCTURE_START_S
+
+
+@app.command()
+def down(data: DataOption = DEFAULT_DATA) -> None:
+    """Stops what `up` started and returns when nothing of it lives."""
+    folder = DataFolder(data)
+    if not folder.is_locked():
+        raise nothing_runs(folder)
+    began_s = time.monotonic()
+    told: int | None = None
+    while folder.is_locked():
+        pid = folder.supervisor_pid()
+        if told is None and pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            told = pid
+        elif pid not in (None, told):
+            break  # that one has ended, and the next one begun
+        timeout_s = _down_timeout_s(run_of(folder))
+        if time.monotonic() - began_s > timeout_s:
+            raise CommandError(f"still stopping after {timeout_s:g} s; see {folder.logs}")
+        time.sleep(0.1)
+    err.print("stopped")

@@ -1,0 +1,138 @@
+"""`sluice status`, `topics` and `models`: what there is."""
+
+import json
+import time
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from deploy.cli.app import DEFAULT_DATA, DataOption, JsonOption, app, err, nothing_runs, out, running, settings_of
+from deploy.cli.inspection import Lag, consumer_lag, record_counts, shown_state, without_credentials, worker_states
+from deploy.local.data_folder import DataFolder
+from deploy.local.supervision import State
+from schemas.worker import WorkerState
+from streams.log.port import LogError
+from streams.toml_directory import read_tenants
+
+
+def status_of(folder: DataFolder, lag: Lag | None = None) -> dict[str, Any]:
+    """What `sluice status --json` prints; `lag` None: not known. Raises CommandError, DataFolderError."""
+    run = folder.read_run()
+    if run is None:
+        raise nothing_runs(folder)
+    keys = folder.keys()
+    settings = settings_of(run)
+    tenant = "demo" if "demo" in keys.api_keys else min(keys.api_keys, default="")
+    producer = keys.producers.get(tenant)
+    return {
+        "gateway": run.gateway,
+        "websocket": f"ws{run.gateway.removeprefix('http')}/v1/stream",
+        "engine": run.engine,
+        "tenant": tenant,
+        "api_key": keys.api_keys.get(tenant),
+        "models": [name for model in settings.models for name in (model.name, *model.aliases)],
+        "kafka": run.kafka,
+        "redis": without_credentials(run.redis),
+        "clickhouse": without_credentials(run.clickhouse),
+        "producer": None
+        if producer is None
+        else {
+            "key_id": producer.key_id,
+            "key_file": producer.key_file,
+            "topics": {
+                "intake": settings.topics.intake_batch.name,
+                "results": settings.topics.results(tenant).name,
+            },
+        },
+        "processes": [record.model_dump(mode="json") for record in run.processes],
+        "lag": lag,
+        "data": str(folder.path),
+    }
+
+
+@app.command()
+def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Shows each process, each worker and the lag of each topic."""
+    folder, run = running(data)
+    settings = settings_of(run)
+    lag: Lag | None = None
+    workers: list[WorkerState] = []
+    try:
+        lag, workers = (
+            consumer_lag(settings.kafka),
+            [] if as_json else worker_states(settings.kafka, settings.topics),
+        )
+    except LogError as error:
+        err.print(f"[yellow]sluice:[/yellow] Kafka does not say how workers and lag are: {escape(str(error))}")
+    shown = status_of(folder, lag)
+    if as_json:
+        print(json.dumps(shown, indent=1))
+        return
+    processes = Table("process", "pid", "state", "restarts", "detail", title=f"{shown['gateway']}  {shown['engine']}")
+    for record in run.processes:
+        colour = {State.READY: "green", State.STARTING: "yellow"}.get(record.state, "red")
+        processes.add_row(
+            record.name, str(record.pid or ""), f"[{colour}]{record.state}[/{colour}]", str(record.restarts or ""),
+            escape(record.detail),
+        )  # fmt: skip
+    out.print(processes)
+    if lag is None:
+        return
+    beats = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", title="workers")
+    now_ms = time.time_ns() // 1_000_000
+    for worker in workers:
+        blocks = f"{worker.kv_blocks_used}/{worker.kv_blocks_total}"
+        beats.add_row(
+            worker.worker_id, worker.pool, shown_state(worker, now_ms), f"{worker.running}/{worker.max_running}",
+            str(worker.waiting), f"{worker.tokens_per_second:.0f}", blocks,
+        )  # fmt: skip
+    out.print(beats)
+    behind = Table("group", "topic", "lag", title="lag")
+    for group, topics in lag.items():
+        for topic, records in topics.items():
+            behind.add_row(group, topic, str(records))
+    out.print(behind)
+
+
+@app.command()
+def topics(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Lists every topic with its partitions, its retention and how many records it keeps."""
+    folder, run = running(data)
+    settings = settings_of(run)
+    table = settings.topics.all(tenant.tenant_id for tenant in read_tenants(folder.tenants_file))
+    counts = record_counts(settings.kafka, [topic.name for topic in table])
+    rows = [
+        {
+            "name": topic.name, "key": topic.key, "partitions": topic.partitions, "retention_ms": topic.retention_ms,
+            "records": counts.get(topic.name),
+        }
+        for topic in table
+    ]  # fmt: skip
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    shown = Table("topic", "partitions", "key", "kept", "records")
+    for row, topic in zip(rows, table, strict=True):
+        kept = "last per key" if topic.retention_ms is None else f"{topic.retention_ms / 3_600_000:g} h"
+        shown.add_row(topic.name, str(topic.partitions), topic.key, kept, str(row["records"]))
+    out.print(shown)
+
+
+@app.command()
+def models(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
+    """Lists the models that clients can ask for."""
+    _, run = running(data)
+    settings = settings_of(run)
+    if as_json:
+        print(json.dumps([model.model_dump(mode="json") for model in settings.models], indent=1))
+        return
+    pools = {pool.name: pool for pool in settings.pools}
+    shown = Table("model", "aliases", "context", "engine", "workers", "price in/cached/out per million")
+    for model in settings.models:
+        pool, price = pools[model.pool], model.price
+        shown.add_row(
+            model.name, ", ".join(model.aliases), str(model.context_window), pool.engine, str(pool.workers),
+            f"{price.uncached_input} / {price.cached_input} / {price.output} {price.currency}",
+        )  # fmt: skip
+    out.print(shown)

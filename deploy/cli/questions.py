@@ -1,0 +1,113 @@
+"""`sluice chat` asks a model, `sluice sql` asks ClickHouse."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from deploy.cli.app import DEFAULT_DATA, CommandError, DataOption, JsonOption, app, err, out, running, settings_of
+from deploy.cli.chat import Answer, Chat
+from deploy.local.plan import reachable
+from streams.settings import Settings
+
+HTTP_SLACK_S = 10.0
+
+
+def _ending(answer: Answer) -> str:
+    """How it ended, for a person."""
+    if answer.terminal is None:
+        error = answer.error
+        return (
+            "[red]no answer[/red]" if error is None else f"[red]{error.error.code}[/red]: {escape(error.error.message)}"
+        )
+    terminal = answer.terminal
+    tokens = f"{terminal.usage.prompt_tokens} + {terminal.usage.completion_tokens} tokens"
+    if terminal.error is not None:
+        return f"[red]{terminal.code}[/red]: {escape(terminal.error.message)} ({tokens})"
+    return f"[dim]{terminal.code}, {tokens}, {answer.response_id}[/dim]"
+
+
+def _say(chat_: Chat, messages: list[dict[str, str]], model: str, max_tokens: int | None) -> Answer:
+    body: dict[str, Any] = {"model": model, "messages": messages}
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    answer = chat_.ask(body, lambda text: print(text, end="", flush=True))
+    print()
+    err.print(_ending(answer))
+    return answer
+
+
+@app.command()
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="One question; without it, a conversation.")] = None,
+    data: DataOption = DEFAULT_DATA,
+    model: Annotated[str, typer.Option(help="Name or alias.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Whose development key to use.")] = "demo",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound of each answer.")] = None,
+) -> None:
+    """Talks to a model over WebSocket. Ctrl-C cancels an answer, Ctrl-D ends the conversation."""
+    folder, run = running(data)
+    api_keys = folder.keys().api_keys
+    if tenant not in api_keys:
+        raise CommandError(f"no development key of tenant {tenant!r}; there are: {', '.join(sorted(api_keys))}")
+    with Chat(f"ws{run.gateway.removeprefix('http')}/v1/stream", api_keys[tenant]) as chat_:
+        if prompt is not None:
+            answer = _say(chat_, [{"role": "user", "content": prompt}], model, max_tokens)
+            if answer.terminal is None or answer.terminal.error is not None:
+                sys.exit(1)
+            return
+        messages: list[dict[str, str]] = []
+        while True:
+            try:
+                question = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return
+            if not question:
+                continue
+            asked = [*messages, {"role": "user", "content": question}]
+            answer = _say(chat_, asked, model, max_tokens)
+            if answer.text:
+                messages = [*asked, {"role": "assistant", "content": answer.text}]
+
+
+def query(settings: Settings, sql_text: str) -> dict[str, Any]:
+    """`columns`, `rows` and `truncated` from the billing process. Raises CommandError with ClickHouse's own words."""
+    host = reachable(settings.billing.host)
+    answer = httpx.post(
+        f"http://{host}:{settings.billing.port}/internal/sql",
+        json={"query": sql_text},
+        headers={"Authorization": f"Bearer {settings.deployment_secret.get_secret_value()}"},
+        timeout=settings.billing.query_timeout_s + HTTP_SLACK_S,
+    )
+    if answer.is_error:
+        try:
+            raise CommandError(answer.json()["error"]["message"])
+        except (ValueError, LookupError):
+            raise CommandError(f"billing answered with status {answer.status_code}") from None
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+@app.command()
+def sql(
+    text: Annotated[str, typer.Argument(help="One SELECT, for instance: SELECT * FROM usage_events FINAL LIMIT 5")],
+    data: DataOption = DEFAULT_DATA,
+    as_json: JsonOption = False,
+) -> None:
+    """Asks ClickHouse, read-only; tables: usage_events, compute_records, delivered_counts."""
+    _, run = running(data)
+    result = query(settings_of(run), text)
+    if as_json:
+        print(json.dumps(result, indent=1))
+        return
+    shown = Table(*result["columns"])
+    for row in result["rows"]:
+        shown.add_row(*(escape("" if value is None else str(value)) for value in row))
+    out.print(shown)
+    if result["truncated"]:
+        err.print("[yellow]more rows match; only the first are shown[/yellow]")
