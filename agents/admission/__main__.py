@@ -15,11 +15,13 @@ from agents.admission.app import AdmissionApp
 from agents.admission.pipeline import Pipeline
 from agents.admission.publication import Publisher
 from agents.admission.recovery import Recovery, RecoveryFailed
+from agents.admission.refusals import Buried
 from agents.admission.routing import QueueBound, WorkersView
-from agents.admission.stages import PolicyPhrases, Rejected, Services
+from agents.admission.services import Services
 from agents.admission.watchdog import Excuses, Watchdog
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.store import QuotaUnavailable, RedisQuota
+from agents.safety.prompt_policies import PromptPolicies
 from streams.chat_tokenizer import ChatTokenizer
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
@@ -87,7 +89,7 @@ def run(settings: Settings) -> int:
             quota=quota,
             workers=workers,
             queue_bound=QueueBound(settings.admission.max_queued_tokens, settings.admission.max_queued_requests),
-            phrases=PolicyPhrases(),
+            phrases=PromptPolicies(),
             trust_window_ms=settings.admission.trust_window_ms,
             clock_ms=now_ms,
         )
@@ -119,8 +121,8 @@ def run(settings: Settings) -> int:
     async def bury_unreadable() -> None:
         while reader.unreadable and not admission.faust.should_stop:
             record, error = reader.unreadable.popleft()
-            rejected = Rejected(error.reason, error.detail)
-            await admission.pipeline.publication.dead(record, "admission", rejected, now_ms())
+            buried = Buried(error.reason, error.detail)
+            await admission.pipeline.publication.bury(record, "admission", buried, now_ms())
 
     watchdog = Watchdog(
         lambda: KafkaConsumer(settings.kafka, admission.group, "admission-watchdog"),

@@ -19,26 +19,16 @@ from typing import TypeVar
 import structlog
 
 from agents import metrics
+from agents.admission.entrances import intake, read_request
 from agents.admission.publication import MustEnd, Publication, Publisher, RecordTooLarge
+from agents.admission.refusals import DEADLINE_PASSED, TOO_LARGE, UNAVAILABLE, Buried, Origin, Refused
 from agents.admission.routing import overloaded
-from agents.admission.stages import (
-    DEADLINE_PASSED,
-    RETRY_AFTER_MS,
-    STAGES,
-    Origin,
-    Refused,
-    Rejected,
-    Services,
-    Stage,
-    StageResult,
-    intake,
-    read_request,
-)
-from agents.quota.store import EpochLost, Finished, QuotaUnavailable, Refusal
+from agents.admission.services import Services
+from agents.admission.stages import STAGES, Stage, StageResult
+from agents.quota.store import EpochLost, Finished, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission
 from schemas.codec import Undecodable, decode
-from schemas.endings import EndingCode
 from schemas.request import Request
 from streams.log.port import LogRecord
 
@@ -118,7 +108,7 @@ class Pipeline:
         try:
             return decode(Admission, record.value)
         except Undecodable as error:
-            raise Rejected(error.reason, error.detail) from None
+            raise Buried(error.reason, error.detail) from None
 
     async def _handle(
         self,
@@ -145,7 +135,7 @@ class Pipeline:
                     raise
                 # If `opened` stands already, quota knows where, and the ending goes beside it.
                 _log.warning("record_too_large", response_id=event.response_id)
-                await self._refuse(record, Refused(Origin.of(event), _TOO_LARGE))
+                await self._refuse(record, Refused(Origin.of(event), TOO_LARGE))
         finally:
             metrics.ADMISSION_IN_FLIGHT.dec()
         metrics.ADMISSION_SECONDS.observe(max(self.services.clock_ms() - record.timestamp_ms, 0) / 1_000)
@@ -155,12 +145,12 @@ class Pipeline:
     ) -> StageResult | None:
         try:
             return await read(record)
-        except Rejected as rejected:
-            await self._dead(record, stage, rejected)
+        except Buried as buried:
+            await self._bury(record, stage, buried)
         except Exception as error:  # noqa: BLE001
             # A defect of ours in reading: the same bytes would raise it again.
             _log.exception("stage_failed", stage=stage, topic=record.topic, offset=record.offset)
-            await self._dead(record, stage, Rejected("stage_failed", type(error).__name__))
+            await self._bury(record, stage, Buried("stage_failed", type(error).__name__))
         return None
 
     async def _stage(self, record: LogRecord, stage: Stage, event: Request | Admission) -> StageResult:
@@ -177,8 +167,8 @@ class Pipeline:
             raise
         except Exception as error:  # noqa: BLE001
             _log.exception("stage_failed", stage=stage.name, response_id=origin.response_id)
-            await self._dead(record, stage.name, Rejected("stage_failed", type(error).__name__))
-            result = Refused(origin, _UNAVAILABLE)
+            await self._bury(record, stage.name, Buried("stage_failed", type(error).__name__))
+            result = Refused(origin, UNAVAILABLE)
         metrics.admission_stage_seconds(stage.name).observe(perf_counter() - started)
         if isinstance(result, Admission):
             result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
@@ -230,24 +220,17 @@ class Pipeline:
                 raise AssertionError("the last stage left a request undecided")
 
     async def _refuse(self, record: LogRecord, refused: Refused) -> None:
-        if refused.dead_letter is not None:
+        if refused.buried is not None:
             stage = "intake" if record.topic == self.services.topics.intake_batch.name else STAGES[0].name
-            await self._dead(record, stage, refused.dead_letter)
+            await self._bury(record, stage, refused.buried)
         # Without a deadline: whether and where the response was opened is known to the store alone.
         await self._attempts(record, "refusal", lambda: self.publication.refused(refused))
         metrics.admission_outcome(refused.refusal.code.value).inc()
 
-    async def _dead(self, record: LogRecord, stage: str, rejected: Rejected) -> None:
-        await self.publication.dead(record, stage, rejected, self.services.clock_ms())
-        metrics.ADMISSION_DEAD_LETTERS.labels(rejected.reason).inc()
+    async def _bury(self, record: LogRecord, stage: str, buried: Buried) -> None:
+        await self.publication.bury(record, stage, buried, self.services.clock_ms())
+        metrics.ADMISSION_DEAD_LETTERS.labels(buried.reason).inc()
         _log.warning(
-            "dead_letter", stage=stage, reason=rejected.reason, topic=record.topic, partition=record.partition,
+            "dead_letter", stage=stage, reason=buried.reason, topic=record.topic, partition=record.partition,
             offset=record.offset,
         )  # fmt: skip
-
-
-_TOO_LARGE = Refusal(
-    code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message="The prompt is too long to be passed on.", param="messages"
-)
-
-_UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from agents.admission.stages import Refused, Rejected, ending_of, limits_of
+from agents.admission.refusals import Buried, Refused, ending_of
+from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, QuotaStore, Refusal
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission, Decision
@@ -213,10 +214,10 @@ class Publication:
             await asyncio.gather(writing, self._verdict(refused))
         # 3. The caller acknowledges the event.
 
-    async def dead(self, record: LogRecord, stage: str, rejected: Rejected, now_ms: int) -> None:
+    async def bury(self, record: LogRecord, stage: str, buried: Buried, now_ms: int) -> None:
         """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
         letter = DeadLetter.of(
             record.topic, record.partition, record.offset, record.value,
-            stage=stage, reason=rejected.reason, detail=rejected.detail, dead_at_ms=now_ms,
+            stage=stage, reason=buried.reason, detail=buried.detail, dead_at_ms=now_ms,
         )  # fmt: skip
         await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)

@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from agents import metrics
 from agents.admission.publication import MustEnd
-from agents.admission.stages import limits_of
+from agents.quota.limits import limits_of
 from agents.quota.store import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
 from schemas.admission import Decision
 from schemas.base import Record

@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from agents import metrics
-from agents.admission.stages import limits_of
+from agents.quota.limits import limits_of
 from agents.quota.store import Overdue, QuotaStore, QuotaUnavailable
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode

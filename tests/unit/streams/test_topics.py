@@ -1,4 +1,4 @@
-from agents.admission.stages import MAX_JOB_LIFETIME_MS
+from agents.admission.entrances import MAX_JOB_LIFETIME_MS
 from schemas.request import LANES
 from streams.settings import GatewaySettings
 from streams.topics import LONGEST_OUTAGE_MS, LONGEST_RESPONSE_MS, Topics

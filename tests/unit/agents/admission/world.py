@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from agents.admission.pipeline import Pipeline
 from agents.admission.publication import PublishFailed, RecordTooLarge
 from agents.admission.routing import QueueBound, WorkersView
-from agents.admission.stages import PolicyPhrases, Services
+from agents.admission.services import Services
+from agents.safety.prompt_policies import PromptPolicies
 from schemas.base import Record, Scope
 from schemas.batch import BatchJob
 from schemas.dead_letter import DeadLetter
@@ -157,7 +158,7 @@ class World:
             topics=self.topics, deployment_secret=SECRET, directory=self.directory, catalog=self.catalog,
             tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere")}, quota=self.quota,
             workers=self.workers,
-            queue_bound=queue_bound, phrases=PolicyPhrases(), trust_window_ms=300_000, clock_ms=lambda: self.now_ms,
+            queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000, clock_ms=lambda: self.now_ms,
         )  # fmt: skip
         self.pipeline = Pipeline(self.services, self.log, self._recover, max_attempts, sleep=self._sleep)
 

@@ -1,0 +1,172 @@
+"""How work enters: a record of `requests` from a gateway, or of `intake.batch` from a producer, proved and read.
+
+Either becomes a `Request` for the stages, or is refused, or buried.
+"""
+
+from dataclasses import dataclass
+
+from agents.admission.refusals import RETRY_AFTER_MS, Buried, Origin, Refused
+from agents.admission.services import Services
+from agents.quota.store import Refusal
+from schemas.base import Scope
+from schemas.batch import (
+    CUSTOM_ID_HEADER,
+    EXPIRES_HEADER,
+    KEY_ID_HEADER,
+    SIGNATURE_HEADER,
+    TENANT_HEADER,
+    BatchJob,
+)
+from schemas.codec import Undecodable, decode
+from schemas.endings import EndingCode
+from schemas.request import ReplyTo, Request
+from streams.dialects.neutral import RequestError, end_user_pseudonym
+from streams.dialects.openai_chat import parse_chat_request
+from streams.directory import ProducerKey
+from streams.ids import derive_response_id, parse_response_id
+from streams.log.port import LogRecord
+from streams.signing import Untrusted, verify_job, verify_request
+from streams.topics import LONGEST_RESPONSE_MS
+
+MAX_JOB_LIFETIME_MS = LONGEST_RESPONSE_MS
+"""How far ahead a job may expire: its outcome is remembered that long."""
+
+
+def read_request(record: LogRecord, services: Services) -> Request | Refused:
+    """A record of `requests`, proved to come from a gateway. Raises Buried.
+
+    Refused (and a dead letter) if its gateway's clock is far from the broker's: the gateway has told its client that
+    the request is accepted, so it must end. It may also be an old record, written again by somebody who could read it.
+    """
+    value = record.value or b""
+    try:
+        verify_request(services.deployment_secret, record.topic, dict(record.headers), value)
+        request = decode(Request, value)
+    except Untrusted as error:
+        raise Buried("untrusted", str(error)) from None
+    except Undecodable as error:
+        raise Buried(error.reason, error.detail) from None
+    try:
+        named = parse_response_id(request.response_id)
+    except ValueError as error:
+        raise Buried("invalid", f"response_id: {error}") from None
+    if named.region != services.topics.region or named.partition != request.reply_to.partition:
+        raise Buried("invalid", "response_id: names another region or reply partition")
+    if named.partition >= services.topics.counts.responses:
+        raise Buried("invalid", "reply_to.partition: there is no such partition")
+    if abs(record.timestamp_ms - request.accepted_at_ms) > services.trust_window_ms:
+        untrusted = Buried("untrusted", "accepted_at_ms is too far from the broker's append time")
+        refusal = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
+        return Refused(Origin.of(request), refusal, buried=untrusted, unproved=True)
+    return request
+
+
+async def intake(record: LogRecord, services: Services) -> Request | Refused:
+    """A producer's job as a request. Raises Buried for jobs of unknown tenants and keys.
+
+    Whatever is not proved genuine and fresh is answered under an id of its own, made from where the record stands: a
+    forged or repeated job can never end the genuine one with the same `custom_id`.
+    """
+    job = _claimed(record, services)
+    refusal = _unproved(job)
+    if refusal is not None:
+        origin = job.origin(services, "intake.batch.unproved", f"{record.partition}-{record.offset}", 0)
+        return Refused(origin, refusal, stored=True)
+    genuine = job.origin(services, "intake.batch", job.custom_id, job.expires_ms)
+    try:
+        body = decode(BatchJob, job.value).body
+    except Undecodable as error:
+        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=f"The job cannot be read: {error}"[:2_000])
+        return Refused(genuine, refusal, buried=Buried(error.reason, error.detail))
+    try:
+        chat = parse_chat_request(body)
+    except RequestError as error:
+        return Refused(genuine, Refusal(code=error.code, message=error.message[:2_000], param=error.param))
+    end_user = end_user_pseudonym(services.deployment_secret, job.tenant_id, chat.user)
+    return Request(
+        response_id=genuine.response_id,
+        scope=genuine.scope.model_copy(update={"end_user": end_user}),
+        model=chat.model,
+        messages=chat.messages,
+        sampling=chat.sampling,
+        service_tier="batch",
+        reply_to=genuine.reply_to,
+        accepted_at_ms=record.timestamp_ms,
+        deadline_ms=job.expires_ms,
+        stage_ms=genuine.stage_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a record of `intake.batch` claims to be. `expires_ms` is -1 where it cannot be read."""
+
+    record: LogRecord
+    key: ProducerKey
+    tenant_id: str
+    key_id: str
+    custom_id: str
+    expires_ms: int
+
+    @property
+    def value(self) -> bytes:
+        return self.record.value or b""
+
+    def origin(self, services: Services, source: str, unique: str, deadline_ms: int) -> Origin:
+        topics = services.topics
+        response_id = derive_response_id(topics.region, topics.counts.responses, self.tenant_id, source, unique)
+        return Origin(
+            response_id=response_id,
+            scope=Scope(
+                tenant_id=self.tenant_id, project_id=self.key.project_id, key_id=self.key_id, region=topics.region
+            ),
+            reply_to=ReplyTo(
+                partition=parse_response_id(response_id).partition,
+                results_topic=topics.results(self.tenant_id).name,
+                custom_id=self.custom_id,
+            ),
+            accepted_at_ms=self.record.timestamp_ms,
+            stage_ms={"intake": services.clock_ms()},
+            deadline_ms=deadline_ms,
+        )
+
+
+def _claimed(record: LogRecord, services: Services) -> _Job:
+    """Raises Buried."""
+    tenant_id = _job_header(record, TENANT_HEADER)
+    key_id = _job_header(record, KEY_ID_HEADER)
+    custom_id = _job_header(record, CUSTOM_ID_HEADER)
+    expires = _job_header(record, EXPIRES_HEADER)
+    key = services.directory.producer_key(tenant_id, key_id)
+    if key is None:
+        raise Buried("untrusted", "no such tenant or producer key")
+    expires_ms = int(expires) if expires.isascii() and expires.isdecimal() else -1
+    return _Job(record, key, tenant_id, key_id, custom_id, expires_ms)
+
+
+def _job_header(record: LogRecord, name: str) -> str:
+    try:
+        text = (record.header(name) or b"").decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not 1 <= len(text) <= 200:
+        raise Buried("untrusted", f"header {name} is missing or unreadable")
+    return text
+
+
+def _unproved(job: _Job) -> Refusal | None:
+    """Why nobody can say that the job is its producer's, and of now."""
+    try:
+        verify_job(
+            job.key.public_key, topic=job.record.topic, tenant_id=job.tenant_id, key_id=job.key_id,
+            custom_id=job.custom_id, expires_ms=job.expires_ms, value=job.value,
+            signature_base64=job.record.header(SIGNATURE_HEADER) or b"",
+        )  # fmt: skip
+    except Untrusted:
+        return Refusal(code=EndingCode.INVALID_SIGNATURE, param=SIGNATURE_HEADER)
+    if job.expires_ms <= job.record.timestamp_ms:
+        return Refusal(code=EndingCode.JOB_EXPIRED, param=EXPIRES_HEADER)
+    if job.expires_ms > job.record.timestamp_ms + MAX_JOB_LIFETIME_MS:
+        message = "The job expires more than 24 hours ahead."
+        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=EXPIRES_HEADER)
+    return None

@@ -1,0 +1,104 @@
+"""How a request ends before it is admitted: refused, with an ending that its client reads, or buried as a dead letter.
+
+A refusal answers somebody who is known to have asked; where nobody is, there is nobody to tell.
+"""
+
+from dataclasses import dataclass, field
+
+from agents.quota.store import Refusal, jittered_ms
+from schemas.admission import Admission
+from schemas.base import Scope
+from schemas.dead_letter import DeadReason
+from schemas.endings import EndingCode
+from schemas.generated import Ending
+from schemas.request import ReplyTo, Request
+from schemas.verdict import Verdict
+
+RETRY_AFTER_MS = 1_000
+"""Advice where nothing is known of how long it will take."""
+
+
+class Buried(Exception):
+    """The record becomes a dead letter: nobody can be told, or nobody proved to be who it claims."""
+
+    def __init__(self, reason: DeadReason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an ending says about a response that was never opened."""
+
+    response_id: str
+    scope: Scope
+    reply_to: ReplyTo
+    accepted_at_ms: int
+    endpoint: str = "chat.completions"
+    requested_model: str = ""
+    prompt_tokens: int = 0
+    stage_ms: dict[str, int] = field(default_factory=dict)
+    deadline_ms: int = 0
+    """From then on it can only be refused."""
+
+    @classmethod
+    def of(cls, event: "Request | Admission") -> "Origin":
+        request = event.request if isinstance(event, Admission) else event
+        return cls(
+            response_id=event.response_id,
+            scope=event.scope,
+            reply_to=request.reply_to,
+            accepted_at_ms=request.accepted_at_ms,
+            endpoint=request.endpoint,
+            requested_model=request.model,
+            prompt_tokens=len(event.prompt_token_ids) if isinstance(event, Admission) else 0,
+            stage_ms=event.stage_ms,
+            deadline_ms=request.deadline_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The response ends here. `stored`: quota holds this very refusal already.
+
+    `unproved`: the record may be a copy of one that was routed, so it may not end what is routed.
+    """
+
+    origin: Origin
+    refusal: Refusal
+    stored: bool = False
+    verdict: Verdict | None = None
+    buried: Buried | None = None
+    unproved: bool = False
+
+
+DEADLINE_PASSED = Refusal(
+    code=EndingCode.DEADLINE_EXCEEDED, message="The deadline passed before the request was admitted."
+)
+TOO_LARGE = Refusal(
+    code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message="The prompt is too long to be passed on.", param="messages"
+)
+UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
+TENANT_GONE = Refusal(code=EndingCode.INVALID_REQUEST, message="The tenant does not exist any more.")
+
+
+def ending_of(origin: Origin, refusal: Refusal) -> Ending:
+    """The refusal as everybody reads it. Advice to wait is jittered here and nowhere else."""
+    wait_ms = refusal.retry_after_ms
+    return Ending(
+        response_id=origin.response_id,
+        scope=origin.scope,
+        stage_ms=origin.stage_ms,
+        code=refusal.code,
+        written_by="admission",
+        message=refusal.message,
+        param=refusal.param,
+        retry_after_ms=wait_ms if wait_ms is None else jittered_ms(wait_ms, origin.response_id),
+        limits=refusal.limits,
+        endpoint=origin.endpoint,
+        requested_model=origin.requested_model[:200],
+        reply_to=origin.reply_to,
+        accepted_at_ms=origin.accepted_at_ms,
+        prompt_tokens=origin.prompt_tokens,
+    )

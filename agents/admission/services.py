@@ -1,0 +1,39 @@
+"""What admission may know of the world."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agents.admission.routing import QueueBound, WorkersView
+from agents.quota.store import QuotaStore
+from agents.safety.prompt_policies import PromptPolicies
+from schemas.request import Message
+from streams.directory import ModelCatalog, TenantDirectory
+from streams.topics import Topics
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest token id."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Raises jinja2.TemplateError for messages that the model's chat template does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Entrances and stages depend on the world through this alone."""
+
+    topics: Topics
+    deployment_secret: bytes
+    directory: TenantDirectory
+    catalog: ModelCatalog
+    tokenizers: Mapping[str, Tokenizer]
+    """By canonical model name."""
+    quota: QuotaStore
+    workers: WorkersView
+    queue_bound: QueueBound
+    phrases: PromptPolicies
+    trust_window_ms: int
+    clock_ms: Callable[[], int]
