@@ -26,7 +26,7 @@ class CloseReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class CloseRule:
     """`resumable`: the response may go on; ask again from the last sequence number seen."""
 
     websocket_code: int
@@ -34,21 +34,21 @@ class Closing:
     resumable: bool
 
 
-CLOSINGS: dict[CloseReason, Closing] = {
-    CloseReason.NORMAL: Closing(1000, "The client closed.", False),
-    CloseReason.GOING_AWAY: Closing(1001, "The gateway is stopping.", True),
-    CloseReason.OVERLOADED: Closing(1013, "Too many connections are open at this gateway.", True),
-    CloseReason.NOT_TEXT: Closing(1003, "Messages are JSON objects in text frames.", True),
-    CloseReason.TOO_MANY_ERRORS: Closing(1008, "Too many messages could not be understood.", True),
-    CloseReason.TOO_LARGE: Closing(1009, "The message is larger than the limit.", True),
-    CloseReason.UNAUTHENTICATED: Closing(4401, "The API key is missing or wrong.", False),
-    CloseReason.ORIGIN_REFUSED: Closing(4403, "Pages of this origin may not connect.", False),
-    CloseReason.AUTH_TIMEOUT: Closing(4408, "No API key was sent in time.", False),
-    CloseReason.SLOW_VIEWER: Closing(4410, "The viewer read too slowly.", True),
-    CloseReason.STREAM_GAP: Closing(4411, "Part of the stream is missing at this gateway.", True),
-    CloseReason.PARTITION_MOVED: Closing(4412, "Another gateway serves the response now.", True),
-    CloseReason.REPLAY_UNAVAILABLE: Closing(4413, "The position asked for can no longer be replayed.", False),
-    CloseReason.REPLAY_LATE: Closing(4414, "What was missed could not be read back in time.", True),
+CLOSINGS: dict[CloseReason, CloseRule] = {
+    CloseReason.NORMAL: CloseRule(1000, "The client closed.", False),
+    CloseReason.GOING_AWAY: CloseRule(1001, "The gateway is stopping.", True),
+    CloseReason.OVERLOADED: CloseRule(1013, "Too many connections are open at this gateway.", True),
+    CloseReason.NOT_TEXT: CloseRule(1003, "Messages are JSON objects in text frames.", True),
+    CloseReason.TOO_MANY_ERRORS: CloseRule(1008, "Too many messages could not be understood.", True),
+    CloseReason.TOO_LARGE: CloseRule(1009, "The message is larger than the limit.", True),
+    CloseReason.UNAUTHENTICATED: CloseRule(4401, "The API key is missing or wrong.", False),
+    CloseReason.ORIGIN_REFUSED: CloseRule(4403, "Pages of this origin may not connect.", False),
+    CloseReason.AUTH_TIMEOUT: CloseRule(4408, "No API key was sent in time.", False),
+    CloseReason.SLOW_VIEWER: CloseRule(4410, "The viewer read too slowly.", True),
+    CloseReason.STREAM_GAP: CloseRule(4411, "Part of the stream is missing at this gateway.", True),
+    CloseReason.PARTITION_MOVED: CloseRule(4412, "Another gateway serves the response now.", True),
+    CloseReason.REPLAY_UNAVAILABLE: CloseRule(4413, "The position asked for can no longer be replayed.", False),
+    CloseReason.REPLAY_LATE: CloseRule(4414, "What was missed could not be read back in time.", True),
 }
 
 

@@ -16,17 +16,17 @@ from starlette.types import ASGIApp
 from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
 from streams.directory import ModelCatalog, TenantDirectory
+from streams.gateway.edge import Edge
 from streams.gateway.fan_out.hub import Hub, Stream
 from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump, dead_letter
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
-from streams.gateway.http.edge import Edge
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.service.service import Gateway, monotonic_ms, now_ms
 from streams.gateway.websocket.deaf_peers import DeafPeers
+from streams.gateway.websocket.endpoint import StreamEndpoint
 from streams.gateway.websocket.protocol import StreamProtocol
-from streams.gateway.websocket.session import StreamEndpoint
 from streams.log.consumer_thread import ConsumerThread, ProducerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.settings import Settings
@@ -74,13 +74,13 @@ class GatewayRuntime:
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
         adoption_grace_ms: int = ADOPTION_GRACE_MS,
     ) -> None:
-        edge = settings.gateway
+        options = settings.gateway
         self._settings = settings
         self._topics = settings.topics
         self._redis = redis
         self.hub = Hub(
-            max_lag_chars=edge.viewer_queue_chars,
-            stall_ms=edge.viewer_stall_ms,
+            max_lag_chars=options.viewer_queue_chars,
+            stall_ms=options.viewer_stall_ms,
             disconnect_grace_ms=disconnect_grace_ms,
             adoption_grace_ms=adoption_grace_ms,
         )
@@ -89,7 +89,10 @@ class GatewayRuntime:
         registry.register(self._collector)
         self._log_history = LogHistory(clients.reader, self._topics.responses.name)
         near = RedisHistory(
-            redis, settings.region, retention_s=edge.history_retention_s, response_timeout_ms=edge.request_timeout_ms
+            redis,
+            settings.region,
+            retention_s=options.history_retention_s,
+            response_timeout_ms=options.request_timeout_ms,
         )
         history = History(near, self._log_history)
         self._producer = ProducerThread(clients.producer())
@@ -101,7 +104,7 @@ class GatewayRuntime:
             dead_letter=self._dead_letter,
             commit=self._consumer.commit,
             committed=self._consumer.committed,
-            coalesce_ms=edge.coalesce_ms,
+            coalesce_ms=options.coalesce_ms,
         )
         self.gateway = Gateway(
             settings,
@@ -115,7 +118,7 @@ class GatewayRuntime:
         )
         self._sockets = StreamEndpoint(self.gateway)
         http = build_app(self.gateway, usage, registry)
-        self.edge = Edge(http, self._sockets, self._metrics, max_connections=edge.max_connections)
+        self.edge = Edge(http, self._sockets, self._metrics, max_connections=options.max_connections)
 
     async def start(self) -> None:
         """Joins the group; partitions arrive while `run` runs."""
@@ -281,15 +284,15 @@ class GatewayServer(uvicorn.Server):
 
 def server_config(settings: Settings, app: ASGIApp) -> uvicorn.Config:
     """uvicorn as measured best here: sans-I/O WebSockets, no deflate (which also rules out deflate bombs)."""
-    edge = settings.gateway
+    options = settings.gateway
     return uvicorn.Config(
         app,
-        host=edge.host,
-        port=edge.port,
+        host=options.host,
+        port=options.port,
         http="httptools",
         ws=StreamProtocol,
         ws_per_message_deflate=False,
-        ws_max_size=edge.max_body_bytes,
+        ws_max_size=options.max_body_bytes,
         backlog=4_096,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,

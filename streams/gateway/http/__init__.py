@@ -1,1 +1,1 @@
-"""The gateway over HTTP: the edge, the routes, bodies and event streams."""
+"""The gateway over HTTP: routes, bodies, answers and event streams."""

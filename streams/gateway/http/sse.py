@@ -5,7 +5,6 @@ that comes back with it has seen everything.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import orjson
@@ -21,42 +20,13 @@ from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Closed, Event
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.metrics import INTER_TOKEN_SAMPLE, GatewayMetrics
+from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.timing import Timing
 
 HEARTBEAT_S = 15.0
 RETRY_MS = 1_000
 LAST_SEND_TIMEOUT_S = 10.0
 _DELTA_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
-
-
-class Timing:
-    """Latencies of one viewer, in seconds; costs little per token."""
-
-    __slots__ = ("_count", "_last_s", "_metrics", "_seen")
-
-    def __init__(self, metrics: GatewayMetrics) -> None:
-        self._metrics = metrics
-        self._count = 0
-        self._last_s = 0.0
-        self._seen = 0
-
-    def delivered(self, span: Span, accepted_at_ms: int) -> None:
-        """Call as a span leaves for the socket."""
-        if not self._count:
-            if accepted_at_ms and span.first_sequence == 1:
-                self._metrics.first_token.observe(max(0.0, time.time() - accepted_at_ms / 1e3))
-            self._last_s, self._seen = time.monotonic(), span.sequence_number
-        elif self._count % INTER_TOKEN_SAMPLE == 0:
-            now_s = time.monotonic()
-            tokens = span.sequence_number - self._seen
-            if tokens > 0:
-                self._metrics.inter_token.observe((now_s - self._last_s) / tokens)
-            self._last_s, self._seen = now_s, span.sequence_number
-        self._count += 1
-
-    def ended(self, accepted_at_ms: int) -> None:
-        if accepted_at_ms:
-            self._metrics.end_to_end.observe(max(0.0, time.time() - accepted_at_ms / 1e3))
 
 
 class ChatEvents:

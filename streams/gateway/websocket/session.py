@@ -6,15 +6,13 @@ finds its deltas joined into larger ones; what it has not read costs the gateway
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
-import orjson
 import structlog
 from pydantic import BaseModel, ValidationError
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
@@ -31,26 +29,20 @@ from schemas.websocket import (
     RequestMessage,
     ResumeMessage,
     StartedMessage,
-    TerminalMessage,
-    UsageBody,
 )
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chat import parse_chat_request
-from streams.dialects.openai_completion import finish_reason, usage_object
 from streams.dialects.openai_error import ending_error
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Behind, Closed, Event
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.http.app import api_key_of, traceparent_of
-from streams.gateway.http.sse import Timing
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.service.service import Gateway, Principal, retry_advice_ms
-from streams.gateway.websocket.protocol import FRAMES, text_frame
+from streams.gateway.timing import Timing
+from streams.gateway.websocket.watched import Watched, terminal_message
 
-SUBPROTOCOL = "sluice.v1"
-KEY_SUBPROTOCOL_PREFIX = "sluice.key."
 AUTH_TIMEOUT_S = 10.0
 MAX_UNAUTHENTICATED_CHARS = 4_096
 """Of a message before the key was checked: nothing larger is parsed."""
@@ -62,60 +54,8 @@ CLOSE_TIMEOUT_S = 5.0
 _log = structlog.get_logger()
 
 
-def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
-    """The last event of a response; retryable endings always carry jittered advice."""
-    rule = ENDINGS[terminal.code]
-    advice_ms = terminal.retry_after_ms
-    if advice_ms is None and rule.retryable:
-        advice_ms = retry_advice_ms()
-    error = ending_error(terminal.code, terminal.message, terminal.param)["error"] if rule.is_error else None
-    return TerminalMessage(
-        response_id=response_id,
-        sequence_number=terminal.sequence_number,
-        code=terminal.code.value,
-        finish_reason=finish_reason(terminal.code, terminal.finish_reasons),
-        finish_reasons=terminal.finish_reasons,
-        usage=UsageBody(**usage_object(terminal.usage)),
-        model=terminal.model,
-        error=None if error is None else ErrorBody(**error),
-        retry_after_ms=advice_ms,
-        limits=terminal.limits,
-    )
-
-
-class _Watched:
-    """One response on a socket."""
-
-    __slots__ = ("accepted_at_ms", "delta_head", "follower", "queued", "request_id", "response_id", "timing")
-
-    def __init__(self, response_id: str, follower: Follower, request_id: str | None, timing: Timing) -> None:
-        self.response_id = response_id
-        self.follower = follower
-        self.request_id = request_id
-        self.timing = timing
-        self.queued = False
-        self.accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
-        self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
-
-    def delta(self, span: Span) -> bytes:
-        return b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","emitted_at_us":%d,"text":%b}' % (
-            self.delta_head, span.first_sequence, span.sequence_number, span.choice, span.kind.encode(),
-            span.emitted_at_us, orjson.dumps(span.text),
-        )  # fmt: skip
-
-    def frame(self, span: Span) -> bytes:
-        """The delta as a frame, made once for all who watch the response on sockets."""
-        viewer = self.follower.viewer
-        if viewer is None or len(viewer.stream.viewers) == 1:
-            return text_frame(self.delta(span))
-        stream = viewer.stream
-        if stream.encoded is None or stream.encoded[0] is not span:
-            stream.encoded = (span, text_frame(self.delta(span)))
-        return stream.encoded[1]
-
-
 class Frames(Protocol):
-    """The connection under the socket, where it takes frames made beforehand (`ws_protocol`)."""
+    """The connection under the socket, where it takes frames made beforehand (`protocol.py`)."""
 
     @property
     def takes_frames(self) -> bool: ...
@@ -140,9 +80,9 @@ class Socket:
         self._traceparent = traceparent
         self._principal: Principal | None = None
         self._frames = frames
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Watched] = {}
         self._requests: set[str] = set()
-        self._ready: deque[_Watched] = deque()
+        self._ready: deque[Watched] = deque()
         self._outbox: deque[str] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._room = asyncio.Event()
@@ -310,21 +250,21 @@ class Socket:
     # Watching
 
     def _watch(self, response_id: str, follower: Follower, request_id: str | None) -> None:
-        watched = _Watched(response_id, follower, request_id, Timing(self._gateway.metrics))
+        watched = Watched(response_id, follower, request_id, Timing(self._gateway.metrics))
         self._watched[response_id] = watched
         follower.on_ready = partial(self._deliver, watched)
         follower.on_stalled = self._stalled
         if follower.has_more:
             self._enqueue(watched)
 
-    def _unwatch(self, watched: _Watched) -> None:
+    def _unwatch(self, watched: Watched) -> None:
         self._watched.pop(watched.response_id, None)
         watched.follower.on_ready = None
         if watched.request_id is not None:
             self._requests.discard(watched.request_id)
         self._gateway.release(watched.follower)
 
-    def _deliver(self, watched: _Watched) -> None:
+    def _deliver(self, watched: Watched) -> None:
         wake, frames = self._wake, self._frames
         if frames is not None and wake is not None and not wake.done() and frames.takes_frames:
             span = watched.follower.poll_span()
@@ -335,7 +275,7 @@ class Socket:
                     return
         self._enqueue(watched)
 
-    def _enqueue(self, watched: _Watched) -> None:
+    def _enqueue(self, watched: Watched) -> None:
         if not watched.queued:
             watched.queued = True
             self._ready.append(watched)
@@ -429,7 +369,7 @@ class Socket:
             finally:
                 self._wake = None
 
-    def _handle(self, watched: _Watched, event: Event) -> None:
+    def _handle(self, watched: Watched, event: Event) -> None:
         """What is not a delta."""
         response_id = watched.response_id
         match event:
@@ -460,13 +400,13 @@ class Socket:
             self._give_up(watched, CloseReason.GOING_AWAY)
         self._close(CloseReason.GOING_AWAY)
 
-    def _give_up(self, watched: _Watched, reason: CloseReason) -> None:
+    def _give_up(self, watched: Watched, reason: CloseReason) -> None:
         rule = CLOSINGS[reason]
         error = ErrorBody(message=rule.message, type="server_error", code=reason.value)
         self._say(ErrorMessage(error=error, response_id=watched.response_id, resumable=rule.resumable))
         self._unwatch(watched)
 
-    async def _catch_up(self, watched: _Watched) -> None:
+    async def _catch_up(self, watched: Watched) -> None:
         await watched.follower.catch_up()
         watched.queued = False
         self._enqueue(watched)
@@ -488,55 +428,3 @@ def _explain(error: ValidationError) -> RequestError:
     if first["type"] == "extra_forbidden":
         return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{param} is not supported.", param)
     return _invalid(f"{param}: {first['msg'][:200]}.", param)
-
-
-def _offered_key(subprotocols: list[str]) -> str | None:
-    prefix = KEY_SUBPROTOCOL_PREFIX
-    return next((name.removeprefix(prefix) for name in subprotocols if name.startswith(prefix)), None)
-
-
-def origin_allowed(origin: str | None, host: str, allowed_origins: Collection[str] | None) -> bool:
-    """Programs send no `Origin`; pages of the gateway itself may always connect. `None` allows every page.
-
-    Keys are never in cookies, so another site's page has nothing of its visitor's to use.
-    """
-    return allowed_origins is None or origin is None or origin in allowed_origins or urlsplit(origin).netloc == host
-
-
-class StreamEndpoint:
-    """The ASGI endpoint of `/v1/stream`."""
-
-    def __init__(self, gateway: Gateway, allowed_origins: Collection[str] | None = None) -> None:
-        self._gateway = gateway
-        self._allowed_origins = allowed_origins
-        self._open: dict[Socket, asyncio.Future[None]] = {}
-
-    async def go_away(self, timeout_s: float) -> None:
-        """Every socket is told that the gateway stops; returns when they know, or do not take it in time."""
-        for socket in list(self._open):
-            socket.go_away()
-        if self._open:
-            await asyncio.wait(self._open.values(), timeout=timeout_s)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        event = await receive()
-        if event["type"] != "websocket.connect":
-            return
-        offered: list[str] = scope["subprotocols"]
-        await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
-        if not origin_allowed(headers.get("origin"), headers.get("host", ""), self._allowed_origins):
-            reason = CloseReason.ORIGIN_REFUSED
-            await send({"type": "websocket.close", "code": CLOSINGS[reason].websocket_code, "reason": reason.value})
-            return
-        api_key = api_key_of(headers) or _offered_key(offered)
-        frames = scope.get("extensions", {}).get(FRAMES)
-        socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames)
-        if self._gateway.stopping:
-            socket.go_away()
-        ended = self._open[socket] = asyncio.get_running_loop().create_future()
-        try:
-            await socket.run(api_key)
-        finally:
-            del self._open[socket]
-            ended.set_result(None)

@@ -14,9 +14,10 @@ from schemas.endings import EndingCode
 from schemas.websocket import SERVER_MESSAGE, Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.history.store import History, HistoryUnavailable
-from streams.gateway.websocket import session as edge
+from streams.gateway.websocket import session
+from streams.gateway.websocket.endpoint import origin_allowed
 from streams.gateway.websocket.protocol import text_frame
-from streams.gateway.websocket.session import origin_allowed
+from streams.gateway.websocket.watched import Watched
 from streams.ids import mint_response_id
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 
@@ -96,13 +97,13 @@ async def test_who_watches_the_same_response_sees_the_same_deltas_made_once(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    delta = edge._Watched.delta
+    delta = Watched.delta
 
-    def count(watched: edge._Watched, span: Span) -> bytes:
+    def count(watched: Watched, span: Span) -> bytes:
         made.append(span.sequence_number)
         return delta(watched, span)
 
-    monkeypatch.setattr(edge._Watched, "delta", count)
+    monkeypatch.setattr(Watched, "delta", count)
     async with dial(stack) as one, dial(stack) as two:
         await say(one, type="request", request_id="r1", body=HELLO)
         request = await stack.pipeline.next_request()
@@ -236,7 +237,7 @@ async def test_a_socket_is_closed_with_a_named_reason(
 
 
 async def test_a_large_message_without_a_key_is_closed_unparsed(stack: Stack) -> None:
-    large = json.dumps({"type": "auth", "api_key": KEY, "padding": "x" * edge.MAX_UNAUTHENTICATED_CHARS})
+    large = json.dumps({"type": "auth", "api_key": KEY, "padding": "x" * session.MAX_UNAUTHENTICATED_CHARS})
     async with dial(stack, additional_headers={}) as socket:
         await socket.send(large)
         assert (await hear(socket)).reason == "unauthenticated"
@@ -246,7 +247,7 @@ async def test_a_large_message_without_a_key_is_closed_unparsed(stack: Stack) ->
 
 
 async def test_no_key_in_time_closes(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edge, "AUTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(session, "AUTH_TIMEOUT_S", 0.05)
     async with dial(stack, additional_headers={}) as socket:
         assert (await hear(socket)).reason == "auth_timeout"
 
@@ -294,7 +295,7 @@ async def test_a_flood_of_nonsense_closes_the_socket(stack: Stack) -> None:
             await socket.send("nonsense")
         kinds = [message.type async for message in _all(socket)]
     assert kinds[-1] == "closing"
-    assert kinds.count("error") == edge.MAX_ERRORS
+    assert kinds.count("error") == session.MAX_ERRORS
     assert socket.close_reason == "too_many_errors"
 
 

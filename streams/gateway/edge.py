@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from schemas.endings import EndingCode
 from streams.dialects.openai_error import error_object
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
-from streams.gateway.http.app import error_response
+from streams.gateway.http.answers import error_response
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.service import retry_advice_ms
 

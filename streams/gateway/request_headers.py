@@ -1,0 +1,18 @@
+"""What both transports read from a request's headers."""
+
+import re
+from collections.abc import Mapping
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def api_key_of(headers: Mapping[str, str]) -> str | None:
+    """From `Authorization: Bearer` or `x-api-key`."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
+
+
+def traceparent_of(headers: Mapping[str, str]) -> str:
+    """The W3C trace context, or empty when it is not well formed."""
+    given = headers.get("traceparent", "")
+    return given if _TRACEPARENT.fullmatch(given) else ""

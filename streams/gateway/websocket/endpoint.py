@@ -1,0 +1,68 @@
+"""The ASGI endpoint of `/v1/stream`: who may connect, and the sockets that are open."""
+
+import asyncio
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.types import Receive, Scope, Send
+
+from streams.gateway.closing import CLOSINGS, CloseReason
+from streams.gateway.request_headers import api_key_of, traceparent_of
+from streams.gateway.service.service import Gateway
+from streams.gateway.websocket.protocol import FRAMES
+from streams.gateway.websocket.session import Socket
+
+SUBPROTOCOL = "sluice.v1"
+KEY_SUBPROTOCOL_PREFIX = "sluice.key."
+
+
+def _offered_key(subprotocols: list[str]) -> str | None:
+    prefix = KEY_SUBPROTOCOL_PREFIX
+    return next((name.removeprefix(prefix) for name in subprotocols if name.startswith(prefix)), None)
+
+
+def origin_allowed(origin: str | None, host: str, allowed_origins: Collection[str] | None) -> bool:
+    """Programs send no `Origin`; pages of the gateway itself may always connect. `None` allows every page.
+
+    Keys are never in cookies, so another site's page has nothing of its visitor's to use.
+    """
+    return allowed_origins is None or origin is None or origin in allowed_origins or urlsplit(origin).netloc == host
+
+
+class StreamEndpoint:
+    """The ASGI endpoint of `/v1/stream`."""
+
+    def __init__(self, gateway: Gateway, allowed_origins: Collection[str] | None = None) -> None:
+        self._gateway = gateway
+        self._allowed_origins = allowed_origins
+        self._open: dict[Socket, asyncio.Future[None]] = {}
+
+    async def go_away(self, timeout_s: float) -> None:
+        """Every socket is told that the gateway stops; returns when they know, or do not take it in time."""
+        for socket in list(self._open):
+            socket.go_away()
+        if self._open:
+            await asyncio.wait(self._open.values(), timeout=timeout_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        event = await receive()
+        if event["type"] != "websocket.connect":
+            return
+        offered: list[str] = scope["subprotocols"]
+        await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
+        if not origin_allowed(headers.get("origin"), headers.get("host", ""), self._allowed_origins):
+            reason = CloseReason.ORIGIN_REFUSED
+            await send({"type": "websocket.close", "code": CLOSINGS[reason].websocket_code, "reason": reason.value})
+            return
+        api_key = api_key_of(headers) or _offered_key(offered)
+        frames = scope.get("extensions", {}).get(FRAMES)
+        socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames)
+        if self._gateway.stopping:
+            socket.go_away()
+        ended = self._open[socket] = asyncio.get_running_loop().create_future()
+        try:
+            await socket.run(api_key)
+        finally:
+            del self._open[socket]
+            ended.set_result(None)

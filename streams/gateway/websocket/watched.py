@@ -1,0 +1,66 @@
+"""One response on a socket: its deltas as frames, and how it ends."""
+
+import orjson
+
+from schemas.endings import ENDINGS
+from schemas.responses import Terminal
+from schemas.websocket import ErrorBody, TerminalMessage, UsageBody
+from streams.dialects.openai_completion import finish_reason, usage_object
+from streams.dialects.openai_error import ending_error
+from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.service.service import retry_advice_ms
+from streams.gateway.timing import Timing
+from streams.gateway.websocket.protocol import text_frame
+
+
+def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
+    """The last event of a response; retryable endings always carry jittered advice."""
+    rule = ENDINGS[terminal.code]
+    advice_ms = terminal.retry_after_ms
+    if advice_ms is None and rule.retryable:
+        advice_ms = retry_advice_ms()
+    error = ending_error(terminal.code, terminal.message, terminal.param)["error"] if rule.is_error else None
+    return TerminalMessage(
+        response_id=response_id,
+        sequence_number=terminal.sequence_number,
+        code=terminal.code.value,
+        finish_reason=finish_reason(terminal.code, terminal.finish_reasons),
+        finish_reasons=terminal.finish_reasons,
+        usage=UsageBody(**usage_object(terminal.usage)),
+        model=terminal.model,
+        error=None if error is None else ErrorBody(**error),
+        retry_after_ms=advice_ms,
+        limits=terminal.limits,
+    )
+
+
+class Watched:
+    """One response on a socket."""
+
+    __slots__ = ("accepted_at_ms", "delta_head", "follower", "queued", "request_id", "response_id", "timing")
+
+    def __init__(self, response_id: str, follower: Follower, request_id: str | None, timing: Timing) -> None:
+        self.response_id = response_id
+        self.follower = follower
+        self.request_id = request_id
+        self.timing = timing
+        self.queued = False
+        self.accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
+        self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
+
+    def delta(self, span: Span) -> bytes:
+        return b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","emitted_at_us":%d,"text":%b}' % (
+            self.delta_head, span.first_sequence, span.sequence_number, span.choice, span.kind.encode(),
+            span.emitted_at_us, orjson.dumps(span.text),
+        )  # fmt: skip
+
+    def frame(self, span: Span) -> bytes:
+        """The delta as a frame, made once for all who watch the response on sockets."""
+        viewer = self.follower.viewer
+        if viewer is None or len(viewer.stream.viewers) == 1:
+            return text_frame(self.delta(span))
+        stream = viewer.stream
+        if stream.encoded is None or stream.encoded[0] is not span:
+            stream.encoded = (span, text_frame(self.delta(span)))
+        return stream.encoded[1]

@@ -1,0 +1,248 @@
+"""What surrounds chats over HTTP: models, usage, health, docs, and everything that is refused or bounded."""
+
+import asyncio
+import gzip
+import json
+import resource
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from schemas.base import Scope
+from schemas.request import MAX_MESSAGES, ReplyTo, Request
+from streams.dialects.openai_chat import parse_chat_request
+from streams.gateway.json_body import parse_json_object
+from streams.log.port import MAX_RECORD_BYTES
+from streams.settings import MAX_BODY_BYTES
+from tests.unit.streams.gateway.gateway_stack import (
+    Stack,
+    gateway_settings,
+    memory_log,
+    serving,
+    until,
+)
+from tests.unit.streams.gateway.http_clients import AUTH, HELLO, client, sdk
+
+
+async def test_models_are_listed_with_prices_and_windows(stack: Stack) -> None:
+    async with sdk(stack) as api:
+        [listed] = [model async for model in await api.models.list()]
+        assert listed.id == "tiny"
+        assert (await api.models.retrieve("small")).id == "tiny"
+        with pytest.raises(openai.NotFoundError):
+            await api.models.retrieve("huge")
+    async with client(stack) as http:
+        [model] = (await http.get("/api/models")).json()["data"]
+    assert model["context_window"] == 2_048
+    assert model["capabilities"] == ["chat.completions", "streaming"]
+    assert model["prices"]["per_1m_tokens"]["output"] == "0.40"
+    assert model["prices"]["per_1k_tokens"]["output"] == "0.0004"
+
+
+async def test_usage_is_asked_for_the_keys_own_tenant(stack: Stack) -> None:
+    async with client(stack) as http:
+        page = (await http.get("/v1/usage?start_time=0&end_time=3600&bucket_width=1h&group_by=model")).json()
+        assert page["data"][0]["results"] == [{"model": "tiny", "requests": 3}]
+        assert page["finalized_through"] == 3_600_000
+        assert stack.usage.asked == [{"tenant_id": "acme", "start": 0, "end": 3_600, "by": ("model",)}]
+        assert (await http.get("/v1/usage?org_id=acme")).status_code == 200
+        for query in ("org_id=beta", "start_time=9&end_time=3", "bucket_width=2h", "group_by=price", "start_time=x"):
+            answer = await http.get(f"/v1/usage?{query}")
+            assert answer.status_code in (400, 404)
+            assert answer.json()["error"]["param"] == query.split("=")[0]
+
+
+async def test_health_metrics_docs_and_the_page_need_no_key(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        assert (await http.get("/healthz")).text == "ok"
+        assert (await http.get("/readyz")).text == "ready"
+        assert "sluice_gateway_open_viewers" in (await http.get("/metrics")).text
+        assert (await http.get("/metrics", headers={"x-forwarded-for": "203.0.113.9"})).status_code == 404
+        docs = (await http.get("/docs")).text
+        assert "/v1/chat/completions" in docs
+        assert "repetition_penalty" in docs
+        page = await http.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        for text in (docs, page.text):
+            assert "//cdn" not in text
+            assert 'src="http' not in text
+        document = (await http.get("/openapi.json")).json()
+        assert "ChatBody" in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status", "code", "param"),
+    [
+        ({}, b"{", 400, "invalid_request", None),
+        ({}, b"[]", 400, "invalid_request", None),
+        ({}, b'{"a": NaN}', 400, "invalid_request", None),
+        ({}, b'{"a":' * 10_000 + b"1" + b"}" * 10_000, 400, "invalid_request", None),
+        ({}, json.dumps({**HELLO, "n": 10**9}).encode(), 400, "unsupported_parameter", "n"),
+        ({}, json.dumps({**HELLO, "max_tokens": 10**9}).encode(), 400, "invalid_request", "max_tokens"),
+        ({}, json.dumps({**HELLO, "frobnicate": 1}).encode(), 400, "unsupported_parameter", "frobnicate"),
+        ({}, json.dumps({**HELLO, "messages": []}).encode(), 400, "invalid_request", "messages"),
+        ({"content-type": "text/plain"}, b"{}", 415, "unsupported_media_type", None),
+        ({"content-encoding": "gzip"}, gzip.compress(b"{}"), 415, "unsupported_media_type", None),
+        ({}, b" " * 5_000_000, 413, "request_too_large", None),
+        ({"authorization": "Bearer sk-wrong"}, b"{}", 401, "invalid_api_key", None),
+        ({"authorization": "Basic eDp5"}, b"{}", 401, "invalid_api_key", None),
+        ({"authorization": "Bearer " + "k" * 5_000}, b"{}", 401, "invalid_api_key", None),
+        ({"authorization": "Bearer \xe9\xff".encode("latin-1").decode("latin-1")}, b"{}", 401, "invalid_api_key", None),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+async def test_bad_input_is_named_in_openais_shape_and_reaches_no_topic(
+    stack: Stack, headers: dict[str, str], content: bytes, status: int, code: str, param: str | None
+) -> None:
+    raw = [
+        (k.encode(), v.encode("latin-1")) for k, v in {**AUTH, "content-type": "application/json", **headers}.items()
+    ]
+    async with httpx.AsyncClient(base_url=stack.url, timeout=20, trust_env=False) as http:
+        answer = await http.post("/v1/chat/completions", content=content, headers=raw)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["message"]
+    if status == 415:
+        assert all(name in error["message"] for name in headers), "a header is no param: the message names it"
+    assert stack.pipeline.requests() == []
+
+
+async def test_a_body_of_100_mb_is_refused_without_being_held(stack: Stack) -> None:
+    chunk = b" " * 65_536
+
+    async def huge() -> AsyncIterator[bytes]:
+        for _ in range(1_600):
+            yield chunk
+
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with client(stack, **{"content-type": "application/json"}) as http:
+        answer = await http.post("/v1/chat/completions", content=huge())
+    assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50_000
+
+
+@pytest.mark.parametrize("full_of", ["sockets", "requests"])
+async def test_a_gateway_full_of_connections_says_so_and_stays_healthy(redis_url: str, full_of: str) -> None:
+    settings = gateway_settings(redis_url, f"crowd{full_of}", max_connections=2)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        async with AsyncExitStack() as opened:
+            asking: list[asyncio.Future[httpx.Response]] = []
+            for _ in range(2):
+                if full_of == "sockets":
+                    await opened.enter_async_context(connect(stack.websocket_url, additional_headers=AUTH, proxy=None))
+                else:
+                    asking.append(asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO)))
+            if asking:
+                await until(lambda: len(stack.pipeline.requests()) == 2, "both are accepted")
+            full = await http.get("/v1/models")
+            assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
+            assert int(full.headers["retry-after-ms"]) >= 1_000
+            async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as refused:
+                assert json.loads(await refused.recv())["reason"] == "overloaded"
+                with pytest.raises(ConnectionClosed) as closed:
+                    await refused.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1013
+            for path in ("/readyz", "/healthz", "/metrics"):
+                assert (await http.get(path)).status_code == 200
+            for request in stack.pipeline.requests():
+                stack.pipeline.start(request)
+                stack.pipeline.end(request, 1)
+            await asyncio.gather(*asking)
+        await until(lambda: stack.runtime.edge.connections == 0, "all have gone")
+        assert (await http.get("/v1/models")).status_code == 200
+
+
+async def test_a_request_that_no_record_can_hold_is_refused_for_good_and_leaves_nothing(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.log.memory.MAX_RECORD_BYTES", 2_000)
+    body = {"model": "small", "messages": [{"role": "user", "content": "x" * 3_000}]}
+    async with client(stack) as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        assert "retry-after" not in answer.headers
+        assert len(stack.runtime.hub) == 0
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
+        await answering
+    assert stack.pipeline.cancels() == []
+
+
+def test_the_largest_body_fits_a_record_however_it_is_cut_up() -> None:
+    """Short messages grow most when every part and default is written out."""
+    message = {"role": "assistant", "content": ""}
+    messages = [message] * (MAX_MESSAGES - 5) + [{"role": "assistant", "content": ""}] * 5
+    body = {"model": "m" * 200, "messages": messages}
+    room = MAX_BODY_BYTES - len(json.dumps(body, separators=(",", ":")))
+    for each in messages[-5:]:
+        each["content"] = "x" * (room // 5)
+    chat = parse_chat_request(body)
+    request = Request(
+        response_id="r" * 100, scope=Scope(tenant_id="t" * 48, traceparent="x" * 55), model=chat.model,
+        messages=chat.messages, sampling=chat.sampling, reply_to=ReplyTo(partition=1), accepted_at_ms=2**41,
+        deadline_ms=2**41, stage_ms={"gateway": 2**41},
+    )  # fmt: skip
+    assert MAX_BODY_BYTES - 10 < len(json.dumps(body, separators=(",", ":"))) <= MAX_BODY_BYTES
+    assert len(request.encode()) < MAX_RECORD_BYTES - 2_000  # its headers and its batch
+
+
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+async def test_a_large_body_is_parsed_while_others_are_served(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    others_served = threading.Event()
+
+    def parse_for_long(raw: bytes | str) -> dict[str, Any]:
+        assert others_served.wait(20), "nobody else was served meanwhile"
+        return parse_json_object(raw)
+
+    module = "http.chats" if transport == "http" else "websocket.session"
+    monkeypatch.setattr(f"streams.gateway.{module}.parse_json_object", parse_for_long)
+    body = {"model": "small", "messages": [{"role": "user", "content": "x" * 100_000}]}
+    async with client(stack) as http, AsyncExitStack() as opened:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        if transport == "http":
+            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+        else:
+            dialled = connect(stack.websocket_url, additional_headers=AUTH, proxy=None)
+            socket = await opened.enter_async_context(dialled)
+            await socket.send(json.dumps({"type": "request", "request_id": "r1", "body": body}))
+        await asyncio.sleep(0.05)
+        assert (await http.get("/healthz")).text == "ok"
+        others_served.set()
+        await answering
+        if transport == "http":
+            assert (await asking).status_code == 200
+
+
+async def test_unknown_paths_and_methods_answer_in_openais_shape(stack: Stack) -> None:
+    async with client(stack) as http:
+        for answer, status in ((await http.get("/v1/nothing"), 404), (await http.get("/v1/chat/completions"), 405)):
+            assert answer.status_code == status
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        for position in ("-1", "1.5", "x", "99999999999999999999"):
+            response_id = f"resp_{stack.settings.region}-0_" + "0" * 32
+            answer = await http.get(f"/v1/responses/{response_id}?stream=true", headers={"last-event-id": position})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last-event-id")
+
+
+async def test_a_raw_half_request_disturbs_nobody(stack: Stack) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nab")
+    await writer.drain()
+    assert (await reader.read(15)).startswith(b"HTTP/1.1 400")
+    writer.close()
+    await writer.wait_closed()
+    async with client(stack) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
+        await answering
