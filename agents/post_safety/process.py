@@ -12,7 +12,8 @@ import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from agents.post_safety.commits import CommitGate
-from agents.post_safety.core import Effect, Emit, PostSafety, Released
+from agents.post_safety.core import PostSafety
+from agents.post_safety.effects import Effect, Emit, Released
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
 from agents.post_safety.unreadable import named_responses

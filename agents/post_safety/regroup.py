@@ -5,7 +5,7 @@ from operator import itemgetter
 
 import orjson
 
-from agents.post_safety.core import Released, ReleasedRow
+from agents.post_safety.effects import Released, ReleasedRow
 from schemas.base import SCHEMA_VERSION
 
 MAX_CHARS = 500_000

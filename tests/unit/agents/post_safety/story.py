@@ -259,6 +259,16 @@ class World:
         return [DeadLetter.model_validate_json(r.value or b"") for r in self.log.records(TOPICS.dead_letters.name)]
 
 
+def plain_answer(world: World, response_id: str = "r1", **about: object) -> None:
+    world.write(
+        opened(response_id, **about),  # type: ignore[arg-type]
+        fence(response_id),
+        frame(Row(response_id, 1, ["Hello", " there"])),
+        frame(Row(response_id, 3, [" friend"])),
+        frame(Row(response_id, 4, [], finish="stop")),
+    )
+
+
 class Member:
     """One post-safety process, restarted when a fault kills it."""
 

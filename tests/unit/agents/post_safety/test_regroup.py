@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.post_safety.core import Released
+from agents.post_safety.effects import Released
 from agents.post_safety.regroup import MAX_CHARS, MAX_ROWS, Group, Regrouper
 from schemas.base import Scope
 from schemas.responses import Release

@@ -1,0 +1,56 @@
+"""What the core wants done: rows and records for topics, in order."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from schemas.base import ScopedRecord
+from schemas.batch import BatchResult
+from schemas.generated import Kind
+
+Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated"]
+
+ReleasedRow = tuple[bytes, str, int, int, Kind, str, list[int], int]
+"""A row of `Release`: encoded scope without its trace context, response id, choice, first sequence, kind, text, text
+ends, emitted at. A bare tuple: there is one for nearly every token."""
+
+
+class Released(NamedTuple):
+    """Rows for one partition of `responses`, in order."""
+
+    partition: int
+    rows: list[ReleasedRow]
+
+
+class Emit(NamedTuple):
+    """A record for a topic; without `partition` the key decides."""
+
+    channel: Channel
+    key: str
+    record: ScopedRecord | BatchResult
+    partition: int | None = None
+
+
+Effect = Released | Emit
+
+
+class Outbox:
+    """Effects in order. Released rows are gathered by partition until another effect follows them."""
+
+    __slots__ = ("_effects", "rows")
+
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+        self.rows: defaultdict[int, list[ReleasedRow]] = defaultdict(list)
+
+    def add(self, effects: Iterable[Effect]) -> None:
+        self._gather()
+        self._effects += effects
+
+    def take(self) -> list[Effect]:
+        self._gather()
+        return self._effects
+
+    def _gather(self) -> None:
+        self._effects += map(Released._make, self.rows.items())
+        self.rows.clear()

@@ -1,0 +1,218 @@
+"""The fold: what each record of `generated` means, in log order. Decides what is released, and what closes."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+from agents.post_safety import outcome
+from agents.post_safety.effects import Effect, Emit, Outbox, Released
+from agents.post_safety.hold_back import Delta, HoldBack
+from agents.post_safety.own_endings import say_halted, stop_workers, write_ending
+from agents.post_safety.state import Gap, Partition, Response, Tally
+from agents.post_safety.timers import Timers
+from agents.safety.phrases import PhraseSet
+from schemas.control import AttemptVoid
+from schemas.endings import ENDINGS, EndingCode
+from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.responses import Started
+from streams.accepted_prefix import AcceptedPrefix, RowVerdict
+
+_ACCEPTED = RowVerdict.ACCEPTED  # in Python 3.11 a look-up at the enum costs more than the row's other decisions
+Phrases = Callable[[Opened], PhraseSet | None]
+"""The phrases that a response is held against; None when nobody knows them: then nothing of it is shown."""
+
+
+class Fold:
+    """One method per kind of record; each takes the next record of a partition and returns what it causes."""
+
+    def __init__(self, phrases: Phrases, timers: Timers, counts: Counter[str]) -> None:
+        self._phrases = phrases
+        self._timers = timers
+        self._counts = counts
+
+    def opened(self, state: Partition, opened: Opened, offset: int, open_responses: int) -> list[Effect]:
+        """`open_responses` is how many this process has without this one."""
+        response_id = opened.response_id
+        if response_id in state.responses or response_id in state.ended:
+            self._counts["duplicate_opened"] += 1
+            state.tracker.finished(offset)
+            return []
+        phrases = self._phrases(opened)
+        response = state.responses[response_id] = Response(
+            response_id=response_id,
+            reply_partition=opened.reply_to.partition,
+            opened=opened,
+            opened_offset=offset,
+            prefix=AcceptedPrefix(choices=opened.choices),
+            hold=HoldBack(phrases or PhraseSet(())),
+            tallies=[Tally() for _ in range(opened.choices)],
+            scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
+            keeps_text=opened.reply_to.results_topic is not None,
+        )
+        self._timers.watch_opened(state, response)
+        if phrases is None:
+            self._counts["without_policy"] += 1
+            response.hold.halt()
+            return [_say_started(response), *self._say_halted(state, response)]
+        if self._timers.sheds(state, open_responses + 1):
+            self._counts["overloaded"] += 1
+            response.started_held = True
+            return write_ending(state, response, EndingCode.OVERLOADED)
+        return [_say_started(response)]
+
+    def fence(self, state: Partition, fence: Fence) -> list[Effect]:
+        response = state.responses.get(fence.response_id)
+        # `Opened` precedes every fence and is read again until the end: a response that is not open has ended.
+        if response is None:
+            self._counts["void_fences"] += 1
+            return [_say_void(fence, fence.attempt_id, fence.worker_id, "ended")]
+        displaced_id, displaced_worker_id = response.prefix.attempt_id, response.attempt_worker_id
+        verdict = response.prefix.fence(fence)
+        if verdict != "current":
+            self._counts["void_fences"] += 1
+            return [_say_void(fence, fence.attempt_id, fence.worker_id, verdict)]
+        response.attempt_worker_id = fence.worker_id
+        if not response.prefix.accepted_tokens:
+            response.worker_began_at_ms = fence.stage_ms.get("worker")
+        if response.gap is not None and response.gap.attempt_id != fence.attempt_id:
+            response.gap = None
+        if displaced_id is None or displaced_id == fence.attempt_id:
+            return []
+        self._counts["superseded_attempts"] += 1
+        return [_say_void(fence, displaced_id, displaced_worker_id, "superseded")]
+
+    def frame(self, state: Partition, frame: Frame, timestamp_ms: int) -> list[Effect]:
+        """This loop runs once per token: what most rows need not do has been moved out of it."""
+        outbox = Outbox()
+        released = outbox.rows
+        responses, emitted_at_us, worker_id = state.responses, frame.emitted_at_us, frame.worker_id
+        newest = (worker_id, emitted_at_us)
+        accepted_tokens = 0
+        for response_id, attempt_id, choice, first, kind, tokens, text, ends, finish, cached in zip(
+            frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, frame.kind, frame.token_ids,
+            frame.text, frame.text_ends, frame.finish, frame.cached_tokens, strict=True,
+        ):  # fmt: skip
+            response = responses.get(response_id)
+            if response is None:
+                self._counts["rows_after_end" if response_id in state.ended else "rows_unknown_response"] += 1
+                continue
+            count = len(tokens)
+            verdict, known = response.prefix.row(attempt_id, choice, first, count, finish)
+            if verdict is not _ACCEPTED:
+                self._counts[f"rows_{verdict.value}"] += 1
+                if verdict is RowVerdict.GAP:
+                    self._timers.watch_gap(state, response, Gap(attempt_id, timestamp_ms, first + count))
+                continue
+            if first == 1 and not known:
+                response.cached_tokens = min(cached, response.opened.prompt_tokens)
+                if response.started_held:
+                    outbox.add([_say_started(response)])
+            if count > known:
+                tally = response.tallies[choice]
+                if tally.newest is None:
+                    tally.first_token_at_ms, tally.first_emitted_at_us = timestamp_ms, emitted_at_us
+                tally.newest = newest
+                accepted = count - known
+                accepted_tokens += accepted
+                if kind == "reasoning":
+                    tally.reasoning += accepted
+                else:
+                    tally.output += accepted
+                if not known and response.hold.passes(choice, kind, text, ends):
+                    released[response.reply_partition].append(
+                        (response.scope_json, response_id, choice, first, kind, text, ends, emitted_at_us)
+                    )
+                    if response.keeps_text:
+                        tally.keep(kind, text)
+                else:
+                    tally.withheld += accepted
+                    delta = Delta(choice, kind, first, text, ends, emitted_at_us)
+                    for piece in response.hold.accept(delta.after(known)):
+                        released[response.reply_partition].append(response.release(piece))
+                    if response.hold.halted and not response.verdict_written and not finish:
+                        outbox.add(self._say_halted(state, response))
+                if response.gap is not None and response.prefix.next_sequence >= response.gap.until:
+                    response.gap = None
+            if finish:
+                for piece in response.hold.finish_choice(choice):
+                    released[response.reply_partition].append(response.release(piece))
+                if response.prefix.terminal is not None:
+                    outbox.add(self._close(state, response, response.prefix.terminal, timestamp_ms))
+                elif response.hold.halted and not response.verdict_written:
+                    outbox.add(self._say_halted(state, response))
+        self._counts["accepted_tokens"] += accepted_tokens
+        return outbox.take()
+
+    def ending(self, state: Partition, ending: Ending, timestamp_ms: int) -> list[Effect]:
+        response = state.responses.get(ending.response_id)
+        if response is not None:
+            if response.prefix.ending(ending):
+                return self._close(state, response, ending.code, timestamp_ms, ending)
+            self._counts["void_endings"] += 1
+            return []
+        # Only who admits can end what was never opened; anyone else's ending comes late.
+        if ending.response_id in state.ended or ending.written_by not in ("admission", "gateway"):
+            self._counts["void_endings"] += 1
+            return []
+        state.remember_ended(ending.response_id)
+        self._counts[f"ended_{ending.code.value}"] += 1
+        return list(outcome.of_refusal(ending, timestamp_ms))
+
+    def _close(
+        self,
+        state: Partition,
+        response: Response,
+        code: EndingCode,
+        timestamp_ms: int,
+        ending: Ending | None = None,
+    ) -> list[Effect]:
+        """The terminal has been read: releases what is held, says how it ended, bills it, and forgets it."""
+        hold = response.hold
+        effects: list[Effect] = []
+        if response.started_held and not ENDINGS[code].is_error:
+            effects.append(_say_started(response))
+        effects += (Released(response.reply_partition, [response.release(piece)]) for piece in hold.finish())
+        if hold.halted and not response.verdict_written:
+            effects += self._say_halted(state, response)
+        if hold.halted and code is EndingCode.COMPLETED:
+            # Complete means that all of it was released.
+            code = EndingCode.SAFETY_HALTED
+        if ending is not None and ending.written_by != "worker" and not response.halt_written:
+            effects.append(stop_workers(response.opened, code))
+        effects += outcome.of_response(response, code, ending, timestamp_ms)
+        state.close(response)
+        self._counts[f"ended_{code.value}"] += 1
+        return effects
+
+    def _say_halted(self, state: Partition, response: Response) -> list[Effect]:
+        self._counts["halted"] += 1
+        return say_halted(state, response)
+
+
+def _say_started(response: Response) -> Emit:
+    opened = response.opened
+    response.started_held = False
+    started = Started(
+        response_id=opened.response_id,
+        scope=opened.scope,
+        endpoint=opened.endpoint,
+        model=opened.model,
+        requested_model=opened.requested_model,
+        lane=opened.lane.value,
+        pool=opened.pool,
+        prompt_tokens=opened.prompt_tokens,
+        accepted_at_ms=opened.accepted_at_ms,
+        deadline_ms=opened.deadline_ms,
+        on_disconnect=opened.on_disconnect,
+    )
+    return Emit("responses", opened.response_id, started, response.reply_partition)
+
+
+def _say_void(
+    fence: Fence, attempt_id: str, worker_id: str, why: Literal["tokens_precede", "superseded", "ended"]
+) -> Emit:
+    """Tells the worker of an attempt what `fence` means for it."""
+    void = AttemptVoid(
+        response_id=fence.response_id, scope=fence.scope, attempt_id=attempt_id, worker_id=worker_id, why=why
+    )
+    return Emit("control", fence.response_id, void)

@@ -1,0 +1,202 @@
+"""What comes of an ending: the terminal, the bill, the line of a batch. Pure functions of the response."""
+
+from collections.abc import Iterator
+
+from agents.post_safety.effects import Effect, Emit
+from agents.post_safety.state import Response, Tally
+from schemas.batch import BatchError, BatchResponse, BatchResult
+from schemas.endings import ENDINGS, EndingCode
+from schemas.generated import Ending, Opened
+from schemas.responses import Terminal, TokenUsage
+from schemas.usage import UsageEvent
+from streams.dialects.openai_completion import completion_object
+from streams.ids import stable_partition
+
+_RETRY_MS = 1_000
+_RETRY_JITTER_MS = 4_000
+
+
+def of_response(response: Response, code: EndingCode, ending: Ending | None, ended_at_ms: int) -> Iterator[Effect]:
+    """How an opened response ended. `ending` is the record that said so; None when its last choice finished."""
+    opened = response.opened
+    reasons = [_finish_reason(response, choice, code) for choice in range(opened.choices)]
+    usage = _token_usage(response)
+    sequence_number = response.hold.released + 1
+    terminal = _terminal(opened, code, ending, reasons, usage, sequence_number, ended_at_ms, model=opened.model)
+    yield Emit("responses", opened.response_id, terminal, response.reply_partition)
+    yield from _bill(response, code, reasons, usage, ended_at_ms)
+    if opened.reply_to.results_topic is not None:
+        yield _batch_result(opened, terminal, response.tallies)
+
+
+def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
+    """The ending of a response that was never admitted: its answer, and a bill over nothing."""
+    code = ending.code
+    reasons = [ENDINGS[code].finish_reason]
+    usage = TokenUsage(prompt_tokens=ending.prompt_tokens)
+    terminal = _terminal(ending, code, ending, reasons, usage, 1, ended_at_ms, model=ending.requested_model)
+    yield Emit("responses", ending.response_id, terminal, ending.reply_to.partition)
+    event = UsageEvent(
+        response_id=ending.response_id,
+        scope=ending.scope,
+        stage_ms=ending.stage_ms | {"post-safety": ended_at_ms},
+        usage_id=f"{ending.response_id}/0",
+        choice=0,
+        endpoint=ending.endpoint,
+        model="",
+        requested_model=ending.requested_model,
+        pool="",
+        lane="",
+        worker_id="",
+        attempts=0,
+        ending=code,
+        finish_reason=reasons[0],
+        billable=False,
+        accepted_at_ms=ending.accepted_at_ms,
+        first_token_at_ms=0,
+        ended_at_ms=ended_at_ms,
+        uncached_input_tokens=0,
+        cached_input_tokens=0,
+        output_tokens=0,
+        reasoning_tokens=0,
+        released_tokens=0,
+        reserved_tokens=0,
+    )
+    yield Emit("usage", ending.response_id, event)
+    if ending.reply_to.results_topic is not None:
+        yield _batch_result(ending, terminal, [])
+
+
+def _bill(
+    response: Response, code: EndingCode, reasons: list[str], usage: TokenUsage, ended_at_ms: int
+) -> Iterator[Effect]:
+    """One event per choice; what belongs to the whole response stands on choice 0.
+
+    Nothing is charged for a response that no worker ever took, however it ended.
+    """
+    opened = response.opened
+    taken = response.prefix.attempts > 0
+    for choice, tally in enumerate(response.tallies):
+        first = choice == 0
+        event = UsageEvent(
+            response_id=opened.response_id,
+            scope=opened.scope,
+            stage_ms=_stage_ms(response, tally, ended_at_ms),
+            usage_id=f"{opened.response_id}/{choice}",
+            choice=choice,
+            endpoint=opened.endpoint,
+            model=opened.model,
+            requested_model=opened.requested_model,
+            pool=opened.pool,
+            lane=opened.lane.value,
+            worker_id="" if tally.newest is None else tally.newest[0],
+            attempts=response.prefix.attempts,
+            ending=code,
+            finish_reason=reasons[choice],
+            billable=taken and ENDINGS[code].billed,
+            accepted_at_ms=opened.accepted_at_ms,
+            first_token_at_ms=tally.first_token_at_ms,
+            ended_at_ms=ended_at_ms,
+            uncached_input_tokens=usage.prompt_tokens - usage.cached_tokens if first and taken else 0,
+            cached_input_tokens=usage.cached_tokens if first else 0,
+            output_tokens=tally.output,
+            reasoning_tokens=tally.reasoning,
+            released_tokens=tally.output + tally.reasoning - tally.withheld,
+            reserved_tokens=opened.reserved_tokens if first else 0,
+        )
+        yield Emit("usage", opened.response_id, event)
+
+
+def _finish_reason(response: Response, choice: int, code: EndingCode) -> str:
+    """A choice that finished keeps its own reason, unless it is the one that was halted."""
+    rule = ENDINGS[code]
+    hold = response.hold
+    if code is EndingCode.SAFETY_HALTED and hold.halted and hold.halted_choice in (None, choice):
+        return rule.finish_reason
+    return response.prefix.finished.get(choice) or rule.finish_reason
+
+
+def _stage_ms(response: Response, tally: Tally, ended_at_ms: int) -> dict[str, int]:
+    """When each stage finished with the choice; a stage that it did not reach is left out.
+
+    Differences between neighbours: in the lane (`routing` to `worker`), to the first token (to `prefill`), to the last
+    accepted token (to `decode`), and from there until it had all been released or ended (to `post-safety`).
+    """
+    stage_ms = dict(response.opened.stage_ms)
+    if response.worker_began_at_ms is not None:
+        stage_ms["worker"] = response.worker_began_at_ms
+    if tally.newest is not None:
+        stage_ms["prefill"] = tally.first_emitted_at_us // 1_000
+        stage_ms["decode"] = tally.newest[1] // 1_000
+    stage_ms["post-safety"] = ended_at_ms
+    return stage_ms
+
+
+def _token_usage(response: Response) -> TokenUsage:
+    reasoning = sum(tally.reasoning for tally in response.tallies)
+    return TokenUsage(
+        prompt_tokens=response.opened.prompt_tokens,
+        cached_tokens=response.cached_tokens,
+        completion_tokens=reasoning + sum(tally.output for tally in response.tallies),
+        reasoning_tokens=reasoning,
+    )
+
+
+def _terminal(
+    about: Opened | Ending,
+    code: EndingCode,
+    ending: Ending | None,
+    finish_reasons: list[str],
+    usage: TokenUsage,
+    sequence_number: int,
+    ended_at_ms: int,
+    *,
+    model: str,
+) -> Terminal:
+    return Terminal(
+        response_id=about.response_id,
+        scope=about.scope,
+        sequence_number=sequence_number,
+        code=code,
+        finish_reasons=finish_reasons,
+        message=(ending.message if ending is not None else "") or ENDINGS[code].message,
+        param=ending.param if ending is not None else None,
+        retry_after_ms=_retry_after_ms(about.response_id, code, ending),
+        limits=ending.limits if ending is not None else {},
+        usage=usage,
+        model=model,
+        ended_at_ms=ended_at_ms,
+    )
+
+
+def _retry_after_ms(response_id: str, code: EndingCode, ending: Ending | None) -> int | None:
+    """The advice of who wrote the ending; else, where trying again may help, one that spreads the responses."""
+    if ending is not None and ending.retry_after_ms is not None:
+        return ending.retry_after_ms
+    return _RETRY_MS + stable_partition(response_id, _RETRY_JITTER_MS) if ENDINGS[code].retryable else None
+
+
+def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[Tally]) -> Emit:
+    """The line that a batch producer reads: a whole `chat.completion`, or the error."""
+    custom_id = about.reply_to.custom_id or about.response_id
+    result = BatchResult(scope=about.scope, id=about.response_id, custom_id=custom_id)
+    if ENDINGS[terminal.code].is_error:
+        result.error = BatchError(
+            code=terminal.code.value,
+            message=terminal.message,
+            param=terminal.param,
+            retry_after_ms=terminal.retry_after_ms,
+        )
+    else:
+        body = completion_object(
+            response_id=about.response_id,
+            created_s=about.accepted_at_ms // 1_000,
+            model=terminal.model,
+            texts=["".join(tally.content) for tally in tallies],
+            thoughts=["".join(tally.thoughts) for tally in tallies],
+            code=terminal.code,
+            finish_reasons=terminal.finish_reasons,
+            usage=terminal.usage,
+        )
+        result.response = BatchResponse(status_code=200, request_id=about.response_id, body=body)
+    return Emit("results", custom_id, result)

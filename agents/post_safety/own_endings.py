@@ -1,0 +1,65 @@
+"""Endings of post-safety's own. They are written, and take effect where they come back in the log, like everybody's."""
+
+import hashlib
+
+from agents.post_safety.effects import Effect, Emit
+from agents.post_safety.state import Partition, Response
+from schemas.control import Halt
+from schemas.endings import EndingCode
+from schemas.generated import Ending, Opened
+from schemas.verdict import Verdict
+
+
+def write_ending(
+    state: Partition, response: Response, code: EndingCode, *, attempt_id: str | None = None
+) -> list[Effect]:
+    """Writes an ending, which counts where it comes back in the log, and stops whoever generates the response.
+
+    With `attempt_id` the ending is void once another attempt has begun, so it does not stand in another's way.
+    """
+    if response.ending_written:
+        return []
+    response.ending_written = attempt_id is None
+    opened = response.opened
+    ending = Ending(
+        response_id=opened.response_id,
+        scope=opened.scope,
+        code=code,
+        written_by="post-safety",
+        attempt_id=attempt_id,
+        endpoint=opened.endpoint,
+        requested_model=opened.requested_model,
+        reply_to=opened.reply_to,
+        accepted_at_ms=opened.accepted_at_ms,
+        prompt_tokens=opened.prompt_tokens,
+    )
+    effects: list[Effect] = [Emit("generated", opened.response_id, ending, state.number)]
+    if attempt_id is None:
+        response.halt_written = True
+        effects.append(stop_workers(opened, code))
+    return effects
+
+
+def say_halted(state: Partition, response: Response) -> list[Effect]:
+    """Nothing more of it is released; says so, and writes the ending unless that may stand in the log already."""
+    response.verdict_written = True
+    match = response.hold.match
+    verdict = Verdict(
+        response_id=response.opened.response_id,
+        scope=response.opened.scope,
+        stage="post-safety",
+        decision="halt",
+        rule="no_policy" if match is None else "output_deny",
+        span_sha256="" if match is None else hashlib.sha256(match.phrase.encode()).hexdigest(),
+        sequence_number=response.hold.released,
+    )
+    effects: list[Effect] = [Emit("verdicts", verdict.response_id, verdict)]
+    if state.live and response.prefix.terminal is None:
+        effects += write_ending(state, response, EndingCode.SAFETY_HALTED)
+    return effects
+
+
+def stop_workers(opened: Opened, code: EndingCode) -> Emit:
+    """Tells whoever has the response, or will find it in a lane, that it is no longer wanted."""
+    halt = Halt(response_id=opened.response_id, scope=opened.scope, reason=code.value)
+    return Emit("control", opened.response_id, halt)

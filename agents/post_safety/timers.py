@@ -1,0 +1,91 @@
+"""What happens because time passes, or because there is too much: deadlines, cancels, gaps, shedding.
+
+Nothing here ends a response: endings are written. Time is a parameter, in Unix milliseconds.
+"""
+
+from collections import OrderedDict
+
+from agents.post_safety.effects import Effect
+from agents.post_safety.own_endings import write_ending
+from agents.post_safety.state import Gap, Partition, Response
+from schemas.endings import EndingCode
+from streams.settings import PostSafetySettings
+
+EARLY_CANCELS_REMEMBERED = 10_000
+EARLY_CANCEL_MS = 600_000
+
+
+class Timers:
+    def __init__(self, settings: PostSafetySettings) -> None:
+        self._settings = settings
+        self._early_cancels: OrderedDict[str, int] = OrderedDict()
+
+    def cancel(self, partitions: list[Partition], response_id: str, cancelled_at_ms: int) -> None:
+        """Takes effect in `tick`. Of a response that is not known yet: when it is opened."""
+        for state in partitions:
+            response = state.responses.get(response_id)
+            if response is not None:
+                self._watch_cancel(state, response, cancelled_at_ms)
+                return
+            if response_id in state.ended:
+                return
+        self._early_cancels.setdefault(response_id, cancelled_at_ms)
+        if len(self._early_cancels) > EARLY_CANCELS_REMEMBERED:
+            self._early_cancels.popitem(last=False)
+
+    def watch_opened(self, state: Partition, response: Response) -> None:
+        """A response begins: its deadline, and a cancel that came before it."""
+        state.deadlines.add(response.response_id, response.opened.deadline_ms)
+        cancelled_at_ms = self._early_cancels.pop(response.response_id, None)
+        if cancelled_at_ms is not None:
+            self._watch_cancel(state, response, cancelled_at_ms)
+
+    def watch_gap(self, state: Partition, response: Response, gap: Gap) -> None:
+        """Something of the response is missing. The first gap's time counts, and the furthest end."""
+        if response.gap is None:
+            response.gap = gap
+            state.watched[response.response_id] = response
+        else:
+            response.gap.until = max(response.gap.until, gap.until)
+
+    def sheds(self, state: Partition, open_responses: int) -> bool:
+        """Whether a response that comes now is one too many. A rebuild sheds nothing."""
+        return state.live and open_responses > self._settings.max_open_responses
+
+    def tick(self, partitions: list[Partition], now_ms: int) -> list[Effect]:
+        """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills."""
+        while self._early_cancels:
+            oldest = next(iter(self._early_cancels))
+            if self._early_cancels[oldest] + EARLY_CANCEL_MS > now_ms:
+                break
+            del self._early_cancels[oldest]
+        effects: list[Effect] = []
+        for state in partitions:
+            if state.live:
+                for response_id in state.deadlines.take_due(now_ms):
+                    effects += write_ending(state, state.responses[response_id], EndingCode.DEADLINE_EXCEEDED)
+                if state.watched:
+                    effects += self._look_at_watched(state, now_ms)
+        return effects
+
+    def _watch_cancel(self, state: Partition, response: Response, cancelled_at_ms: int) -> None:
+        if response.cancelled_at_ms is None:
+            response.cancelled_at_ms = cancelled_at_ms
+            state.watched[response.response_id] = response
+
+    def _look_at_watched(self, state: Partition, now_ms: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for response_id, response in list(state.watched.items()):
+            cancelled_at_ms, gap = response.cancelled_at_ms, response.gap
+            if cancelled_at_ms is not None:
+                # Nobody claimed it yet: nobody will answer.
+                patience_ms = self._settings.unclaimed_cancel_ms if response.prefix.attempts else 0
+                if now_ms >= cancelled_at_ms + patience_ms:
+                    response.cancelled_at_ms = None
+                    effects += write_ending(state, response, EndingCode.CANCELLED)
+            if gap is not None and now_ms >= gap.since_ms + self._settings.gap_ms:
+                response.gap = None
+                effects += write_ending(state, response, EndingCode.STREAM_GAP, attempt_id=gap.attempt_id)
+            if response.cancelled_at_ms is None and response.gap is None:
+                del state.watched[response_id]
+        return effects

@@ -1,0 +1,249 @@
+"""What time and load bring about: deadlines, cancels, gaps, records that nobody can read, shedding."""
+
+import pytest
+
+from agents.post_safety.core import PostSafety
+from agents.safety.phrases import PhraseSet
+from schemas.endings import EndingCode
+from schemas.generated import Ending, Fence, Frame
+from schemas.responses import RESPONSES, Started
+from streams.settings import PostSafetySettings
+from tests.unit.agents.post_safety.story import (
+    DEADLINE_MS,
+    START_MS,
+    TOPICS,
+    Member,
+    Row,
+    World,
+    ending,
+    fence,
+    frame,
+    opened,
+    plain_answer,
+)
+
+
+def test_the_deadline_ends_what_no_worker_ends() -> None:
+    world = World()
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["Hi"])), opened("r2"))
+    member = Member(world)
+    member.run()
+    assert not world.endings()
+    world.now_ms = DEADLINE_MS
+    member.run()
+    for response_id in ("r1", "r2"):
+        assert world.answer(response_id).terminal.code is EndingCode.DEADLINE_EXCEEDED
+    assert len(world.endings()) == 2
+    assert {record.type for record in world.control()} == {"halt"}
+    assert world.committed() == 6
+
+
+def test_the_deadline_of_what_has_ended_is_forgotten_with_it() -> None:
+    core = PostSafety(PostSafetySettings(), lambda _: PhraseSet(()))
+    core.assign(0, None)
+    core.went_live(0)
+    core.fold(opened("r1"), 0, 0, START_MS)
+    core.fold(ending("r1", EndingCode.ENGINE_FAILED), 0, 1, START_MS)
+    core.fold(opened("r2", deadline_ms=DEADLINE_MS + 1), 0, 2, START_MS)
+    assert core.tick(DEADLINE_MS) == []
+    assert len(core.tick(DEADLINE_MS + 1)) == 2, "an ending and a halt"
+
+
+def test_what_ended_during_an_outage_gets_no_ending_of_ours() -> None:
+    world = World()
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["Hi"])), frame(Row("r1", 3, [" there"])))
+    world.cancel("r1")
+    world.write(*(frame(Row("elsewhere", 1, ["x"])) for _ in range(1_000)))
+    world.write(frame(Row("r1", 2, ["!"], finish="stop")))
+    world.now_ms = DEADLINE_MS + 1
+    Member(world).run()
+    assert world.answer("r1").terminal.code is EndingCode.COMPLETED
+    assert not world.endings()
+
+
+def test_a_cancel_that_nobody_claimed_ends_at_once() -> None:
+    world = World()
+    member = Member(world)
+    world.write(opened("r1"))
+    member.run(20)
+    world.cancel("r1")
+    member.run(30)
+    assert world.answer("r1").terminal.code is EndingCode.CANCELLED
+
+
+def test_a_cancel_is_left_to_the_worker_for_a_while() -> None:
+    world = World(settings=PostSafetySettings(unclaimed_cancel_ms=3_000))
+    member = Member(world)
+    world.write(opened("r1"), fence("r1"), opened("r2"), fence("r2"))
+    world.cancel("r1")
+    world.cancel("r2")
+    member.run(1_000)
+    assert not world.endings()
+    world.write(ending("r2", EndingCode.CANCELLED, attempt="att_1"))
+    member.run(3_000)
+    assert [own.response_id for own in world.endings()] == ["r1"]
+    assert world.answer("r1").terminal.code is EndingCode.CANCELLED
+
+
+def test_a_cancel_before_its_response_is_known_is_remembered() -> None:
+    world = World()
+    member = Member(world)
+    world.cancel("r1")
+    member.run(1_000)
+    world.write(opened("r1"))
+    member.run()
+    assert world.answer("r1").terminal.code is EndingCode.CANCELLED
+
+
+def test_a_gap_that_nobody_fills_ends_the_attempt() -> None:
+    world = World(settings=PostSafetySettings(gap_ms=2_000))
+    member = Member(world)
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["a"])), frame(Row("r1", 3, ["c"])))
+    member.run(1_900)
+    assert not world.endings()
+    member.run(1_000)
+    answer = world.answer("r1")
+    assert (answer.text, answer.terminal.code) == ("a", EndingCode.STREAM_GAP)
+    assert not answer.bill.billable
+    assert [record.type for record in world.control()] == ["halt"]
+
+
+def test_a_gap_that_is_filled_or_taken_over_ends_nothing() -> None:
+    world = World()
+    member = Member(world)
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 2, ["b"])), frame(Row("r1", 1, ["a", "b"])))
+    world.write(opened("r2"), fence("r2"), frame(Row("r2", 2, ["y"])), fence("r2", "att_2", takeover=True))
+    member.run(5_000)
+    assert not world.endings()
+    world.write(frame(Row("r1", 3, ["c"], finish="stop"), Row("r2", 1, ["x"], attempt="att_2", finish="stop")))
+    member.run()
+    assert (world.answer("r1").text, world.answer("r2").text) == ("abc", "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"\xff\x00", "not_json"),
+        (b'{"schema_version":9,"type":"frame"}', "unknown_version"),
+        (b'{"type":"poem"}', "unknown_type"),
+        (b'{"type":"frame","worker_id":"w"}', "invalid"),
+        (opened("r9", reply_partition=99).encode(), "invalid"),
+    ],
+)
+def test_a_record_that_nobody_can_read_goes_to_dead_letters_and_hangs_nobody(value: bytes, reason: str) -> None:
+    world = World()
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["a"])))
+    world.write_raw(value)
+    world.write(frame(Row("r1", 3, ["c"])))
+    plain_answer(world, "r2")
+    Member(world).run(5_000)
+    [letter] = world.dead_letters()
+    assert (letter.reason, letter.partition, letter.offset, letter.stage) == (reason, 0, 3, "post-safety")
+    assert world.answer("r1").terminal.code is EndingCode.STREAM_GAP
+    assert world.answer("r2").terminal.code is EndingCode.COMPLETED
+    assert world.committed() == 11
+
+
+def spoilt(record: Frame | Fence | Ending) -> bytes:
+    """Of a version that nobody here reads."""
+    return record.encode().replace(b'"schema_version":1', b'"schema_version":9', 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (spoilt(frame(Row("r1", 2, [], finish="stop"))), "worker-1"),
+        (frame(Row("r1", 2, ["!"], finish="stop")).encode().replace(b'"text":["!"]', b'"text":[7]'), "worker-1"),
+        (spoilt(ending("r1", EndingCode.ENGINE_FAILED, attempt="att_1")), "r1"),
+        (spoilt(fence("r1", "att_2", takeover=True)), "r1"),
+        (b"\xff\x00", "r1"),
+    ],
+    ids=["the finish", "a token and the finish", "an ending", "a fence", "no JSON, but a key"],
+)
+def test_what_cannot_be_read_ends_the_response_that_it_was_the_last_of(value: bytes, key: str) -> None:
+    world = World(settings=PostSafetySettings(gap_ms=2_000))
+    world.write(opened("r1"), fence("r1"), opened("r2"), fence("r2"))
+    world.write(frame(Row("r1", 1, ["a"]), Row("r2", 1, ["x"])))
+    world.write_raw(value, key=key)
+    member = Member(world)
+    member.run(1_900)
+    assert not world.endings()
+    member.run(1_000)
+    answer = world.answer("r1")
+    assert (answer.text, answer.terminal.code) == ("a", EndingCode.STREAM_GAP)
+    assert not answer.bill.billable
+    assert [letter.offset for letter in world.dead_letters()] == [5]
+    assert not world.answer("r2").terminals, "it was not named"
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (spoilt(frame(Row("r1", 1, ["a"]))), "worker-1"),
+        (spoilt(frame(Row("r1", 2, ["Eins"], attempt="att_0", finish="stop"))), "worker-1"),
+        (spoilt(ending("r1", EndingCode.ENGINE_FAILED, attempt="att_0")), "r1"),
+        (b'{"schema_version":1,"type":"poem","response_id":"r1"}', "r1"),
+        (b"\xff\x00", "worker-1"),
+        (b"[]", None),
+    ],
+    ids=["a copy", "a zombie's row", "a zombie's ending", "an unknown type", "no JSON of a worker", "no object"],
+)
+def test_what_cannot_be_read_and_did_not_matter_ends_nothing(value: bytes, key: str | None) -> None:
+    world = World(settings=PostSafetySettings(gap_ms=2_000))
+    world.write(opened("r1"), fence("r1"), frame(Row("r1", 1, ["a"])))
+    world.write_raw(value, key=key)
+    member = Member(world)
+    member.run(500)
+    world.write(frame(Row("r1", 2, ["b"])))
+    member.run(5_000)
+    assert not world.endings()
+    world.write(frame(Row("r1", 3, ["c"], finish="stop")))
+    member.run()
+    assert (world.answer("r1").text, world.answer("r1").terminal.code) == ("abc", EndingCode.COMPLETED)
+
+
+def test_beyond_its_bound_it_sheds_and_says_so() -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=1))
+    member = Member(world)
+    member.run(20)
+    world.write(opened("r1"), opened("r2"))
+    member.run()
+    assert not world.answer("r1").terminals
+    answer = world.answer("r2")
+    assert answer.terminal.code is EndingCode.OVERLOADED
+    assert answer.started == 0
+    assert 1_000 <= (answer.terminal.retry_after_ms or 0) < 5_000
+    assert answer.bill.reserved_tokens == 110, "settlement gives it back"
+
+
+@pytest.mark.parametrize("tokens", [["Hi", " there"], []], ids=["tokens", "nothing"])
+@pytest.mark.parametrize("finish", ["", "stop"], ids=["shed", "finished before that"])
+def test_a_response_that_a_worker_answers_before_it_is_shed_is_told_whole(tokens: list[str], finish: str) -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=1))
+    member = Member(world)
+    member.run(20)
+    last = Row("r2", 1 + len(tokens), [], finish=finish)  # type: ignore[arg-type]
+    world.write(opened("r1"), opened("r2"), fence("r2"))
+    world.write(*([frame(Row("r2", 1, tokens))] if tokens else []), *([frame(last)] if finish else []))
+    member.run()
+    seen = world.answer("r2")
+    assert seen.terminal.code is (EndingCode.COMPLETED if finish else EndingCode.OVERLOADED)
+    assert (seen.text, seen.started) == ("".join(tokens), 1 if tokens or finish else 0)
+    about_it = [
+        record.value or b"" for record in world.log.records(TOPICS.responses.name) if b'"r2"' in (record.value or b"")
+    ]
+    assert not seen.started or isinstance(RESPONSES.validate_json(about_it[0]), Started)
+    member.kill()
+    member.run()
+    rebuilt = world.answer("r2")
+    assert rebuilt.started == seen.started + 1, "a rebuild sheds nothing, and repeats the rest"
+    assert (rebuilt.tokens, rebuilt.terminals, rebuilt.bill) == (seen.tokens, seen.terminals, seen.bill)
+
+
+def test_a_response_without_a_policy_shows_nothing_while_it_would_be_shed() -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=1))
+    member = Member(world)
+    member.run(20)
+    world.write(opened("r1"), opened("r2", tenant_id="gone"), fence("r2"), frame(Row("r2", 1, ["Hi"])))
+    member.run()
+    assert (world.answer("r2").text, world.answer("r2").terminal.code) == ("", EndingCode.SAFETY_HALTED)
