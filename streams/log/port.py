@@ -1,4 +1,4 @@
-"""The port to the log. `kafka_log` implements it over librdkafka, `memory_log` in memory with scripted faults.
+"""The port to the log. `log.kafka` implements it over librdkafka, `log.memory` in memory with scripted faults.
 
 Duties of every implementation, held by one contract suite: records of a partition are seen in offset order; a produced
 record is delivered at least once or its `on_delivery` gets an error; a commit is what the next owner of the partition

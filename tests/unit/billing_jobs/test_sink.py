@@ -552,7 +552,7 @@ class AnyFaults(RuleBasedStateMachine):
         ahead=st.integers(1, 5),
     )
     def the_log_misbehaves(self, name: str, kind: FaultKind, ahead: int) -> None:
-        at = self.world.log._seen.get(name, 0) + ahead
+        at = self.world.log.script.records_passed(name) + ahead
         if not any((fault.client_id, fault.at) == (name, at) for fault in self.world.log.pending_faults()):
             self.world.log.inject(Fault(kind, name, at))
 
@@ -584,8 +584,7 @@ class AnyFaults(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.world.store.faults.clear()
-        for fault in self.world.log.pending_faults():
-            del self.world.log._faults[fault.client_id, fault.at]
+        self.world.log.script.clear()
         for member in self.members.values():
             member.consumer.crash()
         last = self.world.member("last")

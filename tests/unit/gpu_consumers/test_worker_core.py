@@ -952,7 +952,7 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             worker.claims_are_late = bool(size)
         else:
             client_id = f"{which}-producer"
-            at = region.log._seen.get(client_id, 0) + size
+            at = region.log.script.records_passed(client_id) + size
             if all((fault.client_id, fault.at) != (client_id, at) for fault in region.log.pending_faults()):
                 kind = FaultKind.FAIL if what == "undelivered" else FaultKind.DUPLICATE
                 region.log.inject(Fault(kind, client_id, at))

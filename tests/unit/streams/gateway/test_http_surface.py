@@ -164,7 +164,7 @@ async def test_a_gateway_full_of_connections_says_so_and_stays_healthy(redis_url
 async def test_a_request_that_no_record_can_hold_is_refused_for_good_and_leaves_nothing(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.log.memory.MAX_RECORD_BYTES", 2_000)
+    monkeypatch.setattr("streams.log.memory.producer.MAX_RECORD_BYTES", 2_000)
     body = {"model": "small", "messages": [{"role": "user", "content": "x" * 3_000}]}
     async with client(stack) as http:
         answer = await http.post("/v1/chat/completions", json=body)

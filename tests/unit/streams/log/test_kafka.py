@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition as NativePartition
 
-from streams.log import kafka as kafka_log
 from streams.log.kafka import KafkaConsumer
+from streams.log.kafka import consumer as kafka_consumer
 from streams.log.port import TopicPartition
 from streams.settings import KafkaSettings
 
@@ -74,7 +74,7 @@ class BalancingClient:
 def test_no_record_is_handed_out_of_a_partition_that_was_revoked_while_it_was_polled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kafka_log, "Consumer", BalancingClient)
+    monkeypatch.setattr(kafka_consumer, "Consumer", BalancingClient)
     revoked: list[TopicPartition] = []
     consumer = KafkaConsumer(KafkaSettings(), "group", "client")
     consumer.subscribe(["t"], on_revoke=revoked.extend)

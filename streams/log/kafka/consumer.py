@@ -1,32 +1,33 @@
-"""The log port over librdkafka. The classic group protocol; see `streams.log.port` for what callers may rely on."""
+"""The consumer over librdkafka: a member of a group, or an independent reader."""
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from queue import SimpleQueue
-from typing import Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as NativePartition
 
+from streams.log.kafka.client import (
+    ClientErrors,
+    client_config,
+    log_error,
+    logger,
+    native_position,
+    require_success,
+    settled,
+    translated,
+)
+from streams.log.kafka.committer import COMMIT_TIMEOUT_S, Committer
 from streams.log.port import (
     MAX_RECORD_BYTES,
     Committed,
-    Headers,
     LogError,
     LogRecord,
-    OnDelivery,
     OnPartitions,
-    ProducerQueueFull,
-    RecordTooLarge,
     TopicPartition,
     check_metadata,
 )
 from streams.settings import KafkaSettings
-
-T = TypeVar("T")
 
 QUIET_FETCH_WAIT_MS = 500
 """For a reader that follows a quiet topic and looks nothing up meanwhile: it costs an idle broker a fifth."""
@@ -34,183 +35,8 @@ UNHURRIED_FETCH_BYTES = 65_536
 """For a reader whose records may wait for `fetch_wait_ms`: a fetch for each costs the broker more than the record."""
 _CALL_TIMEOUT_S = 10.0
 _SEEK_TIMEOUT_S = 5.0
-_COMMIT_TIMEOUT_S = 5.0
 _RETRY_S = 0.005
 _MAX_POLL_INTERVAL_MS = 120_000
-
-_logger = logging.getLogger(__name__)
-
-REPEAT_ERROR_S = 10.0
-SETTLE_TIMEOUT_S = 5.0
-"""How long a look-up is repeated while leaders move, as they do just after a topic was made or a broker came back."""
-
-# Beyond what librdkafka itself calls retriable: the same call may succeed once the brokers or the balance settle.
-_RETRIABLE_CODES = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._WAIT_COORD,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.REQUEST_TIMED_OUT,
-    }
-)
-
-
-def log_error(error: KafkaError, what: str) -> LogError:
-    """`what` says what was attempted."""
-    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return RecordTooLarge(f"{what}: {error.str()}")
-    retriable = not error.fatal() and (error.retriable() or error.code() in _RETRIABLE_CODES)
-    return LogError(f"{what}: {error.name()}: {error.str()}", retriable=retriable)
-
-
-def _settled(look_up: Callable[[], T]) -> T:
-    """The answer of a look-up, repeated for `SETTLE_TIMEOUT_S` while its error is retriable. Raises LogError."""
-    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
-    while True:
-        try:
-            return look_up()
-        except LogError as error:
-            if not error.retriable or time.monotonic() >= deadline_s:
-                raise
-        time.sleep(0.05)
-
-
-def client_config(settings: KafkaSettings, client_id: str) -> dict[str, str | int | float]:
-    """What every client of librdkafka shares; `settings.extra` comes last and wins."""
-    return {
-        "bootstrap.servers": settings.bootstrap,
-        "client.id": client_id,
-        "socket.nagle.disable": True,
-        "socket.timeout.ms": 10_000,
-        "reconnect.backoff.ms": 50,
-        "reconnect.backoff.max.ms": 1_000,
-        "log.connection.close": False,
-        **settings.extra,
-    }
-
-
-class _Errors:
-    """Keeps the error that ends a client; logs those from which librdkafka recovers by itself.
-
-    While a broker is away, the same error comes back many times a second: it is logged once per `REPEAT_ERROR_S`.
-    """
-
-    def __init__(self, client_id: str) -> None:
-        self._client_id = client_id
-        self._fatal: LogError | None = None
-        self._logged_at_s: dict[str, float] = {}
-
-    def __call__(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._fatal = log_error(error, self._client_id)
-            return
-        now_s = time.monotonic()
-        if now_s - self._logged_at_s.get(error.name(), -REPEAT_ERROR_S) >= REPEAT_ERROR_S:
-            self._logged_at_s[error.name()] = now_s
-            _logger.warning("%s: %s: %s", self._client_id, error.name(), error.str())
-
-    def raise_fatal(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
-
-
-class KafkaProducer:
-    """An idempotent producer. Not blocked by anything but `flush`; may be shared by threads if one of them polls.
-
-    A record without `on_delivery` whose delivery fails makes the next `poll` or `flush` raise LogError.
-    """
-
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        client_id: str,
-        *,
-        linger_ms: float = 0,
-        compression: Literal["none", "lz4", "zstd"] = "lz4",
-    ) -> None:
-        self._errors = _Errors(client_id)
-        self._failed: LogError | None = None
-        self._producer = Producer(
-            {
-                "enable.idempotence": True,
-                "acks": "all",
-                "linger.ms": linger_ms,
-                "compression.type": compression,
-                "partitioner": "murmur2_random",
-                "queue.buffering.max.messages": settings.producer_queue_records,
-                "queue.buffering.max.kbytes": 262_144,
-                "message.max.bytes": MAX_RECORD_BYTES,
-                "delivery.timeout.ms": settings.delivery_timeout_ms,
-                "topic.metadata.propagation.max.ms": 5_000,
-                "error_cb": self._errors,
-                **client_config(settings, client_id),
-            },
-            logger=_logger,
-        )
-
-    def __len__(self) -> int:
-        """Records whose delivery is outstanding."""
-        return len(self._producer)
-
-    def produce(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: str | None = None,
-        partition: int | None = None,
-        headers: Headers = (),
-        on_delivery: OnDelivery | None = None,
-    ) -> None:
-        report = self._report_without_caller if on_delivery is None else on_delivery
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is None:
-                report(message.offset(), None)
-            else:
-                report(None, log_error(error, f"deliver to {topic}"))
-
-        try:
-            self._producer.produce(
-                topic,
-                value,
-                None if key is None else key.encode(),
-                -1 if partition is None else partition,
-                delivered,
-                headers=list(headers) if headers else None,
-            )
-        except BufferError:
-            raise ProducerQueueFull from None
-        except KafkaException as error:
-            raise log_error(error.args[0], f"produce to {topic}") from None
-
-    def _report_without_caller(self, _offset: int | None, error: LogError | None) -> None:
-        if error is not None:
-            self._failed = error
-
-    def poll(self, timeout_s: float = 0.0) -> int:
-        events = self._producer.poll(timeout_s)
-        self._raise_failed()
-        return events
-
-    def flush(self, timeout_s: float) -> int:
-        outstanding = self._producer.flush(timeout_s)
-        self._raise_failed()
-        return outstanding
-
-    def _raise_failed(self) -> None:
-        self._errors.raise_fatal()
-        if self._failed is not None:
-            error, self._failed = self._failed, None
-            raise error
 
 
 class KafkaConsumer:
@@ -235,7 +61,7 @@ class KafkaConsumer:
     ) -> None:
         self._group = group
         self._cooperative = strategy == "cooperative-sticky"
-        self._errors = _Errors(client_id)
+        self._errors = ClientErrors(client_id)
         self._held_error: LogError | None = None
         self._subscribed = False
         self._closed = False
@@ -277,8 +103,8 @@ class KafkaConsumer:
         }
         if instance_id is not None:
             config["group.instance.id"] = instance_id
-        self._consumer = Consumer(config, logger=_logger)
-        self._committer = _Committer(self._consumer)
+        self._consumer = Consumer(config, logger=logger)
+        self._committer = Committer(self._consumer)
 
     def subscribe(
         self,
@@ -298,15 +124,15 @@ class KafkaConsumer:
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._owned = dict.fromkeys(positions)
         self._ends.clear()
-        with _translated("assign"):
-            self._consumer.assign([_native(partition, offset) for partition, offset in positions.items()])
+        with translated("assign"):
+            self._consumer.assign([native_position(partition, offset) for partition, offset in positions.items()])
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         self._errors.raise_fatal()
         if self._held_error is not None:
             held, self._held_error = self._held_error, None
             raise held
-        with _translated("poll"):
+        with translated("poll"):
             first = self._consumer.poll(timeout_s)
             if first is None:
                 return []
@@ -343,8 +169,8 @@ class KafkaConsumer:
             self._starting_paused.update(partition for partition in wanted if partition in self._starting)
             wanted = [partition for partition in wanted if partition not in self._starting]
         if wanted:
-            with _translated("pause"):
-                self._consumer.pause([_native(partition) for partition in wanted])
+            with translated("pause"):
+                self._consumer.pause([native_position(partition) for partition in wanted])
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         wanted = list(partitions)
@@ -352,8 +178,8 @@ class KafkaConsumer:
             self._starting_paused.difference_update(wanted)
             wanted = [partition for partition in wanted if partition not in self._starting]
         if wanted:
-            with _translated("resume"):
-                self._consumer.resume([_native(partition) for partition in wanted])
+            with translated("resume"):
+                self._consumer.resume([native_position(partition) for partition in wanted])
 
     def seek(self, position: TopicPartition, offset: int) -> None:
         """Inside `on_assign` it sets where the partition starts. Raises LogError when it is not assigned."""
@@ -365,7 +191,7 @@ class KafkaConsumer:
         deadline_s = time.monotonic() + _SEEK_TIMEOUT_S
         while True:
             try:
-                self._consumer.seek(_native(position, offset))
+                self._consumer.seek(native_position(position, offset))
             except KafkaException as error:
                 # A partition takes a moment between its assignment and its first fetch.
                 if error.args[0].code() != KafkaError._STATE or time.monotonic() >= deadline_s:
@@ -385,8 +211,10 @@ class KafkaConsumer:
         # The broker would accept any partition from a living member; it must not undo another member's position.
         if self._subscribed and (foreign := [partition for partition in offsets if partition not in self._owned]):
             raise LogError(f"commit: not assigned: {foreign}", retriable=False)
-        wanted = [_native(partition, offset, metadata.get(partition, "")) for partition, offset in offsets.items()]
-        deadline_s = time.monotonic() + _COMMIT_TIMEOUT_S
+        wanted = [
+            native_position(partition, offset, metadata.get(partition, "")) for partition, offset in offsets.items()
+        ]
+        deadline_s = time.monotonic() + COMMIT_TIMEOUT_S
         while True:
             try:
                 self._committer.commit(wanted, deadline_s, in_callback=self._in_callback)
@@ -400,12 +228,12 @@ class KafkaConsumer:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         self._require_group()
-        wanted = [_native(partition) for partition in partitions]
+        wanted = [native_position(partition) for partition in partitions]
         if not wanted:
             return {}
-        with _translated("committed"):
+        with translated("committed"):
             found = self._consumer.committed(wanted, timeout=_CALL_TIMEOUT_S)
-        _require_success(found, "committed")
+        require_success(found, "committed")
         result = {}
         for position in found:
             offset = position.offset if position.offset >= 0 else None
@@ -416,7 +244,7 @@ class KafkaConsumer:
         return sorted(self._owned)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        with _translated(f"partitions of {topic}"):
+        with translated(f"partitions of {topic}"):
             metadata = self._consumer.list_topics(topic, timeout=_CALL_TIMEOUT_S).topics[topic]
         if metadata.error is not None:
             raise log_error(metadata.error, f"partitions of {topic}")
@@ -424,11 +252,11 @@ class KafkaConsumer:
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         def look_up() -> tuple[int, int]:
-            with _translated(f"watermarks of {partition}"):
-                low, high = self._consumer.get_watermark_offsets(_native(partition), timeout=_CALL_TIMEOUT_S)
+            with translated(f"watermarks of {partition}"):
+                low, high = self._consumer.get_watermark_offsets(native_position(partition), timeout=_CALL_TIMEOUT_S)
             return low, high
 
-        return _settled(look_up)
+        return settled(look_up)
 
     def end_reached(self, partition: TopicPartition) -> int:
         if self._group is not None:
@@ -438,13 +266,15 @@ class KafkaConsumer:
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         def look_up() -> int:
             what = f"offset_at of {partition}"
-            with _translated(what):
-                [found] = self._consumer.offsets_for_times([_native(partition, timestamp_ms)], timeout=_CALL_TIMEOUT_S)
+            with translated(what):
+                [found] = self._consumer.offsets_for_times(
+                    [native_position(partition, timestamp_ms)], timeout=_CALL_TIMEOUT_S
+                )
             if found.error is not None:
                 raise log_error(found.error, what)
             return found.offset
 
-        offset = _settled(look_up)
+        offset = settled(look_up)
         return offset if offset >= 0 else self.watermarks(partition)[1]
 
     def close(self) -> None:
@@ -459,7 +289,7 @@ class KafkaConsumer:
         finally:
             self._owned.clear()
             self._committer.close()
-            with _translated("close"):
+            with translated("close"):
                 self._consumer.close()
 
     def _require_group(self) -> None:
@@ -478,16 +308,16 @@ class KafkaConsumer:
         try:
             if self._on_assign is not None:
                 self._on_assign(added)
-            starting = [_native(partition, offset) for partition, offset in self._starting.items()]
+            starting = [native_position(partition, offset) for partition, offset in self._starting.items()]
             if self._cooperative:
                 consumer.incremental_assign(starting)
             else:
                 consumer.assign(starting)
             # librdkafka remembers a pause from before the partition went away.
             if running := set(added) - self._starting_paused:
-                consumer.resume([_native(partition) for partition in running])
+                consumer.resume([native_position(partition) for partition in running])
             if self._starting_paused:
-                consumer.pause([_native(partition) for partition in self._starting_paused])
+                consumer.pause([native_position(partition) for partition in self._starting_paused])
         finally:
             self._in_callback, self._starting = False, None
 
@@ -514,83 +344,6 @@ class KafkaConsumer:
                 consumer.unassign()
 
 
-class _Committer:
-    """Gives commits a deadline. librdkafka's own waits for as long as the group's coordinator is away.
-
-    One commit is outstanding at a time, so an old one that comes through late cannot undo a newer one.
-    """
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self._outstanding: Future[None] = Future()
-        self._outstanding.set_result(None)
-        self._jobs: SimpleQueue[tuple[list[NativePartition], Future[None]] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def commit(self, positions: list[NativePartition], deadline_s: float, *, in_callback: bool) -> None:
-        """Raises LogError, retriable when the deadline (of `time.monotonic`) passed or an older commit hangs.
-
-        While a rebalance callback runs, only its own thread gets through to librdkafka; the coordinator, which has
-        just called, is there then.
-        """
-        self._wait(deadline_s)
-        if in_callback:
-            self._commit(positions)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="log-commit", daemon=True)
-            self._thread.start()
-        self._outstanding = Future()
-        self._jobs.put((positions, self._outstanding))
-        self._wait(deadline_s).result()
-
-    def close(self) -> None:
-        """Raises LogError when a commit still hangs: the consumer must not be closed under it."""
-        if self._thread is not None:
-            self._wait(time.monotonic() + _COMMIT_TIMEOUT_S)
-            self._jobs.put(None)
-            self._thread.join(timeout=_COMMIT_TIMEOUT_S)
-            self._thread = None
-
-    def _wait(self, deadline_s: float) -> Future[None]:
-        if not wait([self._outstanding], max(0.0, deadline_s - time.monotonic())).done:
-            raise LogError("commit: the group's coordinator does not answer", retriable=True)
-        return self._outstanding
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            positions, outcome = job
-            try:
-                self._commit(positions)
-            except Exception as error:  # noqa: BLE001 - raised in the thread that commits
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(None)
-
-    def _commit(self, positions: list[NativePartition]) -> None:
-        with _translated("commit"):
-            done = self._consumer.commit(offsets=positions, asynchronous=False)
-        _require_success(done or [], "commit")
-
-
-class _translated:
-    """Turns librdkafka's exceptions into LogError."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, KafkaException):
-            raise log_error(error.args[0], self._what) from None
-        if isinstance(error, RuntimeError):  # "Consumer closed"
-            raise LogError(f"{self._what}: {error}", retriable=False) from error
-
-
 def _source(message: Message) -> TopicPartition:
     return TopicPartition(message.topic(), message.partition())  # type: ignore[arg-type]
 
@@ -607,20 +360,6 @@ def _record(message: Message) -> LogRecord:
         tuple(headers) if headers else (),  # type: ignore[arg-type]
         message.timestamp()[1],
     )
-
-
-def _native(partition: TopicPartition, offset: int | None = None, metadata: str = "") -> NativePartition:
-    if offset is None:
-        return NativePartition(partition.topic, partition.partition)
-    if metadata:
-        return NativePartition(partition.topic, partition.partition, offset, metadata)
-    return NativePartition(partition.topic, partition.partition, offset)
-
-
-def _require_success(positions: Iterable[NativePartition], what: str) -> None:
-    for position in positions:
-        if position.error is not None:
-            raise log_error(position.error, f"{what} {position.topic}-{position.partition}")
 
 
 def _own(partitions: Iterable[NativePartition]) -> list[TopicPartition]:

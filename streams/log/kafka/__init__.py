@@ -1,0 +1,14 @@
+"""The log port over librdkafka. The classic group protocol; see `streams.log.port` for what callers may rely on."""
+
+from streams.log.kafka.client import client_config, log_error
+from streams.log.kafka.consumer import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer
+from streams.log.kafka.producer import KafkaProducer
+
+__all__ = [
+    "QUIET_FETCH_WAIT_MS",
+    "UNHURRIED_FETCH_BYTES",
+    "KafkaConsumer",
+    "KafkaProducer",
+    "client_config",
+    "log_error",
+]

@@ -1,0 +1,129 @@
+"""What every client of librdkafka shares: its configuration, its errors as ours, its positions."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as NativePartition
+
+from streams.log.port import LogError, RecordTooLarge, TopicPartition
+from streams.settings import KafkaSettings
+
+T = TypeVar("T")
+
+REPEAT_ERROR_S = 10.0
+SETTLE_TIMEOUT_S = 5.0
+"""How long a look-up is repeated while leaders move, as they do just after a topic was made or a broker came back."""
+
+logger = logging.getLogger(__name__)
+
+# Beyond what librdkafka itself calls retriable: the same call may succeed once the brokers or the balance settle.
+_RETRIABLE_CODES = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._WAIT_COORD,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+
+
+def log_error(error: KafkaError, what: str) -> LogError:
+    """`what` says what was attempted."""
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return RecordTooLarge(f"{what}: {error.str()}")
+    retriable = not error.fatal() and (error.retriable() or error.code() in _RETRIABLE_CODES)
+    return LogError(f"{what}: {error.name()}: {error.str()}", retriable=retriable)
+
+
+def settled(look_up: Callable[[], T]) -> T:
+    """The answer of a look-up, repeated for `SETTLE_TIMEOUT_S` while its error is retriable. Raises LogError."""
+    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+    while True:
+        try:
+            return look_up()
+        except LogError as error:
+            if not error.retriable or time.monotonic() >= deadline_s:
+                raise
+        time.sleep(0.05)
+
+
+def client_config(settings: KafkaSettings, client_id: str) -> dict[str, str | int | float]:
+    """What every client of librdkafka shares; `settings.extra` comes last and wins."""
+    return {
+        "bootstrap.servers": settings.bootstrap,
+        "client.id": client_id,
+        "socket.nagle.disable": True,
+        "socket.timeout.ms": 10_000,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "log.connection.close": False,
+        **settings.extra,
+    }
+
+
+class ClientErrors:
+    """Keeps the error that ends a client; logs those from which librdkafka recovers by itself.
+
+    While a broker is away, the same error comes back many times a second: it is logged once per `REPEAT_ERROR_S`.
+    """
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+        self._fatal: LogError | None = None
+        self._logged_at_s: dict[str, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = log_error(error, self._client_id)
+            return
+        now_s = time.monotonic()
+        if now_s - self._logged_at_s.get(error.name(), -REPEAT_ERROR_S) >= REPEAT_ERROR_S:
+            self._logged_at_s[error.name()] = now_s
+            logger.warning("%s: %s: %s", self._client_id, error.name(), error.str())
+
+    def raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+
+class translated:
+    """Turns librdkafka's exceptions into LogError."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, KafkaException):
+            raise log_error(error.args[0], self._what) from None
+        if isinstance(error, RuntimeError):  # "Consumer closed"
+            raise LogError(f"{self._what}: {error}", retriable=False) from error
+
+
+def native_position(partition: TopicPartition, offset: int | None = None, metadata: str = "") -> NativePartition:
+    if offset is None:
+        return NativePartition(partition.topic, partition.partition)
+    if metadata:
+        return NativePartition(partition.topic, partition.partition, offset, metadata)
+    return NativePartition(partition.topic, partition.partition, offset)
+
+
+def require_success(positions: Iterable[NativePartition], what: str) -> None:
+    for position in positions:
+        if position.error is not None:
+            raise log_error(position.error, f"{what} {position.topic}-{position.partition}")
