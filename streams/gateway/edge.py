@@ -7,7 +7,7 @@ from streams.dialects.openai_error import error_object
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.http.answers import error_response
 from streams.gateway.metrics import GatewayMetrics
-from streams.gateway.service.service import retry_advice_ms
+from streams.gateway.service.refusals import retry_advice_ms
 
 OPERATORS_PATHS = frozenset(("/healthz", "/readyz", "/metrics"))
 """Answered also by a full gateway: it is in good health."""

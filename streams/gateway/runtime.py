@@ -23,7 +23,8 @@ from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
-from streams.gateway.service.service import Gateway, monotonic_ms, now_ms
+from streams.gateway.service.clocks import monotonic_ms, now_ms
+from streams.gateway.service.service import Gateway
 from streams.gateway.websocket.deaf_peers import DeafPeers
 from streams.gateway.websocket.endpoint import StreamEndpoint
 from streams.gateway.websocket.protocol import StreamProtocol
@@ -192,7 +193,7 @@ class GatewayRuntime:
     async def _meet(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self.gateway.meet_strangers()
+            await self.gateway.meet()
 
     def _count_delivered(self, finished: Sequence[Stream]) -> None:
         for stream in finished:

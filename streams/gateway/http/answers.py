@@ -11,7 +11,8 @@ from streams.dialects.openai_completion import usage_object
 from streams.dialects.openai_error import ending_error, error_object
 from streams.directory import Model
 from streams.gateway.errors import ApiError
-from streams.gateway.service.service import Snapshot, retry_advice_ms
+from streams.gateway.service.lookup import Snapshot
+from streams.gateway.service.refusals import retry_advice_ms
 
 _LIMIT_HEADERS = {
     f"{kind}_{figure}": f"x-ratelimit-{figure.removesuffix('_ms')}-{kind}"

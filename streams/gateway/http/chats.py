@@ -29,7 +29,10 @@ from streams.gateway.http.body import ClientDisconnect, read_json_body
 from streams.gateway.http.sse import ChatEvents, SseResponse, departed
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.request_headers import api_key_of, traceparent_of
-from streams.gateway.service.service import Gateway, now_ms, replay_unavailable, texts_of, unavailable
+from streams.gateway.service.clocks import now_ms
+from streams.gateway.service.lookup import texts_of
+from streams.gateway.service.refusals import replay_unavailable, unavailable
+from streams.gateway.service.service import Gateway
 from streams.gateway.timing import Timing
 
 MAX_SEQUENCE = 2**31

@@ -12,7 +12,9 @@ from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import invalid_parameter, model_object
 from streams.gateway.http.usage_reader import UsageReader, UsageUnavailable
 from streams.gateway.request_headers import api_key_of
-from streams.gateway.service.service import Gateway, now_ms, unavailable
+from streams.gateway.service.clocks import now_ms
+from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.service import Gateway
 
 MAX_USAGE_S = 400 * 86_400
 

@@ -39,7 +39,9 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Behind, Closed, Event
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.json_body import parse_json_object
-from streams.gateway.service.service import Gateway, Principal, retry_advice_ms
+from streams.gateway.service.keys import Principal
+from streams.gateway.service.refusals import retry_advice_ms
+from streams.gateway.service.service import Gateway
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.watched import Watched, terminal_message
 

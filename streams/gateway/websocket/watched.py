@@ -9,7 +9,7 @@ from streams.dialects.openai_completion import finish_reason, usage_object
 from streams.dialects.openai_error import ending_error
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.service.service import retry_advice_ms
+from streams.gateway.service.refusals import retry_advice_ms
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.protocol import text_frame
 

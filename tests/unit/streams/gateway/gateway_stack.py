@@ -20,7 +20,7 @@ from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, server_config
-from streams.gateway.service.service import now_ms
+from streams.gateway.service.clocks import now_ms
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryConsumer, MemoryLog, MemoryProducer
 from streams.log.port import LogRecord

@@ -21,7 +21,7 @@ from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
-from streams.gateway.service.service import now_ms
+from streams.gateway.service.clocks import now_ms
 from streams.ids import derive_response_id, mint_response_id
 from streams.log.memory import MemoryLog
 from streams.log.port import TopicPartition
@@ -307,7 +307,7 @@ async def test_after_a_restart_no_token_is_skipped_by_a_position_that_does_not_e
         stack.pipeline.write(response_id, started(response_id, ACME))
         await until(lambda: stack.runtime.hub.get(response_id) is not None, "it is seen")
     with monkeypatch.context() as patched:
-        patched.setattr("streams.gateway.service.service.APPEARS_TIMEOUT_MS", 100)
+        patched.setattr("streams.gateway.service.resumption.APPEARS_TIMEOUT_MS", 100)
         beyond = await text_after(stack, response_id, 3)
     assert (beyond["status"], "starting_after" in beyond["text"]) == (400, True)
     # Of what was shown before the restart, the last may be read only after its viewer is back.

@@ -274,9 +274,9 @@ async def test_the_time_of_an_answer_does_not_tell_whether_an_id_exists(
 ) -> None:
     """An unknown young id is waited for, an unknown old one is looked for in history; so is another tenant's."""
     patience_ms = 150
-    monkeypatch.setattr("streams.gateway.service.service.APPEARS_TIMEOUT_MS", patience_ms)
+    monkeypatch.setattr("streams.gateway.service.resumption.APPEARS_TIMEOUT_MS", patience_ms)
     if not young:
-        monkeypatch.setattr("streams.gateway.service.service.YOUNG_MS", -1)
+        monkeypatch.setattr("streams.gateway.service.resumption.YOUNG_MS", -1)
     reads: list[str] = []
     read = History.read
 

@@ -1,0 +1,106 @@
+"""A request becomes a response: its id, its record on the log, its first viewer."""
+
+import asyncio
+
+import structlog
+
+from schemas.base import Scope
+from schemas.endings import EndingCode
+from schemas.request import ReplyTo, Request
+from streams.dialects.neutral import ChatRequest, end_user_pseudonym
+from streams.gateway.errors import ApiError
+from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.fan_out.hub import Hub
+from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.service.clocks import monotonic_ms, now_ms
+from streams.gateway.service.keys import Principal
+from streams.gateway.service.ports import Ownership, Sender
+from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.viewing import Viewing
+from streams.ids import mint_response_id
+from streams.log.port import LogError, ProducerQueueFull, RecordTooLarge
+from streams.settings import Settings
+from streams.signing import sign_request
+
+ACKNOWLEDGE_TIMEOUT_S = 5.0
+
+_log = structlog.get_logger()
+
+
+class Acceptance:
+    def __init__(
+        self, settings: Settings, hub: Hub, viewing: Viewing, sender: Sender, ownership: Ownership,
+        metrics: GatewayMetrics,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._topic = settings.topics.requests.name
+        self._hub = hub
+        self._viewing = viewing
+        self._sender = sender
+        self._ownership = ownership
+        self._metrics = metrics
+        self._secret = settings.deployment_secret.get_secret_value().encode()
+        self._next_partition = 0
+
+    async def submit(self, principal: Principal, chat: ChatRequest, *, traceparent: str = "") -> tuple[str, Follower]:
+        """The response id and its first viewer, once the log has acknowledged the request. Release the follower.
+
+        Raises ApiError 503 when this gateway is full or the log does not take the request in time, and 413 when it
+        never takes one so large.
+        """
+        if self._hub.open_responses >= self._settings.gateway.max_open_responses:
+            raise unavailable("Too many responses are open at this gateway.", EndingCode.OVERLOADED.value)
+        request = self._request(principal, chat, traceparent)
+        response_id, partition = request.response_id, request.reply_to.partition
+        self._hub.open(response_id, partition, request.scope, chat.on_disconnect, monotonic_ms())
+        follower = self._viewing.follow(response_id, partition, request.scope, 0)
+        value = request.encode()
+        try:
+            async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
+                headers = sign_request(self._secret, self._topic, value)
+                await self._sender.send(self._topic, value, key=response_id, headers=headers)
+        except RecordTooLarge:
+            self._forget(response_id, follower)
+            raise ApiError(413, "request_too_large", "The request is larger than a record may be.") from None
+        except ProducerQueueFull:
+            self._forget(response_id, follower)
+            raise unavailable("The gateway's queue to the log is full.", EndingCode.OVERLOADED.value) from None
+        except (LogError, TimeoutError) as error:
+            # A record that was queued may yet reach the log; nobody was told its id.
+            self.give_up(follower)
+            _log.warning("request_not_acknowledged", response_id=response_id, why=str(error)[:200])
+            raise unavailable("The request could not be stored.") from None
+        except asyncio.CancelledError:
+            self.give_up(follower)
+            raise
+        self._metrics.accepted.inc()
+        return response_id, follower
+
+    def _request(self, principal: Principal, chat: ChatRequest, traceparent: str) -> Request:
+        settings, tenant, accepted_at_ms = self._settings, principal.tenant, now_ms()
+        owned = self._ownership.owned[: settings.gateway.reply_partitions]
+        self._next_partition = (self._next_partition + 1) % len(owned)
+        partition = owned[self._next_partition]
+        scope = Scope(
+            tenant_id=tenant.tenant_id, project_id=principal.key.project_id, key_id=principal.key.key_id,
+            end_user=end_user_pseudonym(self._secret, tenant.tenant_id, chat.user), region=settings.region,
+            policy_version=tenant.policy.version, traceparent=traceparent,
+        )  # fmt: skip
+        return Request(
+            response_id=mint_response_id(settings.region, partition), scope=scope, model=chat.model,
+            messages=chat.messages, sampling=chat.sampling, service_tier=chat.service_tier,
+            reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
+            deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,
+            stage_ms={"gateway": accepted_at_ms},
+        )  # fmt: skip
+
+    def _forget(self, response_id: str, follower: Follower) -> None:
+        """The log has nothing of it, and will not."""
+        self._hub.forget(response_id)
+        self._viewing.release(follower)
+
+    def give_up(self, follower: Follower) -> None:
+        """The client was told that there is no answer: whatever its policy was, nothing goes on for it."""
+        if follower.viewer is not None:
+            follower.viewer.stream.on_disconnect = "cancel"
+        self._viewing.release(follower)

@@ -1,0 +1,33 @@
+"""What a client is told where the service itself refuses, in one place: status, code, and whether to come again."""
+
+import random
+
+from schemas.endings import EndingCode
+from streams.gateway.closing import CloseReason
+from streams.gateway.errors import ApiError
+
+
+def retry_advice_ms(least_ms: int = 1_000) -> int:
+    """Jittered, so that refused clients do not come back together."""
+    return least_ms + random.randrange(least_ms)  # noqa: S311
+
+
+def unavailable(message: str, code: str = EndingCode.UNAVAILABLE.value) -> ApiError:
+    return ApiError(503, code, message, error_type="server_error", retry_after_ms=retry_advice_ms())
+
+
+def not_found(response_id: str) -> ApiError:
+    """The same for an id that never was, that is gone, and that belongs to somebody else."""
+    return ApiError(404, "response_not_found", f"No response {response_id[:100]!r}.", param="response_id")
+
+
+def replay_unavailable(message: str, *, is_transient: bool) -> ApiError:
+    return ApiError(
+        409, CloseReason.REPLAY_UNAVAILABLE.value, message, error_type="server_error",
+        retry_after_ms=retry_advice_ms() if is_transient else None, resumable=is_transient,
+    )  # fmt: skip
+
+
+def from_the_future(after: int, *, may_come: bool = False) -> ApiError:
+    message = f"Nothing has the sequence number {after} yet."
+    return ApiError(400, "invalid_request", message, param="starting_after", resumable=may_come)

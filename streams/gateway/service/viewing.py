@@ -1,0 +1,36 @@
+"""Who watches what: each viewer of the hub, and the coroutine that follows it."""
+
+from schemas.base import Scope
+from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.fan_out.hub import Hub, Viewer
+from streams.gateway.history.store import History
+from streams.gateway.service.clocks import monotonic_ms
+
+
+class Viewing:
+    def __init__(self, hub: Hub, history: History) -> None:
+        self._hub = hub
+        self._history = history
+        self._followers: dict[Viewer, Follower] = {}
+
+    def follow(self, response_id: str, partition: int, scope: Scope, after: int, *, stays: bool = True) -> Follower:
+        """Release it. One that does not stay keeps nothing alive."""
+        follower = Follower(self._history, scope.tenant_id)
+        viewer = self._hub.attach(response_id, partition, scope, after, follower.wake, monotonic_ms(), stays=stays)
+        follower.watch(viewer)
+        self._followers[viewer] = follower
+        return follower
+
+    def release(self, follower: Follower) -> None:
+        """The viewer is gone. Idempotent."""
+        follower.close()
+        if follower.viewer is not None:
+            self._followers.pop(follower.viewer, None)
+            self._hub.detach(follower.viewer, monotonic_ms())
+
+    def cut_off(self, viewers: list[Viewer]) -> None:
+        """The hub has given these up: who still sends to them is told."""
+        for viewer in viewers:
+            follower = self._followers.pop(viewer, None)
+            if follower is not None and follower.on_stalled is not None:
+                follower.on_stalled()
