@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from deploy.local.data_folder import DataFolder, DataFolderError, Keys, ProcessR
 from deploy.local.first_run import provision_keys
 from deploy.local.folders import make_empty
 from deploy.local.kafka_broker import format_command, is_formatted, write_properties
+from deploy.local.notifier import OnChange
 from deploy.local.plan import Options, Plan, make_plan
 from deploy.local.supervision import RestartPolicy
 from deploy.local.supervisor import Supervisor, SupervisorError, stop_timeout_s
@@ -35,6 +35,10 @@ def _silent(_text: str) -> None:
     """Progress that nobody wants to see."""
 
 
+def _unseen(_record: ProcessRecord) -> None:
+    """Changes that nobody wants to see."""
+
+
 class Stack:
     """Every process on one data folder, started by `start` or `with`, stopped by `stop` or the block's end.
 
@@ -48,7 +52,7 @@ class Stack:
         options: Options = Options(),
         *,
         say: Say = _silent,
-        on_change: Callable[[ProcessRecord], None] | None = None,
+        on_change: OnChange = _unseen,
         policy: RestartPolicy = RestartPolicy(),
         seed: int | None = None,
     ) -> None:
@@ -59,7 +63,6 @@ class Stack:
         self._policy = policy
         self._rng = random.Random(seed)  # noqa: S311
         self._resources = contextlib.ExitStack()
-        self._writing = threading.Lock()
         self._plan: Plan | None = None
         self._keys: Keys | None = None
         self._supervisor: Supervisor | None = None
@@ -126,7 +129,7 @@ class Stack:
         make_empty(self.data.scratch)
         self._prepare_infrastructure(plan)
         self._supervisor = supervisor = Supervisor(
-            plan.processes, self._environment(plan), self.data.logs, self._changed, self._policy
+            plan.processes, self._environment(plan), self.data.logs, self._on_change, self._policy, self._save
         )
         supervisor.start(infrastructure=True)
         supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure())
@@ -169,13 +172,7 @@ class Stack:
         if done.returncode != 0:
             raise SupervisorError(f"Kafka's storage could not be formatted\n{done.stdout}{done.stderr}")
 
-    def _changed(self, record: ProcessRecord) -> None:
-        with self._writing:
-            self._write_run()
-            if self._on_change is not None:
-                self._on_change(record)
-
-    def _write_run(self) -> None:
+    def _save(self) -> None:
         if self._supervisor is None:
             return
         self.data.write_run(
@@ -227,7 +224,7 @@ class Stack:
         try:
             if self._supervisor is not None:
                 self._supervisor.stop(kill=kill)
-                self._write_run()
+                self._save()
                 make_empty(self.data.scratch)
         finally:
             self._supervisor = None

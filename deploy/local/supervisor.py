@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from typing import IO
 
 from deploy.local import guardian as guardian_module
 from deploy.local.data_folder import ProcessRecord, started_at
+from deploy.local.notifier import Notifier, OnChange
 from deploy.local.plan import ROOT, ProcessSpec, Stage
 from deploy.local.supervision import ALIVE, Life, RestartPolicy, State
 
@@ -28,6 +30,7 @@ MAINTENANCE_S = 5.0
 MAX_FAILED_STARTS = 5
 KILL_TIMEOUT_S = 10.0
 MAX_LOG_BYTES = 32 * 1024 * 1024
+NOT_STARTED_EXIT_CODE = 127
 
 # Of every process. The model lies on the disk; nothing is looked up or reported anywhere.
 COMMON_ENVIRONMENT = {
@@ -40,7 +43,8 @@ COMMON_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
 }
 
-OnChange = Callable[[ProcessRecord], None]
+_CANNOT_EVER_START = (FileNotFoundError, PermissionError, NotADirectoryError)
+"""Of a program: no second try helps."""
 
 
 class SupervisorError(Exception):
@@ -203,21 +207,24 @@ class SupervisedProcess:
 
     def _run(self) -> None:
         while True:
+            why_not = ""
             try:
                 exit_code = self._live_once()
-            except OSError as error:
+            except _CANNOT_EVER_START as error:
                 with self._lock:
                     self._life = Life(State.FAILED, time.monotonic())
                     self._detail = f"cannot start {self.spec.command[0]}: {error.strerror}"
                 self._on_change(self.record())
                 return
+            except OSError as error:  # a full disk, too many processes: it may pass
+                exit_code, why_not = NOT_STARTED_EXIT_CODE, f"cannot be started now: {error.strerror}"
             with self._lock:
                 self._life = self._life.exited(time.monotonic(), exit_code, self._policy)
                 life = self._life
                 if life.state is State.STOPPED:
                     self._detail = ""
-                elif not self._detail.startswith("not ready after"):
-                    self._detail = f"ended by {_how(exit_code)}"
+                elif why_not or not self._detail.startswith("not ready after"):
+                    self._detail = why_not or f"ended by {_how(exit_code)}"
             self._on_change(self.record())
             if life.state is not State.BACKOFF:
                 return
@@ -233,7 +240,7 @@ class SupervisedProcess:
         with self._lock:
             if self._life.state is not State.STARTING:
                 return 0
-            with self.log.open("ab") as log:
+            with _log_file(self.log) as log:
                 self._popen = popen = subprocess.Popen(  # noqa: S603
                     self.spec.command,
                     cwd=ROOT,
@@ -243,9 +250,14 @@ class SupervisedProcess:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            if self.spec.niceness:
-                os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + self.spec.niceness)
-            self._guardian.add(popen.pid)
+            try:
+                if self.spec.niceness:
+                    os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + self.spec.niceness)
+                self._guardian.add(popen.pid)
+            except OSError:
+                guardian_module.send(popen.pid, signal.SIGKILL)
+                popen.wait()
+                raise
             self._created_at = started_at(popen.pid) or 0.0
             self._detail = "starting"
         self._on_change(self.record())
@@ -316,6 +328,14 @@ def stop_timeout_s(specs: Sequence[ProcessSpec]) -> float:
     return sum(slowest_s.values())
 
 
+def _log_file(log: Path) -> IO[bytes]:
+    """Raises OSError for any reason but those of the program itself."""
+    try:
+        return log.open("ab")
+    except _CANNOT_EVER_START as error:
+        raise OSError(errno.EIO, f"{log}: {error.strerror}") from None
+
+
 class Supervisor:
     """All processes of one stack."""
 
@@ -326,10 +346,13 @@ class Supervisor:
         logs: Path,
         on_change: OnChange,
         policy: RestartPolicy = RestartPolicy(),
+        save: Callable[[], None] = lambda: None,
     ) -> None:
+        """`save` writes down what `records` says, `on_change` shows it. Both may fail or never return: nothing else
+        does for that."""
         logs.mkdir(parents=True, exist_ok=True)
         self._changed = threading.Condition()
-        self._on_change = on_change
+        self._notifier = Notifier(save, on_change)
         self._guardian = Guardian()
         self._processes = {
             spec.name: SupervisedProcess(
@@ -342,7 +365,7 @@ class Supervisor:
         self._maintenance.start()
 
     def _notify(self, record: ProcessRecord) -> None:
-        self._on_change(record)
+        self._notifier.tell(record)
         with self._changed:
             self._changed.notify_all()
 
@@ -415,12 +438,15 @@ class Supervisor:
         self._closing.set()
         self._maintenance.join(timeout=MAINTENANCE_S + 5)
         self._guardian.close()
+        self._notifier.close()
 
     def _maintain(self) -> None:
         while not self._closing.wait(MAINTENANCE_S):
-            self._guardian.ensure()
+            with contextlib.suppress(OSError):  # what cannot be done now is tried again in a moment
+                self._guardian.ensure()
             for process in self._processes.values():
-                bound_log(process.log)
+                with contextlib.suppress(OSError):
+                    bound_log(process.log)
 
 
 def bound_log(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:

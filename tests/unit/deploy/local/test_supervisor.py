@@ -1,5 +1,6 @@
 """The supervisor with small real processes in place of the stack's."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from deploy.local.guardian import surviving_groups
+from deploy.local.notifier import OnChange
 from deploy.local.plan import Probe, ProcessSpec, Stage
 from deploy.local.supervision import RestartPolicy, State
 from deploy.local.supervisor import KILL_TIMEOUT_S, Guardian, Supervisor, SupervisorError, bound_log, stop_timeout_s
@@ -45,8 +47,8 @@ SLEEPS = "import time; time.sleep(3600)"
 def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervisor]]:
     running: list[Supervisor] = []
 
-    def make(*specs: ProcessSpec) -> Supervisor:
-        supervisor = Supervisor(specs, {}, tmp_path / "logs", lambda _record: None, FAST)
+    def make(*specs: ProcessSpec, on_change: OnChange = lambda _record: None) -> Supervisor:
+        supervisor = Supervisor(specs, {}, tmp_path / "logs", on_change, FAST)
         running.append(supervisor)
         supervisor.start(infrastructure=True)
         supervisor.start(infrastructure=False)
@@ -94,6 +96,40 @@ def test_a_killed_process_comes_back_with_another_pid(supervise: Callable[..., S
     assert pid_of(supervisor, "one") != first
 
 
+def disk_is_full(_record: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_killed_process_comes_back_although_nobody_can_be_told(supervise: Callable[..., Supervisor]) -> None:
+    supervisor = supervise(script("one", SLEEPS), on_change=disk_is_full)
+    until(lambda: supervisor.records()[0].state is State.READY)
+    supervisor.process("one").send(signal.SIGKILL)
+    until(lambda: supervisor.records()[0].restarts == 1)
+    supervisor.wait_ready(DEADLINE_S)
+
+
+def test_an_observer_that_never_returns_holds_up_nothing(supervise: Callable[..., Supervisor]) -> None:
+    released = threading.Event()
+    supervisor = supervise(script("one", SLEEPS), on_change=lambda _record: released.wait(DEADLINE_S) and None)
+    try:
+        supervisor.wait_ready(DEADLINE_S)
+        supervisor.process("one").send(signal.SIGKILL)
+        until(lambda: supervisor.records()[0].restarts == 1)
+    finally:
+        released.set()
+
+
+def test_a_process_whose_log_cannot_be_opened_for_a_while_starts_afterwards(
+    supervise: Callable[..., Supervisor], tmp_path: Path
+) -> None:
+    in_the_way = tmp_path / "logs" / "one.log"
+    in_the_way.mkdir(parents=True)
+    supervisor = supervise(script("one", SLEEPS))
+    until(lambda: supervisor.records()[0].failed_starts >= 2)
+    in_the_way.rmdir()
+    supervisor.wait_ready(DEADLINE_S)
+
+
 def test_what_a_crash_leaves_in_the_group_is_ended_too(supervise: Callable[..., Supervisor], tmp_path: Path) -> None:
     child_file = tmp_path / "child"
     body = f"""
@@ -110,7 +146,10 @@ def test_what_a_crash_leaves_in_the_group_is_ended_too(supervise: Callable[..., 
     until(lambda: ended(child))
 
 
-def test_stop_goes_from_the_last_stage_to_the_first(supervise: Callable[..., Supervisor], tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_change", [lambda _record: None, disk_is_full], ids=["told", "nobody to tell"])
+def test_stop_goes_from_the_last_stage_to_the_first(
+    supervise: Callable[..., Supervisor], tmp_path: Path, on_change: OnChange
+) -> None:
     order = tmp_path / "order"
     specs = []
     for stage in Stage:
@@ -125,8 +164,8 @@ def test_stop_goes_from_the_last_stage_to_the_first(supervise: Callable[..., Sup
             time.sleep(3600)
         """
         specs.append(script(stage.name, body, stage, probe=file_probe(ready)))
-    supervisor = supervise(*specs)
-    supervisor.wait_ready(DEADLINE_S)
+    supervisor = supervise(*specs, on_change=on_change)
+    until(lambda: all(record.state is State.READY for record in supervisor.records()))
     supervisor.stop()
     assert order.read_text().split() == [stage.name for stage in sorted(Stage, reverse=True)]
     assert {record.state for record in supervisor.records()} == {State.STOPPED}
