@@ -18,7 +18,7 @@ from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
 from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.plan import Options
-from deploy.local.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack
+from deploy.local.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack, StartInterrupted
 from deploy.local.supervision import State
 
 ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
@@ -37,13 +37,16 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", help="Returns when everything is ready; stop: sluice down.")
     ] = False,
+    detached: Annotated[bool, typer.Option("--detached", hidden=True, help="What --detach starts.")] = False,
 ) -> None:
     """Starts every process and stays until Ctrl-C, which stops them all."""
     if engine is not None and engine not in ENGINES:
         raise CommandError(f"--engine {engine}: it is one of vllm, sim")
+    os.umask(0o077)
     if detach:
-        words = [word for word in sys.argv[1:] if word != "--detach"]
-        _detached(DataFolder(data), words)
+        folder = DataFolder(data)
+        _start_detached(folder, ["--detached" if word == "--detach" else word for word in sys.argv[1:]])
+        out.print(banner(status_of(folder), DEFAULT_DATA))
         return
     options = Options(
         engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,
@@ -51,10 +54,11 @@ def up(
     )  # fmt: skip
     progress = Progress()
     interrupted = threading.Event()
-    stack = Stack(data, options, say=progress.say, on_change=progress.change)
+    stack = Stack(data, options, say=progress.say, on_change=progress.change, interrupted=interrupted)
 
-    def interrupt(_number: int, _frame: object) -> None:
-        if interrupted.is_set():  # the second time: at once
+    def interrupt(number: int, _frame: object) -> None:
+        # The second time at once. A terminal that goes says so twice, through the kernel and through its shell.
+        if interrupted.is_set() and number != signal.SIGHUP:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             threading.Thread(target=stack.stop, kwargs={"kill": True}, daemon=True).start()
         interrupted.set()
@@ -62,19 +66,22 @@ def up(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     progress.say(f"Sluice starts on {escape(str(stack.data.path))}")
-    with stack:
+    with contextlib.suppress(StartInterrupted), stack:
         if wait_ready(stack, progress, interrupted):
             progress.say("[green]everything is ready[/green]")
-            out.print(banner(status_of(stack.data), DEFAULT_DATA))
+            if not detached:  # its output is a file, and the banner shows a key
+                progress.show(banner(status_of(stack.data), DEFAULT_DATA))
         interrupted.wait()
         progress.say("stopping")
     progress.say("stopped")
 
 
-def _detached(folder: DataFolder, words: list[str]) -> None:
+def _start_detached(folder: DataFolder, words: list[str]) -> None:
+    """Returns when everything is ready. Raises CommandError."""
     if folder.is_locked():
         raise CommandError(f"already running on {folder.path}; stop it with: sluice down")
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    folder.make()
+    folder.logs.mkdir(exist_ok=True)
     log = folder.logs / "supervisor.log"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603

@@ -1,6 +1,7 @@
 """`sluice status`, `topics` and `models`: what there is."""
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from deploy.cli.app import DEFAULT_DATA, DataOption, JsonOption, app, err, nothing_runs, out, running, settings_of
 from deploy.cli.inspection import Lag, consumer_lag, record_counts, shown_state, without_credentials, worker_states
-from deploy.local.data_folder import DataFolder
+from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.supervision import State
 from schemas.worker import WorkerState
 from streams.log.port import LogError
@@ -53,7 +54,7 @@ def status_of(folder: DataFolder, lag: Lag | None = None) -> dict[str, Any]:
 
 @app.command()
 def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
-    """Shows each process, each worker and the lag of each topic."""
+    """Shows each process, each worker and the lag of each topic. Exit code 1 when a process is not ready."""
     folder, run = running(data)
     settings = settings_of(run)
     lag: Lag | None = None
@@ -68,7 +69,13 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
     shown = status_of(folder, lag)
     if as_json:
         print(json.dumps(shown, indent=1))
-        return
+    else:
+        _show(shown, run, workers)
+    if any(record.state is not State.READY for record in run.processes):
+        sys.exit(1)
+
+
+def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState]) -> None:
     processes = Table("process", "pid", "state", "restarts", "detail", title=f"{shown['gateway']}  {shown['engine']}")
     for record in run.processes:
         colour = {State.READY: "green", State.STARTING: "yellow"}.get(record.state, "red")
@@ -77,7 +84,7 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
             escape(record.detail),
         )  # fmt: skip
     out.print(processes)
-    if lag is None:
+    if shown["lag"] is None:
         return
     beats = Table("worker", "pool", "state", "running", "waiting", "tokens/s", "KV blocks", title="workers")
     now_ms = time.time_ns() // 1_000_000
@@ -89,8 +96,8 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
         )  # fmt: skip
     out.print(beats)
     behind = Table("group", "topic", "lag", title="lag")
-    for group, topics in lag.items():
-        for topic, records in topics.items():
+    for group, lag_by_topic in shown["lag"].items():
+        for topic, records in lag_by_topic.items():
             behind.add_row(group, topic, str(records))
     out.print(behind)
 

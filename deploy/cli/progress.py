@@ -1,17 +1,35 @@
 """What a start tells on the way: what is ready, what crashed, what is waited for."""
 
+import os
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
 from rich.markup import escape
 
-from deploy.cli.app import err
+from deploy.cli.app import err, out
 from deploy.local.data_folder import ProcessRecord
 from deploy.local.runner import Stack
 from deploy.local.supervision import State
 from deploy.local.supervisor import SupervisorError
 
 STILL_WAITING_S = 10.0
+
+
+@contextmanager
+def _somebody_listens(stream: TextIO) -> Iterator[None]:
+    """Where a stream's terminal or pipe is gone, what is said from now on goes nowhere: nothing runs on for it, and
+    nothing stops for it (the note on SIGPIPE in the documentation of Python's `signal`)."""
+    try:
+        yield
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 class Progress:
@@ -28,7 +46,13 @@ class Progress:
         return time.monotonic() - self._began_s
 
     def say(self, text: str) -> None:
-        err.print(f"[dim]\\[{self.elapsed_s():6.1f} s][/dim] {text}")
+        with _somebody_listens(sys.stderr):
+            err.print(f"[dim]\\[{self.elapsed_s():6.1f} s][/dim] {text}")
+
+    def show(self, text: str) -> None:
+        """On standard output."""
+        with _somebody_listens(sys.stdout):
+            out.print(text)
 
     def change(self, record: ProcessRecord) -> None:
         with self._lock:

@@ -156,13 +156,20 @@ class DataFolder:
     def lock_file(self) -> Path:
         return self.path / "run.lock"
 
+    def make(self) -> None:
+        """Prompts, answers and keys lie in it: it is for its owner alone, unless something else lay there before."""
+        ours = self.is_ours()
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if ours:
+            self.path.chmod(0o700)
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Held by the one supervisor of this folder. The kernel frees it when that process ends, however it ends.
 
         Raises DataFolderError when another one holds it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         with self.lock_file.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

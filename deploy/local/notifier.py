@@ -1,4 +1,4 @@
-"""Tells what became of each process, on a thread of its own: supervision does not wait for who is told, nor die with it.
+"""Tells what became of each process, on a thread of its own: supervision neither waits for who is told nor dies of it.
 
 A disk may be full and a terminal gone while every process runs on. What could not be saved is saved again until it is;
 what could not be shown is shown to nobody.

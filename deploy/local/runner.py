@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from streams.toml_directory import read_tenants
 
 INFRASTRUCTURE_TIMEOUT_S = 60.0
 FORMAT_TIMEOUT_S = 60.0
+BROKER_LOOK_S = 1.0
 KILL_NOTICED_TIMEOUT_S = 10.0
 
 Say = Callable[[str], None]
@@ -39,11 +41,16 @@ def _unseen(_record: ProcessRecord) -> None:
     """Changes that nobody wants to see."""
 
 
+class StartInterrupted(Exception):
+    """Somebody wants no stack any more; nothing of it is left."""
+
+
 class Stack:
     """Every process on one data folder, started by `start` or `with`, stopped by `stop` or the block's end.
 
     One per data folder, held by a lock. Raises DataFolderError, PlanError, SettingsError, SupervisorError,
-    DriftError, each with a first line that says what is wrong; nothing is left running then.
+    DriftError, each with a first line that says what is wrong; nothing is left running then. Nor is it after
+    StartInterrupted, which ends a start in which `interrupted` is set before the infrastructure is ready.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class Stack:
         *,
         say: Say = _silent,
         on_change: OnChange = _unseen,
+        interrupted: threading.Event | None = None,
         policy: RestartPolicy = RestartPolicy(),
         seed: int | None = None,
     ) -> None:
@@ -60,6 +68,7 @@ class Stack:
         self._options = options
         self._say = say
         self._on_change = on_change
+        self._interrupted = threading.Event() if interrupted is None else interrupted
         self._policy = policy
         self._rng = random.Random(seed)  # noqa: S311
         self._resources = contextlib.ExitStack()
@@ -132,8 +141,8 @@ class Stack:
             plan.processes, self._environment(plan), self.data.logs, self._on_change, self._policy, self._save
         )
         supervisor.start(infrastructure=True)
-        supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure())
-        wait_for_broker(plan.settings.kafka, INFRASTRUCTURE_TIMEOUT_S)
+        supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure(), self._raise_if_interrupted)
+        self._wait_for_broker(plan)
         began_s = time.monotonic()
         tenants = [tenant.tenant_id for tenant in read_tenants(self.data.tenants_file)]
         report = provision(plan.settings.kafka, plan.settings.topics.all(tenants))
@@ -141,6 +150,20 @@ class Stack:
             f"topics: {len(report.created)} created, {len(report.present)} present ({time.monotonic() - began_s:.1f} s)"
         )
         supervisor.start(infrastructure=False)
+
+    def _raise_if_interrupted(self) -> None:
+        if self._interrupted.is_set():
+            raise StartInterrupted
+
+    def _wait_for_broker(self, plan: Plan) -> None:
+        deadline_s = time.monotonic() + INFRASTRUCTURE_TIMEOUT_S
+        while True:
+            self._raise_if_interrupted()
+            try:
+                return wait_for_broker(plan.settings.kafka, BROKER_LOOK_S)
+            except TimeoutError:
+                if time.monotonic() > deadline_s:
+                    raise
 
     def _environment(self, plan: Plan) -> dict[str, str]:
         return {

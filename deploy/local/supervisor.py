@@ -386,14 +386,17 @@ class Supervisor:
             if (process.spec.stage is Stage.INFRASTRUCTURE) == infrastructure:
                 process.start()
 
-    def wait_ready(self, timeout_s: float, names: Sequence[str] | None = None) -> None:
-        """Until all of them (by default all that are not stopped) are ready.
+    def wait_ready(
+        self, timeout_s: float, names: Sequence[str] | None = None, go_on: Callable[[], None] = lambda: None
+    ) -> None:
+        """Until all of them (by default all that are not stopped) are ready, or `go_on` raises.
 
         Raises SupervisorError with the last log lines when one of them is given up or fails to start again and
         again, or at the deadline.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
+            go_on()
             self.raise_if_given_up(names)
             records = [record for record in self.records() if self._counts(record, names)]
             waiting = [record for record in records if record.state is not State.READY]

@@ -18,8 +18,9 @@ import pytest
 from deploy.cli import inspection, lifecycle, overview, questions
 from deploy.cli.app import CommandError
 from deploy.cli.inspection import without_credentials
-from deploy.local.data_folder import DataFolder, Keys, RunRecord
+from deploy.local.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
 from deploy.local.plan import LOCAL_CONFIG
+from deploy.local.supervision import State
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +112,21 @@ def test_a_status_shows_no_password(tmp_path: Path) -> None:
 
 def test_a_url_without_credentials_is_shown_as_it_is() -> None:
     assert without_credentials("redis://127.0.0.1:16379/0") == "redis://127.0.0.1:16379/0"
+
+
+def test_a_status_with_a_process_that_is_not_ready_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(inspection, "CALL_TIMEOUT_S", 0.3)
+    with running(tmp_path, KAFKA__BOOTSTRAP="127.0.0.1:1") as folder:
+        run = folder.read_run()
+        assert run is not None
+        failed = ProcessRecord(name="worker-1", state=State.FAILED, detail="ended by exit code 2")
+        folder.write_run(run.model_copy(update={"processes": [failed]}))
+        for as_json in (True, False):
+            with pytest.raises(SystemExit, match="1"):
+                overview.status(data=tmp_path, as_json=as_json)
+            assert "ended by exit code 2" in capsys.readouterr().out
 
 
 SLEEPS = "import time; time.sleep(3600)"
