@@ -126,6 +126,7 @@ def run(settings: Settings) -> int:
 
     watchdog = Watchdog(
         lambda: KafkaConsumer(settings.kafka, admission.group, "admission-watchdog"),
+        independent_reader,
         lambda: admission.owned,
         excuses,
         settings.admission.stall_s,

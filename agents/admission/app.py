@@ -10,6 +10,7 @@ Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 - Nothing is raised into Faust: an exception would acknowledge the event. What cannot be finished ends the process.
 - Nothing is sent through Faust: a send that fails later only warns, and the source is committed. A producer of
   librdkafka (`LogPublisher`) awaits every acknowledgement, and costs less CPU time.
+- What is read is committed, and offsets without a record are no gap (`agents.admission.faust_consumer`).
 - Few records per poll, and room in each buffer for one poll of every partition above the mark at which partitions are
   paused: one full buffer blocks the delivery of all topics, so waiting jobs would stop interactive requests.
 - Raw bytes, no codecs; explicit partitions for lanes and `generated`; no tables, no web server, no topic declarations.
@@ -26,6 +27,7 @@ from typing import Any
 import faust
 import structlog
 
+from agents.admission.faust_consumer import CommittedTransport
 from agents.admission.in_order import InOrder, Pace
 from agents.admission.pipeline import Pipeline
 from agents.admission.publication import LogPublisher, Publisher, PublishFailed
@@ -148,6 +150,7 @@ class AdmissionApp:
             stream_wait_empty=False,
             worker_redirect_stdouts=False,
         )
+        app.transport = CommittedTransport(app.conf.broker_consumer, app)
         # Uncompressed: see `streams.topics` on what Faust reads.
         self._publisher = LogPublisher(
             lambda: KafkaProducer(settings.kafka, "admission", compression="none"),

@@ -1,32 +1,42 @@
 """Ends a process whose partitions do not move. Faust has been seen to stall silently.
 
 Runs in a thread of its own and asks the broker, so neither a blocked event loop nor Faust's own figures can deceive it.
+Offsets without a record (a transaction's marker, what it aborted) are no lag: before it speaks it reads what is said to
+lag.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import structlog
 
 from streams.log.port import LogConsumer, LogError, TopicPartition
+from streams.log.reading import read_offsets
 
 POLL_S = 1.0
+LOOK_S = 10.0
+"""For reading whether anything stands there."""
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A group's position in one partition, and the partition's end."""
+    """A group's position in one partition, and the partition's end. `first`: no record that counts stands before it."""
 
     committed: int | None
     end: int
     first: int = 0
 
     @property
+    def position(self) -> int:
+        return max(self.committed or 0, self.first)
+
+    @property
     def lag(self) -> int:
-        return self.end - max(self.committed or 0, self.first)
+        return self.end - self.position
 
 
 class StallDetector:
@@ -70,23 +80,30 @@ class Excuses:
 class Watchdog:
     """Calls `on_stall` once, from its thread, also when it can watch no longer: it must end the process.
 
-    `owned` gives the partitions that this process is responsible for.
+    `owned` gives the partitions that this process is responsible for. `consumer` makes a member of the group, which
+    reads nothing; `reader` an independent reader, which sees no record of an open or aborted transaction.
     """
 
     def __init__(
         self,
         consumer: Callable[[], LogConsumer],
+        reader: Callable[[], LogConsumer],
         owned: Callable[[], Iterable[TopicPartition]],
         excuses: Excuses,
         stall_s: float,
         on_stall: Callable[[str], None],
+        *,
+        look_every_s: float = POLL_S,
     ) -> None:
         self._new_consumer = consumer
+        self._new_reader = reader
         self._owned = owned
         self._excuses = excuses
         self._detector = StallDetector(stall_s)
+        self._empty: dict[TopicPartition, range] = {}
+        """Offsets behind a commit at which no record was found."""
         # Every look asks the broker twice per partition.
-        self._every_s = max(POLL_S, stall_s / 10)
+        self._every_s = max(look_every_s, stall_s / 10)
         self._on_stall = on_stall
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -112,11 +129,16 @@ class Watchdog:
             while not self._stopping.wait(self._every_s):
                 try:
                     progress = self._progress(consumer)
+                    stalled = [
+                        partition
+                        for partition in self._detector.observe(time.monotonic(), progress)
+                        if self._holds_a_record(partition, progress[partition])
+                    ]
                 except LogError as error:
                     # Without an answer from the broker nothing is known, in particular not that we are at fault.
                     _log.warning("watchdog_cannot_see", error=str(error))
                     continue
-                if stalled := self._detector.observe(time.monotonic(), progress):
+                if stalled:
                     return stalled
         finally:
             consumer.close()
@@ -129,5 +151,18 @@ class Watchdog:
         progress = {}
         for partition, committed in consumer.committed(watched).items():
             first, end = consumer.watermarks(partition)
+            empty = self._empty.get(partition, range(0))
+            if (committed.offset or 0) == empty.start:
+                first = max(first, empty.stop)
             progress[partition] = Progress(committed.offset, end, first)
         return progress
+
+    def _holds_a_record(self, partition: TopicPartition, progress: Progress) -> bool:
+        """Remembers where there is none. Raises LogError."""
+        offsets = range(progress.position, progress.end)
+        with closing(self._new_reader()) as reader:
+            records = read_offsets(reader, {partition: offsets}, time.monotonic() + LOOK_S)
+            if next(records, None) is not None:
+                return True
+        self._empty[partition] = range(progress.committed or 0, progress.end)
+        return False

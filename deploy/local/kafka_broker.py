@@ -60,6 +60,8 @@ def server_properties(node: KafkaNode) -> str:
         "transaction.state.log.num.partitions": 4,
         "share.coordinator.state.topic.replication.factor": 1,
         "share.coordinator.state.topic.min.isr": 1,
+        # An open transaction of one producer holds up what others wrote behind it in the same partition.
+        "transaction.max.timeout.ms": 60_000,
         # Topics come from provisioning only.
         "auto.create.topics.enable": "false",
         # A killed consumer's partitions move after its session timeout, which may be short here.

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from schemas.generated import GENERATED, Ending, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
-from streams.ids import mint_response_id, parse_response_id
+from streams.ids import derive_response_id, mint_response_id, parse_response_id
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import Headers, LogRecord
 from streams.provisioning import provision
@@ -42,6 +42,10 @@ MODEL_SETTINGS = {
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def job_id(region: "Region", custom_id: str) -> str:
+    return derive_response_id(region.name, region.topics.counts.responses, "acme", "intake.batch", custom_id)
 
 
 def message(text: str) -> Message:
@@ -175,15 +179,21 @@ requests_per_minute = 1
         self._producer.produce(topic, value, key=key, headers=headers)
         self._producer.poll(0)
 
-    def job(
+    def signed_job(
         self, custom_id: str, body: Mapping[str, object], *, key: Ed25519PrivateKey | None = None, for_ms: int = 60_000
-    ) -> None:
+    ) -> tuple[bytes, Headers]:
         value, topic = BatchJob(body=dict(body)).encode(), self.topics.intake_batch.name
         headers = sign_job(
             key or self.producer_key, topic=topic, tenant_id="acme", key_id="producer-1", custom_id=custom_id,
             expires_ms=now_ms() + for_ms, value=value,
         )  # fmt: skip
-        self.put(topic, value, headers, custom_id)
+        return value, headers
+
+    def job(
+        self, custom_id: str, body: Mapping[str, object], *, key: Ed25519PrivateKey | None = None, for_ms: int = 60_000
+    ) -> None:
+        value, headers = self.signed_job(custom_id, body, key=key, for_ms=for_ms)
+        self.put(self.topics.intake_batch.name, value, headers, custom_id)
 
     def beat(self, worker_id: str = "worker-1", **fields: object) -> WorkerState:
         state = WorkerState.model_validate(
@@ -201,6 +211,12 @@ requests_per_minute = 1
         assert self._producer.flush(20) == 0
 
     # -- reading
+
+    @contextmanager
+    def member_of(self, group: str) -> Iterator[KafkaConsumer]:
+        """Reads no partition; sees what the others of its group have committed."""
+        with closing(KafkaConsumer(self.kafka, f"{self.name}.{group}", "test-watcher")) as member:
+            yield member
 
     def read(self, timeout_s: float = 0.0) -> Written:
         for record in self._reader.poll(5_000, timeout_s):

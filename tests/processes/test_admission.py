@@ -11,9 +11,8 @@ import redis
 
 from schemas.endings import EndingCode
 from schemas.request import Request
-from streams.ids import derive_response_id
 from streams.settings import KafkaSettings
-from tests.processes.region import MODEL_SETTINGS, Region, message
+from tests.processes.region import MODEL_SETTINGS, Region, job_id, message
 from tests.servers import until
 
 
@@ -22,10 +21,6 @@ def region(kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path) -> Ite
     region = Region(kafka_settings, redis_url, tmp_path)
     yield region
     region.close()
-
-
-def job_id(region: Region, custom_id: str) -> str:
-    return derive_response_id(region.name, region.topics.counts.responses, "acme", "intake.batch", custom_id)
 
 
 @pytest.mark.parametrize("placement", ["fused", "split"])

@@ -1,13 +1,15 @@
 """A partition that has lag and does not move ends the process; nothing else does."""
 
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 import pytest
 
 from agents.admission.watchdog import Excuses, Progress, StallDetector, Watchdog
 from streams.log.memory import MemoryConsumer, MemoryLog
-from streams.log.port import Committed, LogConsumer, LogError, TopicPartition
+from streams.log.port import Committed, LogConsumer, LogError, LogRecord, TopicPartition
+from tests.servers import until
 
 P = TopicPartition("requests", 0)
 Q = TopicPartition("requests", 1)
@@ -65,7 +67,14 @@ def test_the_watchdog_asks_the_broker_and_speaks_once() -> None:
     log.create_topic("requests", 2)
     log.append("requests", b"1", partition=0)
     said: queue.Queue[str] = queue.Queue()
-    watchdog = Watchdog(lambda: log.consumer("admission", "watchdog"), lambda: [P, Q], Excuses(), 0.01, said.put)
+    watchdog = Watchdog(
+        lambda: log.consumer("admission", "watchdog"),
+        lambda: log.consumer(None, "look"),
+        lambda: [P, Q],
+        Excuses(),
+        0.01,
+        said.put,
+    )
     watchdog.start()
     assert said.get(timeout=20) == "no progress in requests-0"
     watchdog.close()
@@ -86,7 +95,9 @@ def test_a_watchdog_that_breaks_is_no_watchdog_and_says_so(broken: str) -> None:
     def owned() -> list[TopicPartition]:
         raise RuntimeError("scripted")
 
-    watchdog = Watchdog(consumer, owned, Excuses(), 0.01, said.put)
+    watchdog = Watchdog(
+        consumer, lambda: log.consumer(None, "look"), owned, Excuses(), 0.01, said.put, look_every_s=0.01
+    )
     watchdog.start()
     expected = "LogError: scripted" if broken == "connecting" else "RuntimeError: scripted"
     assert said.get(timeout=20) == f"the watchdog itself failed: {expected}"
@@ -109,7 +120,39 @@ def test_a_broker_that_does_not_answer_is_asked_again() -> None:
     log.append("requests", b"1")
     said: queue.Queue[str] = queue.Queue()
     consumer = Silent(log, "admission", "watchdog", "earliest")
-    watchdog = Watchdog(lambda: consumer, lambda: [P], Excuses(), 0.01, said.put)
+    watchdog = Watchdog(
+        lambda: consumer, lambda: log.consumer(None, "look"), lambda: [P], Excuses(), 0.01, said.put, look_every_s=0.01
+    )
     watchdog.start()
     assert said.get(timeout=30) == "no progress in requests-0"
     watchdog.close()
+
+
+def test_offsets_that_hold_no_record_are_no_lag() -> None:
+    """A transaction's marker at the end of a partition; later a record behind it."""
+    log = MemoryLog()
+    log.create_topic("requests", 1)
+    looks = 0
+
+    class SkipsMarkers(MemoryConsumer):
+        def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+            nonlocal looks
+            looks += bool(positions)
+            super().assign(positions)
+
+        def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+            return [record for record in super().poll(max_records, timeout_s) if record.value != b"marker"]
+
+    log.append("requests", b"1")
+    log.append("requests", b"marker")
+    member = log.consumer("admission", "watchdog")
+    member.commit({P: 1})
+    said: queue.Queue[str] = queue.Queue()
+    reader = partial(SkipsMarkers, log, None, "look", "earliest")
+    watchdog = Watchdog(lambda: member, reader, lambda: [P], Excuses(), 0.01, said.put, look_every_s=0.01)
+    watchdog.start()
+    until(lambda: looks or not said.empty(), "a look at what seems to lag")
+    log.append("requests", b"2")
+    assert said.get(timeout=20) == "no progress in requests-0"
+    watchdog.close()
+    assert looks == 2, "it is remembered that nothing stands there"
