@@ -32,6 +32,7 @@ class ChatRequest(BaseModel):
     sampling: Sampling
     stream: bool
     include_usage: bool
+    usage_so_far: bool
     user: str | None
     service_tier: ServiceTier
     on_disconnect: OnDisconnect

@@ -128,6 +128,7 @@ class StreamOptions(BaseModel):
     model_config = _WIRE
 
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(default=False, description="Usage so far in every chunk: vLLM's extension.")
 
 
 class ChatBody(Sampling):
@@ -188,12 +189,14 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     sampling["top_k"] = max(chat.top_k, 0)
     if sampling["max_tokens"] is not None and chat.min_tokens > sampling["max_tokens"]:
         raise RequestError(EndingCode.INVALID_REQUEST, "min_tokens is above max_tokens.", "min_tokens")
+    options = chat.stream_options or StreamOptions()
     return ChatRequest(
         model=chat.model,
         messages=[_message(message) for message in chat.messages],
         sampling=Sampling(**sampling),
         stream=chat.stream,
-        include_usage=chat.stream_options is not None and chat.stream_options.include_usage,
+        include_usage=options.include_usage,
+        usage_so_far=options.include_usage and options.continuous_usage_stats,
         user=chat.user,
         service_tier=chat.service_tier,
         on_disconnect=chat.on_disconnect,
@@ -249,32 +252,47 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 class ChunkWriter:
-    """Encodes one response's `chat.completion.chunk` objects as JSON; constant parts are encoded once."""
+    """Encodes one response's `chat.completion.chunk` objects as JSON; constant parts are encoded once.
 
-    def __init__(self, response_id: str, created_s: int, model: str, *, include_usage: bool) -> None:
+    Each holds the number of the last token in it (`sequence_number`, an extension): where to resume. With
+    `prompt_tokens` each also says what was used so far.
+    """
+
+    def __init__(
+        self, response_id: str, created_s: int, model: str, *, include_usage: bool, prompt_tokens: int | None = None
+    ) -> None:
         head = {"id": response_id, "object": "chat.completion.chunk", "created": created_s, "model": model}
         self._head = orjson.dumps(head)[:-1]
-        self._tail = b',"usage":null}' if include_usage else b"}"
+        self._prompt_tokens = prompt_tokens
+        self._tail = b',"usage":null,"sequence_number":' if include_usage else b',"sequence_number":'
         self._text_before = self._head + b',"choices":[{"index":'
-        self._text_after = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._text_after = b'},"logprobs":null,"finish_reason":null}]'
 
-    def role(self, choice: int = 0) -> bytes:
+    def _end(self, sequence_number: int) -> bytes:
+        if self._prompt_tokens is None:
+            return b"%b%d}" % (self._tail, sequence_number)
+        so_far = usage_object(TokenUsage(prompt_tokens=self._prompt_tokens, completion_tokens=sequence_number))
+        return b',"usage":%b,"sequence_number":%d}' % (orjson.dumps(so_far), sequence_number)
+
+    def role(self, sequence_number: int, choice: int = 0) -> bytes:
         """The first chunk of a choice."""
-        return b'%b%d,"delta":{"role":"assistant","content":"","refusal":null%b' % (
-            self._text_before, choice, self._text_after,
+        return b'%b%d,"delta":{"role":"assistant","content":"","refusal":null%b%b' % (
+            self._text_before, choice, self._text_after, self._end(sequence_number),
         )  # fmt: skip
 
-    def text(self, text: str, choice: int = 0, field: str = "content") -> bytes:
+    def text(self, text: str, sequence_number: int, choice: int = 0, field: str = "content") -> bytes:
         """`field` is the member of `delta` that the text belongs to."""
-        return b'%b%d,"delta":{"%b":%b%b' % (
-            self._text_before, choice, field.encode(), orjson.dumps(text), self._text_after,
+        return b'%b%d,"delta":{"%b":%b%b%b' % (
+            self._text_before, choice, field.encode(), orjson.dumps(text), self._text_after, self._end(sequence_number),
         )  # fmt: skip
 
-    def finish(self, reason: str, choice: int = 0) -> bytes:
+    def finish(self, reason: str, sequence_number: int, choice: int = 0) -> bytes:
         return b'%b%d,"delta":{},"logprobs":null,"finish_reason":%b}]%b' % (
-            self._text_before, choice, orjson.dumps(reason), self._tail,
+            self._text_before, choice, orjson.dumps(reason), self._end(sequence_number),
         )  # fmt: skip
 
-    def usage(self, usage: TokenUsage) -> bytes:
+    def usage(self, usage: TokenUsage, sequence_number: int) -> bytes:
         """The last chunk, when the client asked for usage."""
-        return b'%b,"choices":[],"usage":%b}' % (self._head, orjson.dumps(usage_object(usage)))
+        return b'%b,"choices":[],"usage":%b,"sequence_number":%d}' % (
+            self._head, orjson.dumps(usage_object(usage)), sequence_number,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Server-sent events as a browser sees them: ids, data, `[DONE]`."""
+"""Server-sent events as a script reads them: chunks with their numbers, `[DONE]`."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import httpx
 
 @dataclass(frozen=True)
 class Event:
-    """`id` is the last one seen, as browsers keep it. `data` None: the stream is done."""
+    """`id` is the last number seen. `data` None: the stream is done."""
 
     id: int
     data: dict[str, Any] | None
@@ -26,9 +26,7 @@ def read_events(response: httpx.Response) -> Iterator[Event]:
     last_id = 0
     data: list[str] = []
     for line in response.iter_lines():
-        if line.startswith("id: "):
-            last_id = int(line.removeprefix("id: "))
-        elif line.startswith("data: "):
+        if line.startswith("data: "):
             data.append(line.removeprefix("data: "))
         elif not line and data:
             text = "\n".join(data)
@@ -36,5 +34,7 @@ def read_events(response: httpx.Response) -> Iterator[Event]:
             if text == "[DONE]":
                 yield Event(last_id, None)
                 return
-            yield Event(last_id, json.loads(text))
+            chunk = json.loads(text)
+            last_id = chunk.get("sequence_number", last_id)
+            yield Event(last_id, chunk)
     raise AssertionError("the stream ended without [DONE]")

@@ -26,7 +26,8 @@ from streams.gateway.http.answers import (
     still_running_response,
 )
 from streams.gateway.http.body import ClientDisconnect, read_json_body
-from streams.gateway.http.sse import ChatEvents, SseResponse, departed
+from streams.gateway.http.chat_events import ChatEvents, ChatEventsForm, asks_for_ids
+from streams.gateway.http.sse import SseResponse, departed
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.request_headers import api_key_of, traceparent_of
 from streams.gateway.service.clocks import now_ms
@@ -73,7 +74,8 @@ class ChatApi:
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
                 return ending_response(first, headers)
             if chat.stream:
-                return self._streaming(follower, first, headers, response_id, chat.model, chat.include_usage)
+                form = ChatEventsForm(chat.include_usage, chat.usage_so_far, asks_for_ids(request.headers))
+                return self._streaming(follower, first, headers, chat.model, form)
             return await self._whole(follower, first, headers, response_id, chat)
         finally:
             departure.cancel()
@@ -81,12 +83,11 @@ class ChatApi:
                 self._gateway.release(follower)
 
     def _streaming(
-        self, follower: Follower, first: Event | None, headers: dict[str, str], response_id: str, model: str,
-        include_usage: bool,
-    ) -> Response:  # fmt: skip
+        self, follower: Follower, first: Event | None, headers: dict[str, str], model: str, form: ChatEventsForm
+    ) -> Response:
         started = first if isinstance(first, Started) else follower.started
         created_s = started.accepted_at_ms // 1_000 if started else int(time.time())
-        events = ChatEvents(response_id, created_s, started.model if started else model, include_usage=include_usage)
+        events = ChatEvents(headers["x-request-id"], created_s, started.model if started else model, form)
         follower.is_handed_over = True
         return SseResponse(
             follower, events, first=first, headers=headers, metrics=self._gateway.metrics,
@@ -141,7 +142,8 @@ class ChatApi:
                 raise replay_unavailable(rule.message, is_transient=rule.resumable)
             if isinstance(first, Terminal) and after >= first.sequence_number:
                 return Response(status_code=204)
-            return self._streaming(follower, first, {"x-request-id": response_id}, response_id, "", True)
+            form = ChatEventsForm(include_usage=True, with_ids=asks_for_ids(request.headers), after=after)
+            return self._streaming(follower, first, {"x-request-id": response_id}, "", form)
         finally:
             if not follower.is_handed_over:
                 self._gateway.release(follower)

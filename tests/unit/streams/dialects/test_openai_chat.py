@@ -232,7 +232,7 @@ def test_pseudonyms_are_stable_and_differ_between_tenants_and_secrets() -> None:
 
 def test_chunks_have_openais_shape() -> None:
     writer = ChunkWriter("resp_local-0_ab", 1_700_000_000, "tiny", include_usage=True)
-    chunks = [writer.role(), writer.text('a "quote"\n\u2028'), writer.finish("length"), writer.usage(USAGE)]
+    chunks = [writer.role(0), writer.text('a "quote"\n\u2028', 7), writer.finish("length", 7), writer.usage(USAGE, 8)]
     parsed = [ChatCompletionChunk.model_validate_json(chunk, strict=True) for chunk in chunks]
     assert {chunk.id for chunk in parsed} == {"resp_local-0_ab"}
     assert parsed[0].choices[0].delta.role == "assistant"
@@ -248,8 +248,9 @@ def test_chunks_have_openais_shape() -> None:
         "model": "tiny",
         "choices": [{"index": 0, "delta": {"content": 'a "quote"\n\u2028'}, "logprobs": None, "finish_reason": None}],
         "usage": None,
+        "sequence_number": 7,
     }
-    assert b"usage" not in ChunkWriter("r", 1, "m", include_usage=False).text("x")
+    assert b"usage" not in ChunkWriter("r", 1, "m", include_usage=False).text("x", 1)
 
 
 def test_a_completion_has_openais_shape() -> None:

@@ -250,7 +250,7 @@ async def test_a_restarted_gateway_continues_a_running_response(settings: Settin
     assert '"two "' in answer["text"]
     assert '"three"' in answer["text"]
     assert '"one "' not in answer["text"]
-    assert answer["text"].endswith("id: 4\ndata: [DONE]\n\n")
+    assert answer["text"].endswith('"sequence_number":4}\n\ndata: [DONE]\n\n')
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["history", "log"])

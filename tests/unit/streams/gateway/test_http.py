@@ -163,7 +163,7 @@ async def test_no_admission_in_time_is_503_with_advice_and_cancels(redis_url: st
 
 
 async def test_every_event_has_an_id_and_a_client_resumes_after_it(stack: Stack) -> None:
-    async with client(stack) as http:
+    async with client(stack, accept="text/event-stream") as http:
         answering = asyncio.ensure_future(stack.pipeline.answer(["Once", " upon", " a", " time", "\r\n\r\ndata: x"]))
         whole = await http.post("/v1/chat/completions", json={**HELLO, "stream": True})
         request = await answering

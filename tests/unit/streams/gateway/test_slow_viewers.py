@@ -8,7 +8,8 @@ from typing import Any
 
 from websockets.asyncio.client import connect
 
-from streams.gateway.http.sse import ChatEvents, SseResponse
+from streams.gateway.http.chat_events import ChatEvents, ChatEventsForm
+from streams.gateway.http.sse import SseResponse
 from streams.gateway.websocket.deaf_peers import DeafPeers
 from streams.gateway.websocket.session import Socket
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
@@ -144,7 +145,7 @@ async def test_a_replay_to_a_deaf_sse_client_ends(redis_url: str) -> None:
 
         released: list[None] = []
         response = SseResponse(
-            follower, ChatEvents(response_id, 0, "tiny", include_usage=False), first=None, headers={},
+            follower, ChatEvents(response_id, 0, "tiny", ChatEventsForm(include_usage=False)), first=None, headers={},
             metrics=gateway.metrics, release=lambda: released.append(None), stall_s=0.1,
         )  # fmt: skip
         async with asyncio.timeout(5):

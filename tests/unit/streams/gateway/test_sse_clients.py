@@ -1,0 +1,224 @@
+"""What clients that nobody here wrote make of an event stream: each by its own way of reading, on a real socket."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from openai._streaming import SSEDecoder
+
+from streams.gateway.http import sse
+from tests.unit.streams.gateway.gateway_stack import Stack, until
+from tests.unit.streams.gateway.http_clients import HELLO, client
+
+CHAT = "/v1/chat/completions"
+STREAMED = {**HELLO, "stream": True}
+TOKENS = ["Once", " upon", " a", " time"]
+
+# What each of them sends: recorded.
+PLAIN = {
+    "openai-python, openai-node, LangChain, LlamaIndex, pydantic-ai, llm": "application/json",
+    "vllm bench serve, sglang.bench_serving, guidellm, litellm, Vercel AI SDK, curl": "*/*",
+}
+EVENT_SOURCES = {
+    "EventSource in browsers and in Node": {"accept": "text/event-stream"},
+    "fetch-event-source": {"accept": "text/event-stream, application/json;q=0.5"},
+    "who comes back": {"accept": "*/*", "last-event-id": "0"},
+}
+
+
+class Stripping:
+    """As `vllm bench serve` and sglang's benchmark read: pieces of the body are stripped, and so is `data: `."""
+
+    def __init__(self) -> None:
+        self._buffer = ""
+        self.read: list[Any] = []
+
+    def feed(self, piece: bytes) -> None:
+        stripped = piece.strip()
+        if not stripped:
+            return
+        self._buffer += stripped.decode()
+        messages = []
+        while "\n\n" in self._buffer:
+            message, self._buffer = self._buffer.split("\n\n", 1)
+            messages.append(message)
+        if self._buffer.startswith("data: "):
+            messages.append(self._buffer)
+            self._buffer = ""
+        for message in messages:
+            if not message.startswith(":"):
+                data = message.removeprefix("data: ")
+                self.read.append(data if data == "[DONE]" else json.loads(data))
+
+
+class Lines:
+    """As guidellm, go-openai and most scripts read: line by line, what begins with `data:`."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self.read: list[Any] = []
+
+    def feed(self, piece: bytes) -> None:
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line.removeprefix(b"data:").strip()
+                self.read.append("[DONE]" if data == b"[DONE]" else json.loads(data))
+
+
+class Decoder:
+    """As openai's package and httpx-sse read: an empty line ends an event, and one with an id is one without data."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._decoder = SSEDecoder()
+        self.read: list[Any] = []
+        self.ids: list[str | None] = []
+
+    def feed(self, piece: bytes) -> None:
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        for line in lines:
+            if (event := self._decoder.decode(line.decode())) is not None:
+                self.read.append("[DONE]" if event.data == "[DONE]" else event.json())
+                self.ids.append(event.id)
+
+
+def text_of(read: list[Any]) -> str:
+    return "".join(
+        choice["delta"].get("content", "") for chunk in read if chunk != "[DONE]" for choice in chunk["choices"]
+    )
+
+
+async def pieces_of(answer: httpx.Response) -> AsyncIterator[bytes]:
+    async for piece in answer.aiter_raw():
+        yield piece
+
+
+@pytest.mark.parametrize("reader", [Stripping, Lines, Decoder])
+@pytest.mark.parametrize("accept", PLAIN.values(), ids=PLAIN)
+async def test_a_plain_client_gets_data_and_nothing_else(
+    stack: Stack, accept: str, reader: Callable[[], Stripping | Lines | Decoder]
+) -> None:
+    reading = reader()
+    async with client(stack, accept=accept) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(TOKENS))
+        async with http.stream("POST", CHAT, json={**STREAMED, "stream_options": {"include_usage": True}}) as answer:
+            raw = b""
+            async for piece in pieces_of(answer):
+                raw += piece
+                reading.feed(piece)
+        await answering
+    assert all(line.startswith(b"data: ") for line in raw.splitlines() if line)
+    assert text_of(reading.read) == "Once upon a time"
+    assert reading.read[-1] == "[DONE]"
+    assert reading.read[-2]["usage"]["completion_tokens"] == 4
+
+
+async def test_each_chunk_says_after_which_number_to_resume(stack: Stack) -> None:
+    async with client(stack) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(TOKENS))
+        whole = Lines()
+        answer = await http.post(CHAT, json={**STREAMED, "stream_options": {"include_usage": True}})
+        whole.feed(answer.content)
+        request = await answering
+        chunks = whole.read[:-1]
+        assert [chunk["sequence_number"] for chunk in chunks][:1] == [0]
+        assert [chunk["sequence_number"] for chunk in chunks][-2:] == [4, 5]
+        for position, chunk in enumerate(chunks):
+            rest = Lines()
+            path = f"/v1/responses/{request.response_id}?stream=true&starting_after={chunk['sequence_number']}"
+            rest.feed((await http.get(path)).content)
+            assert text_of(chunks[: position + 1]) + text_of(rest.read) == "Once upon a time"
+        assert not rest.read, "who has the last chunk has everything"
+
+
+@pytest.mark.parametrize("headers", EVENT_SOURCES.values(), ids=EVENT_SOURCES)
+@pytest.mark.parametrize("reader", [Decoder, Lines])
+async def test_who_asks_for_an_event_stream_gets_ids_behind_the_data(
+    stack: Stack, headers: dict[str, str], reader: Callable[[], Decoder | Lines]
+) -> None:
+    reading = reader()
+    async with client(stack, **headers) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(TOKENS))
+        answer = await http.post(CHAT, json=STREAMED)
+        await answering
+    reading.feed(answer.content)
+    assert text_of(reading.read) == "Once upon a time"
+    blocks = [block.splitlines() for block in answer.text.split("\n\n") if block]
+    assert all(block[0].startswith("data: ") for block in blocks)
+    assert {line.partition(":")[0] for line in blocks[0]} == {"data", "id", "retry"}
+    assert blocks[-1] == ["data: [DONE]", "id: 5"]
+    if isinstance(reading, Decoder):
+        numbers = [chunk["sequence_number"] for chunk in reading.read[:-1]]
+        assert [int(number or 0) for number in reading.ids] == [*numbers, 5]
+
+
+@pytest.mark.parametrize(
+    ("accept", "reader"),
+    [("application/json", Decoder), ("*/*", Stripping), ("*/*", Lines), ("text/event-stream", Decoder)],
+)
+async def test_nothing_but_keep_alives_is_sent_before_the_first_text_and_no_parser_breaks_on_them(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, accept: str, reader: Callable[[], Stripping | Lines | Decoder]
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    reading = reader()
+    async with client(stack, accept=accept) as http:
+        asking = asyncio.ensure_future(stack.pipeline.next_request())
+        raw: list[bytes] = []
+
+        async def ask() -> None:
+            async with http.stream("POST", CHAT, json=STREAMED) as answer:
+                assert answer.status_code == 200
+                async for piece in pieces_of(answer):
+                    raw.append(piece)
+                    reading.feed(piece)
+
+        reads = asyncio.ensure_future(ask())
+        request = await asking
+        stack.pipeline.start(request)
+        await keep_alives(raw, 3)
+        assert not reading.read, "admitted is not answered"
+        assert {line.partition(b":")[0] for line in b"".join(raw).splitlines()} == {b""}
+        stack.pipeline.release(request, 1, ["Once"])
+        before = len(raw)
+        await keep_alives(raw, before + 4)
+        assert text_of(reading.read) == "Once"
+        role = reading.read[0]["choices"][0]["delta"]
+        assert role == {"role": "assistant", "content": "", "refusal": None}
+        stack.pipeline.release(request, 2, TOKENS[1:])
+        stack.pipeline.end(request, 5)
+        await reads
+    assert text_of(reading.read) == "Once upon a time"
+
+
+async def keep_alives(raw: list[bytes], pieces: int) -> None:
+    await until(lambda: len(raw) >= pieces, "keep-alives arrive")
+
+
+async def test_an_answer_without_text_still_has_a_role(stack: Stack) -> None:
+    async with client(stack) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer([]))
+        reading = Lines()
+        reading.feed((await http.post(CHAT, json=STREAMED)).content)
+        await answering
+    deltas = [chunk["choices"][0]["delta"].get("role") for chunk in reading.read[:-1]]
+    assert deltas == ["assistant", None]
+    assert reading.read[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_usage_so_far_stands_in_every_chunk_for_who_asks_for_it(stack: Stack) -> None:
+    """As guidellm always does."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post(CHAT, json={**STREAMED, "stream_options": options}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["Once", " upon"])
+        stack.pipeline.end(request, 3)
+        reading = Lines()
+        reading.feed((await asking).content)
+    used = [(c["usage"]["prompt_tokens"], c["usage"]["completion_tokens"]) for c in reading.read[:-1]]
+    assert used == [(4, 0), (4, 2), (4, 2), (4, 2)]
