@@ -12,7 +12,7 @@ from deploy.local.runner import Stack, simulated
 from schemas.base import Scope
 from schemas.request import LANES, Message, ReplyTo, Request, Sampling, TextPart
 from streams.chat_tokenizer import ChatTokenizer
-from streams.ids import mint_response_id
+from streams.ids import ResponseIds
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import Headers
 from streams.signing import sign_request
@@ -28,12 +28,12 @@ def _prompt(tokenizer: ChatTokenizer, rng: random.Random) -> str:
     return tokenizer.decode(token_ids[: PROMPT_TOKENS - 3])
 
 
-def _request(stack: Stack, text: str, number: int) -> Request:
+def _request(stack: Stack, ids: ResponseIds, text: str, number: int) -> Request:
     now_ms = time.time_ns() // 1_000_000
     settings = stack.plan.settings
     partition = number % settings.kafka.partitions.responses
     return Request(
-        response_id=mint_response_id(settings.region, partition),
+        response_id=ids.mint(partition),
         scope=Scope(tenant_id="demo", key_id="dev", region=settings.region),
         model=MODEL,
         messages=[Message(role="user", content=[TextPart(text=text)])],
@@ -59,8 +59,9 @@ def _drive(stack: Stack, rate: float, seconds: float, rng: random.Random) -> dic
     texts = [_prompt(tokenizer, rng) for _ in range(200)]
     secret = settings.deployment_secret.get_secret_value().encode()
     waiting: list[tuple[str, bytes, Headers]] = []
+    ids = settings.response_ids
     for number in range(int(rate * seconds)):
-        request = _request(stack, texts[number % len(texts)], number)
+        request = _request(stack, ids, texts[number % len(texts)], number)
         value = request.encode()
         waiting.append((request.response_id, value, sign_request(secret, topics.requests.name, value)))
     sent_s: dict[str, float] = {}

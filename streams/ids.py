@@ -1,14 +1,19 @@
-"""Ids: minted here, read here, nowhere else."""
+"""Ids: made here, read here, nowhere else."""
 
 import hashlib
+import hmac
 import os
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _RESPONSE_ID = re.compile(r"resp_([a-z0-9]+)-([0-9]{1,5})_([0-9a-f]{32})")
 _NAMESPACE = uuid.UUID("7c1f7d9e-6a52-5b0e-9d0c-2f4b8f1d5a11")
+_KEY_LABEL = b"sluice-response-id-v1"
+_MAC_DIGITS = 10
+"""Of the 32: 40 bits, so that one guess in a million million is right, and each guess costs a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,64 @@ def is_response_id(text: str) -> bool:
 
 
 def parse_response_id(text: str) -> ResponseId:
-    """Raises ValueError for anything that this module did not mint."""
+    """What an id says, whoever made it up: `ResponseIds.prove` tells. Raises ValueError for what has another form."""
     match = _RESPONSE_ID.fullmatch(text)
     if match is None:
         raise ValueError("not a response id")
     return ResponseId(match[1], int(match[2]), match[3])
+
+
+class ResponseIds:
+    """Makes the response ids of a region, and proves that an id was made by somebody who has one of its secrets.
+
+    The last ten digits are a MAC over all the rest. The first of `secrets` makes ids, each of them proves. Ids without
+    a MAC, as the release before made them, are taken for proved until `without_mac_until_ms`.
+    """
+
+    def __init__(self, region: str, secrets: Sequence[bytes], *, without_mac_until_ms: int = 0) -> None:
+        if not secrets:
+            raise ValueError("response ids need a secret")
+        self._region = region
+        self._keys = [hmac.digest(secret, _KEY_LABEL, hashlib.sha256) for secret in secrets]
+        self._without_mac_until_ms = without_mac_until_ms
+        self._count = int.from_bytes(os.urandom(2), "big")
+
+    def mint(self, partition: int) -> str:
+        """A new id, ordered by time. One object makes 4,096 different ones a millisecond, besides chance."""
+        self._count = (self._count + 1) & 0xFFF
+        random_bytes = ((self._count << 62) | int.from_bytes(os.urandom(8), "big") >> 2).to_bytes(10, "big")
+        return self._sealed(partition, uuid7(time.time_ns() // 1_000_000, random_bytes).hex)
+
+    def derive(self, partitions: int, tenant_id: str, source: str, key: str, *, at_ms: int) -> str:
+        """The same id for the same tenant, source (an intake topic, an idempotency scope) and key.
+
+        `at_ms` is when it was asked for, as the log tells it: while ids without a MAC are accepted, the release before
+        derives some, and what both are given must have one id.
+        """
+        unique = uuid.uuid5(_NAMESPACE, f"{tenant_id}\0{source}\0{key}")
+        partition = unique.int % partitions
+        if at_ms < self._without_mac_until_ms:
+            return str(ResponseId(self._region, partition, unique.hex))
+        return self._sealed(partition, unique.hex)
+
+    def prove(self, text: str, *, now_ms: int) -> ResponseId:
+        """Raises ValueError for what nobody with a secret of this region made. Reads nothing; takes microseconds."""
+        claimed = parse_response_id(text)
+        if claimed.region != self._region or str(claimed) != text:
+            raise ValueError("not an id of this region")
+        mac = claimed.unique[-_MAC_DIGITS:]
+        proved = [hmac.compare_digest(mac, self._mac(key, claimed.partition, claimed.unique)) for key in self._keys]
+        if not any(proved) and now_ms >= self._without_mac_until_ms:
+            raise ValueError("an id that nobody was given")
+        return claimed
+
+    def _sealed(self, partition: int, unique: str) -> str:
+        mac = self._mac(self._keys[0], partition, unique)
+        return str(ResponseId(self._region, partition, unique[:-_MAC_DIGITS] + mac))
+
+    def _mac(self, key: bytes, partition: int, unique: str) -> str:
+        claim = f"{self._region}-{partition}_{unique[:-_MAC_DIGITS]}"
+        return hmac.digest(key, claim.encode(), hashlib.sha256).hex()[:_MAC_DIGITS]
 
 
 def uuid7(unix_ms: int, random_bytes: bytes) -> uuid.UUID:
@@ -47,17 +105,6 @@ def uuid7(unix_ms: int, random_bytes: bytes) -> uuid.UUID:
     tail = int.from_bytes(random_bytes, "big")
     rand_a, rand_b = (tail >> 62) & 0xFFF, tail & ((1 << 62) - 1)
     return uuid.UUID(int=(unix_ms & ((1 << 48) - 1)) << 80 | 0x7 << 76 | rand_a << 64 | 0b10 << 62 | rand_b)
-
-
-def mint_response_id(region: str, partition: int) -> str:
-    """A new id, ordered by time."""
-    return str(ResponseId(region, partition, uuid7(time.time_ns() // 1_000_000, os.urandom(10)).hex))
-
-
-def derive_response_id(region: str, partitions: int, tenant_id: str, source: str, key: str) -> str:
-    """The same id for the same tenant, source (an intake topic, an idempotency scope) and key."""
-    unique = uuid.uuid5(_NAMESPACE, f"{tenant_id}\0{source}\0{key}")
-    return str(ResponseId(region, unique.int % partitions, unique.hex))
 
 
 def mint_attempt_id() -> str:

@@ -15,6 +15,7 @@ from pydantic_settings import (
 )
 
 from streams.directory import Model, Pool
+from streams.ids import ResponseIds
 from streams.log.port import MAX_RECORD_BYTES
 from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
 
@@ -142,6 +143,11 @@ class Settings(BaseSettings):
         default=SecretStr(""),
         description=f"Signs `requests` records and operator calls; {MIN_SECRET_CHARS} characters or more.",
     )
+    ids_without_mac_until_ms: int = Field(
+        default=0, ge=0,
+        description="Unix time until which response ids are accepted as the release before made them: when it is "
+        "upgraded, a day after its last process has ended. The same for all processes.",
+    )  # fmt: skip
     kafka: KafkaSettings = KafkaSettings()
     redis: RedisSettings = RedisSettings()
     gateway: GatewaySettings = GatewaySettings()
@@ -179,6 +185,12 @@ class Settings(BaseSettings):
         path = os.environ.get(CONFIG_VARIABLE)
         files = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
         return init_settings, env_settings, *files
+
+    @property
+    def response_ids(self) -> ResponseIds:
+        """What makes and proves this region's response ids; keep one per process."""
+        secrets = [self.deployment_secret.get_secret_value().encode()]
+        return ResponseIds(self.region, secrets, without_mac_until_ms=self.ids_without_mac_until_ms)
 
     @property
     def topics(self) -> Topics:

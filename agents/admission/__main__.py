@@ -83,6 +83,7 @@ def run(settings: Settings) -> int:
         services = Services(
             topics=topics,
             deployment_secret=settings.deployment_secret.get_secret_value().encode(),
+            ids=settings.response_ids,
             directory=directory,
             catalog=catalog,
             tokenizers={model.name: ChatTokenizer(Path(model.path)) for model in catalog.models()},

@@ -23,7 +23,7 @@ from schemas.request import ReplyTo, Request
 from streams.dialects.neutral import RequestError, end_user_pseudonym
 from streams.dialects.openai_chat import parse_chat_request
 from streams.directory import ProducerKey
-from streams.ids import derive_response_id, parse_response_id
+from streams.ids import parse_response_id
 from streams.log.port import LogRecord
 from streams.signing import Untrusted, verify_job, verify_request
 from streams.topics import LONGEST_RESPONSE_MS
@@ -114,7 +114,9 @@ class _Job:
 
     def origin(self, services: Services, source: str, unique: str, deadline_ms: int) -> Origin:
         topics = services.topics
-        response_id = derive_response_id(topics.region, topics.counts.responses, self.tenant_id, source, unique)
+        response_id = services.ids.derive(
+            topics.counts.responses, self.tenant_id, source, unique, at_ms=self.record.timestamp_ms
+        )
         return Origin(
             response_id=response_id,
             scope=Scope(

@@ -9,6 +9,7 @@ from agents.quota.store import QuotaStore
 from agents.safety.prompt_policies import PromptPolicies
 from schemas.request import Message
 from streams.directory import ModelCatalog, TenantDirectory
+from streams.ids import ResponseIds
 from streams.topics import Topics
 
 
@@ -27,6 +28,7 @@ class Services:
 
     topics: Topics
     deployment_secret: bytes
+    ids: ResponseIds
     directory: TenantDirectory
     catalog: ModelCatalog
     tokenizers: Mapping[str, Tokenizer]

@@ -32,5 +32,10 @@ class ApiError(Exception):
         self.resumable = resumable
 
     @property
+    def retryable(self) -> bool:
+        """Whether the same, asked again, may be answered."""
+        return self.retry_after_ms is not None
+
+    @property
     def body(self) -> dict[str, Any]:
         return error_object(self.code, self.message, self.error_type, self.param)

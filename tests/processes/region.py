@@ -23,7 +23,7 @@ from schemas.generated import GENERATED, Ending, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
-from streams.ids import derive_response_id, mint_response_id, parse_response_id
+from streams.ids import ResponseIds, parse_response_id
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import Headers, LogRecord
 from streams.provisioning import provision
@@ -45,7 +45,7 @@ def now_ms() -> int:
 
 
 def job_id(region: "Region", custom_id: str) -> str:
-    return derive_response_id(region.name, region.topics.counts.responses, "acme", "intake.batch", custom_id)
+    return region.ids.derive(region.topics.counts.responses, "acme", "intake.batch", custom_id, at_ms=0)
 
 
 def message(text: str) -> Message:
@@ -77,6 +77,7 @@ class Region:
         self.redis_url = redis_url
         self.directory = directory
         self.topics = Topics(self.name, [POOL])
+        self.ids = ResponseIds(self.name, [SECRET])
         self.producer_key = Ed25519PrivateKey.generate()
         self._producer = KafkaProducer(kafka, "test")
         self._readers: list[KafkaConsumer] = []
@@ -158,7 +159,7 @@ requests_per_minute = 1
     # -- writing
 
     def request(self, text: str = "Hello there", *, tenant: str = "acme", **fields: object) -> Request:
-        response_id = mint_response_id(self.name, 3)
+        response_id = self.ids.mint(3)
         values: dict[str, object] = {
             "response_id": response_id,
             "scope": Scope(tenant_id=tenant, region=self.name, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01"),

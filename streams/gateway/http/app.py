@@ -132,7 +132,9 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
     async def api_error(_request: Request, error: ApiError) -> Response:
         gateway.metrics.refused.labels(error.code).inc()
         headers = {"connection": "close"} if error.status in (408, 413) else {}
-        return error_response(error.status, error.body, headers=headers, retry_after_ms=error.retry_after_ms)
+        return error_response(
+            error.status, error.body, headers=headers, retry_after_ms=error.retry_after_ms, retryable=error.retryable
+        )
 
     @app.exception_handler(RequestError)
     async def request_error(_request: Request, error: RequestError) -> Response:

@@ -17,7 +17,7 @@ from streams.gateway.service.keys import Principal
 from streams.gateway.service.ports import Ownership, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.viewing import Viewing
-from streams.ids import mint_response_id
+from streams.ids import ResponseIds
 from streams.log.port import LogError, ProducerQueueFull, RecordTooLarge
 from streams.settings import Settings
 from streams.signing import sign_request
@@ -29,10 +29,11 @@ _log = structlog.get_logger()
 
 class Acceptance:
     def __init__(
-        self, settings: Settings, hub: Hub, viewing: Viewing, sender: Sender, ownership: Ownership,
+        self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, ownership: Ownership,
         metrics: GatewayMetrics,
     ) -> None:  # fmt: skip
         self._settings = settings
+        self._ids = ids
         self._topic = settings.topics.requests.name
         self._hub = hub
         self._viewing = viewing
@@ -87,7 +88,7 @@ class Acceptance:
             policy_version=tenant.policy.version, traceparent=traceparent,
         )  # fmt: skip
         return Request(
-            response_id=mint_response_id(settings.region, partition), scope=scope, model=chat.model,
+            response_id=self._ids.mint(partition), scope=scope, model=chat.model,
             messages=chat.messages, sampling=chat.sampling, service_tier=chat.service_tier,
             reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,

@@ -8,9 +8,10 @@ from schemas.responses import Started, Terminal
 from streams.gateway.fan_out.hub import Hub, Stream
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.service.clocks import now_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import not_found, replay_unavailable
-from streams.ids import parse_response_id
+from streams.ids import ResponseIds
 from streams.topics import Topics
 
 
@@ -34,20 +35,21 @@ class Outline(NamedTuple):
 
 
 class Lookup:
-    def __init__(self, topics: Topics, hub: Hub, history: History) -> None:
-        self._topics = topics
+    def __init__(self, ids: ResponseIds, topics: Topics, hub: Hub, history: History) -> None:
+        self._ids = ids
+        self._partitions = topics.responses.partitions
         self._hub = hub
         self._history = history
 
     def partition(self, response_id: str) -> int:
-        """Where its records stand. Raises ApiError 404 for what is no id of this region."""
+        """Where its records stand. Raises ApiError 404 for an id that nobody was given, before anything is read."""
         try:
-            identity = parse_response_id(response_id)
+            proved = self._ids.prove(response_id, now_ms=now_ms())
         except ValueError:
             raise not_found(response_id) from None
-        if identity.region != self._topics.region or identity.partition >= self._topics.responses.partitions:
+        if proved.partition >= self._partitions:
             raise not_found(response_id)
-        return identity.partition
+        return proved.partition
 
     def in_memory(self, principal: Principal, response_id: str) -> Stream | None:
         """What memory holds of it; what belongs to somebody else is as good as nothing, also in the time it takes."""

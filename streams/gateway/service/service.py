@@ -54,8 +54,9 @@ class Gateway:
         self._parsers = Parsers()
         self._viewing = Viewing(hub, history)
         self._cancels = Cancels(sender, settings.topics.control.name, self._background)
-        self._acceptance = Acceptance(settings, hub, self._viewing, sender, ownership, metrics)
-        lookup = Lookup(settings.topics, hub, history)
+        ids = settings.response_ids
+        self._acceptance = Acceptance(settings, ids, hub, self._viewing, sender, ownership, metrics)
+        lookup = Lookup(ids, settings.topics, hub, history)
         self._resumption = Resumption(settings.gateway, hub, history, self._viewing, lookup, ownership)
         self._cancellation = Cancellation(hub, lookup, self._resumption, self._cancels)
 

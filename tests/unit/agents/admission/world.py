@@ -23,7 +23,7 @@ from schemas.request import LANES, AdmittedRequest, Message, ReplyTo, Request, S
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
 from streams.directory import ApiKey, Limits, Model, Pool, ProducerKey, SafetyPolicy, Tenant
-from streams.ids import parse_response_id
+from streams.ids import ResponseIds, parse_response_id
 from streams.log.port import Headers, LogRecord
 from streams.signing import sign_job, sign_request
 from streams.topics import Topics
@@ -31,6 +31,7 @@ from tests.unit.agents.quota.quota_model import ModelQuota
 
 NOW = 1_790_000_000_000
 SECRET = b"s" * 32
+IDS = ResponseIds("local", [SECRET])
 PRODUCER_KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 PUBLIC_KEY = base64.b64encode(
     PRODUCER_KEY.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
@@ -155,7 +156,7 @@ class World:
         self.log = Log(self.topics)
         self.recoveries = 0
         self.services = Services(
-            topics=self.topics, deployment_secret=SECRET, directory=self.directory, catalog=self.catalog,
+            topics=self.topics, deployment_secret=SECRET, ids=IDS, directory=self.directory, catalog=self.catalog,
             tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere")}, quota=self.quota,
             workers=self.workers,
             queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000, clock_ms=lambda: self.now_ms,

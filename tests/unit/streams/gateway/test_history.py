@@ -22,7 +22,6 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
 from streams.gateway.service.clocks import now_ms
-from streams.ids import derive_response_id, mint_response_id
 from streams.log.memory import MemoryLog
 from streams.log.port import TopicPartition
 from streams.settings import RedisSettings, Settings
@@ -72,9 +71,9 @@ async def near(settings: Settings) -> AsyncIterator[RedisHistory]:
 
 
 async def test_entries_are_read_back_cut_at_any_token(near: RedisHistory, settings: Settings) -> None:
-    response_id = mint_response_id(settings.region, 0)
+    response_id = settings.response_ids.mint(0)
     await near.append([entry(response_id, span(1, "abc"), with_start=True, is_first=True)])
-    await near.append([entry(response_id, span(4, "de")), entry(mint_response_id(settings.region, 0), span(1, "x"))])
+    await near.append([entry(response_id, span(4, "de")), entry(settings.response_ids.mint(0), span(1, "x"))])
     await near.append([entry(response_id, end=6)])
     for after in range(6):
         replay = await near.read("acme", response_id, after)
@@ -83,7 +82,7 @@ async def test_entries_are_read_back_cut_at_any_token(near: RedisHistory, settin
 
 
 async def test_repeated_and_overlapping_entries_tell_each_token_once(near: RedisHistory, settings: Settings) -> None:
-    response_id = mint_response_id(settings.region, 0)
+    response_id = settings.response_ids.mint(0)
     for spans in ([span(1, "abc")], [span(1, "abc")], [span(2, "bcde")], [span(4, "de")]):
         await near.append([entry(response_id, *spans, with_start=True)])
     replay = await near.read("acme", response_id, 1)
@@ -91,7 +90,7 @@ async def test_repeated_and_overlapping_entries_tell_each_token_once(near: Redis
 
 
 async def test_a_missing_entry_is_a_gap_and_nothing_is_skipped(near: RedisHistory, settings: Settings) -> None:
-    response_id = mint_response_id(settings.region, 0)
+    response_id = settings.response_ids.mint(0)
     await near.append([entry(response_id, span(1, "ab"), span(4, "de"), with_start=True)])
     replay = await near.read("acme", response_id, 0)
     assert (replay.gap, replay.last) == (True, 2)
@@ -101,7 +100,7 @@ async def test_a_missing_entry_is_a_gap_and_nothing_is_skipped(near: RedisHistor
 async def test_another_tenants_entries_are_not_found_and_entries_expire(
     near: RedisHistory, settings: Settings, redis_url: str
 ) -> None:
-    response_id = mint_response_id(settings.region, 0)
+    response_id = settings.response_ids.mint(0)
     await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
     assert not (await near.read("beta", response_id, 0)).known
     with redis.Redis.from_url(redis_url) as client:
@@ -114,7 +113,7 @@ async def test_a_restarted_gateway_gives_300_running_responses_back_at_once(
     near: RedisHistory, settings: Settings
 ) -> None:
     """Who comes back together takes turns: nobody is refused, nobody sent to the log, and appending goes on."""
-    ids = [mint_response_id(settings.region, number % 2) for number in range(300)]
+    ids = [settings.response_ids.mint(number % 2) for number in range(300)]
     await near.append([entry(i, span(1, "ab"), with_start=True, is_first=True) for i in ids])
     far = LogHistory(MemoryClients(memory_log(settings)).reader, settings.topics.responses.name)
     history = History(near, far)
@@ -132,7 +131,7 @@ async def test_a_crowd_that_the_log_cannot_serve_is_told_to_come_again(
 ) -> None:
     monkeypatch.setattr("streams.gateway.history.store.READ_TURN_TIMEOUT_S", 0.0)
     far = LogHistory(MemoryClients(memory_log(settings)).reader, settings.topics.responses.name)
-    reads = [History(near, far).read("acme", mint_response_id(settings.region, 0), 0) for _ in range(100)]
+    reads = [History(near, far).read("acme", settings.response_ids.mint(0), 0) for _ in range(100)]
     refused = [r for r in await asyncio.gather(*reads, return_exceptions=True) if isinstance(r, BaseException)]
     assert refused
     assert all(isinstance(error, HistoryUnavailable) and error.is_transient for error in refused)
@@ -149,7 +148,7 @@ def test_entries_of_another_format_are_said_to_be_unreadable() -> None:
 async def test_when_history_is_full_the_oldest_goes_and_the_log_tells_it(settings: Settings, tmp_path: Path) -> None:
     [port] = free_ports(1)
     full = RedisSettings(url="redis://127.0.0.1:1/0", history_url=f"redis://127.0.0.1:{port}/0", timeout_ms=5_000)
-    oldest = mint_response_id(settings.region, 0)
+    oldest = settings.response_ids.mint(0)
     log = log_with(settings, oldest, "abcde")
     with server(history_command(tmp_path, port, max_memory="8mb"), tmp_path / "output.log"):
         wait_until(lambda: is_listening(port), "redis-server listens")
@@ -159,7 +158,7 @@ async def test_when_history_is_full_the_oldest_goes_and_the_log_tells_it(setting
         assert (await near.read("acme", oldest, 0)).last == 5
         await asyncio.sleep(1.1)  # Redis knows in seconds how long a key was idle
         for _ in range(400):  # more than twice what it may hold
-            newest = mint_response_id(settings.region, 0)
+            newest = settings.response_ids.mint(0)
             await near.append([entry(newest, span(1, "x" * 10_000), with_start=True, end=10_001, is_first=True)])
         assert (await near.read("acme", newest, 0)).terminal is not None
         assert not (await near.read("acme", oldest, 0)).known
@@ -181,13 +180,13 @@ def log_with(settings: Settings, response_id: str, tokens: str, *, other_tenant:
     log.append(topic, started(response_id, scope).encode())
     for number, token in enumerate(tokens, 1):
         log.append(topic, release(response_id, scope, number, [token]).encode())
-        log.append(topic, release(mint_response_id(settings.region, 0), scope, number, ["?"]).encode())
+        log.append(topic, release(settings.response_ids.mint(0), scope, number, ["?"]).encode())
     log.append(topic, terminal(response_id, scope, len(tokens) + 1).encode())
     return log
 
 
 async def test_the_log_tells_what_redis_lost(near: RedisHistory, settings: Settings) -> None:
-    response_id = mint_response_id(settings.region, 0)
+    response_id = settings.response_ids.mint(0)
     log = log_with(settings, response_id, "abcde")
     far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
     history = History(near, far)
@@ -195,12 +194,12 @@ async def test_the_log_tells_what_redis_lost(near: RedisHistory, settings: Setti
     assert replay is not None
     assert "".join(s.text for s in replay.spans) == "cde"
     assert replay.terminal is not None
-    assert await history.read("acme", mint_response_id(settings.region, 0), 0) is None
+    assert await history.read("acme", settings.response_ids.mint(0), 0) is None
     far.close()
 
 
 async def test_the_log_tells_nothing_to_another_tenant(near: RedisHistory, settings: Settings) -> None:
-    response_id = mint_response_id(settings.region, 0)
+    response_id = settings.response_ids.mint(0)
     log = log_with(settings, response_id, "abcde", other_tenant=True)
     far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
     assert await History(near, far).read("acme", response_id, 0) is None
@@ -208,7 +207,7 @@ async def test_the_log_tells_nothing_to_another_tenant(near: RedisHistory, setti
 
 
 async def test_what_neither_has_any_more_is_said_to_be_unavailable(near: RedisHistory, settings: Settings) -> None:
-    response_id = mint_response_id(settings.region, 0)
+    response_id = settings.response_ids.mint(0)
     log = log_with(settings, response_id, "abcde")
     log.delete_records(TopicPartition(settings.topics.responses.name, 0), 5)
     far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
@@ -301,7 +300,7 @@ async def test_after_a_restart_no_token_is_skipped_by_a_position_that_does_not_e
     stack: Stack, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     """History holds two tokens, and the response goes on."""
-    response_id = mint_response_id(stack.settings.region, 0)
+    response_id = stack.settings.response_ids.mint(0)
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
     if is_known:
         stack.pipeline.write(response_id, started(response_id, ACME))
@@ -336,7 +335,7 @@ async def test_a_cancel_needs_no_replay(stack: Stack, monkeypatch: pytest.Monkey
             await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.trimmed, "it is in history")
             response_id = request.response_id
         else:
-            response_id = mint_response_id(stack.settings.region, 0)
+            response_id = stack.settings.response_ids.mint(0)
             near = stack.runtime.gateway._history._near
             await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
             await near.append([entry(response_id, span(3, "c"))])
@@ -355,7 +354,7 @@ async def test_a_cancel_needs_no_replay(stack: Stack, monkeypatch: pytest.Monkey
 
 
 async def test_what_has_ended_elsewhere_is_not_cancelled(stack: Stack) -> None:
-    response_id = mint_response_id(stack.settings.region, 0)
+    response_id = stack.settings.response_ids.mint(0)
     near = stack.runtime.gateway._history._near
     await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
     await near.append([entry(response_id, end=3)])
@@ -413,7 +412,7 @@ async def test_neither_what_has_ended_nor_a_job_takes_the_place_of_a_request_whi
     gone = settings.model_copy(update={"redis": redis, "gateway": edge})
     async with serving(gone, memory_log(gone)) as stack, http(stack) as client:
         for number in range(3):
-            job = derive_response_id(gone.region, 2, "acme", "intake.batch", str(number))
+            job = gone.response_ids.derive(2, "acme", "intake.batch", str(number), at_ms=0)
             stack.pipeline.write(job, started(job, ACME))
         await until(lambda: len(stack.runtime.hub) == 3, "the jobs are seen")
         for _ in range(4):

@@ -15,7 +15,6 @@ from schemas.request import Request
 from schemas.usage import DeliveredCount
 from streams.gateway.closing import CloseReason
 from streams.gateway.history.store import History
-from streams.ids import mint_response_id
 from streams.signing import verify_request
 from tests.unit.streams.gateway.gateway_stack import (
     OTHER_KEY,
@@ -249,7 +248,7 @@ async def test_another_tenants_response_is_as_unknown_as_one_that_never_was(stac
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["secret"])
         stranger = {"authorization": f"Bearer {OTHER_KEY}"}
-        never = mint_response_id(stack.settings.region, 0)
+        never = stack.settings.response_ids.mint(0)
         for when in ("running", "ended"):
             if when == "ended":
                 stack.pipeline.end(request, 2)
@@ -290,7 +289,7 @@ async def test_the_time_of_an_answer_does_not_tell_whether_an_id_exists(
         request = await stack.pipeline.next_request()
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["secret"])
-        never = mint_response_id(stack.settings.region, request.reply_to.partition)
+        never = stack.settings.response_ids.mint(request.reply_to.partition)
         for response_id in (request.response_id, never):
             began_s = asyncio.get_running_loop().time()
             stranger = {"authorization": f"Bearer {OTHER_KEY}"}

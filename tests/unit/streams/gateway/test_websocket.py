@@ -18,7 +18,6 @@ from streams.gateway.websocket import session
 from streams.gateway.websocket.endpoint import origin_allowed
 from streams.gateway.websocket.protocol import text_frame
 from streams.gateway.websocket.watched import Watched
-from streams.ids import mint_response_id
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 
 HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
@@ -424,7 +423,7 @@ async def test_a_refused_resume_says_whether_to_come_again(
     monkeypatch.setattr(History, "read", late)
     monkeypatch.setattr("streams.gateway.service.resumption.YOUNG_MS", -1)
     async with dial(stack) as socket:
-        await say(socket, type="resume", response_id=mint_response_id(stack.settings.region, 0), starting_after=3)
+        await say(socket, type="resume", response_id=stack.settings.response_ids.mint(0), starting_after=3)
         refused = await hear(socket)
     assert isinstance(refused, ErrorMessage)
     assert refused.error.code == "replay_unavailable"
