@@ -11,7 +11,8 @@ import uvloop
 from pydantic import ValidationError
 
 from gpu_consumers.claim import RedisClaims
-from gpu_consumers.core import CoreConfig, WorkerCore
+from gpu_consumers.core.config import CoreConfig
+from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
 from gpu_consumers.engines.vllm_engine import VllmEngine

@@ -12,18 +12,15 @@ Each event goes through the same steps. What a SIGKILL after each one causes:
 """
 
 import asyncio
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import structlog
 
-from gpu_consumers.claim import ClaimRequest, ClaimStore, ClaimsUnavailable
-from gpu_consumers.core import (
+from gpu_consumers.claim import ClaimStore
+from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
     AskReadBack,
@@ -32,19 +29,18 @@ from gpu_consumers.core import (
     Receipt,
     ReleaseClaim,
     Submit,
-    WorkerCore,
 )
+from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied
 from gpu_consumers.membership import Membership
 from gpu_consumers.metrics import WorkerMetrics
-from gpu_consumers.takeover import Decision, ReadBack
+from gpu_consumers.shell.claiming import Claiming
+from gpu_consumers.shell.lane_reading import LaneReading
+from gpu_consumers.shell.reading_back import ReadingBack
 from schemas.codec import Undecodable, decode
-from schemas.generated import GENERATED
-from schemas.request import LANES
 from schemas.worker import WorkerState
 from streams.log.consumer_thread import ConsumerThread, ProducerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
-from streams.log.reading import read_offsets
 from streams.settings import WorkerSettings
 
 TICK_S = 0.05
@@ -52,14 +48,11 @@ COMMIT_S = 1.0
 HEARTBEAT_S = 1.0
 CONTROL_LOOK_BACK_MS = 300_000
 BEATS_LOOK_BACK_MS = 10_000
-READ_BACK_TIMEOUT_S = 30.0
 POSITIONS_TIMEOUT_S = 30.0
 RESTART_BACKOFF_S = 0.5
 MAX_RESTART_BACKOFF_S = 30.0
 STABLE_ENGINE_S = 600.0
 FLUSH_S = 10.0
-MAX_CLAIM_MARKS = 20_000
-"""Marks that wait for a claim store that is away; beyond that the oldest are given up."""
 
 _log = structlog.get_logger()
 _Life = Literal["starting", "ready", "draining", "failed"]
@@ -67,29 +60,6 @@ _Life = Literal["starting", "ready", "draining", "failed"]
 
 class WorkerFailed(Exception):
     """The worker cannot go on; its process ends with an error and is started again."""
-
-
-def read_back(consumer: LogConsumer, topic: str, asks: Sequence[AskReadBack], stop: threading.Event) -> list[Decision]:
-    """One pass over a partition for all `asks`, which are of that partition.
-
-    Raises LogError, also after `READ_BACK_TIMEOUT_S` and when `stop` is set.
-    """
-    source = TopicPartition(topic, asks[0].partition)
-    folds = [ReadBack(ask.response_id, ask.attempt_id) for ask in asks]
-    needles = [ask.response_id.encode() for ask in asks]
-    offsets = range(min(ask.first_offset for ask in asks), max(ask.fence_offset for ask in asks) + 1)
-    for record in read_offsets(consumer, {source: offsets}, time.monotonic() + READ_BACK_TIMEOUT_S, stop=stop):
-        value = record.value or b""
-        # Most records are of other responses: looking for the id costs a fraction of parsing.
-        if not any(needle in value for needle in needles):
-            continue
-        try:
-            parsed = decode(GENERATED, value)
-        except Undecodable:
-            continue  # every reader of `generated` passes over it alike
-        for fold in folds:
-            fold.fold(parsed)
-    return [fold.decision() for fold in folds]
 
 
 @dataclass
@@ -104,20 +74,6 @@ class Ports:
     producer: ProducerThread
     claims: ClaimStore
     reader: Callable[[], LogConsumer]
-
-
-@dataclass
-class _Asked:
-    """Asked for by the core, answered by a task; bounded by the requests that the core engages at once.
-
-    `finished` and `released` also hold what the claim store could not take, up to `MAX_CLAIM_MARKS` each. `read_backs`
-    are by partition.
-    """
-
-    claims: list[AskClaim] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    released: list[str] = field(default_factory=list)
-    read_backs: defaultdict[int, list[AskReadBack]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Worker:
@@ -139,13 +95,13 @@ class Worker:
         self._topics = core.config.topics
         self._life: _Life = "starting"
         self._membership = Membership(core.config.worker_id, core.config.pool)
-        self._lanes: ConsumerThread | None = None
-        self._asked = _Asked()
-        self._claims_asked = asyncio.Event()
-        self._read_back_asked = asyncio.Event()
-        # Threads of their own, one per partition: what hangs holds up no other, and not the end of the process.
-        self._readers = ThreadPoolExecutor(self._topics.generated.partitions, "read-back")
-        self._readers_stop = threading.Event()
+        self._lanes: LaneReading | None = None
+        self._claiming = Claiming(
+            core, ports.claims, metrics, settings.lease_ms, now_ms=self._now_ms, after_event=self._after_event
+        )
+        self._reading_back = ReadingBack(
+            core, self._topics.generated, ports.reader, now_ms=self._now_ms, after_event=self._after_event
+        )
         self._engine_died = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens_at_beat = (0, 0)
@@ -160,8 +116,8 @@ class Worker:
         background: list[asyncio.Future[None]] = [
             asyncio.create_task(run(), name=run.__name__)
             for run in (
-                self._keep_engine, self._read_control, self._keep_time, self._keep_lease, self._beat, self._ask_claims,
-                self._ask_read_backs, self._commit_often,
+                self._keep_engine, self._read_control, self._keep_time, self._claiming.keep_lease, self._beat,
+                self._claiming.ask_claims, self._reading_back.ask_read_backs, self._commit_often,
             )
         ]  # fmt: skip
         lanes = asyncio.create_task(self._read_lanes(), name="_read_lanes")
@@ -175,8 +131,7 @@ class Worker:
             await self._until_done(lanes, [*background, self._failed])
             await self._drain([*background, self._failed])
         finally:
-            self._readers_stop.set()
-            self._readers.shutdown(wait=False)
+            self._reading_back.close()
             tasks: list[asyncio.Future[None]] = [*background, lanes, stopped]
             for task in tasks:
                 task.cancel()
@@ -209,14 +164,11 @@ class Worker:
             await self._until_done(asyncio.get_running_loop().create_future(), background, TICK_S)
         if left := self._core.unfinished_attempts:
             _log.warning("handing_over", attempts=left)
-        self._core.hand_over(self._now_ms())
+        self._core.hand_over()
         self._carry_out()
-        await self._flush_claims()
+        await self._claiming.flush()
         self._send_state()
-        try:
-            await self._ports.claims.resign()
-        except ClaimsUnavailable as error:
-            _log.warning("claims_unavailable", what="resign", error=str(error))
+        await self._claiming.resign()
 
     # Events
 
@@ -243,17 +195,13 @@ class Worker:
                     case Abort(attempt_id):
                         self._ports.engine.abort(attempt_id)
                     case AskClaim():
-                        self._asked.claims.append(effect)
-                        self._claims_asked.set()
+                        self._claiming.ask(effect)
                     case FinishClaim(response_id):
-                        self._asked.finished.append(response_id)
-                        self._claims_asked.set()
+                        self._claiming.finish(response_id)
                     case ReleaseClaim(response_id):
-                        self._asked.released.append(response_id)
-                        self._claims_asked.set()
+                        self._claiming.release(response_id)
                     case AskReadBack():
-                        self._asked.read_backs[effect.partition].append(effect)
-                        self._read_back_asked.set()
+                        self._reading_back.ask(effect)
 
     def _publish(self, effect: Publish) -> None:
         receipt = effect.receipt
@@ -299,8 +247,10 @@ class Worker:
                 await asyncio.sleep(TICK_S)
                 continue
             _log.info("joining_lanes", life=self._life)
-            self._lanes = self._ports.lanes()
-            await self._read_as_member(self._lanes)
+            self._lanes = LaneReading(
+                self._core, self._ports.lanes(), self._now_ms, self._after_event, on_partitions=self._send_state
+            )
+            await self._lanes.read(self._is_to_read_lanes)
             _log.info("leaving_lanes", life=self._life)
             await self._leave_lanes()
 
@@ -309,59 +259,8 @@ class Worker:
 
     async def _leave_lanes(self) -> None:
         if self._lanes is not None:
-            await self._lanes.close()
+            await self._lanes.leave()
             self._lanes = None
-
-    async def _read_as_member(self, lanes: ConsumerThread) -> None:
-        names = [self._topics.lane(self._core.config.pool, lane).name for lane in LANES]
-        paused: set[TopicPartition] = set()
-
-        async def on_assign(partitions: Sequence[TopicPartition]) -> None:
-            # One that was paused when it left may still be: what is in this set is resumed when its lane has room.
-            paused.update(partitions)
-            self._core.assigned(partitions)
-            self._send_state()
-
-        async def on_revoke(partitions: Sequence[TopicPartition]) -> None:
-            paused.difference_update(partitions)
-            offsets = self._core.revoked(partitions)
-            if offsets:
-                try:
-                    await lanes.commit(offsets)
-                except LogError as error:
-                    # The partition's next owner reads again what was not committed.
-                    _log.warning("commit_failed", error=str(error))
-            self._send_state()
-
-        async def on_lost(partitions: Sequence[TopicPartition]) -> None:
-            paused.difference_update(partitions)
-            self._core.revoked(partitions)
-            self._send_state()
-
-        await lanes.subscribe(names, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
-        while self._is_to_read_lanes():
-            await self._share_lanes(lanes, paused)
-            try:
-                # Not for longer: shares are to be looked at also when nothing comes.
-                records = await lanes.poll(TICK_S)
-            except LogError as error:
-                if not error.retriable:
-                    raise
-                _log.warning("lanes_poll_failed", error=str(error))
-                continue
-            if records:
-                self._core.lane_records(records, self._now_ms())
-                self._after_event()
-
-    async def _share_lanes(self, lanes: ConsumerThread, paused: set[TopicPartition]) -> None:
-        """Pauses the partitions of lanes over their share and resumes the others; keeps `paused` up to date."""
-        over = self._core.over_share()
-        if stop := over - paused:
-            paused |= stop
-            await lanes.pause(stop)
-        if go_on := paused - over:
-            paused -= go_on
-            await lanes.resume(go_on)
 
     async def _read_control(self) -> None:
         control = self._ports.control
@@ -421,94 +320,8 @@ class Worker:
     async def _commit_often(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_S)
-            offsets = self._core.to_commit()
-            if not offsets or self._lanes is None:
-                continue
-            try:
-                await self._lanes.commit(offsets)
-            except LogError as error:
-                # Not ours any more, or the group is being balanced: the partition's next owner reads again.
-                _log.warning("commit_failed", error=str(error))
-            else:
-                self._core.committed(offsets)
-
-    async def _keep_lease(self) -> None:
-        while True:
-            try:
-                await self._ports.claims.renew()
-            except ClaimsUnavailable as error:
-                self._metrics.claim_failures.inc()
-                _log.warning("claims_unavailable", what="renew", error=str(error))
-            else:
-                if self._asked.finished or self._asked.released:
-                    self._claims_asked.set()  # it answers again: what it missed is told now
-            await asyncio.sleep(self._settings.lease_ms / 4_000)
-
-    async def _ask_claims(self) -> None:
-        while True:
-            await self._claims_asked.wait()
-            self._claims_asked.clear()
-            asks, self._asked.claims = self._asked.claims, []
-            if asks:
-                requests = [ClaimRequest(ask.response_id, ask.attempt_id, ask.only_begun) for ask in asks]
-                claims = await self._ports.claims.claim(requests)
-                if unanswered := claims.count(None):
-                    self._metrics.claim_failures.inc()
-                    _log.warning("claims_unavailable", what="claim", unanswered=unanswered, asked=len(claims))
-                for ask, claim in zip(asks, claims, strict=True):
-                    self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms())
-                self._after_event()
-            await self._flush_claims()
-
-    async def _flush_claims(self) -> None:
-        """Tells what ended. What the store does not take is kept for later; both marks may be repeated."""
-        finished, self._asked.finished = self._asked.finished, []
-        released, self._asked.released = self._asked.released, []
-        try:
-            if finished:
-                await self._ports.claims.finish(finished)
-                finished = []
-            if released:
-                await self._ports.claims.release(released)
-                released = []
-        except ClaimsUnavailable as error:
-            self._metrics.claim_failures.inc()
-            _log.warning("claims_unavailable", what="finish", error=str(error), waiting=len(finished) + len(released))
-            self._asked.finished = (finished + self._asked.finished)[-MAX_CLAIM_MARKS:]
-            self._asked.released = (released + self._asked.released)[-MAX_CLAIM_MARKS:]
-
-    async def _ask_read_backs(self) -> None:
-        reading: set[int] = set()
-        async with asyncio.TaskGroup() as readers:
-            while True:
-                await self._read_back_asked.wait()
-                self._read_back_asked.clear()
-                for partition in self._asked.read_backs.keys() - reading:
-                    reading.add(partition)
-                    readers.create_task(self._read_partition_back(partition, reading))
-
-    async def _read_partition_back(self, partition: int, reading: set[int]) -> None:
-        """Until nothing more is asked of it; whatever is asked meanwhile goes into the next pass."""
-        while asks := self._asked.read_backs.pop(partition, []):
-            try:
-                decisions = await asyncio.get_running_loop().run_in_executor(self._readers, self._read_back, asks)
-            except LogError as error:
-                _log.warning("read_back_failed", partition=partition, error=str(error))
-                for ask in asks:
-                    self._core.read_back_failed(ask.response_id, ask.attempt_id, self._now_ms())
-            else:
-                for ask, decision in zip(asks, decisions, strict=True):
-                    _log.info("taken_over", response_id=ask.response_id, decision=decision)
-                    self._core.read_back(ask.response_id, ask.attempt_id, decision, self._now_ms())
-            self._after_event()
-        reading.remove(partition)
-
-    def _read_back(self, asks: Sequence[AskReadBack]) -> list[Decision]:
-        consumer = self._ports.reader()
-        try:
-            return read_back(consumer, self._topics.generated.name, asks, self._readers_stop)
-        finally:
-            consumer.close()
+            if self._lanes is not None:
+                await self._lanes.commit()
 
     # Engine
 

@@ -8,24 +8,22 @@ not change. What forbids tokens makes it leave them out.
 import asyncio
 import hashlib
 import random
-import re
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from gpu_consumers.engines.simulated_blocks import KvBlocks
+from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, SENTENCES, Passage, Rules, TokenColumns, Vocabulary
 from schemas.generated import FinishReason
-from schemas.request import RepetitionDetection, Sampling
 
-EOS_TOKEN_ID: Final = 256
-_FIRST_WORD_ID: Final = 257
 _EOS_TEXT: Final = "<eos>"
 _MAX_OVERDUE_STEPS: Final = 16
 _MAX_LEFT_OUT: Final = 512
@@ -60,206 +58,6 @@ class SimulatedEngineSettings(BaseModel):
     stall_ms: float = Field(default=0.0, ge=0)
 
 
-_SENTENCES: Final = (
-    "Once upon a time a small fox lived beside a quiet river.",
-    " Every morning she counted the stones under the bridge.",
-    " One of them was warm, and nobody knew why.",
-    " The old miller said that the water remembered the summer ☀️.",
-    " She did not believe him, but she listened politely.",
-    " In the evening the lamps of the village were lit one by one 🏮.",
-    " A boat without a name came slowly down the stream.",
-    " Its captain asked for bread, a map, and a story.",
-    " The fox had no bread, so she told two stories.",
-    " The first was about a mountain that wanted to travel 🏔️.",
-    " The second was about a clock that ran only on Sundays.",
-    " „Das ist schön“, said the captain, who came from far away.",
-    " They laughed until the café closed and the stars were out ✨.",
-    " Before he left, he gave her a key made of glass 🔑.",
-    " It opened nothing that she owned.",
-    " But it fitted the door under the bridge exactly.",
-    " Behind it there was a garden, green in the middle of winter 🌿.",
-    " Someone had planted one tree for every lost letter.",
-    " She read them all, and answered those that could still be answered.",
-    " When spring came, the river carried her replies to the sea 🌊.",
-)
-
-_PIECE = re.compile(r"\s*[A-Za-z0-9']+|\s*[!-/:-@\[-`{-~]+|\s+", re.ASCII)
-
-
-_TokenColumns: TypeAlias = tuple[list[int], str, list[int]]
-"""What a delta of one token holds: its id, its text, and where the text ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Passage:
-    """Tokens with the text that each adds; a token inside a character adds none."""
-
-    token_ids: list[int]
-    texts: list[str]
-    tokens: list[_TokenColumns] = field(init=False)
-    """Made once, and shared by all requests that tell the passage."""
-
-    def __post_init__(self) -> None:
-        pairs = zip(self.token_ids, self.texts, strict=True)
-        object.__setattr__(self, "tokens", [([token_id], text, [len(text)]) for token_id, text in pairs])
-
-
-class Vocabulary:
-    """Ids 0–255 are bytes, 256 ends an answer, the rest are words in order of first use."""
-
-    def __init__(self) -> None:
-        self._id_of: dict[str, int] = {}
-        self._words: list[str] = []
-
-    def tokenize(self, text: str) -> _Passage:
-        """ASCII words and punctuation become one token each, every other character its UTF-8 bytes."""
-        ids: list[int] = []
-        texts: list[str] = []
-        position = 0
-        while position < len(text):
-            match = _PIECE.match(text, position)
-            if match is None:
-                encoded = text[position].encode()
-                ids.extend(encoded)
-                texts.extend([""] * (len(encoded) - 1) + [text[position]])
-                position += 1
-                continue
-            piece = match[0]
-            if piece not in self._id_of:
-                self._id_of[piece] = _FIRST_WORD_ID + len(self._words)
-                self._words.append(piece)
-            ids.append(self._id_of[piece])
-            texts.append(piece)
-            position = match.end()
-        return _Passage(ids, texts)
-
-    def find(self, text: str) -> list[int] | None:
-        """The tokens of `text`; None when one of its words was never used, so that nothing can say it."""
-        pieces = [match[0] for match in _PIECE.finditer(text)]
-        if any(piece not in self._id_of for piece in pieces):
-            return None
-        return self.tokenize(text).token_ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of these tokens; incomplete characters and unknown tokens are left out."""
-        raw = bytearray()
-        for token_id in token_ids:
-            if token_id < EOS_TOKEN_ID:
-                raw.append(token_id)
-            elif _FIRST_WORD_ID <= token_id < _FIRST_WORD_ID + len(self._words):
-                raw += self._words[token_id - _FIRST_WORD_ID].encode()
-        return raw.decode(errors="ignore")
-
-
-class _Rules:
-    """Which tokens a request forbids, and whether it repeats itself; only for requests that ask for either."""
-
-    def __init__(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
-        self.allowed = None if sampling.allowed_token_ids is None else frozenset(sampling.allowed_token_ids)
-        words = (vocabulary.find(prefix + word.lstrip()) for word in sampling.bad_words for prefix in ("", " "))
-        self._bad_words = [word for word in words if word]
-        self._repetition = sampling.repetition_detection
-        self._told: list[int] = []
-
-    @staticmethod
-    def of(sampling: Sampling, vocabulary: Vocabulary) -> "_Rules | None":
-        asked = sampling.bad_words or sampling.allowed_token_ids is not None or sampling.repetition_detection
-        return _Rules(sampling, vocabulary) if asked else None
-
-    def permits(self, token_id: int) -> bool:
-        """As vLLM has it: of a bad word of several tokens, only the last one is forbidden, after the others."""
-        if self.allowed is not None and token_id not in self.allowed:
-            return False
-        told = self._told
-        return not any(
-            word[-1] == token_id and told[len(told) - len(word) + 1 :] == word[:-1]
-            for word in self._bad_words
-            if len(word) <= len(told) + 1
-        )
-
-    def any_permitted(self) -> int | None:
-        """Said where the story has nothing that may be said."""
-        return min((token_id for token_id in self.allowed or () if self.permits(token_id)), default=None)
-
-    def tell(self, token_id: int) -> None:
-        self._told.append(token_id)
-
-    def repeats_itself(self) -> bool:
-        return self._repetition is not None and repeats(self._told, self._repetition)
-
-
-def repeats(token_ids: list[int], rule: RepetitionDetection) -> bool:
-    """Whether they end in `min_count` times the same tokens, of a size that the rule looks for."""
-    for size in range(rule.min_pattern_size, rule.max_pattern_size + 1):
-        length = size * rule.min_count
-        if length > len(token_ids):
-            return False
-        if token_ids[-length:] == token_ids[-size:] * rule.min_count:
-            return True
-    return False
-
-
-class _KvBlocks:
-    """Counts blocks. Full prompt blocks are shared by prefix and stay cached, least recently used first to go."""
-
-    def __init__(self, total: int, cache: bool) -> None:
-        self.total = total
-        self._cache = cache
-        self._private = 0
-        self._references: dict[bytes, int] = {}
-        self._idle: OrderedDict[bytes, None] = OrderedDict()
-
-    @property
-    def used(self) -> int:
-        return self._private + len(self._references)
-
-    def cached_prefix(self, prefix: Sequence[bytes]) -> int:
-        """How many leading blocks of the prompt are there."""
-        if not self._cache:
-            return 0
-        hits = 0
-        for block in prefix:
-            if block not in self._references and block not in self._idle:
-                break
-            hits += 1
-        return hits
-
-    def allocate(self, prefix: Sequence[bytes], private: int) -> bool:
-        """Takes references on the prompt's full blocks and `private` others, or nothing."""
-        new = sum(block not in self._references for block in prefix)
-        if self.used + new + private > self.total:
-            return False
-        for block in prefix:
-            self._idle.pop(block, None)
-            self._references[block] = self._references.get(block, 0) + 1
-        self._private += private
-        self._evict()
-        return True
-
-    def grow(self) -> bool:
-        if self.used >= self.total:
-            return False
-        self._private += 1
-        self._evict()
-        return True
-
-    def free(self, prefix: Sequence[bytes], private: int) -> None:
-        self._private -= private
-        for block in prefix:
-            left = self._references[block] - 1
-            if left:
-                self._references[block] = left
-            else:
-                del self._references[block]
-                if self._cache:
-                    self._idle[block] = None
-        self._evict()
-
-    def _evict(self) -> None:
-        while self._idle and self.used + len(self._idle) > self.total:
-            self._idle.popitem(last=False)
-
-
 @dataclass(slots=True, eq=False)
 class _Running:
     """A request in the engine, waiting or running."""
@@ -267,10 +65,10 @@ class _Running:
     request: EngineRequest
     order: int
     prefix: list[bytes]
-    words: Iterator[_Passage]
+    words: Iterator[Passage]
     target_tokens: int
     finish_at_target: FinishReason
-    passage: _Passage = field(default_factory=lambda: _Passage([], []))
+    passage: Passage = field(default_factory=lambda: Passage([], []))
     position: int = 0
     produced: int = 0
     private_blocks: int = 0
@@ -278,7 +76,7 @@ class _Running:
     cached_tokens: int = 0
     due_s: float = 0.0
     alive: bool = True
-    rules: _Rules | None = None
+    rules: Rules | None = None
     # Only for requests with stop strings.
     stop: list[str] = field(default_factory=list)
     held_text: str = ""
@@ -298,9 +96,9 @@ class SimulatedCore:
         """`starts` counts the starts of the engine, this one included: it decides whether it dies again."""
         self.settings = settings
         self.vocabulary = Vocabulary()
-        self._passages = [self.vocabulary.tokenize(sentence) for sentence in _SENTENCES]
+        self._passages = [self.vocabulary.tokenize(sentence) for sentence in SENTENCES]
         self._script = self.vocabulary.tokenize(settings.script) if settings.script else None
-        self._kv = _KvBlocks(settings.kv_blocks, settings.prefix_cache)
+        self._kv = KvBlocks(settings.kv_blocks, settings.prefix_cache)
         self._step_s = settings.step_ms / 1_000
         self._inter_token_s = settings.inter_token_ms / 1_000
         self._dies = bool(settings.die_after_tokens) and starts <= settings.max_deaths
@@ -396,7 +194,7 @@ class SimulatedCore:
             self.settings.min_output_tokens, max(self.settings.min_output_tokens, self.settings.max_output_tokens)
         )
         own_length = max(own_length, sampling.min_tokens)
-        rules = _Rules.of(sampling, self.vocabulary)
+        rules = Rules.of(sampling, self.vocabulary)
         may_end = not sampling.ignore_eos and (rules is None or rules.permits(EOS_TOKEN_ID))
         ends_itself = may_end and own_length <= request.max_tokens
         return _Running(
@@ -421,7 +219,7 @@ class SimulatedCore:
             blocks.append(chain)
         return blocks
 
-    def _tell(self, source: random.Random, scripted: bool) -> Iterator[_Passage]:
+    def _tell(self, source: random.Random, scripted: bool) -> Iterator[Passage]:
         if scripted and self._script is not None:
             while True:
                 yield self._script
@@ -516,7 +314,7 @@ class SimulatedCore:
         else:
             batch.append(running)
 
-    def _next_token(self, running: _Running) -> _TokenColumns:
+    def _next_token(self, running: _Running) -> TokenColumns:
         position = running.position
         passage = running.passage
         if position == len(passage.tokens):
@@ -548,7 +346,7 @@ class SimulatedCore:
             text, finish = self._withhold(running, text, finish)
         return token_id, text, finish
 
-    def _next_permitted(self, running: _Running, rules: _Rules) -> tuple[int, str]:
+    def _next_permitted(self, running: _Running, rules: Rules) -> tuple[int, str]:
         """The story without what the request forbids; ends it when nothing is left that may be said."""
         for _ in range(_MAX_LEFT_OUT):
             [token_id], text, _ = self._next_token(running)

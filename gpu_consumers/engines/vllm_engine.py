@@ -21,8 +21,8 @@ from schemas.request import Sampling
 WATCH_S: Final = 0.25
 """How often an idle engine is asked whether it lives; a busy one says so by itself."""
 
-GIVE_UP_S: Final = 20.0
-"""How long a start that is given up may take to end: Python imports vLLM in less, and nothing can interrupt that."""
+CANCEL_START_S: Final = 20.0
+"""How long a start that is cancelled may take to end: Python imports vLLM in less, and nothing can interrupt that."""
 _LOOK_AGAIN_S: Final = 0.1
 
 _ENVIRONMENT: Final = {
@@ -113,7 +113,7 @@ class VllmEngine:
         self._watch: asyncio.Task[None] | None = None
         self._shutting_down: asyncio.Task[None] | None = None
         self._creating: asyncio.Task[Any] | None = None
-        self._given_up = threading.Event()
+        self._start_cancelled = threading.Event()
         self._others: set[int | None] = set()
 
     @property
@@ -126,9 +126,9 @@ class VllmEngine:
         self._on_step = on_step
         self._on_died = on_died
         try:
-            await self._give_up_start()
+            await self._cancel_start()
             await self._shut_down_fully()
-            self._given_up.clear()
+            self._start_cancelled.clear()
             self._others = {child.pid for child in multiprocessing.active_children()}
             self._creating = asyncio.create_task(asyncio.to_thread(self._create), name="vllm-create")
             # A thread cannot be cancelled: it goes on, until `close` makes it end.
@@ -150,8 +150,8 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        if self._given_up.is_set():
-            raise EngineDied("the start was given up")
+        if self._start_cancelled.is_set():
+            raise EngineDied("the start was cancelled")
         engine = self
 
         class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
@@ -333,26 +333,26 @@ class VllmEngine:
             self._watch.cancel()
         for task in list(self._tasks):
             task.cancel()
-        await self._give_up_start()
+        await self._cancel_start()
         if llm is not None:
             await asyncio.to_thread(_shut_down, llm)
         await self._shut_down_fully()
 
-    async def _give_up_start(self) -> None:
-        """Ends what a cancelled `start` has left: vLLM gives up when the process dies that it waits for."""
+    async def _cancel_start(self) -> None:
+        """Ends what a cancelled `start` has left: vLLM fails when the process dies that it waits for."""
         creating, self._creating = self._creating, None
         if creating is None:
             return
-        self._given_up.set()
+        self._start_cancelled.set()
         try:
-            async with asyncio.timeout(GIVE_UP_S):
+            async with asyncio.timeout(CANCEL_START_S):
                 while not creating.done():
                     for child in multiprocessing.active_children():
                         if child.pid is not None and child.pid not in self._others:
                             _kill_with_children(child.pid)
                     await asyncio.wait([creating], timeout=_LOOK_AGAIN_S)
         except TimeoutError:
-            raise EngineDied(f"a start of vLLM that was given up did not end within {GIVE_UP_S:g} s") from None
+            raise EngineDied(f"a start of vLLM that was cancelled did not end within {CANCEL_START_S:g} s") from None
         if creating.exception() is None:
             await asyncio.to_thread(_shut_down, creating.result())
 

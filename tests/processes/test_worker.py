@@ -17,7 +17,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, RedisClaims
-from gpu_consumers.core import CoreConfig, WorkerCore
+from gpu_consumers.core.config import CoreConfig
+from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
 from gpu_consumers.membership import LISTEN_MS
 from gpu_consumers.metrics import WorkerMetrics
@@ -282,12 +283,12 @@ class HangsOnPartition0(KafkaConsumer):
 async def test_a_partition_that_cannot_be_read_holds_up_neither_other_takeovers_nor_the_end(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_consumers.worker.READ_BACK_TIMEOUT_S", 3_600)
+    monkeypatch.setattr("gpu_consumers.shell.reading_back.READ_BACK_TIMEOUT_S", 3_600)
     async with worker(region, "a", drain_timeout_s=0.2):
         ids = [await region.request(max_tokens=50_000) for _ in range(4)]
         await region.until(lambda: all(region.accepted(response_id) > 3 for response_id in ids))
     async with worker(region, "b", drain_timeout_s=0.2) as heir:
-        heir.ports.reader = lambda: HangsOnPartition0(region.kafka, None, "b-read-back")
+        heir.worker._reading_back.reader = lambda: HangsOnPartition0(region.kafka, None, "b-read-back")
         await region.ended(ids[1], ids[3], timeout_s=60)
         assert [region.terminal(response_id) for response_id in (ids[0], ids[2])] == [None, None]
     deadline_s = time.monotonic() + 30

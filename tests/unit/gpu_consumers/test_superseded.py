@@ -3,7 +3,7 @@
 from schemas.control import AttemptVoid
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Fence
-from tests.unit.gpu_consumers.test_worker_core import LEASE_MS, SCOPE, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import LEASE_MS, SCOPE, TOPICS, Fleet, check
 
 
 def test_an_overtaken_worker_that_is_told_stops_and_leaves_the_response_to_its_new_worker() -> None:

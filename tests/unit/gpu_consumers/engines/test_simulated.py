@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from pydantic import ValidationError
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import EOS_TOKEN_ID, SimulatedCore, SimulatedEngineSettings, Vocabulary, repeats
+from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Vocabulary, repeats
 from schemas.request import RepetitionDetection, Sampling
 
 FAST = SimulatedEngineSettings(ttft_ms=10, prompt_token_us=0, inter_token_ms=10, step_ms=5)

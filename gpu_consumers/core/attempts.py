@@ -1,0 +1,399 @@
+"""The attempts at an answer: claimed, fenced, read back, run, tried again, ended."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Literal
+
+from gpu_consumers.claim import Claim
+from gpu_consumers.core.effects import (
+    Abort,
+    AskClaim,
+    AskReadBack,
+    DeadLetterSent,
+    Effect,
+    EndingSent,
+    FenceSent,
+    FinishClaim,
+    FrameSent,
+    Receipt,
+    ReleaseClaim,
+    Submit,
+)
+from gpu_consumers.core.emission import Emission
+from gpu_consumers.core.remembered import Remembered
+from gpu_consumers.core.slots import Slots
+from gpu_consumers.core.work import ENGAGED, Phase, Work, Works
+from gpu_consumers.engines.port import EngineDelta, EngineRequest
+from gpu_consumers.scheduler import Queued
+from gpu_consumers.takeover import Decision
+from schemas.control import AttemptVoid
+from schemas.endings import EndingCode
+from schemas.request import LANES
+from streams.deadlines import Deadlines
+
+MAX_ENGINE_RETRIES = 3
+RETRY_MS = 1_000
+_PRIORITY = {lane: index for index, lane in enumerate(LANES)}
+
+
+class Attempts:
+    """Moves works from phase to phase. Puts what is to be done into `effects`, or has `emission` do so."""
+
+    def __init__(
+        self,
+        works: Works,
+        slots: Slots,
+        remembered: Remembered,
+        emission: Emission,
+        effects: list[Effect],
+        mint_attempt_id: Callable[[], str],
+    ) -> None:
+        self._works = works
+        self._slots = slots
+        self._remembered = remembered
+        self._emission = emission
+        self._effects = effects
+        self._mint = mint_attempt_id
+        self._waiting: list[tuple[int, str]] = []
+        self.deadlines = Deadlines()
+        self.engine_ready = False
+
+    # Begun and ended
+
+    def admit(self, work: Work, now_ms: int) -> None:
+        self._works.by_response[work.response_id] = work
+        self.deadlines.add(work.response_id, work.request.deadline_ms)
+        if self._remembered.take_cancel(work.response_id):
+            self.end(work, EndingCode.CANCELLED, now_ms)
+        else:
+            self._queue(work, now_ms)
+
+    def cancel(self, work: Work, now_ms: int) -> None:
+        work.cancelled = True
+        # While another worker has the lease, the cancel is that worker's to answer.
+        if work.phase is not Phase.WAITING:
+            self.end(work, EndingCode.CANCELLED, now_ms)
+
+    def halt(self, work: Work, now_ms: int) -> None:
+        """It has been ended by others."""
+        self._stop(work, "halted")
+        self._done(work, now_ms)
+
+    def end(self, work: Work, code: EndingCode, now_ms: int, *, param: str | None = None) -> None:
+        """Publishes an ending. Of an attempt that may have published, it counts only while that is the current one;
+        otherwise nothing here can lose, and it counts in any case.
+        """
+        if work.phase is Phase.CLOSING:
+            return
+        self._emission.publish_held()
+        fenced = work.phase in (Phase.RUNNING, Phase.READING, Phase.FENCING)
+        self._stop(work, code.value)
+        if not fenced:
+            self._slots.remove(work)
+            work.attempt_id = ""
+        self._works.set_phase(work, Phase.CLOSING)
+        self._emission.ending(work, code, now_ms, param=param)
+
+    def _stop(self, work: Work, outcome: str) -> None:
+        """Takes it out of the engine, if it is there; the caller decides what becomes of it."""
+        if work.phase is Phase.RUNNING:
+            self._emission.drop_held(work)
+            self._effects.append(Abort(work.attempt_id))
+            self._emission.account(work, outcome, work.last_token_at_ms or work.submitted_at_ms)
+
+    def _done(self, work: Work, now_ms: int) -> None:
+        """Its terminal is in the log."""
+        for tracker, offset in work.sources:
+            tracker.finished(offset)
+        self._effects.append(FinishClaim(work.response_id))
+        self.forget(work)
+        self._remembered.end(work, now_ms)
+
+    def forget(self, work: Work) -> None:
+        """It is others' business from now on."""
+        self._slots.remove(work)
+        self._works.unset_attempt(work)
+        self._works.set_phase(work, Phase.CLOSING)
+        del self._works.by_response[work.response_id]
+        self.deadlines.remove(work.response_id)
+
+    def hand_over(self) -> None:
+        """Stops every attempt without an ending; whoever reads the lanes next takes over."""
+        self._emission.publish_held()
+        for work in list(self._works.by_response.values()):
+            if work.phase in ENGAGED:
+                self._stop(work, "handed_over")
+                self._works.unset_attempt(work)
+            if work.claimed and work.phase is not Phase.CLOSING:
+                self._effects.append(ReleaseClaim(work.response_id))
+                self.forget(work)
+
+    def leave(self, work: Work) -> None:
+        """Its last source was revoked. Unstarted work is forgotten, started work goes on.
+
+        What waits for an engine that is away is given back: its next reader has one, or waits as well.
+        """
+        if self._slots.is_looked_up(work.response_id):
+            return
+        if work.plan == "claim":
+            if work.phase in (Phase.QUEUED, Phase.WAITING) and not work.claimed:
+                self.forget(work)
+        elif work.phase is Phase.QUEUED and not self.engine_ready:
+            if work.claimed:
+                self._effects.append(ReleaseClaim(work.response_id))
+            self.forget(work)
+
+    # Waiting
+
+    def tick(self, now_ms: int) -> None:
+        """What is due again, and what is due no longer."""
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            retry_at_ms, response_id = heappop(self._waiting)
+            work = self._works.by_response.get(response_id)
+            if work is None or work.phase is not Phase.WAITING or work.retry_at_ms != retry_at_ms:
+                continue
+            if work.plan == "takeover":
+                self._take_over(work, now_ms)
+            else:
+                self._queue(work, now_ms, front=True)
+        for response_id in self.deadlines.take_due(now_ms):
+            work = self._works.by_response[response_id]
+            if work.phase is not Phase.CLOSING:
+                self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
+
+    def start(self, item: Queued, now_ms: int) -> None:
+        """It has a slot."""
+        work = self._works.by_response[item.response_id]
+        if work.plan == "claim":
+            work.attempt_id = self._mint()
+            self._works.set_phase(work, Phase.CLAIMING)
+            self._effects.append(AskClaim(work.response_id, work.attempt_id, only_begun=False))
+        elif work.plan == "fresh":
+            work.attempt_id = self._mint()
+            self._generate_fresh(work, now_ms)
+        else:
+            self._submit(work, now_ms)
+
+    def look_up(self, now_ms: int) -> None:
+        """Asks, of what found no slot, whether somebody has begun it."""
+        self._effects += self._slots.next_looks(now_ms, self._mint)
+
+    def _queue(self, work: Work, now_ms: int, *, front: bool = False) -> None:
+        if work.cancelled:
+            self.end(work, EndingCode.CANCELLED, now_ms)
+            return
+        self._works.set_phase(work, Phase.QUEUED)
+        self._slots.queue(work, now_ms, front=front)
+
+    def _wait(self, work: Work, plan: Literal["claim", "takeover"], retry_at_ms: int) -> None:
+        self._slots.remove(work)
+        self._works.unset_attempt(work)
+        work.plan = plan
+        work.retry_at_ms = retry_at_ms
+        self._works.set_phase(work, Phase.WAITING)
+        heappush(self._waiting, (retry_at_ms, work.response_id))
+
+    # Claims
+
+    def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int) -> None:
+        """The answer to `AskClaim`; None when the store did not answer."""
+        work = self._works.by_response.get(response_id)
+        look = self._slots.take_look(response_id, attempt_id)
+        if look is not None:
+            self._looked_up(work, look, claim, now_ms)
+        elif work is None or work.phase is not Phase.CLAIMING or work.attempt_id != attempt_id:
+            # Cancelled or expired meanwhile; what it was replaced by is marked when it ends.
+            return
+        elif claim is None and not work.must_take_over:
+            # Without claims the fences alone decide; they are enough to be right.
+            self._generate_fresh(work, now_ms)
+        elif claim is not None and claim.state == "fresh" and not work.must_take_over:
+            work.claimed = True
+            self._generate_fresh(work, now_ms)
+        else:
+            self._not_fresh(work, claim, now_ms)
+
+    def _looked_up(self, work: Work | None, look: AskClaim, claim: Claim | None, now_ms: int) -> None:
+        if work is None:
+            if claim is not None and claim.state in ("fresh", "expired"):
+                self._effects.append(ReleaseClaim(look.response_id))  # nothing, where it is not ours
+        elif not work.waits_for_claim:
+            # It found a slot, or ended, before the answer came: that is what decides.
+            return
+        elif claim is None or (claim.state == "fresh" and look.only_begun):
+            if not work.sources:
+                self.forget(work)
+            elif claim is None:
+                self._slots.look_again(work, now_ms + RETRY_MS)
+        else:
+            self._not_fresh(work, claim, now_ms)
+
+    def _not_fresh(self, work: Work, claim: Claim | None, now_ms: int) -> None:
+        """Somebody has, had or may have begun it."""
+        if claim is None:
+            self._wait(work, "claim", now_ms + RETRY_MS)
+        elif claim.state == "finished":
+            self._done(work, now_ms)
+        elif claim.state == "leased":
+            if work.sources:
+                self._wait(work, "claim", now_ms + max(claim.retry_in_ms, 1))
+            else:
+                self.forget(work)
+        else:
+            work.claimed = True
+            self._take_over(work, now_ms)
+
+    # Fences
+
+    def _generate_fresh(self, work: Work, now_ms: int) -> None:
+        self._works.set_attempt(work)
+        self._emission.fence(work, "fresh", now_ms)
+        self._submit(work, now_ms)
+
+    def _take_over(self, work: Work, now_ms: int) -> None:
+        """Another attempt may have begun: fence, then read back up to the fence."""
+        self._slots.remove(work)
+        self._works.unset_attempt(work)
+        work.attempt_id = self._mint()
+        work.must_take_over = True
+        work.begins_anew()
+        self._works.set_attempt(work)
+        self._works.set_phase(work, Phase.FENCING)
+        self._emission.fence(work, "takeover", now_ms)
+
+    def read_back(self, response_id: str, attempt_id: str, decision: Decision, now_ms: int) -> None:
+        """The answer to `AskReadBack`."""
+        work = self._works.of_attempt(response_id, attempt_id)
+        if work is None or work.phase is not Phase.READING:
+            return
+        if decision == "ended":
+            self._done(work, now_ms)
+        elif decision == "superseded":
+            self._wait(work, "claim", now_ms + RETRY_MS)
+        elif work.cancelled:
+            self.end(work, EndingCode.CANCELLED, now_ms)
+        elif work.request.deadline_ms <= now_ms:
+            self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
+        elif decision == "interrupted" or len(work.prompt) < work.prompt_tokens:
+            # Without its prompt it is one of those that ended, which an older attempt's tokens precede.
+            self.end(work, EndingCode.GENERATION_INTERRUPTED, now_ms)
+        else:
+            work.plan = "generate"
+            self._queue(work, now_ms, front=True)
+
+    def read_back_failed(self, response_id: str, attempt_id: str, now_ms: int) -> None:
+        """The log could not be read; tried again with a new fence."""
+        work = self._works.of_attempt(response_id, attempt_id)
+        if work is not None and work.phase is Phase.READING:
+            self._wait(work, "takeover", now_ms + RETRY_MS)
+
+    def void(self, void: AttemptVoid, now_ms: int) -> None:
+        """An own attempt does not count."""
+        work = self._works.by_response.get(void.response_id)
+        ended = self._remembered.ended.get(void.response_id)
+        if work is None and ended is not None and ended.attempt_id == void.attempt_id and void.why == "tokens_precede":
+            # It ran to its end before the answer came. What it wrote is void: the older attempt has to be ended.
+            del self._remembered.ended[void.response_id]
+            work = self._works.by_response[void.response_id] = ended.work()
+            self.deadlines.add(work.response_id, work.request.deadline_ms)
+            self._take_over(work, now_ms)
+            return
+        if work is None or self._works.by_attempt.get(void.attempt_id) is not work:
+            return
+        self._stop(work, "void")
+        if void.why == "ended":
+            self._done(work, now_ms)
+        elif void.why == "superseded" and not work.sources:
+            self.forget(work)
+        elif work.claimed and void.why != "superseded":
+            self._take_over(work, now_ms)
+        else:
+            # Another's, or begun without a claim: whoever was first may be alive, so ask again before taking over.
+            work.must_take_over = True
+            self._wait(work, "claim", now_ms + RETRY_MS)
+
+    # The engine
+
+    def _submit(self, work: Work, now_ms: int) -> None:
+        request = work.request
+        self._works.set_phase(work, Phase.RUNNING)
+        work.begins_anew()
+        work.submitted_at_ms = now_ms
+        self._effects.append(
+            Submit(
+                EngineRequest(
+                    work.attempt_id,
+                    work.prompt.tolist(),
+                    request.sampling,
+                    request.max_tokens,
+                    _PRIORITY[request.lane],
+                    request.scope.tenant_id,
+                )
+            )
+        )
+
+    def failed(self, work: Work, delta: EngineDelta, now_ms: int) -> None:
+        """The engine refused or lost this request alone."""
+        if delta.refused_param is not None:
+            self.end(work, EndingCode.UNSUPPORTED_PARAMETER, now_ms, param=delta.refused_param)
+        else:
+            self.end(work, EndingCode.ENGINE_FAILED, now_ms)
+
+    def engine_died(self, now_ms: int) -> None:
+        """Every attempt in it is lost: retried while no token of it was published, else taken over and ended."""
+        self._emission.publish_held()
+        self.engine_ready = False
+        for work in [work for work in self._works.by_response.values() if work.phase is Phase.RUNNING]:
+            if work.has_said_nothing and work.engine_retries >= MAX_ENGINE_RETRIES:
+                self.end(work, EndingCode.ENGINE_FAILED, now_ms)
+                continue
+            self._emission.account(work, "engine_died", now_ms)
+            if not work.has_said_nothing:
+                self._take_over(work, now_ms)
+            else:
+                work.engine_retries += 1
+                self._works.unset_attempt(work)
+                work.plan = "fresh"
+                self._queue(work, now_ms, front=True)
+
+    # Deliveries
+
+    def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
+        """Kafka acknowledged a record."""
+        if isinstance(receipt, FenceSent):
+            work = self._works.by_attempt.get(receipt.attempt_id)
+            if work is not None and work.phase is Phase.FENCING:
+                self._works.set_phase(work, Phase.READING)
+                self._effects.append(
+                    AskReadBack(
+                        work.response_id, work.attempt_id, work.partition, work.request.opened_offset, offset
+                    )
+                )  # fmt: skip
+        elif isinstance(receipt, FrameSent):
+            for attempt_id in receipt.finished:
+                work = self._works.by_attempt.get(attempt_id)
+                if work is not None and work.phase is Phase.CLOSING:
+                    self._done(work, now_ms)
+        elif isinstance(receipt, EndingSent):
+            work = self._works.of_attempt(receipt.response_id, receipt.attempt_id)
+            if work is not None and work.phase is Phase.CLOSING:
+                self._done(work, now_ms)
+        else:
+            receipt.tracker.finished(receipt.offset)
+
+    def undelivered(self, receipt: Receipt, now_ms: int) -> None:
+        """Delivery failed for good: what follows it in the log would leave a gap, so its attempts are over.
+
+        They begin again with a read-back. Raises RuntimeError for a dead letter: nothing else can be done with it.
+        """
+        if isinstance(receipt, DeadLetterSent):
+            raise RuntimeError(f"the dead letter for offset {receipt.offset} could not be delivered")  # noqa: TRY004
+        if isinstance(receipt, FrameSent):
+            works = [self._works.by_attempt.get(attempt_id) for attempt_id in receipt.attempt_ids]
+        else:
+            works = [self._works.of_attempt(receipt.response_id, receipt.attempt_id)]
+        for work in works:
+            if work is None or work.phase is Phase.WAITING:
+                continue
+            self._stop(work, "undelivered")
+            self._wait(work, "takeover", now_ms + RETRY_MS)

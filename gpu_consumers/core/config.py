@@ -1,0 +1,46 @@
+"""What a worker's core is told once: its settings, and who counts what it does."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from schemas.request import Lane
+from streams.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    worker_id: str
+    pool: str
+    model: str
+    engine: Literal["vllm", "simulated"]
+    topics: Topics
+    home_partitions: tuple[int, ...]
+    lease_ms: int
+    max_running: int
+    healthy_buffer: int
+    max_uncommitted_records: int
+    max_uncommitted_bytes: int
+    coalesce_ms: int
+    coalesce_rows: int
+
+
+class Observer(Protocol):
+    """Told what metrics count; decides nothing."""
+
+    def started(self, lane: Lane, waited_ms: int) -> None: ...
+
+    def first_token(self, lane: Lane, since_accepted_ms: int) -> None: ...
+
+    def tokens(self, count: int) -> None: ...
+
+    def closed(self, outcome: str, tokens: int, first_token_ms: int, last_token_ms: int) -> None: ...
+
+
+class NoObserver:
+    def started(self, lane: Lane, waited_ms: int) -> None: ...
+
+    def first_token(self, lane: Lane, since_accepted_ms: int) -> None: ...
+
+    def tokens(self, count: int) -> None: ...
+
+    def closed(self, outcome: str, tokens: int, first_token_ms: int, last_token_ms: int) -> None: ...

@@ -1,0 +1,194 @@
+"""What a worker writes to the log: fences, frames, endings, dead letters, and the account of each attempt."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from gpu_consumers.core.config import CoreConfig, Observer
+from gpu_consumers.core.effects import DeadLetterSent, Effect, EndingSent, FenceSent, FrameSent, Publish, Receipt
+from gpu_consumers.core.work import Phase, Work, Works
+from gpu_consumers.engines.port import EngineDelta
+from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
+from schemas.base import Record
+from schemas.codec import Undecodable
+from schemas.dead_letter import DeadLetter
+from schemas.endings import ENDINGS, EndingCode
+from schemas.generated import Ending, Fence
+from schemas.usage import ComputeRecord
+from streams.log.offset_tracker import OffsetTracker
+from streams.log.port import LogRecord
+
+_Frames = dict[tuple[int, int], FrameColumns]
+"""By partition, and by when the oldest token in it was generated, in microseconds."""
+
+
+class Emission:
+    """Puts everything into `effects`, in the order of the calls."""
+
+    def __init__(self, config: CoreConfig, works: Works, observer: Observer, effects: list[Effect]) -> None:
+        self._config = config
+        self._works = works
+        self._observer = observer
+        self._effects = effects
+        self._held = HeldRows(config.coalesce_ms * 1_000, config.coalesce_rows)
+        self.generated_tokens = 0
+
+    # Tokens
+
+    def step(self, deltas: Sequence[EngineDelta], now_us: int) -> list[tuple[Work, EngineDelta]]:
+        """One engine step: one frame per partition, in the order of the deltas. Returns the works that failed in it.
+
+        Under load, rows that neither begin nor end an answer may wait for the next step (`HeldRows`).
+        """
+        now_ms = now_us // 1_000
+        held = self._held
+        held_since_us = held.since_us if held else now_us
+        may_wait = held.may_wait(len(deltas), now_us)
+        frames: _Frames = {}
+        failed: list[tuple[Work, EngineDelta]] = []
+        tokens = 0
+        for delta in deltas:
+            work = self._works.by_attempt.get(delta.request_id)
+            if work is None or work.phase is not Phase.RUNNING:
+                continue
+            if delta.error is not None:
+                failed.append((work, delta))
+                continue
+            row, row_us = delta, now_us
+            if held and (earlier := held.pop(delta.request_id)) is not None:
+                if earlier.choice == delta.choice:
+                    row, row_us = joined(earlier, delta), held_since_us
+                else:
+                    self._add_row(frames, work, earlier, held_since_us)
+            if count := len(delta.token_ids):
+                tokens += count
+                work.next_sequence += count
+                work.last_token_at_ms = now_ms
+            is_first = count and not work.first_token_at_ms
+            if is_first:
+                work.first_token_at_ms = now_ms
+                work.cached_tokens = delta.cached_tokens
+                self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
+            if may_wait and not is_first and not delta.finish:
+                held.put(row, row_us)
+                continue
+            self._add_row(frames, work, row, row_us)
+            if delta.finish:
+                self.account(work, "completed", now_ms)
+                self._works.set_phase(work, Phase.CLOSING)
+        if not may_wait:
+            self._add_held(frames)
+        self._publish_frames(frames)
+        if tokens:
+            self.generated_tokens += tokens
+            self._observer.tokens(tokens)
+        return failed
+
+    def tick(self, now_ms: int) -> None:
+        if self._held.overdue(now_ms * 1_000):
+            self.publish_held()
+
+    def publish_held(self) -> None:
+        """Whatever may end, stop or replace an attempt comes behind the tokens that it has generated."""
+        if self._held:
+            frames: _Frames = {}
+            self._add_held(frames)
+            self._publish_frames(frames)
+
+    def drop_held(self, work: Work) -> None:
+        self._held.pop(work.attempt_id)
+
+    def _add_row(self, frames: _Frames, work: Work, row: EngineDelta, row_us: int) -> None:
+        """`row` holds the newest of the tokens that `work` has generated, from `row_us` on."""
+        columns = frames.get((work.partition, row_us))
+        if columns is None:
+            columns = frames[work.partition, row_us] = FrameColumns()
+        columns.add(work.scope, work.response_id, work.next_sequence - len(row.token_ids), row)
+        if len(columns) >= MAX_FRAME_ROWS:
+            self._publish_frames(frames)
+            frames.clear()
+
+    def _add_held(self, frames: _Frames) -> None:
+        since_us = self._held.since_us
+        for row in self._held.pop_all():
+            self._add_row(frames, self._works.by_attempt[row.request_id], row, since_us)
+
+    def _publish_frames(self, frames: _Frames) -> None:
+        # The oldest first: an engine that was late gives several deltas of a request at once, and the first of them
+        # may have joined a row that waited.
+        for (partition, since_us), columns in sorted(frames.items(), key=lambda item: item[0][1]):
+            self._effects.append(
+                Publish(
+                    self._config.topics.generated.name,
+                    partition,
+                    self._config.worker_id,
+                    columns.encode(self._config.worker_id, since_us),
+                    FrameSent(frozenset(columns.attempt_ids), tuple(columns.finished_ids)),
+                )
+            )
+
+    # Attempts
+
+    def fence(self, work: Work, kind: Literal["fresh", "takeover"], now_ms: int) -> None:
+        request = work.request
+        fence = Fence(
+            stage_ms={**request.stage_ms, "worker": now_ms},
+            response_id=work.response_id,
+            scope=request.scope,
+            attempt_id=work.attempt_id,
+            worker_id=self._config.worker_id,
+            kind=kind,
+        )
+        self._generated(work, fence, FenceSent(work.response_id, work.attempt_id))
+
+    def ending(self, work: Work, code: EndingCode, now_ms: int, *, param: str | None = None) -> None:
+        """Of its attempt, if it has one: then it counts only while that is the current one."""
+        request = work.request
+        ending = Ending(
+            stage_ms={**request.stage_ms, "worker": now_ms},
+            response_id=work.response_id,
+            scope=request.scope,
+            code=code,
+            written_by="worker",
+            attempt_id=work.attempt_id or None,
+            message=ENDINGS[code].message,
+            param=param,
+            endpoint=request.endpoint,
+            requested_model=request.requested_model,
+            reply_to=request.reply_to,
+            accepted_at_ms=request.accepted_at_ms,
+            prompt_tokens=work.prompt_tokens,
+        )
+        self._generated(work, ending, EndingSent(work.response_id, work.attempt_id))
+
+    def account(self, work: Work, outcome: str, now_ms: int) -> None:
+        """The unpriced record of what an attempt cost; once per attempt that was in the engine."""
+        request = work.request
+        tokens = work.next_sequence - 1
+        self._observer.closed(outcome, tokens, work.first_token_at_ms, work.last_token_at_ms)
+        record = ComputeRecord(
+            response_id=work.response_id,
+            scope=request.scope,
+            attempt_id=work.attempt_id,
+            worker_id=self._config.worker_id,
+            pool=self._config.pool,
+            model=request.model,
+            prompt_tokens=work.prompt_tokens,
+            cached_tokens=work.cached_tokens,
+            generated_tokens=tokens,
+            engine_ms=max(now_ms - work.submitted_at_ms, 0),
+            outcome=outcome,
+        )
+        self._effects.append(Publish(self._config.topics.usage.name, None, work.response_id, record.encode(), None))
+
+    def dead_letter(self, record: LogRecord, error: Undecodable, tracker: OffsetTracker, now_ms: int) -> None:
+        letter = DeadLetter.of(
+            record.topic, record.partition, record.offset, record.value,
+            stage="worker", reason=error.reason, detail=error.detail, dead_at_ms=now_ms,
+        )  # fmt: skip
+        receipt = DeadLetterSent(tracker, record.offset)
+        self._effects.append(Publish(self._config.topics.dead_letters.name, None, letter.key, letter.encode(), receipt))
+
+    def _generated(self, work: Work, record: Record, receipt: Receipt) -> None:
+        self._effects.append(
+            Publish(self._config.topics.generated.name, work.partition, work.response_id, record.encode(), receipt)
+        )

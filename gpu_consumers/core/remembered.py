@@ -1,0 +1,78 @@
+"""What is remembered of responses that the worker does not hold: cancels and halts that came first, and what ended."""
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from gpu_consumers.core.work import Work
+from schemas.request import AdmittedRequest, Sampling
+
+REMEMBERED_MS = 300_000
+MAX_REMEMBERED = 65_536
+MAX_RECENT = 4_096
+_NO_SAMPLING = Sampling()
+_NO_PROMPT = [0]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What it takes to end a response once more: `request` without its prompt, as JSON, a tenth of it as an object."""
+
+    forget_at_ms: int
+    attempt_id: str
+    prompt_tokens: int
+    request: bytes
+
+    @staticmethod
+    def of(work: Work, forget_at_ms: int) -> "Ended":
+        bare = work.request.model_copy(update={"prompt_token_ids": _NO_PROMPT, "sampling": _NO_SAMPLING})
+        json = bare.model_dump_json(exclude_defaults=True).encode()
+        return Ended(forget_at_ms, work.attempt_id, work.prompt_tokens, json)
+
+    def work(self) -> Work:
+        """Has no prompt: it can only be ended."""
+        request = AdmittedRequest.model_validate_json(self.request)
+        return Work(request, array("I"), self.prompt_tokens, request.scope, attempt_id=self.attempt_id)
+
+
+class Remembered:
+    """Bounded in number and time, the oldest goes first."""
+
+    def __init__(self) -> None:
+        # Ids with the time until which they are remembered, oldest first.
+        self._cancels: OrderedDict[str, int] = OrderedDict()
+        self._halts: OrderedDict[str, int] = OrderedDict()
+        self.ended: OrderedDict[str, Ended] = OrderedDict()
+
+    def cancel(self, response_id: str, now_ms: int) -> None:
+        _remember(self._cancels, response_id, now_ms)
+
+    def halt(self, response_id: str, now_ms: int) -> None:
+        _remember(self._halts, response_id, now_ms)
+
+    def end(self, work: Work, now_ms: int) -> None:
+        if len(self.ended) >= MAX_RECENT:
+            self.ended.popitem(last=False)
+        self.ended[work.response_id] = Ended.of(work, now_ms + REMEMBERED_MS)
+
+    def is_over(self, response_id: str) -> bool:
+        """Its terminal is in the log."""
+        return response_id in self.ended or response_id in self._halts
+
+    def take_cancel(self, response_id: str) -> bool:
+        """Whether it was cancelled; asked once."""
+        return self._cancels.pop(response_id, None) is not None
+
+    def tick(self, now_ms: int) -> None:
+        for memory in (self._cancels, self._halts):
+            while memory and next(iter(memory.values())) <= now_ms:
+                memory.popitem(last=False)
+        while self.ended and next(iter(self.ended.values())).forget_at_ms <= now_ms:
+            self.ended.popitem(last=False)
+
+
+def _remember(memory: OrderedDict[str, int], response_id: str, now_ms: int) -> None:
+    if len(memory) >= MAX_REMEMBERED:
+        memory.popitem(last=False)
+    memory[response_id] = now_ms + REMEMBERED_MS
+    memory.move_to_end(response_id)

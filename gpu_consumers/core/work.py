@@ -1,0 +1,112 @@
+"""One piece of work, and all that a worker holds of them.
+
+Its life:
+
+    queued → claiming → running → closing → done          (nobody had it)
+                      → fencing → reading → queued …      (somebody may have begun it)
+                      → waiting → queued …                (another worker's lease, or a retry)
+
+Only what enters the engine waits for a slot in it. What waits is looked up among the claims meanwhile: to end what a
+dead worker began takes neither slot nor engine, and its client waits for that ending.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Literal
+
+from schemas.base import Scope
+from schemas.request import AdmittedRequest
+from streams.log.offset_tracker import OffsetTracker
+
+
+class Phase(Enum):
+    QUEUED = auto()
+    CLAIMING = auto()
+    FENCING = auto()
+    READING = auto()
+    RUNNING = auto()
+    WAITING = auto()
+    CLOSING = auto()
+
+
+ENGAGED = frozenset({Phase.CLAIMING, Phase.FENCING, Phase.READING, Phase.RUNNING})
+_IN_SLOT = frozenset({Phase.CLAIMING, Phase.RUNNING})
+
+Plan = Literal["claim", "fresh", "takeover", "generate"]
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One response that this worker has read. `plan` is what happens when the scheduler gives it out."""
+
+    request: AdmittedRequest
+    prompt: "array[int]"
+    prompt_tokens: int
+    scope: Scope
+    phase: Phase = Phase.QUEUED
+    plan: Plan = "claim"
+    sources: list[tuple[OffsetTracker, int]] = field(default_factory=list)
+    attempt_id: str = ""
+    claimed: bool = False
+    must_take_over: bool = False
+    cancelled: bool = False
+    engine_retries: int = 0
+    retry_at_ms: int = 0
+    submitted_at_ms: int = 0
+    first_token_at_ms: int = 0
+    last_token_at_ms: int = 0
+    next_sequence: int = 1
+    cached_tokens: int = 0
+    # Of the request; looked at with every token, so kept at hand.
+    response_id: str = field(init=False)
+    partition: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.response_id = self.request.response_id
+        self.partition = self.request.generated_partition
+
+    @property
+    def waits_for_claim(self) -> bool:
+        return self.phase is Phase.QUEUED and self.plan == "claim"
+
+    @property
+    def has_said_nothing(self) -> bool:
+        """No token of the current attempt was published."""
+        return self.next_sequence == 1
+
+    def begins_anew(self) -> None:
+        """Its next attempt has said nothing."""
+        self.next_sequence = 1
+        self.cached_tokens = 0
+        self.first_token_at_ms = self.last_token_at_ms = 0
+
+
+class Works:
+    """Every response that the worker answers for, also by the attempt that is in the log or the engine now."""
+
+    def __init__(self) -> None:
+        self.by_response: dict[str, Work] = {}
+        self.by_attempt: dict[str, Work] = {}
+        self.slots_taken = 0
+
+    def set_phase(self, work: Work, phase: Phase) -> None:
+        self.slots_taken += (phase in _IN_SLOT) - (work.phase in _IN_SLOT)
+        work.phase = phase
+
+    def set_attempt(self, work: Work) -> None:
+        """From now on its `attempt_id` stands for it."""
+        self.by_attempt[work.attempt_id] = work
+
+    def unset_attempt(self, work: Work) -> None:
+        self.by_attempt.pop(work.attempt_id, None)
+
+    def of_attempt(self, response_id: str, attempt_id: str) -> Work | None:
+        """The response's work, if that is its attempt now."""
+        work = self.by_response.get(response_id)
+        return work if work is not None and work.attempt_id == attempt_id else None
+
+    @property
+    def unfinished_attempts(self) -> int:
+        """Attempts that are begun and not yet acknowledged to their end."""
+        return sum(work.phase in ENGAGED or work.phase is Phase.CLOSING for work in self.by_response.values())

@@ -1,0 +1,250 @@
+"""What a worker decides: which work to start, how to fence it, when it is done. Pure.
+
+`WorkerCore` is told what happened (records, claims, deliveries, engine steps, the time) and answers with effects, which
+its shell carries out in order. It only passes on: each idea has a file of its own beside this one, and `work.py` tells
+the life of one piece of work.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from gpu_consumers.claim import Claim
+from gpu_consumers.core.attempts import Attempts
+from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
+from gpu_consumers.core.effects import Effect, Receipt
+from gpu_consumers.core.emission import Emission
+from gpu_consumers.core.lanes import Lanes, to_commit
+from gpu_consumers.core.remembered import MAX_RECENT, Remembered
+from gpu_consumers.core.slots import Slots
+from gpu_consumers.core.work import Work, Works
+from gpu_consumers.engines.port import EngineDelta, EngineStats
+from gpu_consumers.takeover import Decision
+from schemas.base import Scope
+from schemas.codec import Undecodable, decode
+from schemas.control import CONTROL, AttemptVoid, Cancel
+from schemas.request import AdmittedRequest, Lane
+from schemas.worker import WorkerState
+from streams.log.offset_tracker import OffsetTracker
+from streams.log.port import LogRecord, TopicPartition
+
+
+class WorkerCore:
+    """Not thread-safe. `mint_attempt_id` gives unique ids. Call `effects` after every event and carry them out."""
+
+    def __init__(
+        self, config: CoreConfig, mint_attempt_id: Callable[[], str], observer: Observer = NoObserver()
+    ) -> None:
+        self.config = config
+        self._observer = observer
+        self._effects: list[Effect] = []
+        self._works = Works()
+        self._lanes = Lanes(config)
+        self._slots = Slots(config.max_running + config.healthy_buffer, self._works)
+        self._remembered = Remembered()
+        self._emission = Emission(config, self._works, observer, self._effects)
+        self._attempts = Attempts(
+            self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
+        )
+        self._scopes: dict[Scope, Scope] = {}
+        self._draining = False
+        self.undecodable_control_records = 0
+
+    def effects(self) -> list[Effect]:
+        """What is to be done, in this order; each is given once."""
+        effects = self._effects.copy()
+        self._effects.clear()
+        return effects
+
+    # Lanes
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        self._lanes.assign(partitions)
+
+    def revoked(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """What to commit before they go. Unstarted work of theirs is forgotten, started work goes on."""
+        gone = self._lanes.revoke(partitions)
+        trackers = set(map(id, gone.values()))
+        for work in list(self._works.by_response.values()):
+            work.sources = [source for source in work.sources if id(source[0]) not in trackers]
+            if not work.sources:
+                self._attempts.leave(work)
+        return to_commit(gone)
+
+    def lane_records(self, records: Sequence[LogRecord], now_ms: int) -> None:
+        """Records of partitions that are not assigned (any more) are ignored, and so are repeated ones."""
+        for record in records:
+            tracker = self._lanes.read(record)
+            if tracker is None:
+                continue
+            try:
+                request = decode(AdmittedRequest, record.value)
+            except Undecodable as error:
+                self._emission.dead_letter(record, error, tracker, now_ms)
+                continue
+            self._admit(request, (tracker, record.offset), now_ms)
+
+    def _admit(self, request: AdmittedRequest, source: tuple[OffsetTracker, int], now_ms: int) -> None:
+        known = self._works.by_response.get(request.response_id)
+        if known is not None:
+            known.sources.append(source)
+            return
+        if self._remembered.is_over(request.response_id):
+            source[0].finished(source[1])
+            return
+        # Waiting work is many: 4 bytes per prompt token instead of the 36 of a list of integers.
+        prompt = array("I", request.prompt_token_ids)
+        request.prompt_token_ids = []
+        work = Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
+        self._attempts.admit(work, now_ms)
+
+    def _shared(self, scope: Scope) -> Scope:
+        """One object per distinct scope, without the trace context, as frames carry it."""
+        scope = scope.model_copy(update={"traceparent": ""})
+        if len(self._scopes) >= MAX_RECENT:
+            self._scopes.clear()
+        return self._scopes.setdefault(scope, scope)
+
+    def to_commit(self) -> dict[TopicPartition, int]:
+        """Offsets below which everything ended."""
+        return self._lanes.to_commit()
+
+    def committed(self, offsets: dict[TopicPartition, int]) -> None:
+        self._lanes.committed(offsets)
+
+    def over_share(self) -> set[TopicPartition]:
+        """The assigned partitions of which no further records are to be read for now."""
+        return self._lanes.over_share()
+
+    # Control
+
+    def control_records(self, records: Sequence[LogRecord], now_ms: int) -> None:
+        for record in records:
+            try:
+                control = decode(CONTROL, record.value)
+            except Undecodable:
+                self.undecodable_control_records += 1
+                continue
+            if isinstance(control, AttemptVoid):
+                if control.worker_id == self.config.worker_id:
+                    self._attempts.void(control, now_ms)
+                continue
+            work = self._works.by_response.get(control.response_id)
+            if isinstance(control, Cancel):
+                if work is None:
+                    self._remembered.cancel(control.response_id, now_ms)
+                else:
+                    self._attempts.cancel(work, now_ms)
+            elif work is None:
+                self._remembered.halt(control.response_id, now_ms)
+            else:
+                self._attempts.halt(work, now_ms)
+
+    # Time
+
+    def tick(self, now_ms: int) -> None:
+        """Deadlines, retries and new starts. Call it after every other event, and at least every 100 ms."""
+        self._emission.tick(now_ms)
+        self._attempts.tick(now_ms)
+        self._remembered.tick(now_ms)
+        if self._draining:
+            return
+        if self._attempts.engine_ready:
+            for item in self._slots.take():
+                self._observer.started(item.lane, now_ms - item.queued_at_ms)
+                self._attempts.start(item, now_ms)
+        self._attempts.look_up(now_ms)
+
+    # Answers to effects
+
+    def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int) -> None:
+        """The answer to `AskClaim`; None when the store did not answer."""
+        self._attempts.claimed(response_id, attempt_id, claim, now_ms)
+
+    def read_back(self, response_id: str, attempt_id: str, decision: Decision, now_ms: int) -> None:
+        """The answer to `AskReadBack`."""
+        self._attempts.read_back(response_id, attempt_id, decision, now_ms)
+
+    def read_back_failed(self, response_id: str, attempt_id: str, now_ms: int) -> None:
+        """The log could not be read; tried again with a new fence."""
+        self._attempts.read_back_failed(response_id, attempt_id, now_ms)
+
+    def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
+        """Kafka acknowledged a record."""
+        self._attempts.delivered(receipt, offset, now_ms)
+
+    def undelivered(self, receipt: Receipt, now_ms: int) -> None:
+        """Delivery failed for good. Raises RuntimeError for a dead letter: nothing else can be done with it."""
+        self._attempts.undelivered(receipt, now_ms)
+
+    # The engine
+
+    def engine_started(self, now_ms: int) -> None:
+        self._attempts.engine_ready = True
+        self.tick(now_ms)
+
+    def engine_died(self, now_ms: int) -> None:
+        """Every attempt in it is lost."""
+        self._attempts.engine_died(now_ms)
+
+    def deltas(self, deltas: Sequence[EngineDelta], now_us: int) -> None:
+        """One engine step."""
+        for work, delta in self._emission.step(deltas, now_us):
+            self._attempts.failed(work, delta, now_us // 1_000)
+
+    # Draining
+
+    def drain(self) -> None:
+        """Starts nothing more."""
+        self._draining = True
+
+    @property
+    def unfinished_attempts(self) -> int:
+        """Attempts that are begun and not yet acknowledged to their end."""
+        return self._works.unfinished_attempts
+
+    def hand_over(self) -> None:
+        """Stops every attempt without an ending; whoever reads the lanes next takes over. The last call."""
+        self._attempts.hand_over()
+
+    # Heartbeat
+
+    def state(
+        self,
+        state: Literal["starting", "ready", "draining", "failed"],
+        stats: EngineStats,
+        tokens_per_second: float,
+        accepts_seed: bool,
+        now_ms: int,
+    ) -> WorkerState:
+        scheduler = self._slots.scheduler
+        return WorkerState(
+            worker_id=self.config.worker_id,
+            pool=self.config.pool,
+            model=self.config.model,
+            engine=self.config.engine,
+            state=state,
+            beat_at_ms=now_ms,
+            lease_ms=self.config.lease_ms,
+            lane_partitions=self._lanes.partitions(),
+            home_partitions=list(self.config.home_partitions),
+            running=stats.running,
+            waiting=len(scheduler) + stats.waiting,
+            queued_tokens=scheduler.queued_tokens,
+            max_running=self.config.max_running,
+            kv_blocks_used=stats.kv_blocks_used,
+            kv_blocks_total=stats.kv_blocks_total,
+            oldest_waiting_ms=max(scheduler.oldest_waiting_ms(now_ms).values()),
+            tokens_per_second=tokens_per_second,
+            accepts_seed=accepts_seed,
+        )
+
+    @property
+    def generated_tokens(self) -> int:
+        return self._emission.generated_tokens
+
+    def waiting(self) -> dict[Lane, int]:
+        return self._slots.scheduler.waiting()
+
+    def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
+        return self._slots.scheduler.oldest_waiting_ms(now_ms)

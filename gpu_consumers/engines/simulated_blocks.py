@@ -1,0 +1,65 @@
+"""The simulated engine's memory: KV-cache blocks, shared by prefix."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class KvBlocks:
+    """Counts blocks. Full prompt blocks are shared by prefix and stay cached, least recently used first to go."""
+
+    def __init__(self, total: int, cache: bool) -> None:
+        self.total = total
+        self._cache = cache
+        self._private = 0
+        self._references: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def used(self) -> int:
+        return self._private + len(self._references)
+
+    def cached_prefix(self, prefix: Sequence[bytes]) -> int:
+        """How many leading blocks of the prompt are there."""
+        if not self._cache:
+            return 0
+        hits = 0
+        for block in prefix:
+            if block not in self._references and block not in self._idle:
+                break
+            hits += 1
+        return hits
+
+    def allocate(self, prefix: Sequence[bytes], private: int) -> bool:
+        """Takes references on the prompt's full blocks and `private` others, or nothing."""
+        new = sum(block not in self._references for block in prefix)
+        if self.used + new + private > self.total:
+            return False
+        for block in prefix:
+            self._idle.pop(block, None)
+            self._references[block] = self._references.get(block, 0) + 1
+        self._private += private
+        self._evict()
+        return True
+
+    def grow(self) -> bool:
+        if self.used >= self.total:
+            return False
+        self._private += 1
+        self._evict()
+        return True
+
+    def free(self, prefix: Sequence[bytes], private: int) -> None:
+        self._private -= private
+        for block in prefix:
+            left = self._references[block] - 1
+            if left:
+                self._references[block] = left
+            else:
+                del self._references[block]
+                if self._cache:
+                    self._idle[block] = None
+        self._evict()
+
+    def _evict(self) -> None:
+        while self._idle and self.used + len(self._idle) > self.total:
+            self._idle.popitem(last=False)

@@ -1,0 +1,105 @@
+"""Asks the claim store what the core asks, tells it what ended, and keeps the lease."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from gpu_consumers.claim import ClaimRequest, ClaimStore, ClaimsUnavailable
+from gpu_consumers.core.effects import AskClaim
+from gpu_consumers.core.worker_core import WorkerCore
+from gpu_consumers.metrics import WorkerMetrics
+
+MAX_CLAIM_MARKS = 20_000
+"""Marks that wait for a claim store that is away; beyond that the oldest are lost."""
+
+_log = structlog.get_logger()
+
+
+class Claiming:
+    """`after_event` is called when the core was told something; `now_ms` is the clock."""
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        store: ClaimStore,
+        metrics: WorkerMetrics,
+        lease_ms: int,
+        now_ms: Callable[[], int],
+        after_event: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._store = store
+        self._metrics = metrics
+        self._lease_ms = lease_ms
+        self._now_ms = now_ms
+        self._after_event = after_event
+        # Asked for by the core, bounded by what it engages at once. The marks also hold what the store could not take.
+        self._asks: list[AskClaim] = []
+        self._finished: list[str] = []
+        self._released: list[str] = []
+        self._asked = asyncio.Event()
+
+    def ask(self, ask: AskClaim) -> None:
+        self._asks.append(ask)
+        self._asked.set()
+
+    def finish(self, response_id: str) -> None:
+        self._finished.append(response_id)
+        self._asked.set()
+
+    def release(self, response_id: str) -> None:
+        self._released.append(response_id)
+        self._asked.set()
+
+    async def keep_lease(self) -> None:
+        while True:
+            try:
+                await self._store.renew()
+            except ClaimsUnavailable as error:
+                self._metrics.claim_failures.inc()
+                _log.warning("claims_unavailable", what="renew", error=str(error))
+            else:
+                if self._finished or self._released:
+                    self._asked.set()  # it answers again: what it missed is told now
+            await asyncio.sleep(self._lease_ms / 4_000)
+
+    async def ask_claims(self) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            asks, self._asks = self._asks, []
+            if asks:
+                requests = [ClaimRequest(ask.response_id, ask.attempt_id, ask.only_begun) for ask in asks]
+                claims = await self._store.claim(requests)
+                if unanswered := claims.count(None):
+                    self._metrics.claim_failures.inc()
+                    _log.warning("claims_unavailable", what="claim", unanswered=unanswered, asked=len(claims))
+                for ask, claim in zip(asks, claims, strict=True):
+                    self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms())
+                self._after_event()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Tells what ended. What the store does not take is kept for later; both marks may be repeated."""
+        finished, self._finished = self._finished, []
+        released, self._released = self._released, []
+        try:
+            if finished:
+                await self._store.finish(finished)
+                finished = []
+            if released:
+                await self._store.release(released)
+                released = []
+        except ClaimsUnavailable as error:
+            self._metrics.claim_failures.inc()
+            _log.warning("claims_unavailable", what="finish", error=str(error), waiting=len(finished) + len(released))
+            self._finished = (finished + self._finished)[-MAX_CLAIM_MARKS:]
+            self._released = (released + self._released)[-MAX_CLAIM_MARKS:]
+
+    async def resign(self) -> None:
+        """Ends the lease: whatever is still claimed may be taken at once."""
+        try:
+            await self._store.resign()
+        except ClaimsUnavailable as error:
+            _log.warning("claims_unavailable", what="resign", error=str(error))

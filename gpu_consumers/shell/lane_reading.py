@@ -1,0 +1,104 @@
+"""One membership in the group that reads a pool's lanes: records to the core, commits from it."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gpu_consumers.core.worker_core import WorkerCore
+from schemas.request import LANES
+from streams.log.consumer_thread import ConsumerThread
+from streams.log.port import LogError, TopicPartition
+
+POLL_S = 0.05
+
+_log = structlog.get_logger()
+
+
+class LaneReading:
+    """`on_partitions` is called when they changed, `after_event` when the core was told something."""
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        consumer: ConsumerThread,
+        now_ms: Callable[[], int],
+        after_event: Callable[[], None],
+        on_partitions: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._consumer = consumer
+        self._now_ms = now_ms
+        self._after_event = after_event
+        self._on_partitions = on_partitions
+        self._paused: set[TopicPartition] = set()
+
+    async def read(self, goes_on: Callable[[], bool]) -> None:
+        """Joins, and reads while `goes_on`. Raises LogError."""
+        config = self._core.config
+        await self._consumer.subscribe(
+            [config.topics.lane(config.pool, lane).name for lane in LANES],
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+        while goes_on():
+            await self._share()
+            try:
+                # Not for longer: shares are to be looked at also when nothing comes.
+                records = await self._consumer.poll(POLL_S)
+            except LogError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("lanes_poll_failed", error=str(error))
+                continue
+            if records:
+                self._core.lane_records(records, self._now_ms())
+                self._after_event()
+
+    async def commit(self) -> None:
+        """What may be committed now, if there is anything."""
+        offsets = self._core.to_commit()
+        if not offsets:
+            return
+        try:
+            await self._consumer.commit(offsets)
+        except LogError as error:
+            # Not ours any more, or the group is being balanced: the partition's next owner reads again.
+            _log.warning("commit_failed", error=str(error))
+        else:
+            self._core.committed(offsets)
+
+    async def leave(self) -> None:
+        await self._consumer.close()
+
+    async def _on_assign(self, partitions: Sequence[TopicPartition]) -> None:
+        # One that was paused when it left may still be: what is in this set is resumed when its lane has room.
+        self._paused.update(partitions)
+        self._core.assigned(partitions)
+        self._on_partitions()
+
+    async def _on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.difference_update(partitions)
+        offsets = self._core.revoked(partitions)
+        if offsets:
+            try:
+                await self._consumer.commit(offsets)
+            except LogError as error:
+                # The partition's next owner reads again what was not committed.
+                _log.warning("commit_failed", error=str(error))
+        self._on_partitions()
+
+    async def _on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.difference_update(partitions)
+        self._core.revoked(partitions)
+        self._on_partitions()
+
+    async def _share(self) -> None:
+        """Pauses the partitions of lanes over their share and resumes the others."""
+        over = self._core.over_share()
+        if stop := over - self._paused:
+            self._paused |= stop
+            await self._consumer.pause(stop)
+        if go_on := self._paused - over:
+            self._paused -= go_on
+            await self._consumer.resume(go_on)

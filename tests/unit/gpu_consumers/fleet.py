@@ -1,0 +1,377 @@
+"""Workers in virtual time over the in-memory log: crashes, rebalances, dying engines and lost claims as data.
+
+A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from gpu_consumers.claim import Claim, ClaimRequest, ClaimTable
+from gpu_consumers.core.config import CoreConfig
+from gpu_consumers.core.effects import (
+    Abort,
+    AskClaim,
+    AskReadBack,
+    Effect,
+    FinishClaim,
+    Publish,
+    ReleaseClaim,
+    Submit,
+)
+from gpu_consumers.core.worker_core import WorkerCore
+from gpu_consumers.engines.port import EngineDied, EngineRequest
+from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from gpu_consumers.takeover import ReadBack
+from schemas.base import Scope
+from schemas.control import AttemptVoid, Cancel, Halt
+from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
+from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
+from streams.accepted_prefix import AcceptedPrefix
+from streams.log.memory import MemoryConsumer, MemoryLog
+from streams.log.port import TopicPartition
+from streams.topics import Partitions, Topics
+
+TOPICS = Topics("test", ["pool"], Partitions(lane=2, generated=2, control=1))
+
+
+LEASE_MS = 4_000
+
+
+ENGINE = SimulatedEngineSettings(ttft_ms=20, prompt_token_us=0, inter_token_ms=20, step_ms=20, kv_blocks=1_000)
+
+
+SCOPE = Scope(tenant_id="acme", traceparent="00-trace")
+
+
+NOW_MS = 1_000_000
+
+
+COALESCE_MS = 50
+
+
+"""Every story is told with rows that wait: up to three steps of this engine, also of a single stream."""
+
+
+class Died(BaseException):
+    """A scripted SIGKILL between two effects."""
+
+
+@dataclass
+class Region:
+    """The log, the claims and the clock that all workers share."""
+
+    now_ms: int = NOW_MS
+    claims: ClaimTable = field(default_factory=lambda: ClaimTable(LEASE_MS))
+    claims_up: bool = True
+    claims_lost: bool = False
+    requests: dict[str, AdmittedRequest] = field(default_factory=dict)
+    commits_checked: int = 0
+
+    def __post_init__(self) -> None:
+        self.log = MemoryLog(lambda: self.now_ms)
+        for topic in TOPICS.all([]):
+            self.log.create_topic(topic.name, topic.partitions)
+        self.ids = count(1)
+        self._judged = [0] * TOPICS.generated.partitions
+        self.prefixes: dict[str, AcceptedPrefix] = {}
+        self.text: dict[str, list[str]] = {}
+        self.tokens: dict[str, list[int]] = {}
+
+    def request(
+        self, lane: Lane = Lane.STANDARD, *, max_tokens: int = 12, deadline_ms: int = 10**9, partition: int = 0
+    ) -> str:
+        number = len(self.requests)
+        response_id = f"resp_test-0_{number:032x}"
+        generated_partition = number % 2
+        reply_to = ReplyTo(partition=0)
+        prompt = [1_000 + number, 7, 8, 9]
+        opened = Opened(
+            response_id=response_id, scope=SCOPE, model="m", requested_model="m", pool="pool", lane=lane,
+            lane_partition=partition, prompt_tokens=len(prompt), max_tokens=max_tokens, reserved_tokens=0,
+            reply_to=reply_to, accepted_at_ms=self.now_ms, admitted_at_ms=self.now_ms, deadline_ms=deadline_ms,
+        )  # fmt: skip
+        offset = self.log.append(TOPICS.generated.name, opened.encode(), partition=generated_partition)
+        admitted = AdmittedRequest(
+            response_id=response_id, scope=SCOPE, model="m", requested_model="m", pool="pool", lane=lane,
+            prompt_token_ids=prompt, sampling=Sampling(ignore_eos=True), max_tokens=max_tokens, reply_to=reply_to,
+            accepted_at_ms=self.now_ms, admitted_at_ms=self.now_ms, deadline_ms=deadline_ms,
+            generated_partition=generated_partition, opened_offset=offset,
+        )  # fmt: skip
+        self.requests[response_id] = admitted
+        self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), partition=partition)
+        return response_id
+
+    def control(self, record: Cancel | Halt | AttemptVoid) -> None:
+        self.log.append(TOPICS.control.name, record.encode())
+
+    def cancel(self, response_id: str) -> None:
+        self.control(Cancel(response_id=response_id, scope=SCOPE, reason="client", requested_at_ms=self.now_ms))
+
+    def judge(self) -> None:
+        """Folds what is new on `generated`, and answers fences that do not count."""
+        for partition in range(TOPICS.generated.partitions):
+            records = self.log.records(TOPICS.generated.name, partition)[self._judged[partition] :]
+            self._judged[partition] += len(records)
+            for record in records:
+                self._fold(GENERATED.validate_json(record.value or b""))
+
+    def _fold(self, record: Opened | Fence | Frame | Ending) -> None:
+        if isinstance(record, Opened):
+            self.prefixes[record.response_id] = AcceptedPrefix(record.choices)
+            self.text[record.response_id] = []
+            self.tokens[record.response_id] = []
+        elif isinstance(record, Fence):
+            verdict = self.prefixes[record.response_id].fence(record)
+            if verdict != "current":
+                self.control(
+                    AttemptVoid(
+                        response_id=record.response_id, scope=SCOPE, attempt_id=record.attempt_id,
+                        worker_id=record.worker_id, why=verdict,
+                    )
+                )  # fmt: skip
+        elif isinstance(record, Ending):
+            self.prefixes[record.response_id].ending(record)
+        else:
+            for row, response_id in enumerate(record.response_id):
+                tokens = record.token_ids[row]
+                prefix = self.prefixes[response_id]
+                before = prefix.accepted_tokens
+                _, known = prefix.row(
+                    record.attempt_id[row], record.choice[row], record.first_sequence[row], len(tokens),
+                    record.finish[row],
+                )  # fmt: skip
+                if prefix.accepted_tokens > before:
+                    cut = record.text_ends[row][known - 1] if known else 0
+                    self.text[response_id].append(record.text[row][cut:])
+                    self.tokens[response_id].extend(tokens[known:])
+
+    def terminal(self, response_id: str) -> EndingCode | None:
+        self.judge()
+        return self.prefixes[response_id].terminal
+
+    def open_responses(self) -> list[str]:
+        return [response_id for response_id in self.requests if self.terminal(response_id) is None]
+
+    def records(self, topic: str, kind: type[Any], adapter: Any) -> list[Any]:
+        found = (adapter.validate_json(record.value or b"") for record in self.log.records(topic))
+        return [record for record in found if isinstance(record, kind)]
+
+    def answer_of(self, response_id: str) -> list[int]:
+        """What the engine says, undisturbed."""
+        engine = SimulatedCore(ENGINE)
+        request = self.requests[response_id]
+        engine.submit(EngineRequest("r", list(request.prompt_token_ids), request.sampling, request.max_tokens), 0.0)
+        tokens = []
+        while (due_s := engine.next_due_s) is not None:
+            tokens += [token for delta in engine.step(due_s) for token in delta.token_ids]
+        return tokens
+
+
+class Worker:
+    """One incarnation: the core, an engine, and the shell's duties done one effect at a time."""
+
+    def __init__(self, region: Region, worker_id: str, *, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
+        self.region = region
+        self.engine_starts = True
+        self.incarnation = f"{worker_id}/{next(region.ids)}"
+        self.core = WorkerCore(
+            CoreConfig(
+                worker_id=worker_id, pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
+                lease_ms=LEASE_MS, max_running=max_running, healthy_buffer=0, max_uncommitted_records=100,
+                max_uncommitted_bytes=10**6, coalesce_ms=coalesce_ms, coalesce_rows=1,
+            ),
+            lambda: f"att_{next(region.ids)}",
+        )  # fmt: skip
+        self.engine: SimulatedCore | None = None
+        self.dies_after: int | None = None
+        self.kill_engine = False
+        self.late_rounds = 0
+        self.producer = region.log.producer(f"{worker_id}-producer")
+        self.lanes: MemoryConsumer = region.log.consumer("workers.pool", worker_id)
+        self.control = region.log.consumer(None, f"{worker_id}-control", reset="earliest")
+        self.control.assign({TopicPartition(TOPICS.control.name, 0): 0})
+        self.lanes.subscribe(
+            [TOPICS.lane("pool", lane).name for lane in LANES],
+            on_assign=self.core.assigned,
+            on_revoke=self._revoked,
+            on_lost=self._lost,
+        )
+        self.aborted: list[str] = []
+        self.submitted: list[str] = []
+        self.claims_asked = 0
+        self.claims_are_late = False
+        self.claims_on_their_way: list[tuple[str, str, Claim | None]] = []
+
+    def _revoked(self, partitions: Iterable[TopicPartition]) -> None:
+        self._commit(self.core.revoked(partitions))
+
+    def _lost(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are another's already: what would be committed is too late."""
+        self.core.revoked(partitions)
+
+    def _commit(self, offsets: dict[TopicPartition, int]) -> None:
+        if not offsets:
+            return
+        self.region.judge()
+        if not self.region.claims_lost:
+            for partition, offset in offsets.items():
+                for record in self.region.log.records(partition.topic, partition.partition)[:offset]:
+                    response_id = AdmittedRequest.model_validate_json(record.value or b"").response_id
+                    assert self.region.terminal(response_id) is not None, "a commit passed unfinished work"
+                    self.region.commits_checked += 1
+        self.lanes.commit(offsets)
+        self.core.committed(offsets)
+
+    def step(self) -> None:
+        region, core = self.region, self.core
+        now_ms = region.now_ms
+        if self.engine is None and self.engine_starts:
+            self.engine = SimulatedCore(ENGINE)
+            core.engine_started(now_ms)
+        region.claims.renew(self.incarnation, now_ms)
+        arrived, self.claims_on_their_way = self.claims_on_their_way, []
+        for answer in arrived:
+            core.claimed(*answer, now_ms)
+        over = core.over_share()
+        self.lanes.pause(over)
+        self.lanes.resume(set(self.lanes.assignment()) - over)
+        core.lane_records(self.lanes.poll(10, 0), now_ms)
+        core.control_records(self.control.poll(100, 0), now_ms)
+        self._run_effects()
+        try:
+            if self.kill_engine:
+                self.kill_engine = False
+                raise EngineDied("scripted")
+            if self.late_rounds:
+                self.late_rounds -= 1
+            elif self.engine is not None:
+                core.deltas(self.engine.step(now_ms / 1_000), now_ms * 1_000)
+        except EngineDied:
+            self.engine = None
+            core.engine_died(now_ms)
+        core.tick(now_ms)
+        self._run_effects()
+        self.producer.poll()
+        core.tick(now_ms)
+        self._run_effects()
+        self.producer.poll()
+        self._commit(core.to_commit())
+
+    def _run_effects(self) -> None:
+        while effects := self.core.effects():
+            for effect in effects:
+                if self.dies_after is not None:
+                    self.dies_after -= 1
+                    if self.dies_after < 0:
+                        raise Died
+                self._run(effect)
+
+    def _run(self, effect: Effect) -> None:
+        region, core, now_ms = self.region, self.core, self.region.now_ms
+        match effect:
+            case Publish(topic, partition, key, value, receipt):
+
+                def on_delivery(offset: int | None, error: object) -> None:
+                    if receipt is None:
+                        return
+                    if offset is None:
+                        core.undelivered(receipt, region.now_ms)
+                    else:
+                        core.delivered(receipt, offset, region.now_ms)
+
+                self.producer.produce(topic, value, key=key, partition=partition, on_delivery=on_delivery)
+            case AskClaim(response_id, attempt_id, only_begun):
+                self.claims_asked += 1
+                claim: Claim | None = None
+                if region.claims_up:
+                    request = ClaimRequest(response_id, attempt_id, only_begun)
+                    claim = region.claims.claim(self.incarnation, request, now_ms)
+                if self.claims_are_late:
+                    self.claims_on_their_way.append((response_id, attempt_id, claim))
+                else:
+                    core.claimed(response_id, attempt_id, claim, now_ms)
+            case AskReadBack(response_id, attempt_id, partition, first_offset, fence_offset):
+                fold = ReadBack(response_id, attempt_id)
+                for record in region.log.records(TOPICS.generated.name, partition)[first_offset : fence_offset + 1]:
+                    fold.fold(GENERATED.validate_json(record.value or b""))
+                core.read_back(response_id, attempt_id, fold.decision(), now_ms)
+            case Submit(request):
+                self.submitted.append(request.request_id)
+                if self.engine is not None:
+                    self.engine.submit(request, now_ms / 1_000)
+            case Abort(attempt_id):
+                self.aborted.append(attempt_id)
+                if self.engine is not None:
+                    self.engine.abort(attempt_id, now_ms / 1_000)
+            case FinishClaim(response_id):
+                if region.claims_up:
+                    region.claims.finish(self.incarnation, response_id)
+            case ReleaseClaim(response_id):
+                region.claims.release(self.incarnation, response_id)
+
+    def crash(self) -> None:
+        self.producer.crash()
+        self.lanes.crash()
+
+
+class Fleet:
+    def __init__(self, *names: str, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
+        self.region = Region()
+        self.max_running = max_running
+        self.coalesce_ms = coalesce_ms
+        self.workers: dict[str, Worker] = {}
+        self.all: list[Worker] = []
+        for name in names:
+            self.start(name)
+
+    def start(self, name: str) -> Worker:
+        worker = self.workers[name] = Worker(
+            self.region, name, max_running=self.max_running, coalesce_ms=self.coalesce_ms
+        )
+        self.all.append(worker)
+        return worker
+
+    def crash(self, name: str) -> None:
+        if name in self.workers:
+            self.workers.pop(name).crash()
+
+    def run(self, duration_ms: int, step_ms: int = 20) -> None:
+        until_ms = self.region.now_ms + duration_ms
+        while self.region.now_ms < until_ms:
+            self.region.now_ms += step_ms
+            for name, worker in list(self.workers.items()):
+                try:
+                    worker.step()
+                except Died:
+                    self.crash(name)
+            self.region.judge()
+
+    def run_until_told(self, response_id: str, tokens: int) -> None:
+        while len(self.region.tokens.get(response_id, ())) < tokens:
+            self.run(20)
+            self.region.judge()
+
+    def settle(self, names: str = "", limit_ms: int = 120_000) -> None:
+        """Runs until every response has ended, starting `names` again when they die."""
+        spent = 0
+        while self.region.open_responses() and spent < limit_ms:
+            for name in names:
+                if name not in self.workers:
+                    self.start(name)
+            self.run(500)
+            spent += 500
+        self.run(1_000)
+
+
+def check(region: Region) -> None:
+    """Every request has one terminal, and no accepted token that an undisturbed engine would not have said there."""
+    assert region.open_responses() == []
+    for response_id in region.requests:
+        answer = region.answer_of(response_id)
+        tokens = region.tokens[response_id]
+        assert tokens == answer[: len(tokens)]
+        if region.terminal(response_id) is EndingCode.COMPLETED:
+            assert tokens == answer

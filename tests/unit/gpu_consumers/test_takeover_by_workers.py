@@ -1,0 +1,225 @@
+"""What becomes of answers whose worker, engine or claim was lost."""
+
+import dataclasses
+
+from gpu_consumers.claim import ClaimRequest, ClaimTable
+from gpu_consumers.core.effects import (
+    AskClaim,
+)
+from gpu_consumers.core.slots import MAX_LOOKS
+from gpu_consumers.core.worker_core import WorkerCore
+from schemas.endings import EndingCode
+from schemas.request import Lane
+from streams.log.memory import Fault, FaultKind
+from streams.log.port import TopicPartition
+from tests.unit.gpu_consumers.fleet import (
+    LEASE_MS,
+    NOW_MS,
+    TOPICS,
+    Fleet,
+    check,
+)
+
+
+def test_a_dead_workers_answer_ends_as_interrupted_by_the_next_worker() -> None:
+    fleet = Fleet("a")
+    begun = fleet.region.request(max_tokens=200)
+    fleet.run(1_000)
+    fleet.crash("a")
+    fleet.start("b")
+    fleet.run(LEASE_MS // 2)
+    assert fleet.region.terminal(begun) is None
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+
+
+def test_a_dead_workers_answer_ends_while_the_next_workers_engine_is_still_loading() -> None:
+    fleet = Fleet("a")
+    begun = fleet.region.request(max_tokens=200)
+    fleet.run(1_000)
+    fleet.crash("a")
+    unheard = [fleet.region.request() for _ in range(3)]
+    heir = fleet.start("b")
+    heir.engine_starts = False
+    fleet.run(LEASE_MS + 200)
+    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    assert not heir.submitted
+    heir.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(response_id) for response_id in unheard} == {EndingCode.COMPLETED}
+
+
+def test_a_dead_workers_answer_ends_while_the_next_worker_is_full_and_has_a_backlog() -> None:
+    fleet = Fleet("a", "b", max_running=1)
+    begun = [fleet.region.request(max_tokens=5_000, partition=partition) for partition in (0, 1)]
+    fleet.run(1_000)
+    for _ in range(30):
+        fleet.region.request(partition=0)
+        fleet.region.request(partition=1)
+    fleet.run(200)
+    fleet.crash("a")
+    fleet.run(LEASE_MS + 200)
+    assert {fleet.region.terminal(response_id) for response_id in begun} == {
+        EndingCode.GENERATION_INTERRUPTED,
+        None,  # of the worker that lives
+    }
+    assert len(fleet.region.open_responses()) == 61
+
+
+def test_a_dead_workers_answer_that_said_nothing_waits_for_the_engine_alone() -> None:
+    fleet = Fleet("a", max_running=1)
+    silent = fleet.region.request()
+    fleet.run(20)
+    fleet.crash("a")
+    heir = fleet.start("b")
+    heir.engine_starts = False
+    fleet.run(LEASE_MS + 200)
+    assert fleet.region.terminal(silent) is None
+    heir.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(silent) is EndingCode.COMPLETED
+
+
+def test_work_that_finds_a_slot_at_once_costs_one_round_trip_to_the_claims() -> None:
+    fleet = Fleet("a", max_running=4)
+    for _ in range(4):
+        fleet.region.request()
+    fleet.settle()
+    assert fleet.all[0].claims_asked == 4
+
+
+def test_looking_for_what_others_began_takes_nothing_and_is_bounded() -> None:
+    fleet = Fleet("a")
+    [worker] = fleet.all
+    worker.engine_starts = False
+    region = fleet.region
+    ids = [region.request() for _ in range(MAX_LOOKS + 20)]
+    core = WorkerCore(dataclasses.replace(worker.core.config, max_uncommitted_records=1_000), lambda: "att_look")
+    source = TopicPartition(TOPICS.lane("pool", Lane.STANDARD).name, 0)
+    core.assigned([source])
+    core.lane_records(region.log.records(source.topic), NOW_MS)
+    core.tick(NOW_MS)
+    looks = [effect for effect in core.effects() if isinstance(effect, AskClaim)]
+    assert [look.response_id for look in looks] == ids[:MAX_LOOKS]
+    core.tick(NOW_MS)
+    assert core.effects() == []
+    for look in looks:
+        claim = region.claims.claim("w", ClaimRequest(look.response_id, look.attempt_id, look.only_begun), NOW_MS)
+        core.claimed(look.response_id, look.attempt_id, claim, NOW_MS)
+    core.tick(NOW_MS)
+    assert [look.response_id for look in core.effects() if isinstance(look, AskClaim)] == ids[MAX_LOOKS:]
+    assert all(region.claims.claim("other", ClaimRequest(each, "att"), NOW_MS).state == "fresh" for each in ids)
+
+
+def test_work_that_said_nothing_yet_is_generated_by_the_next_worker() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request()
+    fleet.run(20)
+    assert fleet.all[0].submitted
+    fleet.crash("a")
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_after_a_revoke_the_worker_goes_on_and_the_next_owner_waits() -> None:
+    fleet = Fleet("a")
+    ids = [fleet.region.request(max_tokens=300, partition=partition) for partition in (0, 1)]
+    fleet.run(500)
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(response_id) for response_id in ids} == {EndingCode.COMPLETED}
+    assert [len(worker.submitted) for worker in fleet.all] == [2, 0]
+    assert fleet.region.commits_checked > 0
+
+
+def test_a_dead_engines_requests_begin_again_or_end() -> None:
+    fleet = Fleet("a", max_running=2)
+    begun = fleet.region.request(max_tokens=100)
+    fleet.run(300)
+    fresh = fleet.region.request()
+    fleet.all[0].kill_engine = True
+    fleet.run(20)
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    assert fleet.region.terminal(fresh) is EndingCode.COMPLETED
+
+
+def test_a_worker_that_leaves_without_an_engine_gives_back_what_said_nothing() -> None:
+    fleet = Fleet("a")
+    begun = fleet.region.request(max_tokens=100)
+    fleet.run(300)
+    silent = fleet.region.request()
+    fleet.run(20)
+    leaving = fleet.workers["a"]
+    leaving.kill_engine = True
+    leaving.engine_starts = False
+    fleet.run(100)
+    assert len(leaving.submitted) == 2
+    fleet.workers.pop("a").lanes.close()
+    leaving._run_effects()
+    fleet.start("b")
+    fleet.run(LEASE_MS // 4)
+    assert fleet.region.terminal(silent) is EndingCode.COMPLETED
+    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    check(fleet.region)
+
+
+def test_an_engine_that_keeps_dying_fails_the_request_in_the_end() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request()
+    for _ in range(12):
+        fleet.all[0].kill_engine = True
+        fleet.run(20)
+    assert fleet.region.terminal(response_id) is EndingCode.ENGINE_FAILED
+
+
+def test_an_undelivered_frame_stops_its_attempts_and_a_takeover_ends_them() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=100)
+    fleet.region.log.inject(Fault(FaultKind.FAIL, "a-producer", 10))
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert not fleet.region.log.pending_faults()
+
+
+def test_a_fresh_fence_after_lost_claims_is_void_and_the_worker_ends_what_it_cut_off() -> None:
+    """`a` is a zombie: it lost its partitions and its claim, and was stopped while `b` began anew."""
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300)
+    fleet.run(500)
+    zombie = fleet.workers.pop("a")
+    zombie.lanes.drop()
+    fleet.region.claims = ClaimTable(LEASE_MS)
+    fleet.region.claims_lost = True
+    fleet.start("b")
+    fleet.run(500)
+    fleet.workers["a"] = zombie
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+
+
+def test_handed_over_work_is_taken_without_waiting_for_the_lease() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300)
+    fleet.run(500)
+    leaving = fleet.workers.pop("a")
+    leaving.lanes.close()
+    leaving.core.drain()
+    assert leaving.core.unfinished_attempts == 1
+    leaving.core.hand_over()
+    leaving._run_effects()
+    leaving.producer.flush(1)
+    assert leaving.core.unfinished_attempts == 0
+    fleet.start("b")
+    fleet.run(500)
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED

@@ -1,0 +1,108 @@
+"""Whatever fails, in whatever order: scripts of faults that Hypothesis invents."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, example, given, settings
+
+from gpu_consumers.claim import ClaimTable
+from schemas.request import LANES, Lane
+from streams.log.memory import Fault, FaultKind
+from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("request"), st.sampled_from(LANES), st.integers(2, 30)),
+    st.tuples(st.just("cancel"), st.integers(0, 9), st.just(0)),
+    st.tuples(st.just("run"), st.sampled_from([20, 100, 400, 3_000]), st.just(0)),
+    st.tuples(st.just("crash"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("crash_at_effect"), st.sampled_from("ab"), st.integers(0, 12)),
+    st.tuples(st.just("rebalance"), st.just(0), st.just(0)),
+    st.tuples(st.just("lost"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("engine_dies"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("engine_is_late"), st.sampled_from("ab"), st.integers(1, 4)),
+    st.tuples(st.just("engine_stays_away"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("engine_may_start"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("claims_are_late"), st.sampled_from("ab"), st.integers(0, 1)),
+    st.tuples(st.just("undelivered"), st.sampled_from("ab"), st.integers(1, 6)),
+    st.tuples(st.just("duplicate"), st.sampled_from("ab"), st.integers(1, 6)),
+    st.tuples(st.just("claims_down"), st.just(0), st.just(0)),
+    st.tuples(st.just("claims_up"), st.just(0), st.just(0)),
+    st.tuples(st.just("claims_flushed"), st.just(0), st.just(0)),
+)
+
+
+def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
+    """Carries out a script of faults; whoever died comes back before the next `run`."""
+    region = fleet.region
+    for what, which, size in script:
+        worker = fleet.workers.get(str(which))
+        if what == "request":
+            region.request(which, max_tokens=size, partition=size % 2)
+        elif what == "cancel" and which < len(region.requests):
+            region.cancel(list(region.requests)[which])
+        elif what == "run":
+            fleet.run(which)
+            for name in "ab":
+                if name not in fleet.workers:
+                    fleet.start(name)
+        elif what == "crash":
+            fleet.crash(which)
+        elif what == "rebalance":
+            bystander = region.log.consumer("workers.pool", "bystander")
+            bystander.subscribe([TOPICS.lane("pool", lane).name for lane in LANES])
+            fleet.run(20)
+            bystander.close()
+        elif what == "claims_down":
+            region.claims_up, region.claims_lost = False, True
+        elif what == "claims_up":
+            region.claims_up = True
+        elif what == "claims_flushed":
+            region.claims, region.claims_lost = ClaimTable(LEASE_MS), True
+        elif worker is None:
+            continue
+        elif what == "crash_at_effect":
+            worker.dies_after = size
+        elif what == "lost":
+            worker.lanes.drop()
+        elif what == "engine_dies":
+            worker.kill_engine = True
+        elif what == "engine_is_late":
+            worker.late_rounds = size
+        elif what == "engine_stays_away":
+            worker.kill_engine, worker.engine_starts = worker.engine is not None, False
+        elif what == "engine_may_start":
+            worker.engine_starts = True
+        elif what == "claims_are_late":
+            worker.claims_are_late = bool(size)
+        else:
+            client_id = f"{which}-producer"
+            at = region.log.script.records_passed(client_id) + size
+            if all((fault.client_id, fault.at) != (client_id, at) for fault in region.log.pending_faults()):
+                kind = FaultKind.FAIL if what == "undelivered" else FaultKind.DUPLICATE
+                region.log.inject(Fault(kind, client_id, at))
+
+
+@given(st.lists(ACTIONS, max_size=25), st.sampled_from([1, 4]))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(
+    [("request", Lane.STANDARD, 20), ("run", 400, 0), ("crash", "a", 0), ("request", Lane.BATCH, 3), ("run", 20, 0)], 4
+)
+@example([("request", Lane.STANDARD, 20), ("crash_at_effect", "a", 1), ("rebalance", 0, 0), ("run", 100, 0)], 4)
+@example(
+    [
+        ("request", Lane.STANDARD, 30), ("request", Lane.STANDARD, 30), ("request", Lane.STANDARD, 30),
+        ("run", 100, 0), ("engine_stays_away", "b", 0), ("claims_are_late", "b", 1), ("crash", "a", 0),
+        ("run", 3_000, 0), ("rebalance", 0, 0), ("run", 3_000, 0), ("rebalance", 0, 0), ("run", 20, 0),
+    ],
+    1,
+)  # fmt: skip
+def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
+    script: list[tuple[Any, ...]], max_running: int
+) -> None:
+    fleet = Fleet("a", "b", max_running=max_running)
+    play(script, fleet)
+    fleet.region.claims_up = True
+    for worker in fleet.workers.values():
+        worker.engine_starts = True
+    fleet.settle("ab")
+    check(fleet.region)
