@@ -1,10 +1,15 @@
 """Writes tenants as the TOML that `streams.toml_directory` reads, and makes their keys."""
 
 import base64
+import fcntl
 import hashlib
+import os
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,6 +20,11 @@ from streams.directory import ApiKey, ProducerKey, Tenant
 from streams.toml_directory import read_tenants
 
 HEADER = "# Written by `sluice keys`; may be edited by hand. Processes see a change within seconds.\n"
+
+
+TURN_TIMEOUT_S = 10.0
+
+Key = TypeVar("Key", ApiKey, ProducerKey)
 
 
 class TenantsFileError(Exception):
@@ -31,7 +41,23 @@ def write_tenants(path: Path, tenants: Iterable[Tenant]) -> None:
     write_atomically(path, render(tenants), mode=0o600)
 
 
-def _changed(path: Path, tenant: Tenant) -> None:
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """One change at a time, of all processes: each reads the file and writes it anew. A reader needs no turn."""
+    with path.with_name(f".{path.name}.lock").open("a") as file:
+        deadline_s = time.monotonic() + TURN_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise TenantsFileError(f"{path} is being changed by somebody else") from None
+                time.sleep(0.01)
+        yield
+
+
+def _change(path: Path, tenant: Tenant) -> None:
     write_tenants(path, [tenant if other.tenant_id == tenant.tenant_id else other for other in read_tenants(path)])
 
 
@@ -46,52 +72,71 @@ def _tenant(path: Path, tenant_id: str) -> Tenant:
 
 def create_api_key(path: Path, tenant_id: str, key_id: str) -> str:
     """Adds a key and returns it; only its digest is kept. Raises TenantsFileError, SettingsError."""
-    tenant = _tenant(path, tenant_id)
-    if any(key.key_id == key_id for key in tenant.api_keys):
-        raise TenantsFileError(f"{tenant_id} has a key {key_id!r} already")
-    api_key = f"sk-sluice-{secrets.token_urlsafe(32)}"
-    entry = ApiKey(key_id=key_id, sha256=hashlib.sha256(api_key.encode()).hexdigest())
-    _changed(path, tenant.model_copy(update={"api_keys": [*tenant.api_keys, entry]}))
-    return api_key
+    with _turn(path):
+        tenant = _tenant(path, tenant_id)
+        if any(key.key_id == key_id for key in tenant.api_keys):
+            raise TenantsFileError(f"{tenant_id} has a key {key_id!r} already")
+        api_key = f"sk-sluice-{secrets.token_urlsafe(32)}"
+        entry = ApiKey(key_id=key_id, sha256=hashlib.sha256(api_key.encode()).hexdigest())
+        _change(path, tenant.model_copy(update={"api_keys": [*tenant.api_keys, entry]}))
+        return api_key
 
 
 def create_producer_key(path: Path, tenant_id: str, key_id: str, private_key_file: Path) -> None:
-    """Adds an Ed25519 key and writes its private half as PEM, readable by its owner alone."""
-    tenant = _tenant(path, tenant_id)
-    if any(key.key_id == key_id for key in tenant.producer_keys):
-        raise TenantsFileError(f"{tenant_id} has a producer key {key_id!r} already")
-    private_key = Ed25519PrivateKey.generate()
-    pem = private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    public = private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    write_atomically(private_key_file, pem.decode(), mode=0o600)
-    entry = ProducerKey(key_id=key_id, public_key=base64.b64encode(public).decode())
-    _changed(path, tenant.model_copy(update={"producer_keys": [*tenant.producer_keys, entry]}))
+    """Adds an Ed25519 key and writes its private half as PEM into a new file, readable by its owner alone.
+
+    Raises TenantsFileError, also when that file is there already; OSError when it cannot be written. No key is added
+    then.
+    """
+    with _turn(path):
+        tenant = _tenant(path, tenant_id)
+        if any(key.key_id == key_id for key in tenant.producer_keys):
+            raise TenantsFileError(f"{tenant_id} has a producer key {key_id!r} already")
+        private_key = Ed25519PrivateKey.generate()
+        pem = private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        public = private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        _write_new(private_key_file, pem)
+        entry = ProducerKey(key_id=key_id, public_key=base64.b64encode(public).decode())
+        _change(path, tenant.model_copy(update={"producer_keys": [*tenant.producer_keys, entry]}))
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise TenantsFileError(f"{path} is there already, and may be somebody's key; name another file") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def create_tenant(path: Path, tenant: Tenant) -> None:
     """Raises TenantsFileError when its id is taken."""
-    tenants = read_tenants(path)
-    if any(other.tenant_id == tenant.tenant_id for other in tenants):
-        raise TenantsFileError(f"there is a tenant {tenant.tenant_id!r} already")
-    write_tenants(path, [*tenants, tenant])
+    with _turn(path):
+        tenants = read_tenants(path)
+        if any(other.tenant_id == tenant.tenant_id for other in tenants):
+            raise TenantsFileError(f"there is a tenant {tenant.tenant_id!r} already")
+        write_tenants(path, [*tenants, tenant])
 
 
 def revoke_key(path: Path, tenant_id: str, key_id: str) -> None:
     """Revokes the API and producer keys of that id. Raises TenantsFileError when there is none."""
-    tenant = _tenant(path, tenant_id)
-    if key_id not in {*(key.key_id for key in tenant.api_keys), *(key.key_id for key in tenant.producer_keys)}:
-        raise TenantsFileError(f"{tenant_id} has no key {key_id!r}")
-    _changed(
-        path,
-        tenant.model_copy(
-            update={
-                "api_keys": [
-                    key.model_copy(update={"revoked": True}) if key.key_id == key_id else key for key in tenant.api_keys
-                ],
-                "producer_keys": [
-                    key.model_copy(update={"revoked": True}) if key.key_id == key_id else key
-                    for key in tenant.producer_keys
-                ],
-            }
-        ),
-    )
+    with _turn(path):
+        tenant = _tenant(path, tenant_id)
+        if key_id not in {*(key.key_id for key in tenant.api_keys), *(key.key_id for key in tenant.producer_keys)}:
+            raise TenantsFileError(f"{tenant_id} has no key {key_id!r}")
+        _change(
+            path,
+            tenant.model_copy(
+                update={
+                    "api_keys": [_revoked(key) if key.key_id == key_id else key for key in tenant.api_keys],
+                    "producer_keys": [_revoked(key) if key.key_id == key_id else key for key in tenant.producer_keys],
+                }
+            ),
+        )
+
+
+def _revoked(key: Key) -> Key:
+    return key.model_copy(update={"revoked": True})

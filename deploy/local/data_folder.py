@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deploy.local.process_identity import identity, is_same_process
 from deploy.local.supervision import State
 from streams.settings import MIN_SECRET_CHARS
 
@@ -45,13 +45,13 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 class ProcessRecord(BaseModel):
-    """`started_at` is the process's creation time (Unix seconds); with the pid it names one process for ever."""
+    """`identity` names, with the pid, one process for ever."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     name: str
     pid: int | None = None
-    started_at: float = 0.0
+    identity: str = ""
     state: State
     detail: str = ""
     restarts: int = 0
@@ -93,21 +93,6 @@ class Keys(BaseModel):
     deployment_secret: str = Field(min_length=MIN_SECRET_CHARS)
     api_keys: dict[str, str] = Field(default_factory=dict, description="By tenant.")
     producers: dict[str, ProducerFile] = Field(default_factory=dict, description="By tenant.")
-
-
-def started_at(pid: int) -> float | None:
-    """The creation time of a living process; None when there is none, or only its zombie."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.NoSuchProcess:
-        return None
-
-
-def is_same_process(pid: int, created_at: float) -> bool:
-    """Whether the process that was created then under this pid lives."""
-    now = started_at(pid)
-    return now is not None and abs(now - created_at) < 0.01
 
 
 class DataFolder:
@@ -178,7 +163,7 @@ class DataFolder:
                 who = "" if pid is None else f" (pid {pid})"
                 raise DataFolderError(f"already running on {self.path}{who}; stop it with: sluice down") from None
             file.truncate(0)
-            file.write(f"{os.getpid()} {started_at(os.getpid())!r}\n")
+            file.write(f"{os.getpid()} {identity(os.getpid())}\n")
             file.flush()
             try:
                 yield
@@ -201,11 +186,11 @@ class DataFolder:
         if not self.is_locked():
             return None
         try:
-            pid, created_at = self.lock_file.read_text().split()
+            pid, known = self.lock_file.read_text().split()
         except ValueError:
             return None
         # A pid alone may be a stranger's by now: what one that was killed wrote stands there until the next one writes.
-        return int(pid) if is_same_process(int(pid), float(created_at)) else None
+        return int(pid) if is_same_process(int(pid), known) else None
 
     def read_run(self) -> RunRecord | None:
         """The last record, of a run that may be over; None when there is none that can be read."""
@@ -218,14 +203,14 @@ class DataFolder:
         write_atomically(self.run_file, run.model_dump_json(indent=1), mode=0o600)
 
     def leftovers(self) -> list[ProcessRecord]:
-        """Processes of a run whose supervisor died, that live on: same pid and same creation time."""
+        """Processes of a run whose supervisor died, that live on: the same pid of the same process."""
         run = self.read_run()
         if run is None:
             return []
         return [
             process
             for process in run.processes
-            if process.pid is not None and is_same_process(process.pid, process.started_at)
+            if process.pid is not None and is_same_process(process.pid, process.identity)
         ]
 
     def keys(self) -> Keys:

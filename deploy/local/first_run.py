@@ -21,6 +21,7 @@ def provision_keys(data: DataFolder, template: Path = TEMPLATE) -> Keys:
     for tenant in tenants:
         api_keys[tenant.tenant_id] = create_api_key(data.tenants_file, tenant.tenant_id, KEY_ID)
         key_file = data.producer_key_file(tenant.tenant_id)
+        key_file.unlink(missing_ok=True)  # of a first run that was cut short
         create_producer_key(data.tenants_file, tenant.tenant_id, PRODUCER_KEY_ID, key_file)
         producers[tenant.tenant_id] = ProducerFile(key_id=PRODUCER_KEY_ID, key_file=str(key_file))
     secret = data.keys().deployment_secret if data.keys_file.exists() else new_deployment_secret()

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from deploy.local import guardian as guardian_module
-from deploy.local.data_folder import ProcessRecord, started_at
+from deploy.local.data_folder import ProcessRecord
 from deploy.local.notifier import Notifier, OnChange
 from deploy.local.plan import ROOT, ProcessSpec, Stage
+from deploy.local.process_identity import identity
 from deploy.local.supervision import ALIVE, Life, RestartPolicy, State
 
 POLL_S = 0.05
@@ -139,7 +140,7 @@ class SupervisedProcess:
         self._life = Life(State.STOPPED, time.monotonic())
         self._detail = ""
         self._popen: subprocess.Popen[bytes] | None = None
-        self._created_at = 0.0
+        self._identity = ""
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -149,7 +150,7 @@ class SupervisedProcess:
             return ProcessRecord(
                 name=self.spec.name,
                 pid=self._popen.pid if self._popen is not None and alive else None,
-                started_at=self._created_at if alive else 0.0,
+                identity=self._identity if alive else "",
                 state=self._life.state,
                 detail=self._detail,
                 restarts=self._life.restarts,
@@ -258,7 +259,7 @@ class SupervisedProcess:
                 guardian_module.send(popen.pid, signal.SIGKILL)
                 popen.wait()
                 raise
-            self._created_at = started_at(popen.pid) or 0.0
+            self._identity = identity(popen.pid) or ""
             self._detail = "starting"
         self._on_change(self.record())
         self._watch(popen)

@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from streams.directory import Limits, SafetyPolicy, Tenant
 from streams.signing import sign_job, verify_job
 from streams.toml_directory import TomlTenantDirectory, read_tenants
 
+CHANGES = 20
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 tenants = st.builds(
     Tenant,
@@ -120,3 +122,31 @@ def test_a_first_run_that_was_cut_short_starts_over(tmp_path: Path) -> None:
     keys = provision_keys(data)
     assert keys.deployment_secret == secret
     assert TomlTenantDirectory(data.tenants_file).by_api_key(keys.api_keys["demo"]) is not None
+
+
+def test_what_is_created_and_revoked_at_once_is_all_kept(file: Path) -> None:
+    """Each change reads the file and writes it anew: without turns, the last one to write undoes the others."""
+    for number in range(CHANGES):
+        create_api_key(file, "one", f"old-{number}")
+
+    def revoke(number: int) -> None:
+        revoke_key(file, "one", f"old-{number}")
+
+    def create(number: int) -> None:
+        create_api_key(file, "two", f"new-{number}")
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(change, number) for number in range(CHANGES) for change in (revoke, create)]:
+            done.result(timeout=60)
+    one, two = read_tenants(file)
+    assert {key.key_id: key.revoked for key in one.api_keys} == {f"old-{number}": True for number in range(CHANGES)}
+    assert {key.key_id for key in two.api_keys} == {f"new-{number}" for number in range(CHANGES)}
+
+
+def test_a_producer_key_overwrites_no_file_and_leaves_no_key_of_which_nobody_has_the_private_half(file: Path) -> None:
+    precious = file.with_name("precious")
+    precious.write_text("do not lose me")
+    with pytest.raises(TenantsFileError, match="precious"):
+        create_producer_key(file, "one", "laptop", precious)
+    assert precious.read_text() == "do not lose me"
+    assert read_tenants(file)[0].producer_keys == []

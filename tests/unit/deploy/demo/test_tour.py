@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from deploy.demo import tour as demo
-from deploy.local.data_folder import DataFolder, ProcessRecord, RunRecord, started_at
+from deploy.local.data_folder import DataFolder, ProcessRecord, RunRecord
+from deploy.local.process_identity import identity
 from deploy.local.runner import Stack
 from deploy.local.supervision import State
 
@@ -39,13 +40,13 @@ def test_what_an_earlier_tour_left_running_is_ended_before_its_folder_is_emptied
     folder = DataFolder(tmp_path)
     sleeps = [sys.executable, "-c", "import time; time.sleep(3600)"]
     with subprocess.Popen(sleeps, start_new_session=True) as left:
-        created_at = started_at(left.pid)
-        assert created_at is not None
+        known = identity(left.pid)
+        assert known is not None
         with folder.lock():
             folder.write_run(
                 RunRecord(
                     supervisor_pid=1, engine="e", gateway="g", kafka="k", redis="r", clickhouse="c",
-                    processes=[ProcessRecord(name="left", pid=left.pid, started_at=created_at, state=State.READY)],
+                    processes=[ProcessRecord(name="left", pid=left.pid, identity=known, state=State.READY)],
                 )
             )  # fmt: skip
             folder.redis.mkdir()

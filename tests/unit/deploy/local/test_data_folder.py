@@ -14,10 +14,10 @@ from deploy.local.data_folder import (
     DataFolderError,
     ProcessRecord,
     RunRecord,
-    started_at,
     write_atomically,
 )
 from deploy.local.folders import make_empty
+from deploy.local.process_identity import identity
 from deploy.local.supervision import State
 
 
@@ -50,10 +50,10 @@ def test_who_only_asks_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_does_not_name_its_holder_yet_names_nobody(data: DataFolder) -> None:
-    created_at = started_at(os.getpid())
-    assert created_at is not None
+    own = identity(os.getpid())
+    assert own is not None
     with data.lock():
-        for text in ("", f"{os.getpid()} {created_at - 60}"):  # one that has just begun; what a killed one wrote
+        for text in ("", f"{os.getpid()} {own}0"):  # one that has just begun; what a killed one wrote
             data.lock_file.write_text(text)
             assert data.is_locked()
             assert data.supervisor_pid() is None
@@ -78,12 +78,12 @@ with DataFolder(Path({str(data.path)!r})).lock():
         pass
 
 
-def test_only_processes_of_the_same_pid_and_creation_time_are_leftovers(data: DataFolder) -> None:
+def test_only_the_same_processes_are_leftovers_and_not_who_has_their_pid_now(data: DataFolder) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as living:
-        created_at = started_at(living.pid)
-        assert created_at is not None
-        ours = ProcessRecord(name="ours", pid=living.pid, started_at=created_at, state=State.READY)
-        stranger = ProcessRecord(name="stranger", pid=living.pid, started_at=created_at - 60, state=State.READY)
+        known = identity(living.pid)
+        assert known is not None
+        ours = ProcessRecord(name="ours", pid=living.pid, identity=known, state=State.READY)
+        stranger = ProcessRecord(name="stranger", pid=living.pid, identity=f"{known}0", state=State.READY)
         stopped = ProcessRecord(name="stopped", state=State.STOPPED)
         data.write_run(run_with(ours, stranger, stopped))
         assert data.leftovers() == [ours]
