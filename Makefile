@@ -28,8 +28,8 @@ run: ## Installs what is missing and starts everything; Ctrl-C stops it (ENGINE=
 	@exec $(BIN)/sluice up --engine $(ENGINE)
 
 demo: ## The same, then a scripted tour that checks each of its steps, then stops
-	@$(BOOTSTRAP) --engine vllm
-	@exec $(BIN)/python -m deploy.demo
+	@$(BOOTSTRAP) --engine $(ENGINE)
+	@exec $(BIN)/python -m deploy.demo --engine $(ENGINE)
 
 test: ## The tests, the end-to-end ones on the real stack; all but the long ones
 	@$(BOOTSTRAP) --engine vllm --dev

@@ -1,8 +1,8 @@
 """Real servers for tests: one Kafka node and one redis-server per test run, started when first asked for."""
 
 import logging
-import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ import redis
 import structlog
 
 from deploy.install.kafka_jars import fetch_jars, has_jars
+from deploy.install.kafka_jars import kafka_libs as in_environment
 from streams.settings import KafkaSettings
 from tests.servers import free_ports, new_kafka_node, running, server, until
 
@@ -31,9 +32,8 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kafka_libs() -> Path:
-    """The broker's jars, fetched once per user."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    libs = cache / "sluice" / "kafka" / "libs"
+    """The broker's jars, those of the environment."""
+    libs = in_environment(Path(sys.prefix))
     if not has_jars(libs):
         fetch_jars(libs)
     return libs

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from deploy.local.data_folder import DataFolder, RunRecord
-from deploy.local.plan import ROOT, settings_with
+from deploy.local.plan import settings_with
 from streams.settings import Settings
 
 app = typer.Typer(
@@ -25,7 +25,6 @@ DataOption = Annotated[
     Path, typer.Option("--data", envvar="SLUICE_DATA_DIR", help="The folder that holds the stack's state.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="For scripts.")]
-DEFAULT_DATA = ROOT / ".data"
 
 
 class CommandError(Exception):

@@ -8,8 +8,10 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from deploy.cli.app import DEFAULT_DATA, CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
+from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
 from deploy.local.data_folder import DataFolder
+from deploy.local.plan import tenants_file_of
+from deploy.paths import DEFAULT_DATA
 from deploy.tenants_file import create_api_key, create_producer_key, create_tenant, revoke_key
 from streams.directory import Tenant
 from streams.provisioning import provision
@@ -19,10 +21,16 @@ keys_app = typer.Typer(help="API keys and producer keys of the tenants.", no_arg
 app.add_typer(keys_app, name="keys")
 
 
+def _tenants_file(folder: DataFolder) -> Path:
+    """That of what runs on the folder, or what would."""
+    run = run_of(folder)
+    return tenants_file_of(folder) if run is None else settings_of(run).tenants_file
+
+
 @keys_app.command("list")
 def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Lists keys; only digests are kept, so no key can be shown again."""
-    tenants = read_tenants(DataFolder(data).tenants_file)
+    tenants = read_tenants(_tenants_file(DataFolder(data)))
     rows = [
         {"tenant": tenant.tenant_id, "tier": tenant.tier, "key_id": key.key_id, "kind": kind, "revoked": key.revoked}
         for tenant in tenants
@@ -60,15 +68,15 @@ def keys_create(
         except ValidationError as error:
             wrong = error.errors()[0]
             raise CommandError(f"{wrong['loc'][0]}: {wrong['msg']}") from None
-        create_tenant(folder.tenants_file, added)
+        create_tenant(_tenants_file(folder), added)
         run = run_of(folder)
         if run is not None:
             settings = settings_of(run)
             provision(settings.kafka, [settings.topics.results(tenant)])
     if producer is None:
-        print(create_api_key(folder.tenants_file, tenant, key_id))
+        print(create_api_key(_tenants_file(folder), tenant, key_id))
     else:
-        create_producer_key(folder.tenants_file, tenant, key_id, producer)
+        create_producer_key(_tenants_file(folder), tenant, key_id, producer)
         err.print(f"private key in {producer}")
 
 
@@ -79,5 +87,5 @@ def keys_revoke(
     data: DataOption = DEFAULT_DATA,
 ) -> None:
     """Revokes a key. Running processes refuse it within seconds."""
-    revoke_key(DataFolder(data).tenants_file, tenant, key_id)
+    revoke_key(_tenants_file(DataFolder(data)), tenant, key_id)
     err.print(f"revoked {key_id} of {tenant}")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from deploy.cli.app import DEFAULT_DATA, CommandError, DataOption, app, err, nothing_runs, out, run_of
+from deploy.cli.app import CommandError, DataOption, app, err, nothing_runs, out, run_of
 from deploy.cli.banner import banner
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
@@ -20,6 +20,7 @@ from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.plan import Options
 from deploy.local.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack, StartInterrupted
 from deploy.local.supervision import State
+from deploy.paths import DEFAULT_DATA
 
 ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
 INFRASTRUCTURE_START_S = FORMAT_TIMEOUT_S + 2 * INFRASTRUCTURE_TIMEOUT_S

@@ -8,10 +8,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.app import DEFAULT_DATA, DataOption, JsonOption, app, err, nothing_runs, out, running, settings_of
+from deploy.cli.app import DataOption, JsonOption, app, err, nothing_runs, out, running, settings_of
 from deploy.cli.inspection import Lag, consumer_lag, record_counts, shown_state, without_credentials, worker_states
 from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.supervision import State
+from deploy.paths import DEFAULT_DATA
 from schemas.worker import WorkerState
 from streams.log.port import LogError
 from streams.toml_directory import read_tenants
@@ -105,9 +106,9 @@ def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState]) -> 
 @app.command()
 def topics(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Lists every topic with its partitions, its retention and how many records it keeps."""
-    folder, run = running(data)
+    _, run = running(data)
     settings = settings_of(run)
-    table = settings.topics.all(tenant.tenant_id for tenant in read_tenants(folder.tenants_file))
+    table = settings.topics.all(tenant.tenant_id for tenant in read_tenants(settings.tenants_file))
     counts = record_counts(settings.kafka, [topic.name for topic in table])
     rows = [
         {

@@ -9,9 +9,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.app import DEFAULT_DATA, CommandError, DataOption, JsonOption, app, err, out, running, settings_of
+from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
 from deploy.cli.chat import Answer, Chat
 from deploy.local.plan import reachable
+from deploy.paths import DEFAULT_DATA
 from streams.settings import Settings
 
 HTTP_SLACK_S = 10.0

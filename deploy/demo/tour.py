@@ -25,9 +25,10 @@ from deploy.cli.progress import Progress, wait_ready
 from deploy.cli.questions import query
 from deploy.examples.producer import await_result, produce
 from deploy.local.data_folder import DataFolderError
-from deploy.local.plan import ROOT, Options
+from deploy.local.plan import Options
 from deploy.local.runner import Stack
 from deploy.local.supervisor import SupervisorError
+from deploy.paths import DEFAULT_DATA
 
 CLIENT_TIMEOUT_S = 60.0
 BATCH_TIMEOUT_S = 60.0
@@ -304,7 +305,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="A tour of Sluice that checks each of its steps.")
     parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
     parser.add_argument(
-        "--data", type=Path, default=ROOT / ".data" / "demo", help="of an earlier tour, or new; emptied first"
+        "--data", type=Path, default=DEFAULT_DATA / "demo", help="of an earlier tour, or new; emptied first"
     )
     arguments = parser.parse_args(words)
     # As for an interrupt: what was started is stopped in order.

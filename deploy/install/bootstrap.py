@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.install.kafka_jars import POM, fetch_jars, has_jars
+from deploy.install.kafka_jars import fetch_jars, has_jars, kafka_libs
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -50,12 +50,6 @@ REDIS = SystemPackage("redis-server", ("redis-server",), "Redis server")
 BROWSER = SystemPackage(
     "chromedriver", ("chromium-driver",), "Chromium with its driver (for the test of the chat page)"
 )
-
-
-def kafka_libs() -> Path:
-    """Where Kafka's jars lie: one folder per content of the `pom.xml`, so a new version never mixes with an old one."""
-    digest = hashlib.sha256(POM.read_bytes()).hexdigest()
-    return VENV / "share" / f"kafka-{digest[:12]}"
 
 
 def inputs_digest(files: Sequence[Path], python: str) -> str:
@@ -288,7 +282,7 @@ def need_packages(progress: Progress, python: Path, profile: str, *, dev: bool) 
 
 def need_kafka(progress: Progress, system: System) -> None:
     """Kafka's jars, whole or not at all."""
-    libs = kafka_libs()
+    libs = kafka_libs(VENV)
     if has_jars(libs):
         return
     system.need(MAVEN)

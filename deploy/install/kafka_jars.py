@@ -1,5 +1,6 @@
 """Kafka's jars, fetched from the `pom.xml` beside this file."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -7,6 +8,12 @@ import tempfile
 from pathlib import Path
 
 POM = Path(__file__).parent / "kafka" / "pom.xml"
+
+
+def kafka_libs(environment: Path) -> Path:
+    """Where Kafka's jars lie: one folder per content of the `pom.xml`, so a new version never mixes with an old one."""
+    digest = hashlib.sha256(POM.read_bytes()).hexdigest()
+    return environment / "share" / f"kafka-{digest[:12]}"
 
 
 def has_jars(libs: Path) -> bool:

@@ -11,8 +11,15 @@ KEY_ID = "dev"
 PRODUCER_KEY_ID = "dev-producer"
 
 
-def provision_keys(data: DataFolder, template: Path = TEMPLATE) -> Keys:
-    """The folder's keys, made now if it has none. Keys are written last: a crash before that starts over."""
+def provision_keys(data: DataFolder, tenants_file: Path | None = None, template: Path = TEMPLATE) -> Keys:
+    """The folder's keys, made now if it has none. Keys are written last: a crash before that starts over.
+
+    A `tenants_file` of the operator's own is left as it is: its keys are known to the operator alone.
+    """
+    if tenants_file is not None and tenants_file != data.tenants_file:
+        if not data.keys_file.exists():
+            data.write_keys(Keys(deployment_secret=new_deployment_secret()))
+        return data.keys()
     if data.keys_file.exists() and data.tenants_file.exists():
         return data.keys()
     tenants = read_tenants(template)

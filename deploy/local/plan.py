@@ -5,22 +5,25 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 import redis
 
-from deploy.install.bootstrap import kafka_libs
+from deploy.install.kafka_jars import kafka_libs
 from deploy.local.data_folder import DataFolder, Keys
+from deploy.local.gpus import TooFewGpus, shared_out, visible_gpus
 from deploy.local.kafka_broker import KafkaNode, run_command
 from deploy.local.ports import free_ports, is_free, owner
+from deploy.paths import ROOT
+from streams.directory import Pool
 from streams.settings import CONFIG_VARIABLE, Settings, load_settings
 
-ROOT = Path(__file__).resolve().parents[2]
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PROBE_TIMEOUT_S = 1.0
@@ -69,8 +72,8 @@ class ProcessSpec:
 class Options:
     """What the command line or a test may choose. `environment` holds more SLUICE_* settings, the strongest of all.
 
-    `engine_args` replace the pools' own where `engine` replaces the pools' engine. `free_ports` False: those of the
-    settings.
+    `gpus` None: those that this machine shows. `engine_args` replace the pools' own where `engine` replaces the pools'
+    engine. `free_ports` False: those of the settings.
     """
 
     engine: str | None = None
@@ -80,6 +83,7 @@ class Options:
     admission: int = 1
     gateways: int = 1
     free_ports: bool = False
+    gpus: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -207,15 +211,29 @@ def _pools(settings: Settings, options: Options) -> list[dict[str, object]]:
     return pools
 
 
-def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random) -> Plan:
-    """Raises PlanError (a port is taken), SettingsError."""
+def _from_outside(data: DataFolder) -> dict[str, str]:
+    """What the operator's environment says, and where it says nothing, what a local stack takes."""
     config = os.environ.get(CONFIG_VARIABLE, str(LOCAL_CONFIG))
-    environment = {
+    return {
         **{name: value for name, value in os.environ.items() if name.startswith("SLUICE_")},
         CONFIG_VARIABLE: str(Path(config).absolute()),
         "SLUICE_DATA_DIR": str(data.path),
-        "SLUICE_TENANTS_FILE": str(data.tenants_file),
+    }
+
+
+def tenants_file_of(data: DataFolder, more: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """The operator's own where the settings name one, else the data folder's. Raises SettingsError."""
+    settings = settings_with({**_from_outside(data), **more})
+    named = "tenants_file" in settings.model_fields_set
+    return ROOT / settings.tenants_file if named else data.tenants_file
+
+
+def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random) -> Plan:
+    """Raises PlanError (a port is taken), SettingsError."""
+    environment = {
+        **_from_outside(data),
         **options.environment,
+        "SLUICE_TENANTS_FILE": str(tenants_file_of(data, options.environment)),
     }
     settings = settings_with(environment)
     # The operator's own secret where there is one, in the environment or in the settings' file.
@@ -281,7 +299,9 @@ def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNod
         return None
     variable = "SLUICE_KAFKA__BOOTSTRAP"
     broker = ports.fixed(int(port), "kafka", variable)
-    return KafkaNode(data.kafka, kafka_libs(), broker, ports.fixed(int(port) + 1, "kafka's controller", variable))
+    return KafkaNode(
+        data.kafka, kafka_libs(Path(sys.prefix)), broker, ports.fixed(int(port) + 1, "kafka's controller", variable)
+    )
 
 
 def _redis_port(settings: Settings, ports: _Ports) -> int | None:
@@ -326,6 +346,23 @@ def _redis_server(
     return ("redis-server", *(word for name, value in words.items() for word in (f"--{name}", str(value))))
 
 
+def _devices(pools: Sequence[Pool], gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Of each worker, whose pool this is. Raises PlanError."""
+    if not any(pool.engine == "vllm" for pool in pools):
+        gpus = ()
+    try:
+        return list(shared_out(gpus, [_gpus_of_a_worker(pool) for pool in pools]))
+    except TooFewGpus as error:
+        raise PlanError(f"{error}; start fewer with --workers") from None
+
+
+def _gpus_of_a_worker(pool: Pool) -> int:
+    arguments = pool.engine_args
+    if pool.engine != "vllm":
+        return 0
+    return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
+
+
 def _python_processes(settings: Settings, options: Options, gateways: list[int], ports: _Ports) -> list[ProcessSpec]:
     def process(name: str, stage: Stage, module: str, environment: Mapping[str, str]) -> ProcessSpec:
         health_port = ports.any()
@@ -340,19 +377,14 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
         process("settlement", Stage.SINKS, "agents.settlement", one_thread),
         process("post-safety", Stage.POST_SAFETY, "agents.post_safety", one_thread),
     ]
-    number = 0
-    for pool in settings.pools:
-        for _ in range(pool.workers):
-            number += 1
-            name = f"worker-{number}"
-            environment = {"SLUICE_WORKER__WORKER_ID": name, "SLUICE_WORKER__POOL": pool.name}
-            specs.append(
-                replace(
-                    process(name, Stage.WORKERS, "gpu_consumers", environment),
-                    start_timeout_s=settings.worker.start_timeout_s,
-                    stop_timeout_s=settings.worker.drain_timeout_s + 10,
-                )
-            )
+    pools = [pool for pool in settings.pools for _ in range(pool.workers)]
+    devices = _devices(pools, visible_gpus() if options.gpus is None else options.gpus)
+    for number, (pool, own_devices) in enumerate(zip(pools, devices, strict=True), start=1):
+        name = f"worker-{number}"
+        environment = {"SLUICE_WORKER__WORKER_ID": name, "SLUICE_WORKER__POOL": pool.name, **own_devices}
+        worker = process(name, Stage.WORKERS, "gpu_consumers", environment)
+        stop_timeout_s = settings.worker.drain_timeout_s + 10
+        specs.append(replace(worker, start_timeout_s=settings.worker.start_timeout_s, stop_timeout_s=stop_timeout_s))
     specs += [
         process(f"admission-{index}", Stage.ADMISSION, "agents.admission", one_thread)
         for index in range(1, options.admission + 1)

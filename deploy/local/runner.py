@@ -19,7 +19,7 @@ from deploy.local.first_run import provision_keys
 from deploy.local.folders import make_empty
 from deploy.local.kafka_broker import format_command, is_formatted, write_properties
 from deploy.local.notifier import OnChange
-from deploy.local.plan import Options, Plan, make_plan
+from deploy.local.plan import Options, Plan, make_plan, tenants_file_of
 from deploy.local.supervision import RestartPolicy
 from deploy.local.supervisor import Supervisor, SupervisorError, stop_timeout_s
 from streams.provisioning import provision, wait_for_broker
@@ -133,7 +133,8 @@ class Stack:
     def _start(self) -> None:
         self._resources.enter_context(self.data.lock())
         self._end_leftovers()
-        self._keys = provision_keys(self.data)
+        tenants_file = tenants_file_of(self.data, self._options.environment)
+        self._keys = provision_keys(self.data, tenants_file)
         self._plan = plan = make_plan(self.data, self._keys, self._options, self._rng)
         make_empty(self.data.scratch)
         self._prepare_infrastructure(plan)
@@ -144,7 +145,7 @@ class Stack:
         supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure(), self._raise_if_interrupted)
         self._wait_for_broker(plan)
         began_s = time.monotonic()
-        tenants = [tenant.tenant_id for tenant in read_tenants(self.data.tenants_file)]
+        tenants = [tenant.tenant_id for tenant in read_tenants(plan.settings.tenants_file)]
         report = provision(plan.settings.kafka, plan.settings.topics.all(tenants))
         self._say(
             f"topics: {len(report.created)} created, {len(report.present)} present ({time.monotonic() - began_s:.1f} s)"

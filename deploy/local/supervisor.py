@@ -20,9 +20,10 @@ from typing import IO
 from deploy.local import guardian as guardian_module
 from deploy.local.data_folder import ProcessRecord
 from deploy.local.notifier import Notifier, OnChange
-from deploy.local.plan import ROOT, ProcessSpec, Stage
+from deploy.local.plan import ProcessSpec, Stage
 from deploy.local.process_identity import identity
 from deploy.local.supervision import ALIVE, Life, RestartPolicy, State
+from deploy.paths import ROOT
 
 POLL_S = 0.05
 STARTING_PROBE_S = 0.1

@@ -2,13 +2,15 @@ import json
 import random
 import socket
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from deploy.local.data_folder import DataFolder, Keys
-from deploy.local.plan import LOCAL_CONFIG, Options, PlanError, Stage, make_plan, settings_with
+from deploy.local.first_run import provision_keys
+from deploy.local.plan import LOCAL_CONFIG, Options, PlanError, Stage, make_plan, settings_with, tenants_file_of
 from deploy.local.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
 
 KEYS = Keys(deployment_secret="s" * 40)
@@ -180,3 +182,33 @@ def test_a_listening_port_is_not_free() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert not is_free(taken.getsockname()[1])
+
+
+def test_no_two_workers_compute_on_one_gpu(data: DataFolder) -> None:
+    options = Options(engine="vllm", engine_args={"tensor_parallel_size": 2}, workers=2, free_ports=True)
+    plan = make_plan(data, KEYS, replace(options, gpus=("4", "5", "6", "7")), random.Random(1))
+    workers = [spec for spec in plan.processes if spec.stage is Stage.WORKERS]
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in workers] == ["4,5", "6,7"]
+    with pytest.raises(PlanError, match="2 workers want 4 GPUs, and there are 3"):
+        make_plan(data, KEYS, replace(options, gpus=("0", "1", "2")), random.Random(1))
+
+
+@pytest.mark.parametrize(("engine", "gpus"), [("vllm", ()), ("simulated", ("0",))])
+def test_who_needs_no_gpu_is_given_none(data: DataFolder, engine: str, gpus: tuple[str, ...]) -> None:
+    plan = make_plan(data, KEYS, Options(engine=engine, workers=2, gpus=gpus, free_ports=True), random.Random(1))
+    workers = [spec for spec in plan.processes if spec.stage is Stage.WORKERS]
+    assert not any(spec.environment.get("CUDA_VISIBLE_DEVICES") for spec in workers)
+
+
+def test_a_tenants_file_of_the_operators_own_is_the_one_that_counts(
+    data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert plan.settings.tenants_file == data.tenants_file
+    own = tmp_path / "own.toml"
+    monkeypatch.setenv("SLUICE_TENANTS_FILE", str(own))
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert (plan.settings.tenants_file, tenants_file_of(data)) == (own, own)
+    keys = provision_keys(data, own)
+    assert not own.exists()
+    assert (keys.api_keys, keys) == ({}, provision_keys(data, own))
