@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.install.kafka_jars import fetch_jars, has_jars, kafka_libs
+from deploy.install.kafka_jars import WrongJars, fetch_jars, has_jars, kafka_libs
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -291,6 +291,8 @@ def need_kafka(progress: Progress, system: System) -> None:
             fetch_jars(libs, timeout_s=COMMAND_TIMEOUT_S)
         except subprocess.CalledProcessError as error:
             raise BootstrapError(f"Maven could not fetch Kafka:\n{error.stdout}") from None
+        except WrongJars as error:
+            raise BootstrapError(f"Maven fetched something else than Kafka: {error}") from None
 
 
 @contextmanager

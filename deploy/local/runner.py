@@ -182,7 +182,7 @@ class Stack:
         if plan.kafka is None:
             return
         if not has_jars(plan.kafka.libs):
-            raise SupervisorError("Kafka's jars are missing; fetch them with: python3 -m deploy.install.bootstrap")
+            raise SupervisorError("Kafka's jars are missing; fetch them with: python -m deploy.install.kafka_jars")
         write_properties(plan.kafka)
         if is_formatted(plan.kafka):
             return
