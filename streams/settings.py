@@ -61,8 +61,8 @@ class GatewaySettings(_Section):
     )
     max_connections: int = Field(default=20_000, ge=1, description="Requests and WebSockets served at once.")
     max_open_responses: int = Field(default=20_000, ge=1, description="Accepted by this gateway and not ended.")
-    viewer_queue_chars: int = Field(
-        default=262_144, ge=4_096, description="How far a viewer may lag behind its response, in characters of text."
+    viewer_lag_bytes: int = Field(
+        default=4_194_304, ge=65_536, description="Of memory that a response may take for viewers that lag behind it."
     )
     viewer_stall_ms: int = Field(default=10_000, ge=100)
     history_flush_ms: int = Field(default=500, ge=1, description="Every append costs as much as many tokens.")

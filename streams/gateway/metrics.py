@@ -63,12 +63,13 @@ class HubCollector(Collector):
         yield GaugeMetricFamily("sluice_gateway_open_viewers", "Viewers attached.", hub.viewers)
         yield GaugeMetricFamily("sluice_gateway_open_responses", "Accepted here, not ended.", hub.open_responses)
         yield GaugeMetricFamily("sluice_gateway_responses_in_memory", "Open, watched, or not in history.", len(hub))
-        yield GaugeMetricFamily("sluice_gateway_unflushed_chars", "Text that history lacks.", hub.unflushed_chars)
+        yield GaugeMetricFamily("sluice_gateway_held_bytes", "Text in memory, estimated.", hub.held_bytes)
+        yield GaugeMetricFamily("sluice_gateway_unkept_bytes", "Of that, what history lacks.", hub.backlog.unkept_bytes)
         yield GaugeMetricFamily("sluice_gateway_loop_utilisation_ratio", "CPU of the event loop.", self.utilisation)
         yield CounterMetricFamily("sluice_gateway_released_tokens", "Read from the log.", hub.released_tokens)
         yield CounterMetricFamily("sluice_gateway_delivered_tokens", "Taken by viewers.", hub.delivered_tokens)
         yield CounterMetricFamily("sluice_gateway_duplicate_tokens", "Seen before.", hub.duplicate_tokens)
         yield CounterMetricFamily("sluice_gateway_stream_gaps", "Streams with missing tokens.", hub.gaps)
         yield CounterMetricFamily(
-            "sluice_gateway_abandoned_history_chars", "Left to the log alone.", hub.abandoned_chars
+            "sluice_gateway_history_left_to_log_bytes", "Text that history never got.", hub.bytes_left_to_log
         )

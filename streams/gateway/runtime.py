@@ -17,8 +17,9 @@ from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.edge import Edge
-from streams.gateway.fan_out.hub import Hub, Stream
+from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump, dead_letter
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
 from streams.gateway.http.usage_reader import UsageReader
@@ -35,7 +36,7 @@ from streams.settings import Settings
 GROUP = "gateways"
 DISCONNECT_GRACE_MS = 2_000
 """How long a response without viewers goes on under `on_disconnect: cancel`: long enough to reconnect and resume."""
-ADOPTION_GRACE_MS = MOVED_AFTER_MS + 5_000
+ELSEWHERE_GRACE_MS = MOVED_AFTER_MS + 5_000
 """The same for a response that this gateway did not accept: its viewers may still wait at the one that did."""
 SWEEP_S = 0.5
 UNSENT_SWEEP_S = 1.0
@@ -73,17 +74,17 @@ class GatewayRuntime:
         usage: UsageReader,
         registry: CollectorRegistry,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
-        adoption_grace_ms: int = ADOPTION_GRACE_MS,
+        elsewhere_grace_ms: int = ELSEWHERE_GRACE_MS,
     ) -> None:
         options = settings.gateway
         self._settings = settings
         self._topics = settings.topics
         self._redis = redis
         self.hub = Hub(
-            max_lag_chars=options.viewer_queue_chars,
+            max_lag_bytes=options.viewer_lag_bytes,
             stall_ms=options.viewer_stall_ms,
             disconnect_grace_ms=disconnect_grace_ms,
-            adoption_grace_ms=adoption_grace_ms,
+            elsewhere_grace_ms=elsewhere_grace_ms,
         )
         self._metrics = GatewayMetrics(registry)
         self._collector = HubCollector(self.hub)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from schemas.responses import Started
 from streams.gateway.closing import CloseReason
-from streams.gateway.fan_out.hub import Behind, Closed, Event, Viewer
 from streams.gateway.fan_out.spans import Span, join_runs
+from streams.gateway.fan_out.stream import Behind, Closed, Event, Viewer
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
 

@@ -188,19 +188,8 @@ class Pump:
         _require_written(dead)
         if len(dead) > MAX_UNWRITTEN_DEAD_LETTERS:
             raise LogError(f"{len(dead)} dead letters wait for the log", retriable=False)
-        entries = self._hub.collect()
-        started_s = time.perf_counter()
-        if entries:
-            try:
-                await self._history.append(entries)
-            except HistoryUnavailable as error:
-                self._metrics.history_failures.inc()
-                _log.warning("history_flush_failed", why=str(error), chars=self._hub.unflushed_chars)
-                if left := self._hub.abandon_unflushed():
-                    _log.error("history_left_to_the_log", responses=left)
-                return
-            self._hub.flushed(entries)
-            self._metrics.history_flush.observe(time.perf_counter() - started_s)
+        if not await self._append():
+            return
         if dead:
             _, unwritten = await asyncio.wait(dead, timeout=DEAD_LETTER_WAIT_S)
             _require_written(dead)
@@ -219,6 +208,25 @@ class Pump:
                 _log.warning("commit_failed", why=str(error))
                 return
             self._committed.update(due)
+
+    async def _append(self) -> bool:
+        """In slices, between which the loop is free; False when history did not take all that it lacked at first."""
+        hub, started_s = self._hub, time.perf_counter()
+        left = len(hub.backlog)
+        while left > 0 and (entries := hub.backlog.next_slice()):
+            try:
+                await self._history.append(entries)
+            except HistoryUnavailable as error:
+                self._metrics.history_failures.inc()
+                _log.warning("history_flush_failed", why=str(error), bytes=hub.backlog.unkept_bytes)
+                if responses := hub.leave_to_log():
+                    _log.error("history_left_to_the_log", responses=responses)
+                return False
+            hub.kept(entries)
+            left -= sum(entry.is_last for entry in entries)
+            await asyncio.sleep(0)
+        self._metrics.history_flush.observe(time.perf_counter() - started_s)
+        return True
 
 
 def _covers(reached: int | None, committed: Committed | None) -> bool:

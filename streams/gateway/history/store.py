@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams import redis_keys
-from streams.gateway.fan_out.hub import HistoryEntry, Stream
+from streams.gateway.fan_out.backlog import HistoryEntry
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition

@@ -16,8 +16,8 @@ from streams.dialects.openai_completion import completion_object
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.hub import Closed, Event
 from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
     ending_response,
     invalid_parameter,

@@ -8,8 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from schemas.responses import Started, Terminal
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.hub import Closed, Event
 from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.chat_events import ChatEvents
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.timing import Timing

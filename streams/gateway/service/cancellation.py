@@ -7,7 +7,8 @@ import structlog
 from schemas.base import Scope
 from schemas.control import Cancel
 from streams.gateway.errors import ApiError
-from streams.gateway.fan_out.hub import Hub, Stream
+from streams.gateway.fan_out.hub import Hub
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.service.background import Background
 from streams.gateway.service.clocks import now_ms
 from streams.gateway.service.keys import Principal

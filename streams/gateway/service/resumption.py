@@ -7,8 +7,9 @@ from schemas.responses import Terminal
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.hub import Behind, Closed, Hub, Stream
+from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Behind, Closed, Stream
 from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.keys import Principal

@@ -7,7 +7,8 @@ from streams.dialects.neutral import ChatRequest
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.hub import Hub, Stream
+from streams.gateway.fan_out.hub import Hub
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.acceptance import Acceptance
@@ -123,9 +124,9 @@ class Gateway:
 
     async def meet(self) -> None:
         """Finds out what becomes, without viewers, of responses that were begun before this gateway read them."""
-        if unmet := self.hub.strangers(MEETINGS_AT_ONCE):
+        if unmet := self.hub.unmet(MEETINGS_AT_ONCE):
             for response_id, started in (await self._history.started(unmet)).items():
-                self.hub.introduce(response_id, started.on_disconnect, monotonic_ms())
+                self.hub.meet(response_id, started.on_disconnect, monotonic_ms())
 
     async def stop(self) -> None:
         """No new requests; viewers are told to come back elsewhere."""

@@ -2,7 +2,8 @@
 
 from schemas.base import Scope
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.hub import Hub, Viewer
+from streams.gateway.fan_out.hub import Hub
+from streams.gateway.fan_out.stream import Viewer
 from streams.gateway.history.store import History
 from streams.gateway.service.clocks import monotonic_ms
 

@@ -36,8 +36,8 @@ from streams.dialects.openai_error import ending_error
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.hub import Behind, Closed, Event
 from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Behind, Closed, Event
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import retry_advice_ms

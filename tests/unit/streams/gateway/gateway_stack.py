@@ -241,14 +241,14 @@ def memory_log(settings: Settings) -> MemoryLog:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, log: MemoryLog, *, disconnect_grace_ms: int = 50, adoption_grace_ms: int = 50
+    settings: Settings, log: MemoryLog, *, disconnect_grace_ms: int = 50, elsewhere_grace_ms: int = 50
 ) -> AsyncIterator[Stack]:
     """A gateway on a free port until the block ends."""
     directory, usage = Directory(), Usage()
     runtime = GatewayRuntime(
         settings, clients=MemoryClients(log, settings.gateway.gateway_id), redis=connect_history(settings.redis),
         directory=directory, catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
-        disconnect_grace_ms=disconnect_grace_ms, adoption_grace_ms=adoption_grace_ms,
+        disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000
     server = GatewayServer(server_config(settings, runtime.edge), runtime.stop, stall_s=stall_s)

@@ -64,7 +64,7 @@ class Region:
     async def add_gateway(self) -> Stack:
         gateway = self._settings.gateway.model_copy(update={"gateway_id": "gateway-2"})
         settings = self._settings.model_copy(update={"gateway": gateway})
-        served = serving(settings, self._log, disconnect_grace_ms=LONG_MS, adoption_grace_ms=LONG_MS)
+        served = serving(settings, self._log, disconnect_grace_ms=LONG_MS, elsewhere_grace_ms=LONG_MS)
         new = await self._second.enter_async_context(served)
         assert (self.old.runtime.pump.owned, new.runtime.pump.owned) == ([0], [1])
         return new

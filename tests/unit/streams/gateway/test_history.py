@@ -16,9 +16,11 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import OnDisconnect
 from streams import redis_keys
-from streams.gateway.fan_out.hub import HistoryEntry, Hub, Stream
+from streams.gateway.fan_out.backlog import HistoryEntry
+from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
 from streams.gateway.service.clocks import now_ms
@@ -274,14 +276,14 @@ async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_p
     if lost:
         with redis.Redis.from_url(settings.redis.url) as server:
             server.delete(redis_keys.history(settings.region, "acme", request.response_id))
-    introduced: list[str] = []
-    introduce = Hub.introduce
+    met: list[str] = []
+    meet = Hub.meet
 
     def listen(hub: Hub, response_id: str, on_disconnect: OnDisconnect, at_ms: int) -> None:
-        introduce(hub, response_id, on_disconnect, at_ms)
-        introduced.append(response_id)
+        meet(hub, response_id, on_disconnect, at_ms)
+        met.append(response_id)
 
-    monkeypatch.setattr(Hub, "introduce", listen)
+    monkeypatch.setattr(Hub, "meet", listen)
     async with serving(settings, log) as stack:
         assert stack.pipeline.cancels() == []
         stack.pipeline.release(request, 2, ["two "])
@@ -289,7 +291,7 @@ async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_p
             await until(stack.pipeline.cancels, "the response is cancelled")
             assert stack.pipeline.cancels()[0].response_id == request.response_id
         else:
-            await until(lambda: introduced == [request.response_id], "it is known")
+            await until(lambda: met == [request.response_id], "it is known")
             stack.pipeline.end(request, 3)
             await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it ends by itself")
             assert stack.pipeline.cancels() == []

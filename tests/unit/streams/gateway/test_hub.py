@@ -1,219 +1,30 @@
-"""The hub: whatever is merged, repeated, trimmed or resumed, each viewer's text is the released text."""
-
-from collections.abc import Callable
-from typing import Any
+"""The hub: who is woken, who is closed, what is forgotten, and what becomes of responses without viewers."""
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import OnDisconnect
 from schemas.responses import Started, Terminal
 from streams.gateway.closing import CloseReason
-from streams.gateway.fan_out.hub import MAX_INTRODUCTIONS, Behind, Closed, Hub, Viewer
-from streams.gateway.fan_out.spans import Span, join, join_runs
-from streams.gateway.history.replay import Replay, pack
+from streams.gateway.fan_out.hub import MAX_MEETINGS
+from streams.gateway.fan_out.spans import Span, join, join_runs, memory_bytes
+from streams.gateway.fan_out.stream import Behind, Closed, Viewer
+from streams.gateway.history.replay import Replay
 from tests.unit.streams.gateway.gateway_stack import release, started, terminal
-
-ACME = Scope(tenant_id="acme")
-R = "resp_local-0_" + "0" * 12 + "7" + "0" * 19
-JOB = "resp_local-0_" + "0" * 32
-MAX_LAG_CHARS = 40
-OWNED = [0]
-
-
-def another(number: int) -> str:
-    """A response id of its own."""
-    return f"{R[:-8]}{number:08}"
-
-
-def hub(**options: int) -> Hub:
-    return Hub(**{"max_lag_chars": MAX_LAG_CHARS, "stall_ms": 1_000, "disconnect_grace_ms": 500, **options})
-
-
-class Reader:
-    """A viewer, what history gave it, and the text it has seen."""
-
-    def __init__(self, watched: Hub, after: int, history: Callable[[int], Replay], now_ms: int = 0) -> None:
-        self.hub = watched
-        self.history = history
-        self.text = ""
-        self.last = self.first_after = after
-        self.terminal: Terminal | None = None
-        self.closed: CloseReason | None = None
-        self.starts = 0
-        self.viewer: Viewer = watched.attach(R, 0, ACME, after, lambda _: None, now_ms)
-        if self.viewer.needs_history:
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        replay = self.history(self.last)
-        assert not replay.gap
-        for span in replay.spans:
-            self.see(span)
-        if replay.terminal is not None:
-            self.terminal = replay.terminal
-        elif not self.viewer.caught_up(replay.last, started=replay.started is not None):
-            assert self.viewer.closed
-
-    def see(self, span: Span) -> None:
-        assert span.first_sequence == self.last + 1
-        assert len(span.text_ends) == span.tokens
-        self.last = span.sequence_number
-        self.text += span.text
-
-    def take(self, times: int = 1_000) -> None:
-        for _ in range(times):
-            if self.terminal is not None or self.closed is not None:
-                return
-            quick = self.viewer.take_span() if self.last % 2 else None
-            match quick or self.viewer.take(max_chars=16):
-                case None:
-                    return
-                case Span() as span:
-                    self.see(span)
-                case Behind():
-                    self.catch_up()
-                case Started():
-                    self.starts += 1
-                case Terminal() as end:
-                    self.terminal = end
-                case Closed(reason):
-                    self.closed = reason
-
-
-class HubMachine(RuleBasedStateMachine):
-    """One response; its tokens are pushed with repetitions and re-grouping, flushed now and then, viewed by many."""
-
-    @initialize(tokens=st.lists(st.text("abé🙂", max_size=3), max_size=40))
-    def begin(self, tokens: list[str]) -> None:
-        self.tokens = tokens
-        self.hub = hub()
-        self.released = 0
-        self.ended = False
-        self.entries: list[bytes] = []
-        self.readers: list[Reader] = []
-        self.now_ms = 0
-        self.hub.open(R, 0, ACME, "continue", 0)
-        self.reader(0)
-        self.hub.apply_started(started(R, ACME), 0, 0)
-
-    def reader(self, after: int) -> None:
-        self.readers.append(Reader(self.hub, after, self.history, self.now_ms))
-
-    def history(self, after: int) -> Replay:
-        replay = Replay(after)
-        for entry in self.entries:
-            replay.add_packed(entry)
-        return replay
-
-    @rule(back=st.integers(0, 8), count=st.integers(0, 8))
-    def push(self, back: int, count: int) -> None:
-        """Tokens arrive, from some that were there already."""
-        first = max(1, self.released + 1 - back)
-        tokens = self.tokens[first - 1 : self.released + count]
-        if tokens and not self.ended:
-            self.hub.apply_release(release(R, ACME, first, tokens), 0, self.now_ms)
-            self.hub.wake_viewers()
-            self.released = max(self.released, first + len(tokens) - 1)
-
-    @rule()
-    def end(self) -> None:
-        if self.released == len(self.tokens):
-            self.hub.apply_terminal(terminal(R, ACME, self.released + 1), 0, self.now_ms)
-            self.ended = True
-
-    @rule()
-    def flush(self) -> None:
-        entries = self.hub.collect()
-        self.entries += [pack(entry.started, entry.spans, entry.terminal) for entry in entries]
-        self.hub.flushed(entries)
-
-    @rule()
-    def flush_is_lost_on_the_way_back(self) -> None:
-        """Redis took it, but the answer did not arrive: the same text comes again."""
-        self.entries += [pack(e.started, e.spans, e.terminal) for e in self.hub.collect()]
-
-    @rule(position=st.floats(0, 1))
-    def join_late(self, position: float) -> None:
-        if len(self.readers) < 6 and self.hub.get(R) is not None:
-            self.reader(int(position * self.released))
-
-    @rule(which=st.integers(0, 5), times=st.integers(1, 30))
-    def take(self, which: int, times: int) -> None:
-        if self.readers:
-            self.readers[which % len(self.readers)].take(times)
-
-    @rule(which=st.integers(0, 5))
-    def leave_and_resume(self, which: int) -> None:
-        if not self.readers:
-            return
-        old = self.readers.pop(which % len(self.readers))
-        self.hub.detach(old.viewer, self.now_ms)
-        self.check(old)
-        if self.hub.get(R) is not None:
-            self.reader(old.last)
-
-    def check(self, reader: Reader) -> None:
-        assert reader.text == "".join(self.tokens[reader.first_after : reader.last])
-        if reader.terminal is not None:
-            assert reader.last == len(self.tokens)
-        assert reader.closed in (None, CloseReason.SLOW_VIEWER)
-        assert reader.starts <= 1
-
-    @invariant()
-    def every_text_is_a_piece_of_the_released_text(self) -> None:
-        for reader in getattr(self, "readers", []):
-            self.check(reader)
-
-    @invariant()
-    def memory_is_bounded_by_lag_and_unflushed_text(self) -> None:
-        if hasattr(self, "hub") and (stream := self.hub.get(R)) is not None:
-            flushed = stream.spans[: max(0, stream.flushed - stream.trimmed)]
-            assert sum(len(span.text) for span in flushed) <= MAX_LAG_CHARS or not self.entries
-            unflushed = stream.spans[max(0, stream.flushed - stream.trimmed) :]
-            assert self.hub.unflushed_chars == sum(len(span.text) for span in unflushed)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "hub"):
-            return
-        self.push(0, len(self.tokens))
-        self.end()
-        for reader in self.readers:
-            reader.take()
-            self.check(reader)
-            assert reader.terminal is not None or reader.closed is not None
-        self.flush()
-        for reader in self.readers:
-            self.hub.detach(reader.viewer, self.now_ms)
-        assert self.hub.viewers == 0
-        assert len(self.hub) == 0
-        assert self.hub.unflushed_chars == 0
-
-
-TestHubMachine = HubMachine.TestCase
-TestHubMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
-
-
-def open_with(tokens: list[str], **options: int) -> Hub:
-    watched = hub(**options)
-    watched.open(R, 0, ACME, "cancel", 0)
-    watched.apply_started(started(R, ACME), 0, 0)
-    watched.apply_release(release(R, ACME, 1, tokens), 0, 0)
-    return watched
-
-
-def viewer_of(watched: Hub, after: int = 0, on_ready: Callable[[Viewer], Any] = lambda _: None) -> Viewer:
-    return watched.attach(R, 0, ACME, after, on_ready, 0)
-
-
-def flush(watched: Hub) -> None:
-    watched.flushed(watched.collect())
+from tests.unit.streams.gateway.hub_stories import (
+    ACME,
+    JOB,
+    MAX_LAG_BYTES,
+    OWNED,
+    R,
+    Reader,
+    another,
+    flush,
+    hub,
+    open_with,
+    viewer_of,
+)  # fmt: skip
 
 
 def test_a_viewer_is_woken_once_until_it_has_taken_everything() -> None:
@@ -297,16 +108,16 @@ def test_a_viewer_that_does_not_take_is_closed_after_the_stall_time() -> None:
 
 
 def test_a_viewer_that_lags_beyond_the_bound_is_closed_when_history_has_the_text() -> None:
-    watched = open_with(["x" * 30])
+    watched = open_with(["x" * 1_000])
     slow = viewer_of(watched)
     flush(watched)
     assert not slow.closed
-    watched.apply_release(release(R, ACME, 2, ["y" * 30]), 0, 0)
+    watched.apply_release(release(R, ACME, 2, ["y" * 1_000]), 0, 0)
     flush(watched)
     assert slow.closed
     stream = watched.get(R)
     assert stream is not None
-    assert sum(len(span.text) for span in stream.spans) <= MAX_LAG_CHARS
+    assert watched.held_bytes == memory_bytes(stream.spans) <= MAX_LAG_BYTES
 
 
 def test_the_last_viewer_to_leave_starts_the_grace_and_coming_back_ends_it() -> None:
@@ -324,7 +135,7 @@ def test_the_last_viewer_to_leave_starts_the_grace_and_coming_back_ends_it() -> 
     assert watched.sweep(20_000, OWNED).cancel == [], "once is enough"
 
 
-def test_a_glance_at_an_abandoned_response_does_not_keep_it_alive() -> None:
+def test_a_glance_at_a_response_that_nobody_watches_does_not_keep_it_alive() -> None:
     watched = open_with(["a"])
     watched.detach(viewer_of(watched), 0)
     glance = watched.attach(R, 0, ACME, 0, lambda _viewer: None, 400, stays=False)
@@ -365,8 +176,8 @@ def test_a_restarted_gateway_learns_from_started_what_becomes_of_a_response_with
     assert cancelled == ([] if cancelled_at_ms is None else [cancelled_at_ms])
 
 
-def test_the_viewers_of_an_adopted_response_have_longer_to_come_and_then_the_usual_time_to_come_back() -> None:
-    restarted = hub(adoption_grace_ms=5_000)
+def test_the_viewers_of_a_response_begun_elsewhere_have_longer_to_come_and_then_the_usual_time_to_come_back() -> None:
+    restarted = hub(elsewhere_grace_ms=5_000)
     restarted.apply_started(started(R, ACME, "cancel"), 0, 0)
     assert restarted.sweep(4_900, OWNED).cancel == []
     restarted.detach(viewer_of(restarted), 4_900)
@@ -375,42 +186,42 @@ def test_the_viewers_of_an_adopted_response_have_longer_to_come_and_then_the_usu
 
 
 @pytest.mark.parametrize(("policy", "cancelled_at_ms"), [("cancel", [1_500]), ("continue", [])])
-def test_a_response_seen_in_the_middle_is_a_stranger_until_history_introduces_it(
+def test_a_response_seen_in_the_middle_is_unmet_until_history_tells_how_it_began(
     policy: OnDisconnect, cancelled_at_ms: list[int]
 ) -> None:
     restarted = hub()
     restarted.apply_release(release(R, ACME, 5, ["e"]), 0, 0)
-    assert [stream.response_id for stream in restarted.strangers(10)] == [R]
+    assert [stream.response_id for stream in restarted.unmet(10)] == [R]
     assert restarted.sweep(1_000, OWNED).cancel == []
-    restarted.introduce(R, policy, 1_000)
-    restarted.introduce(R, policy, 1_200)
-    assert restarted.strangers(10) == []
+    restarted.meet(R, policy, 1_000)
+    restarted.meet(R, policy, 1_200)
+    assert restarted.unmet(10) == []
     assert [now_ms for now_ms in range(1_000, 5_000, 100) if restarted.sweep(now_ms, OWNED).cancel] == cancelled_at_ms
 
 
-def test_who_watches_a_stranger_keeps_it_and_its_leaving_counts() -> None:
+def test_who_watches_an_unmet_response_keeps_it_and_its_leaving_counts() -> None:
     restarted = hub()
     viewer = viewer_of(restarted, 3)
-    [_] = restarted.strangers(10)
-    restarted.introduce(R, "cancel", 0)
+    [_] = restarted.unmet(10)
+    restarted.meet(R, "cancel", 0)
     restarted.apply_release(release(R, ACME, 4, ["d"]), 0, 0)
     assert restarted.sweep(10_000, OWNED).cancel == []
     restarted.detach(viewer, 10_000)
     assert len(restarted.sweep(10_500, OWNED).cancel) == 1
 
 
-def test_strangers_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_run() -> None:
+def test_the_unmet_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_run() -> None:
     restarted = hub()
     for number in range(5):
         restarted.apply_release(release(another(number), ACME, 3, ["c"]), 0, 0)
     restarted.open(another(99), 0, ACME, "cancel", 0)
     restarted.apply_started(started(another(0), ACME), 0, 0)
     restarted.apply_terminal(terminal(another(1), ACME, 4), 0, 0)
-    assert len(restarted.strangers(2)) == 2
-    asked = [stream.response_id for _ in range(10) for stream in restarted.strangers(10)]
+    assert len(restarted.unmet(2)) == 2
+    asked = [stream.response_id for _ in range(10) for stream in restarted.unmet(10)]
     assert set(asked) == {another(2), another(3), another(4)}
-    assert len(asked) == 3 * MAX_INTRODUCTIONS - 2
-    restarted.introduce(another(2), "cancel", 0)
+    assert len(asked) == 3 * MAX_MEETINGS - 2
+    restarted.meet(another(2), "cancel", 0)
     assert restarted.sweep(10_000, OWNED).cancel == [], "too late"
 
 
@@ -438,11 +249,11 @@ def test_what_moves_away_is_forgotten_also_under_a_flush_and_its_viewers_are_tol
     watched.open(R, 0, ACME, "cancel", 0)
     reader = Reader(watched, 0, lambda after: Replay(after))
     watched.apply_release(release(R, ACME, 1, ["one ", "two "]), 0, 0)
-    entries = watched.collect()
+    entries = watched.backlog.next_slice()
     watched.close_partition(0, CloseReason.PARTITION_MOVED)
-    assert (len(watched), watched.unflushed_chars, watched.viewers) == (0, 0, 1)
-    watched.flushed(entries)
-    assert watched.unflushed_chars == 0
+    assert (len(watched), watched.held_bytes, watched.viewers) == (0, 0, 1)
+    watched.kept(entries)
+    assert (watched.held_bytes, watched.backlog.unkept_bytes) == (0, 0)
     reader.take()
     assert reader.closed is CloseReason.PARTITION_MOVED
     watched.open(R, 0, ACME, "cancel", 0)
@@ -465,26 +276,6 @@ def test_a_viewer_of_what_moved_away_that_takes_nothing_is_given_up_all_the_same
 def test_another_tenant_cannot_attach() -> None:
     with pytest.raises(PermissionError):
         open_with(["a"]).attach(R, 0, Scope(tenant_id="beta"), 0, lambda _: None, 0)
-
-
-def test_text_that_history_never_takes_is_left_to_the_log() -> None:
-    watched = open_with(["x" * 20], max_unflushed_chars=10)
-    assert watched.abandon_unflushed() == 1
-    assert watched.unflushed_chars == 0
-    assert watched.abandon_unflushed() == 0
-
-
-def test_ended_responses_that_history_never_takes_leave_memory_too() -> None:
-    watched = hub(max_unflushed_ended=2)
-    for number in range(4):
-        watched.open(another(number), 0, ACME, "cancel", 0)
-    for number in range(2):
-        watched.apply_terminal(terminal(another(number), ACME, 1), 0, 0)
-    assert watched.abandon_unflushed() == 0
-    watched.apply_terminal(terminal(another(2), ACME, 1), 0, 0)
-    assert watched.abandon_unflushed() == 3
-    assert len(watched) == 1
-    assert watched.has_ended(another(0))
 
 
 def test_open_is_what_was_accepted_here_and_has_not_ended() -> None:

@@ -10,9 +10,11 @@ from schemas.base import Scope
 from schemas.codec import Undecodable
 from schemas.responses import Release, Started, Terminal
 from streams.gateway.fan_out import pump as pump_module
-from streams.gateway.fan_out.hub import Hub, Viewer
+from streams.gateway.fan_out.backlog import SLICE_RESPONSES, HistoryEntry
+from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import BUSY_RATIO, CALM_RATIO, Pump
 from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Viewer
 from streams.gateway.history.store import History, LogHistory, RedisHistory, connect_history
 from streams.gateway.metrics import GatewayMetrics
 from streams.log.port import Committed, LogError, LogRecord, TopicPartition
@@ -28,7 +30,7 @@ class Told:
 
     def __init__(self, coalesce_ms: int) -> None:
         self.registry = CollectorRegistry()
-        self.hub = Hub(max_lag_chars=10_000, stall_ms=10_000, disconnect_grace_ms=10_000)
+        self.hub = Hub(max_lag_bytes=100_000, stall_ms=10_000, disconnect_grace_ms=10_000)
         redis = connect_history(RedisSettings(url="redis://127.0.0.1:1/0"))  # never asked
         near = RedisHistory(redis, "local", retention_s=1, response_timeout_ms=1)
 
@@ -129,7 +131,7 @@ async def test_a_record_of_what_is_no_response_id_is_refused_and_the_others_are_
     await told.pump.flush()
     assert told.refused == [("invalid", "response_id: not a response id")]
     assert span_of(viewer).text == "one "
-    assert told.hub.strangers(10) == []
+    assert told.hub.unmet(10) == []
 
 
 async def test_the_rows_beside_one_of_what_is_no_response_id_are_told() -> None:
@@ -191,6 +193,31 @@ async def test_letters_that_are_written_are_not_kept_while_history_is_away() -> 
         told.read(b"?")
         await told.pump.flush()
         assert (len(told.refused), told.pump.unwritten_dead_letters, told.commits) == (number, 0, [])
+
+
+async def test_a_flush_goes_in_slices_and_leaves_the_loop_to_others_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(coalesce_ms=0)
+    ids = [f"resp_local-0_{number:032}" for number in range(5 * SLICE_RESPONSES)]
+    told.read(*(release(response_id, ACME, 1, ["one "]) for response_id in ids))
+    order: list[str] = []
+    kept: list[str] = []
+
+    async def append(_history: History, entries: Sequence[HistoryEntry]) -> None:
+        order.append("slice")
+        kept.extend(entry.stream.response_id for entry in entries)
+        assert len(entries) <= SLICE_RESPONSES
+
+    async def others() -> None:
+        while len(kept) < len(ids):
+            order.append("others")
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(History, "append", append)
+    waiting = asyncio.ensure_future(others())
+    await told.pump.flush()
+    await waiting
+    assert kept == ids
+    assert "slice slice" not in " ".join(order)
 
 
 def test_each_ending_counts_once() -> None:

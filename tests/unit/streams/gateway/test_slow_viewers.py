@@ -27,7 +27,7 @@ def deaf_socket(stack: Stack) -> socket.socket:
 
 
 async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything(redis_url: str) -> None:
-    settings = gateway_settings(redis_url, "deaf", viewer_stall_ms=300, viewer_queue_chars=100_000)
+    settings = gateway_settings(redis_url, "deaf", viewer_stall_ms=300, viewer_lag_bytes=100_000)
     async with serving(settings, memory_log(settings)) as stack:
         deaf = deaf_socket(stack)
         body = json.dumps({**HELLO, "stream": True}).encode()
@@ -52,8 +52,8 @@ async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything
                     received += len(message.get("text", ""))
                 stream = stack.runtime.hub.get(request.response_id)
                 assert stream is not None
-                flushed = sum(len(span.text) for span in stream.spans[: max(0, stream.flushed - stream.trimmed)])
-                assert flushed <= 100_000, "a slow viewer holds no more than its bound"
+                kept = sum(len(span.text) for span in stream.spans[: max(0, stream.spans_kept - stream.trimmed)])
+                assert kept <= 100_000, "a slow viewer holds no more than its bound"
             await until(lambda: stack.runtime.hub.viewers == 1, "the deaf viewer is given up")
             stack.pipeline.end(request, RECORDS + 1)
             async with asyncio.timeout(20):
