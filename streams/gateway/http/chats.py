@@ -69,8 +69,9 @@ class ChatApi:
             if first is None and follower.is_abandoned:
                 raise ClientDisconnect
             if first is None or isinstance(first, Closed):
-                self._gateway.give_up(follower)
-                raise unavailable("The request was not admitted in time.")
+                if not await self._gateway.withdraw(follower):
+                    return still_running_response(EndingCode.UNAVAILABLE.value, headers)
+                raise unavailable("The request was not admitted in time; it is cancelled.")
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
                 return ending_response(first, headers)
             if chat.stream:

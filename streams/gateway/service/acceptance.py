@@ -11,7 +11,9 @@ from streams.dialects.neutral import ChatRequest, end_user_pseudonym
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.service.cancels import Cancels
 from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.ports import Ownership, Sender
@@ -29,8 +31,8 @@ _log = structlog.get_logger()
 
 class Acceptance:
     def __init__(
-        self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, ownership: Ownership,
-        metrics: GatewayMetrics,
+        self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, cancels: Cancels,
+        ownership: Ownership, metrics: GatewayMetrics,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._ids = ids
@@ -38,6 +40,7 @@ class Acceptance:
         self._hub = hub
         self._viewing = viewing
         self._sender = sender
+        self._cancels = cancels
         self._ownership = ownership
         self._metrics = metrics
         self._secret = settings.deployment_secret.get_secret_value().encode()
@@ -68,11 +71,11 @@ class Acceptance:
             raise unavailable("The gateway's queue to the log is full.", EndingCode.OVERLOADED.value) from None
         except (LogError, TimeoutError) as error:
             # A record that was queued may yet reach the log; nobody was told its id.
-            self.give_up(follower)
+            self._withdraw_soon(follower)
             _log.warning("request_not_acknowledged", response_id=response_id, why=str(error)[:200])
             raise unavailable("The request could not be stored.") from None
         except asyncio.CancelledError:
-            self.give_up(follower)
+            self._withdraw_soon(follower)
             raise
         self._metrics.accepted.inc()
         return response_id, follower
@@ -100,8 +103,26 @@ class Acceptance:
         self._hub.forget(response_id)
         self._viewing.release(follower)
 
-    def give_up(self, follower: Follower) -> None:
-        """The client was told that there is no answer: whatever its policy was, nothing goes on for it."""
-        if follower.viewer is not None:
-            follower.viewer.stream.on_disconnect = "cancel"
+    def _withdraw_soon(self, follower: Follower) -> None:
+        self._cancels.write_soon(self._unwatched(follower))
+
+    async def withdraw(self, follower: Follower) -> bool:
+        """Takes back what was accepted, whatever its policy and whoever owns its partition; releases the follower.
+
+        True once the log has the cancel: only then may its client be told to ask again.
+        """
+        stream = self._unwatched(follower)
+        try:
+            await self._cancels.write(stream.response_id, stream.scope, "disconnect")
+        except ApiError as error:
+            _log.warning("cancel_not_stored", response_id=stream.response_id, why=error.message)
+            return False
+        return True
+
+    def _unwatched(self, follower: Follower) -> Stream:
+        """What it followed, which nobody need cancel a second time."""
+        assert follower.viewer is not None, "what was accepted is followed"
+        stream = follower.viewer.stream
+        stream.on_disconnect = "continue"
         self._viewing.release(follower)
+        return stream

@@ -13,7 +13,8 @@ from streams.gateway.history.store import History
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
-from streams.gateway.service.cancellation import ACKNOWLEDGE_TIMEOUT_S, Cancellation, Cancels
+from streams.gateway.service.cancellation import Cancellation
+from streams.gateway.service.cancels import ACKNOWLEDGE_TIMEOUT_S, Cancels
 from streams.gateway.service.clocks import monotonic_ms
 from streams.gateway.service.keys import Principal, authenticate
 from streams.gateway.service.lookup import Lookup, Snapshot
@@ -56,7 +57,7 @@ class Gateway:
         self._viewing = Viewing(hub, history)
         self._cancels = Cancels(sender, settings.topics.control.name, self._background)
         ids = settings.response_ids
-        self._acceptance = Acceptance(settings, ids, hub, self._viewing, sender, ownership, metrics)
+        self._acceptance = Acceptance(settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics)
         lookup = Lookup(ids, settings.topics, hub, history)
         self._resumption = Resumption(settings.gateway, hub, history, self._viewing, lookup, ownership)
         self._cancellation = Cancellation(hub, lookup, self._resumption, self._cancels)
@@ -77,9 +78,9 @@ class Gateway:
             raise unavailable(f"The gateway is not ready: {why}.", "not_ready")
         return await self._acceptance.submit(principal, chat, traceparent=traceparent)
 
-    def give_up(self, follower: Follower) -> None:
-        """See `Acceptance.give_up`."""
-        self._acceptance.give_up(follower)
+    async def withdraw(self, follower: Follower) -> bool:
+        """See `Acceptance.withdraw`."""
+        return await self._acceptance.withdraw(follower)
 
     def release(self, follower: Follower) -> None:
         """The viewer is gone. Idempotent."""
@@ -119,7 +120,7 @@ class Gateway:
         sweep = self.hub.sweep(monotonic_ms(), () if self.stopping else self._ownership.owned)
         self._viewing.cut_off(sweep.stalled)
         for stream in sweep.cancel:
-            self._cancels.abandoned(stream)
+            self._cancels.write_soon(stream)
         return sweep.finished
 
     async def meet(self) -> None:

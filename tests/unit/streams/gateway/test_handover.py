@@ -3,13 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import httpx
 import pytest
 
 from schemas.request import Request
 from streams.gateway.fan_out import pump
+from streams.gateway.fan_out.pump import Pump
 from streams.gateway.runtime import SWEEP_S
+from streams.gateway.service import acceptance
+from streams.gateway.service.cancels import Cancels
+from streams.gateway.service.refusals import unavailable
+from streams.log.consumer_thread import ProducerThread
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, memory_log, serving, until
 
@@ -55,8 +61,9 @@ class Region:
         self._first = AsyncExitStack()
         self._second = AsyncExitStack()
 
-    async def start(self) -> Stack:
-        gateway = self._settings.gateway.model_copy(update={"reply_partitions": 2, "admission_timeout_ms": 200})
+    async def start(self, admission_timeout_ms: int) -> Stack:
+        edge = {"reply_partitions": 2, "admission_timeout_ms": admission_timeout_ms}
+        gateway = self._settings.gateway.model_copy(update=edge)
         self._settings = self._settings.model_copy(update={"gateway": gateway})
         self.old = await self._first.enter_async_context(serving(self._settings, self._log))
         return self.old
@@ -79,9 +86,9 @@ class Region:
 
 
 @pytest.fixture
-async def region(settings: Settings) -> AsyncIterator[Region]:
+async def region(settings: Settings, request: pytest.FixtureRequest) -> AsyncIterator[Region]:
     region = Region(settings)
-    await region.start()
+    await region.start(getattr(request, "param", 200))
     yield region
     await region.close()
 
@@ -185,3 +192,75 @@ async def test_a_gateway_that_stops_cancels_nothing_that_it_told_its_clients_to_
     await asyncio.sleep(3 * SWEEP_S)
     assert region.old.pipeline.cancels() == [], "the next gateway gives its viewers their time"
     region.old.pipeline.end(request, 2)
+
+
+async def ask(stack: Stack) -> httpx.Response:
+    """Not streamed, and to go on without its client: who is told to ask again must not be paid for twice."""
+    async with http(stack) as client:
+        return await client.post("/v1/chat/completions", json={**HELLO, "stream": False, "on_disconnect": "continue"})
+
+
+def assert_withdrawn(answer: httpx.Response, stack: Stack, request: Request) -> None:
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true"), answer.text
+    assert [cancel.response_id for cancel in stack.pipeline.cancels()] == [request.response_id], "it says so"
+
+
+@pytest.mark.parametrize("region", [3_000], indirect=True)
+async def test_what_is_not_admitted_before_its_partition_moves_is_cancelled_before_its_client_hears_so(
+    region: Region,
+) -> None:
+    asking = asyncio.ensure_future(ask(region.old))
+    request = await region.old.pipeline.next_request()
+    assert request.reply_to.partition == 1
+    await region.add_gateway()
+    assert not asking.done()
+    assert_withdrawn(await asking, region.old, request)
+
+
+@pytest.mark.parametrize("region", [60_000], indirect=True)
+async def test_what_is_not_admitted_before_its_gateway_stops_is_cancelled_before_its_client_hears_so(
+    region: Region,
+) -> None:
+    asking = asyncio.ensure_future(ask(region.old))
+    request = await region.old.pipeline.next_request()
+    await region.old.runtime.stop()
+    async with asyncio.timeout(20):
+        assert_withdrawn(await asking, region.old, request)
+
+
+async def test_what_can_not_be_cancelled_either_is_said_to_go_on(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise unavailable("The cancellation could not be stored.")
+
+    monkeypatch.setattr(Cancels, "write", refuse)
+    asking = asyncio.ensure_future(ask(region.old))
+    request = await region.old.pipeline.next_request()
+    answer = await asking
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
+    assert answer.headers["x-request-id"] == request.response_id
+    assert f"/v1/responses/{request.response_id}" in answer.json()["error"]["message"]
+
+
+async def test_a_request_that_is_acknowledged_too_late_is_cancelled_whoever_owns_its_partition(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reached the log all the same, and nobody was told its id."""
+    monkeypatch.setattr(acceptance, "ACKNOWLEDGE_TIMEOUT_S", 0.05)
+    send = ProducerThread.send
+
+    async def acknowledge_late(producer: ProducerThread, topic: str, *rest: Any, **more: Any) -> int:
+        offset = await send(producer, topic, *rest, **more)
+        if topic == region.old.settings.topics.requests.name:
+            monkeypatch.setattr(Pump, "owned", [])
+            await asyncio.sleep(60)
+        return offset
+
+    monkeypatch.setattr(ProducerThread, "send", acknowledge_late)
+    answer = await ask(region.old)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    [request] = region.old.pipeline.requests()
+    await until(region.old.pipeline.cancels, "it is cancelled")
+    assert [cancel.response_id for cancel in region.old.pipeline.cancels()] == [request.response_id]
+    monkeypatch.undo()
