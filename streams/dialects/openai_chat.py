@@ -1,11 +1,10 @@
-"""OpenAI's Chat Completions as a pure translation: bodies to requests, events to chunks, completions and errors.
+"""OpenAI's Chat Completions as a pure translation: bodies to requests, events to chunks.
 
-Nothing is ignored: a field is honoured or refused by name. A parameter that Sluice does not offer may still be sent
-with the value that asks for nothing (`"n": 1`, `"logprobs": false`, `null`).
+What is accepted beside the fields of `ChatBody` stands in `streams.dialects.openai_parameters`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -24,73 +23,19 @@ from schemas.request import (
 from schemas.responses import TokenUsage
 from streams.dialects.neutral import ChatRequest, RequestError
 from streams.dialects.openai_completion import usage_object
+from streams.dialects.openai_parameters import (
+    HINTS,
+    HINTS_IN_MESSAGE,
+    HINTS_IN_PART,
+    NOT_OFFERED,
+    NOT_OFFERED_IN_MESSAGE,
+    NOT_OFFERED_IN_STREAM_OPTIONS,
+    NOT_OFFERED_PARTS,
+    NOT_OFFERED_ROLES,
+    NotOffered,
+)
 
-# Parameters of OpenAI's API that are not offered, with the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "audio": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": (),
-    "store": (False,),
-    "metadata": ({},),
-    "web_search_options": (),
-    "safety_identifier": (),
-    "prompt_cache_key": (),
-    "prompt_cache_retention": (),
-    "moderation": (),
-}
-_GRAMMAR = "answers are not bound to a grammar yet"
-_LOGPROBS = "probabilities are not given to clients yet"
-_REASONING = "reasoning is not told apart from the answer yet"
-_GROUPING = "how tokens are grouped is not a client's choice"
-_ENGINE = "it is the engine's own"
-UNSUPPORTED: Final[Mapping[str, str]] = {
-    "n": "a request has one answer",
-    "metadata": "nothing would give it back",
-    "response_format": _GRAMMAR,
-    "structured_outputs": _GRAMMAR,
-    "logprobs": _LOGPROBS,
-    "top_logprobs": _LOGPROBS,
-    "prompt_logprobs": _LOGPROBS,
-    "prompt_logprob_token_ids": _LOGPROBS,
-    "prompt_logprob_start": _LOGPROBS,
-    "logprob_token_ids": _LOGPROBS,
-    "flat_logprobs": _LOGPROBS,
-    "reasoning_effort": _REASONING,
-    "thinking_token_budget": _REASONING,
-    "truncate_prompt_tokens": "a prompt is answered whole or refused",
-    "detokenize": "answers are text",
-    "output_kind": _GROUPING,
-    "stream_interval": _GROUPING,
-    "watermarking": "no engine here is set up for it",
-    "skip_reading_prefix_cache": _ENGINE,
-    "skip_clone": _ENGINE,
-    "extra_args": _ENGINE,
-    "routed_experts_prompt_start": _ENGINE,
-    "trace_decode_token_ids": _ENGINE,
-}
-"""Why what vLLM could do is refused. Every parameter of vLLM is either honoured (`Sampling`) or stands here."""
-_NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "name": (),
-    "tool_calls": ([],),
-    "function_call": (),
-    "refusal": (),
-    "audio": (),
-    "annotations": ([],),
-}
-_UNSUPPORTED_ROLES = ("tool", "function")
-_UNSUPPORTED_PARTS = ("image_url", "input_audio", "file", "refusal")
-
+_JSON_NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
 _WIRE = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
@@ -114,6 +59,7 @@ class ChatMessage(BaseModel):
     model_config = _WIRE
 
     role: Literal["system", "developer", "user", "assistant"]
+    name: str | None = Field(default=None, max_length=64, description="Kept; today's chat templates do not show it.")
     content: list[ChatTextPart] = Field(min_length=1, max_length=256, fail_fast=True)
 
     @field_validator("content", mode="before")
@@ -143,6 +89,7 @@ class ChatBody(Sampling):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
+    safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
     service_tier: ServiceTier = "auto"
     on_disconnect: OnDisconnect = Field(
         default="cancel", description="What happens when the last viewer is gone: an extension."
@@ -167,23 +114,19 @@ class ChatBody(Sampling):
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Raises RequestError naming the field, as a client would write it: `messages[0].content`."""
-    given = {name: value for name, value in body.items() if name not in _NEUTRAL}
-    for name in body.keys() & _NEUTRAL.keys():
-        _require_neutral(name, body[name], _NEUTRAL[name])
+    given = _asked("", body, NOT_OFFERED, HINTS)
+    if isinstance(options := given.get("stream_options"), dict):
+        given["stream_options"] = _asked("stream_options.", options, NOT_OFFERED_IN_STREAM_OPTIONS, {})
     if isinstance(messages := given.get("messages"), list):
-        given["messages"] = [_supported_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    # A null asks for the default, as in OpenAI's own schema.
-    known = {name: value for name, value in given.items() if value is not None or name not in ChatBody.model_fields}
+        given["messages"] = [_asked_of_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
     try:
-        chat = ChatBody.model_validate(known)
+        chat = ChatBody.model_validate(given)
     except ValidationError as error:
         raise _explain(error) from None
     if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
         raise RequestError(
             EndingCode.INVALID_REQUEST, "max_tokens and max_completion_tokens differ.", "max_completion_tokens"
         )
-    if chat.stream_options is not None and not chat.stream:
-        raise RequestError(EndingCode.INVALID_REQUEST, "stream_options needs stream: true.", "stream_options")
     sampling = {name: getattr(chat, name) for name in Sampling.model_fields}
     sampling["max_tokens"] = chat.max_completion_tokens or chat.max_tokens
     sampling["top_k"] = max(chat.top_k, 0)
@@ -197,7 +140,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         stream=chat.stream,
         include_usage=options.include_usage,
         usage_so_far=options.include_usage and options.continuous_usage_stats,
-        user=chat.user,
+        user=chat.user or chat.safety_identifier,
         service_tier=chat.service_tier,
         on_disconnect=chat.on_disconnect,
     )
@@ -207,41 +150,65 @@ def _message(message: ChatMessage) -> Message:
     return Message(
         role="system" if message.role == "developer" else message.role,
         content=[TextPart(text=part.text) for part in message.content],
+        name=message.name,
     )
 
 
-def _require_neutral(name: str, value: object, neutral: tuple[Any, ...]) -> None:
-    # `True == 1` in Python, but not in JSON.
-    if value is None or any(value == other and type(value) is type(other) for other in neutral):
-        return
-    raise _unsupported(name)
+def _asked(
+    path: str, given: Mapping[str, Any], not_offered: Mapping[str, NotOffered], hints: Mapping[str, type]
+) -> dict[str, Any]:
+    """The fields that ask for something. Raises RequestError for the first in the table's order that is not offered.
+
+    `path` is what stands before a field's name.
+    """
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name, rule in not_offered.items():
+        if name in asked:
+            value = asked.pop(name)
+            if not any(_is_same(value, neutral) for neutral in rule.asks_for_nothing):
+                raise _unsupported(path, name, rule.why)
+    for name, kind in hints.items():
+        if not isinstance(asked.pop(name, None), kind | None):
+            what = _JSON_NAMES[kind]
+            raise RequestError(EndingCode.INVALID_REQUEST, f"{path}{name}: Input should be {what}.", f"{path}{name}")
+    return asked
 
 
-def _unsupported(name: str) -> RequestError:
-    why = f": {UNSUPPORTED[name]}" if name in UNSUPPORTED else ""
-    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{name} is not supported{why}.", name)
+def _is_same(value: object, neutral: object) -> bool:
+    """As JSON: `True == 1` in Python alone."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _supported_message(path: str, message: object) -> object:
-    """The message without neutral fields. What is merely malformed is left to validation."""
+def _unsupported(path: str, name: str, why: str = "") -> RequestError:
+    param = f"{path}{name}"[:200]
+    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{param} is not supported{': ' if why else ''}{why}.", param)
+
+
+def _asked_of_message(path: str, message: object) -> object:
+    """The message without what asks for nothing. What is merely malformed is left to validation."""
     if not isinstance(message, dict):
         return message
-    if message.get("role") in _UNSUPPORTED_ROLES:
-        raise _unsupported(f"{path}.role")
-    for name in message.keys() & _NEUTRAL_IN_MESSAGE.keys():
-        _require_neutral(f"{path}.{name}", message[name], _NEUTRAL_IN_MESSAGE[name])
-    if isinstance(parts := message.get("content"), list):
-        for i, part in enumerate(parts):
-            if isinstance(part, dict) and part.get("type") in _UNSUPPORTED_PARTS:
-                raise _unsupported(f"{path}.content[{i}].type")
-    return {name: value for name, value in message.items() if name not in _NEUTRAL_IN_MESSAGE}
+    if message.get("role") in NOT_OFFERED_ROLES:
+        raise _unsupported(f"{path}.", "role")
+    asked = _asked(f"{path}.", message, NOT_OFFERED_IN_MESSAGE, HINTS_IN_MESSAGE)
+    if isinstance(parts := asked.get("content"), list):
+        asked["content"] = [_asked_of_part(f"{path}.content[{i}].", part) for i, part in enumerate(parts)]
+    return asked
+
+
+def _asked_of_part(path: str, part: object) -> object:
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") in NOT_OFFERED_PARTS:
+        raise _unsupported(path, "type")
+    return _asked(path, part, {}, HINTS_IN_PART)
 
 
 def _explain(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = _path(first["loc"])
     if first["type"] == "extra_forbidden":
-        return _unsupported(param)
+        return _unsupported("", param)
     why = first["msg"].removeprefix("Value error, ")  # what pydantic says before the words of a validator here
     return RequestError(EndingCode.INVALID_REQUEST, f"{param}: {why}.", param)
 

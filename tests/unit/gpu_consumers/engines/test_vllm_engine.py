@@ -20,7 +20,7 @@ from gpu_consumers.engines.vllm_engine import (
     sampling_arguments,
 )
 from schemas.request import RepetitionDetection, Sampling
-from streams.dialects.openai_chat import UNSUPPORTED
+from streams.dialects.openai_parameters import NOT_OFFERED
 
 DEADLINE_S = 10.0
 
@@ -55,8 +55,8 @@ def test_every_parameter_of_vllm_is_honoured_or_refused_with_a_reason() -> None:
     offered = {name for name in sampling_params.SamplingParams.__struct_fields__ if not name.startswith("_")}
     computed = {"output_text_buffer_length"}
     assert set(Sampling.model_fields) <= offered
-    assert offered - computed - set(Sampling.model_fields) <= set(UNSUPPORTED)
-    assert not set(Sampling.model_fields) & set(UNSUPPORTED)
+    assert offered - computed - set(Sampling.model_fields) <= set(NOT_OFFERED)
+    assert not set(Sampling.model_fields) & set(NOT_OFFERED)
 
 
 def test_neither_vllm_nor_torch_is_imported_before_the_engine_starts() -> None:

@@ -1,6 +1,7 @@
 """The OpenAI dialect is a pure translation: golden shapes on the way out, nothing ignored on the way in."""
 
 import json
+from collections.abc import Iterator, Mapping
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -8,10 +9,17 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from schemas.endings import ENDINGS, EndingCode
 from schemas.request import Sampling
 from schemas.responses import TokenUsage
-from streams.dialects.neutral import RequestError, end_user_pseudonym
+from streams.dialects.neutral import ChatRequest, RequestError, end_user_pseudonym
 from streams.dialects.openai_chat import ChunkWriter, parse_chat_request
 from streams.dialects.openai_completion import completion_object
 from streams.dialects.openai_error import ending_error
+from streams.dialects.openai_parameters import (
+    HINTS,
+    HINTS_IN_MESSAGE,
+    NOT_OFFERED,
+    NOT_OFFERED_IN_MESSAGE,
+    NotOffered,
+)
 from streams.gateway import json_body
 from streams.gateway.json_body import parse_json_object
 
@@ -62,37 +70,107 @@ def test_parts_are_kept_and_developer_is_a_system_role() -> None:
     ]  # fmt: skip
 
 
+def _neutral_bodies() -> Iterator[Mapping[str, object]]:
+    for name, row in NOT_OFFERED.items():
+        yield {name: None}
+        yield from ({name: value} for value in row.asks_for_nothing)
+    yield dict.fromkeys(NOT_OFFERED) | dict.fromkeys(HINTS) | {"unheard_of": None}
+    yield {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
+    yield from ({name: kind()} for name, kind in HINTS.items())
+    yield {"metadata": {"job": "1"}, "prompt_cache_key": "tenant-7", "chat_template_kwargs": {"enable_thinking": False}}
+    yield {"stream_options": None}
+    yield {"stream_options": {"include_obfuscation": False}}
+    yield {"length_penalty": 1}
+    yield from ({name: None} for name in ("temperature", "stop", "max_tokens", "user", "seed", "logit_bias"))
+    yield {"top_k": -1}
+
+
+@pytest.mark.parametrize("neutral", list(_neutral_bodies()), ids=str)
+def test_what_asks_for_nothing_is_accepted(neutral: Mapping[str, object]) -> None:
+    assert parse_chat_request({**HELLO, **neutral}) == parse_chat_request(HELLO)
+
+
 @pytest.mark.parametrize(
-    "neutral",
+    "echoed",
     [
-        {"n": 1}, {"n": None}, {"logprobs": False}, {"tools": []}, {"tool_choice": "none"}, {"store": False},
-        {"response_format": {"type": "text"}}, {"modalities": ["text"]}, {"temperature": None}, {"stop": None},
-        {"stream_options": None}, {"max_tokens": None}, {"top_k": -1}, {"user": None}, {"audio": None},
-        {"metadata": {}}, {"metadata": None},
-    ],
+        {name: value}
+        for name, row in NOT_OFFERED_IN_MESSAGE.items()
+        for value in (None, *row.asks_for_nothing)
+    ]
+    + [{name: kind()} for name, kind in HINTS_IN_MESSAGE.items()]
+    + [{"reasoning_content": "The user greets me."}, {"timestamp": None}, {"name": None}],
     ids=str,
 )  # fmt: skip
-def test_a_value_that_asks_for_nothing_is_accepted(neutral: dict[str, object]) -> None:
-    assert parse_chat_request({**HELLO, **neutral}) == parse_chat_request(HELLO)
+def test_what_clients_echo_of_an_answer_is_accepted_in_a_message(echoed: dict[str, object]) -> None:
+    def asked(**more: object) -> ChatRequest:
+        messages = [{"role": "assistant", "content": [{"type": "text", "text": "Yes?"}], **more}]
+        return parse_chat_request({**HELLO, "messages": messages})
+
+    assert asked(**echoed) == asked()
+
+
+def test_a_hint_to_a_cache_may_stand_on_a_part() -> None:
+    part: dict[str, object] = {
+        "type": "text",
+        "text": "Hello",
+        "cache_control": {"type": "ephemeral"},
+        "annotations": [],
+        "file": None,
+    }
+    chat = parse_chat_request({**HELLO, "messages": [{"role": "user", "content": [part]}]})
+    assert chat == parse_chat_request(HELLO)
+
+
+def test_who_speaks_and_for_whom_is_kept() -> None:
+    chat = parse_chat_request(
+        {**HELLO, "messages": [{"role": "user", "content": "Hi", "name": "ann"}], "safety_identifier": "user-7"}
+    )
+    assert (chat.messages[0].name, chat.user) == ("ann", "user-7")
+    assert parse_chat_request({**HELLO, "user": "ann", "safety_identifier": "user-7"}).user == "ann"
+
+
+def test_usage_may_be_asked_for_where_it_comes_anyway() -> None:
+    chat = parse_chat_request({**HELLO, "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
+    assert (chat.stream, chat.include_usage, chat.usage_so_far) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"tools": [{"type": "function"}], "tool_choice": choice} for choice in ("auto", "required", {"type": "function"})]
+    + [{"tool_choice": "required", "tools": [{}], "n": 2, "functions": [{}], "parallel_tool_calls": True}],
+    ids=str,
+)
+def test_of_tools_and_what_goes_with_them_the_tools_are_blamed(extra: dict[str, object]) -> None:
+    for body in ({**HELLO, **extra}, {**HELLO, **dict(reversed(extra.items()))}):
+        with pytest.raises(RequestError) as refused:
+            parse_chat_request(body)
+        assert (refused.value.param, refused.value.message) == ("tools", "tools is not supported.")
+
+
+@pytest.mark.parametrize(("name", "row"), NOT_OFFERED.items())
+def test_what_asks_for_something_that_is_not_offered_is_told_why(name: str, row: NotOffered) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_chat_request({**HELLO, name: "something else"})
+    why = f": {row.why}" if row.why else ""
+    assert (refused.value.code, refused.value.param) == (EndingCode.UNSUPPORTED_PARAMETER, name)
+    assert refused.value.message == f"{name} is not supported{why}."
 
 
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
         ({"n": 2}, "n"), ({"n": 10**9}, "n"), ({"n": True}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"), ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"),
         ({"thinking_token_budget": 4}, "thinking_token_budget"), ({"structured_outputs": {}}, "structured_outputs"),
         ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"), ({"stream_interval": 4}, "stream_interval"),
         ({"audio": {"voice": "x"}}, "audio"), ({"modalities": ["text", "audio"]}, "modalities"),
         ({"functions": [{}]}, "functions"), ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"beam_width": 4}, "beam_width"), ({"unheard_of": None}, "unheard_of"),
+        ({"beam_width": 4}, "beam_width"), ({"unheard_of": 0}, "unheard_of"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
-        ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
-        ({"metadata": {"job": "1"}}, "metadata"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -129,7 +207,6 @@ def test_what_is_not_offered_is_refused_by_name(extra: dict[str, object], param:
         ({"stop": ["x"] * 17}, "stop"), ({"stop": [""]}, "stop[0]"), ({"stop": 4}, "stop"),
         ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"1": 101}}, "logit_bias[1]"),
         ({"logit_bias": [1]}, "logit_bias"), ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"bad_words": [""]}, "bad_words[0]"), ({"bad_words": ["x"] * 65}, "bad_words"),
         ({"bad_words": "x"}, "bad_words"),
         ({"allowed_token_ids": []}, "allowed_token_ids"), ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
@@ -143,6 +220,10 @@ def test_what_is_not_offered_is_refused_by_name(extra: dict[str, object], param:
             {"repetition_detection": {"min_pattern_size": 5, "max_pattern_size": 4, "min_count": 2}},
             "repetition_detection",
         ),
+        ({"metadata": "x"}, "metadata"), ({"prompt_cache_key": 4}, "prompt_cache_key"),
+        ({"messages": [{"role": "user", "content": "x", "name": "n" * 65}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "reasoning": {}}]}, "messages[0].reasoning"),
+        ({"stream_options": 3}, "stream_options"),
         ({"service_tier": "gold"}, "service_tier"), ({"on_disconnect": "maybe"}, "on_disconnect"),
     ],
     ids=lambda value: str(value)[:60],
@@ -153,7 +234,7 @@ def test_a_wrong_value_is_refused_with_the_path_of_the_field(extra: dict[str, ob
     assert (refused.value.code, refused.value.param) == (EndingCode.INVALID_REQUEST, param)
 
 
-@pytest.mark.parametrize("content", [5, None, {"type": "text", "text": "x"}], ids=str)
+@pytest.mark.parametrize("content", [5, {"type": "text", "text": "x"}], ids=str)
 def test_content_of_another_type_is_told_both_of_its_forms(content: object) -> None:
     with pytest.raises(RequestError) as refused:
         parse_chat_request({**HELLO, "messages": [{"role": "user", "content": content}]})

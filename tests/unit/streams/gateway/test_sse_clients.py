@@ -10,6 +10,7 @@ import pytest
 from openai._streaming import SSEDecoder
 
 from streams.gateway.http import sse
+from tests.unit.streams.dialects.recorded import RECORDED
 from tests.unit.streams.gateway.gateway_stack import Stack, until
 from tests.unit.streams.gateway.http_clients import HELLO, client
 
@@ -222,3 +223,22 @@ async def test_usage_so_far_stands_in_every_chunk_for_who_asks_for_it(stack: Sta
         reading.feed((await asking).content)
     used = [(c["usage"]["prompt_tokens"], c["usage"]["completion_tokens"]) for c in reading.read[:-1]]
     assert used == [(4, 0), (4, 2), (4, 2), (4, 2)]
+
+
+async def test_every_recorded_body_is_answered_over_http(stack: Stack) -> None:
+    async with client(stack) as http:
+        for recorded in RECORDED:
+            asking = asyncio.ensure_future(http.post(CHAT, json=recorded["body"]))
+            if recorded["refused"] is None:
+                await stack.pipeline.answer(["Hel", "lo"])
+            answer = await asking
+            if recorded["refused"] is not None:
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"]) == (400, "unsupported_parameter"), recorded["clients"]
+                assert error["param"] == recorded["refused"], recorded["clients"]
+            elif recorded["body"].get("stream"):
+                reading = Lines()
+                reading.feed(answer.content)
+                assert (text_of(reading.read), reading.read[-1]) == ("Hello", "[DONE]"), recorded["clients"]
+            else:
+                assert answer.json()["choices"][0]["message"]["content"] == "Hello", recorded["clients"]

@@ -1,0 +1,137 @@
+"""What clients of OpenAI's and of vLLM's chat API may send beside what is honoured, as data.
+
+Nothing is ignored by chance. A field of a body is one of four things: honoured (`openai_chat.ChatBody`); not offered,
+and refused by name unless it asks for nothing (`NOT_OFFERED`); a hint that changes no answer and is dropped knowingly
+(`HINTS`); or unknown, and refused by name. `null` asks for nothing everywhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class NotOffered:
+    """`asks_for_nothing`: the values, beside null, that are accepted. `why` follows the name in the refusal."""
+
+    asks_for_nothing: tuple[Any, ...] = ()
+    why: str = ""
+
+
+_ONE = "a request has one answer"
+_GRAMMAR = "answers are not bound to a grammar yet"
+_LOGPROBS = "probabilities are not given to clients yet"
+_REASONING = "reasoning is not told apart from the answer yet"
+_TEXT = "prompts and answers are text"
+_WHOLE = "a prompt is answered whole or refused"
+_TEMPLATE = "the model's own chat template is used as it is"
+_TOKENS = "answers are text, without their tokens"
+_GROUPING = "how tokens are grouped is not a client's choice"
+_ENGINE = "it is the engine's own"
+
+NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
+    # In this order: the first that asks for something is named, and nobody means `tool_choice` without `tools`.
+    "tools": NotOffered(([],)),
+    "functions": NotOffered(([],)),
+    "tool_choice": NotOffered(("none", "auto")),
+    "function_call": NotOffered(("none", "auto")),
+    "parallel_tool_calls": NotOffered((True, False)),
+    "web_search_options": NotOffered(),
+    "n": NotOffered((1,), _ONE),
+    "best_of": NotOffered((1,), _ONE),
+    "use_beam_search": NotOffered((False,), _ONE),
+    "length_penalty": NotOffered((1.0,), _ONE),
+    "response_format": NotOffered(({"type": "text"},), _GRAMMAR),
+    "structured_outputs": NotOffered((), _GRAMMAR),
+    "guided_json": NotOffered((), _GRAMMAR),
+    "guided_regex": NotOffered((), _GRAMMAR),
+    "guided_choice": NotOffered((), _GRAMMAR),
+    "guided_grammar": NotOffered((), _GRAMMAR),
+    "logprobs": NotOffered((False,), _LOGPROBS),
+    "top_logprobs": NotOffered((0,), _LOGPROBS),
+    "prompt_logprobs": NotOffered((), _LOGPROBS),
+    "prompt_logprob_token_ids": NotOffered((), _LOGPROBS),
+    "prompt_logprob_start": NotOffered((), _LOGPROBS),
+    "logprob_token_ids": NotOffered((), _LOGPROBS),
+    "flat_logprobs": NotOffered((), _LOGPROBS),
+    "reasoning_effort": NotOffered(("none",), _REASONING),
+    "include_reasoning": NotOffered((True,), _REASONING),
+    "thinking_token_budget": NotOffered((), _REASONING),
+    "verbosity": NotOffered(("medium",)),
+    "audio": NotOffered((), _TEXT),
+    "modalities": NotOffered((["text"],), _TEXT),
+    "prediction": NotOffered(),
+    "store": NotOffered((False,)),
+    "moderation": NotOffered(),
+    "echo": NotOffered((False,)),
+    "add_generation_prompt": NotOffered((True,), _TEMPLATE),
+    "continue_final_message": NotOffered((False,), _TEMPLATE),
+    "add_special_tokens": NotOffered((False,), _TEMPLATE),
+    "chat_template": NotOffered((), _TEMPLATE),
+    "documents": NotOffered(([],), _TEMPLATE),
+    "media_io_kwargs": NotOffered(({},), _TEXT),
+    "mm_processor_kwargs": NotOffered(({},), _TEXT),
+    "mm_payload": NotOffered(("tensors",), _TEXT),
+    "return_mm_kwargs": NotOffered((False,), _TEXT),
+    "truncate_prompt_tokens": NotOffered((), _WHOLE),
+    "truncation_side": NotOffered((), _WHOLE),
+    "return_token_ids": NotOffered((False,), _TOKENS),
+    "return_tokens_as_token_ids": NotOffered((False,), _TOKENS),
+    "return_token_offsets": NotOffered((False,), _TOKENS),
+    "return_prompt_text": NotOffered((False,), _TOKENS),
+    "detokenize": NotOffered((True,), _TOKENS),
+    "output_kind": NotOffered((), _GROUPING),
+    "stream_interval": NotOffered((), _GROUPING),
+    "priority": NotOffered((0,), "service_tier chooses the lane"),
+    "watermarking": NotOffered((False,), "no engine here is set up for it"),
+    "cache_salt": NotOffered((), _ENGINE),
+    "kv_transfer_params": NotOffered((), _ENGINE),
+    "ec_transfer_params": NotOffered((), _ENGINE),
+    "vllm_xargs": NotOffered(({},), _ENGINE),
+    "logits_processors": NotOffered(([],), _ENGINE),
+    "skip_reading_prefix_cache": NotOffered((False,), _ENGINE),
+    "skip_clone": NotOffered((), _ENGINE),
+    "extra_args": NotOffered((), _ENGINE),
+    "routed_experts_prompt_start": NotOffered((0,), _ENGINE),
+    "trace_decode_token_ids": NotOffered((), _ENGINE),
+}
+"""Every parameter of vLLM is honoured (`Sampling`), a hint, or stands here."""
+
+HINTS: Final[Mapping[str, type]] = {
+    # OpenAI's, Anthropic's and vLLM's hints for caches and routing: placement makes no use of them yet.
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "session_id": str,
+    # Responses have an id of their own.
+    "request_id": str,
+    # Kept nowhere: it would stand in the log for nobody to read.
+    "metadata": dict,
+    # What a template does not know it ignores, and so do those of vLLM.
+    "chat_template_kwargs": dict,
+}
+"""Dropped, whatever they say: names with the JSON type that they must have."""
+
+NOT_OFFERED_IN_MESSAGE: Final[Mapping[str, NotOffered]] = {
+    "tool_calls": NotOffered(([],)),
+    "tool_call_id": NotOffered(),
+    "function_call": NotOffered(),
+    "refusal": NotOffered(),
+    "audio": NotOffered((), _TEXT),
+    "annotations": NotOffered(([],)),
+    "prefix": NotOffered((False,), _TEMPLATE),
+}
+HINTS_IN_MESSAGE: Final[Mapping[str, type]] = {
+    # Reasoning of earlier turns, as other servers gave it: a template leaves it out of the prompt.
+    "reasoning": str,
+    "reasoning_content": str,
+    "reasoning_details": list,
+    "thinking_blocks": list,
+    "cache_control": dict,
+    "provider_specific_fields": dict,
+}
+"""What clients echo of an answer, or say to another provider's cache."""
+HINTS_IN_PART: Final[Mapping[str, type]] = {"cache_control": dict, "annotations": list}
+
+NOT_OFFERED_IN_STREAM_OPTIONS: Final[Mapping[str, NotOffered]] = {"include_obfuscation": NotOffered((False,))}
+NOT_OFFERED_ROLES: Final = ("tool", "function")
+NOT_OFFERED_PARTS: Final = ("image_url", "input_audio", "file", "refusal")
