@@ -13,6 +13,7 @@ from schemas.base import Scope
 from schemas.request import LANES, Message, ReplyTo, Request, Sampling, TextPart
 from streams.chat_tokenizer import ChatTokenizer
 from streams.ids import ResponseIds
+from streams.keyring import Purpose
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import Headers
 from streams.signing import sign_request
@@ -57,7 +58,7 @@ def _drive(stack: Stack, rate: float, seconds: float, rng: random.Random) -> dic
     lanes.assign({source: lanes.watermarks(source)[1] for source in sources})
     tokenizer = ChatTokenizer(MODEL_PATH)
     texts = [_prompt(tokenizer, rng) for _ in range(200)]
-    secret = settings.deployment_secret.get_secret_value().encode()
+    secret = settings.keyring(Purpose.REQUEST_SIGNING).current
     waiting: list[tuple[str, bytes, Headers]] = []
     ids = settings.response_ids
     for number in range(int(rate * seconds)):

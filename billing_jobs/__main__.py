@@ -20,10 +20,11 @@ from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.keyring import Purpose
 from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
 from streams.log.port import LogError
 from streams.observability import HealthServer
-from streams.settings import Settings, SettingsError, check_secret
+from streams.settings import Settings, SettingsError
 
 STALE_MS = 60_000
 """A sink that has not looked at the log for so long is not ready."""
@@ -40,7 +41,7 @@ def check_settings(settings: Settings) -> None:
     """What only billing asks of the settings. Raises SettingsError."""
     lines = []
     try:
-        check_secret(settings)
+        settings.check_secrets(Purpose.BILLING)
     except SettingsError as error:
         lines.append(str(error))
     for model in settings.models:
@@ -152,7 +153,7 @@ def _run(settings: Settings) -> int:
         stack.enter_context(closing(usage_reader))
         stack.enter_context(closing(sql_reader))
         app = create_app(
-            secret=settings.deployment_secret,
+            passwords=settings.keyring(Purpose.BILLING).accepted,
             usage_reader=usage_reader,
             sql_reader=sql_reader,
             progress=lambda: sink.progress,

@@ -1,5 +1,5 @@
-"""Billing's internal HTTP interface, for the gateway and the operator's command line; every call needs the
-deployment secret as `Authorization: Bearer …`.
+"""Billing's internal HTTP interface, for the gateway and the operator's command line; every call needs
+its password as `Authorization: Bearer …`; `sluice secret billing` shows it.
 
 - `GET /internal/usage`: token classes and money of one tenant in hour or day buckets.
 - `POST /internal/sql`: one SELECT over all tenants, read-only and limited.
@@ -8,7 +8,7 @@ deployment secret as `Authorization: Bearer …`.
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field
 
 from billing_jobs.queries import Reader, UsageQuery
 from billing_jobs.sink import Progress
@@ -76,23 +76,28 @@ def _error(status: int, message: str, code: str, param: str | None = None) -> JS
 
 
 def create_app(
-    *, secret: SecretStr, usage_reader: ReaderThread, sql_reader: ReaderThread, progress: Callable[[], Progress]
+    *,
+    passwords: Sequence[bytes],
+    usage_reader: ReaderThread,
+    sql_reader: ReaderThread,
+    progress: Callable[[], Progress],
 ) -> FastAPI:
-    """Two readers, so that a long SELECT of the operator does not hold up the gateway."""
-    expected = secret.get_secret_value().encode()
-    if not expected:
-        raise ValueError("the deployment secret is empty")
+    """Any of the passwords opens. Two readers, so that a long SELECT of the operator does not hold up the gateway."""
+    if not all(passwords):
+        raise ValueError("a password is empty")
 
     async def authorized(request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if not hmac.compare_digest(given.strip().encode(), expected) or scheme.lower() != "bearer":
+        found = given.strip().encode()
+        known = any([hmac.compare_digest(found, password) for password in passwords])  # noqa: C419 - all, every time
+        if not known or scheme.lower() != "bearer":
             raise _Unauthorized
 
     app = FastAPI(title="Sluice billing", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.exception_handler(_Unauthorized)
     async def _unauthorized(_request: Request, _error_: _Unauthorized) -> JSONResponse:
-        return _error(401, "the deployment secret is missing or wrong", "invalid_api_key")
+        return _error(401, "the password is missing or wrong", "invalid_api_key")
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:

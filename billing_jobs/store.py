@@ -5,11 +5,12 @@ to prefix the next answer with the failed query's output), so every error replac
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from billing_jobs.cut import Batch
 from billing_jobs.pricing import PriceRow
 from billing_jobs.rows import TIME, TableRows, tables_of
-from streams.settings import Settings
+from streams.settings import BillingSettings, Settings
 
 SCHEMA_VERSION = 3
 MIGRATIONS = {1: "tables.sql", 2: "usage_precedence.sql", 3: "price_differences.sql"}
@@ -74,6 +75,17 @@ class BatchStore(Protocol):
         """None before the partition's first batch."""
 
 
+def server_options(settings: BillingSettings) -> dict[str, Any]:
+    """How this process proves itself to a server, and the server to it, as clickhouse-connect calls it."""
+    named = {
+        "password": settings.clickhouse_password.get_secret_value(),
+        "ca_cert": settings.clickhouse_ca_file,
+        "client_cert": settings.clickhouse_certificate_file,
+        "client_cert_key": settings.clickhouse_key_file,
+    }
+    return {name: str(value) for name, value in named.items() if value}
+
+
 class Database:
     """Where the tables are. An embedded one lives until `close`."""
 
@@ -85,7 +97,9 @@ class Database:
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         url = settings.billing.clickhouse_url
-        return cls.server(url) if url else cls.embedded(settings.data_dir / "clickhouse")
+        return (
+            cls.server(url, server_options(settings.billing)) if url else cls.embedded(settings.data_dir / "clickhouse")
+        )
 
     @classmethod
     def embedded(cls, path: Path, name: str = EMBEDDED_DATABASE) -> Self:
@@ -109,8 +123,8 @@ class Database:
         return cls(open_client)
 
     @classmethod
-    def server(cls, url: str) -> Self:
-        """`url` names an existing database: `http://user:password@host:8123/database`."""
+    def server(cls, url: str, options: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """`url` names an existing database: `https://user:password@host:8443/database`; `options` are of the client."""
 
         def open_client(settings: dict[str, Any], timeout_s: int) -> Any:
             return clickhouse_connect.get_client(
@@ -120,6 +134,7 @@ class Database:
                 autogenerate_session_id=False,
                 connect_timeout=5,
                 send_receive_timeout=timeout_s,
+                **options,
             )
 
         return cls(open_client)

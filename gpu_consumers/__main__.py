@@ -27,7 +27,7 @@ from streams.log.consumer_thread import ConsumerThread, ProducerThread
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log.port import LogError
 from streams.observability import HealthServer
-from streams.redis_client import connect_redis
+from streams.redis_client import connect_quota
 from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog
 
@@ -89,7 +89,7 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         coalesce_rows=worker.coalesce_rows,
     )
     async with contextlib.AsyncExitStack() as stack:
-        redis = connect_redis(settings.redis.url, timeout_ms=settings.redis.timeout_ms, decode_responses=True)
+        redis = connect_quota(settings.redis, decode_responses=True)
         stack.push_async_callback(redis.aclose)
         claims = RedisClaims(
             redis,

@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from streams.log.kafka import client_config, log_error
 from streams.log.port import LogError
-from streams.settings import KafkaSettings
+from streams.settings import KafkaSettings, SettingsError
 from streams.topics import Topic
 
 _CALL_TIMEOUT_S = 10.0
@@ -59,9 +59,30 @@ def differences(topic: Topic, config: dict[str, str], replication_factor: int, f
     ]
 
 
-def topic_config(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Of every topic: how many, and how many must have a record before it counts as written."""
+
+    replicas: int
+    min_insync: int
+
+
+def copies(settings: KafkaSettings) -> Copies:
+    """Raises SettingsError for a cluster whose operator has not said: one copy dies with its broker."""
+    said = {
+        "kafka.replication_factor": settings.replication_factor,
+        "kafka.min_insync_replicas": settings.min_insync_replicas,
+    }
+    missing = [name for name, value in said.items() if value is None]
+    if missing and not settings.is_on_loopback:
+        lines = (f"{name}: is needed to provision {settings.bootstrap}; 3 and 2 survive a broker" for name in missing)
+        raise SettingsError("\n".join(lines))
+    return Copies(settings.replication_factor or 1, settings.min_insync_replicas or 1)
+
+
+def topic_config(topic: Topic, wanted: Copies) -> dict[str, str]:
     """The topic-level settings that provisioning demands on this cluster."""
-    return {**topic.config, "min.insync.replicas": str(settings.min_insync_replicas)}
+    return {**topic.config, "min.insync.replicas": str(wanted.min_insync)}
 
 
 def wait_for_broker(settings: KafkaSettings, timeout_s: float) -> None:
@@ -84,20 +105,21 @@ def provision(settings: KafkaSettings, topics: Sequence[Topic], timeout_s: float
     """Creates what is missing, exactly as the table says, and waits until every partition has a leader.
 
     Idempotent, and safe beside another process that provisions the same. Raises DriftError before anything is
-    created when a topic stands differently, TimeoutError, LogError.
+    created when a topic stands differently, SettingsError, TimeoutError, LogError.
     """
+    of_each = copies(settings)
     deadline_s = time.monotonic() + timeout_s
     admin = _admin(settings)
     wanted = {topic.name: topic for topic in topics}
-    existing = _check(admin, settings, wanted)
+    existing = _check(admin, of_each, wanted)
     missing = [topic for name, topic in wanted.items() if name not in existing]
-    created = _create(admin, settings, missing)
+    created = _create(admin, of_each, missing)
     while not _usable(admin, wanted):
         if time.monotonic() >= deadline_s:
             raise TimeoutError(f"topics without a leader after {timeout_s:g} s")
         time.sleep(_RETRY_S)
     # Another process may have created them otherwise in between.
-    _check(admin, settings, {topic.name: topic for topic in missing})
+    _check(admin, of_each, {topic.name: topic for topic in missing})
     return ProvisionReport(tuple(sorted(created)), tuple(sorted(wanted.keys() - created)))
 
 
@@ -106,12 +128,12 @@ def _admin(settings: KafkaSettings) -> AdminClient:
     return AdminClient({**client_config(settings, "provisioning"), "log_level": 0})
 
 
-def _check(admin: AdminClient, settings: KafkaSettings, wanted: dict[str, Topic]) -> dict[str, TopicState]:
+def _check(admin: AdminClient, of_each: Copies, wanted: dict[str, Topic]) -> dict[str, TopicState]:
     found = _describe(admin, wanted)
     drift = [
         line
         for name, state in sorted(found.items())
-        for line in differences(wanted[name], topic_config(wanted[name], settings), settings.replication_factor, state)
+        for line in differences(wanted[name], topic_config(wanted[name], of_each), of_each.replicas, state)
     ]
     if drift:
         raise DriftError(drift)
@@ -140,12 +162,12 @@ def _describe(admin: AdminClient, wanted: dict[str, Topic]) -> dict[str, TopicSt
     }
 
 
-def _create(admin: AdminClient, settings: KafkaSettings, topics: Sequence[Topic]) -> set[str]:
+def _create(admin: AdminClient, of_each: Copies, topics: Sequence[Topic]) -> set[str]:
     if not topics:
         return set()
     created = set()
     requests = [
-        NewTopic(topic.name, topic.partitions, settings.replication_factor, config=topic_config(topic, settings))
+        NewTopic(topic.name, topic.partitions, of_each.replicas, config=topic_config(topic, of_each))
         for topic in topics
     ]
     for name, future in admin.create_topics(requests, request_timeout=_CALL_TIMEOUT_S).items():

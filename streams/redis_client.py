@@ -2,11 +2,16 @@
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from pydantic import SecretStr
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
+
+from streams.settings import RedisSettings
 
 
 class _CancellableWrites(AbstractConnection):
@@ -38,7 +43,58 @@ class _UnixSocket(_CancellableWrites, UnixDomainSocketConnection): ...
 _CONNECTIONS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _UnixSocket}
 
 
-def connect_redis(url: str, *, timeout_ms: int, max_connections: int = 8, decode_responses: bool = False) -> Redis:
+@dataclass(frozen=True, slots=True)
+class RedisLogin:
+    """Who this client is, beyond what an address says. The files count for `rediss://`; no `ca_file`: the system's."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    def options(self, url: str) -> dict[str, str]:
+        """As redis-py calls them. A server always proves its name."""
+        named: dict[str, str | Path | None] = {"username": self.username, "password": self.password}
+        if url.startswith("rediss://"):
+            named |= {
+                "ssl_ca_certs": self.ca_file, "ssl_certfile": self.certificate_file, "ssl_keyfile": self.key_file
+            }  # fmt: skip
+        return {name: str(value) for name, value in named.items() if value}
+
+
+def quota_login(settings: RedisSettings) -> RedisLogin:
+    """For `settings.url`."""
+    return _login(settings, settings.username, settings.password)
+
+
+def history_login(settings: RedisSettings) -> RedisLogin:
+    """For `settings.history_url`, or for `settings.url` where history has no Redis of its own."""
+    if not settings.history_url:
+        return quota_login(settings)
+    return _login(settings, settings.history_username, settings.history_password)
+
+
+def _login(settings: RedisSettings, username: str, password: SecretStr) -> RedisLogin:
+    files = (settings.ca_file, settings.certificate_file, settings.key_file)
+    return RedisLogin(username, password.get_secret_value(), *files)
+
+
+def connect_quota(settings: RedisSettings, *, decode_responses: bool = False) -> Redis:
+    """The Redis of quota and claims."""
+    return connect_redis(
+        settings.url, timeout_ms=settings.timeout_ms, decode_responses=decode_responses, login=quota_login(settings)
+    )
+
+
+def connect_redis(
+    url: str,
+    *,
+    timeout_ms: int,
+    max_connections: int = 8,
+    decode_responses: bool = False,
+    login: RedisLogin = RedisLogin(),
+) -> Redis:
     """Connects with the first command. Close it with `aclose`.
 
     A free connection, each step of connecting, a write and an answer are waited for no longer than `timeout_ms` each
@@ -56,6 +112,7 @@ def connect_redis(url: str, *, timeout_ms: int, max_connections: int = 8, decode
         retry=None,
         # With them a connection that the server has closed, as by a restart, is handed out, and a command fails.
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        **login.options(url),
     )
     pool.connection_class = _CONNECTIONS[pool.connection_class]
     return Redis.from_pool(pool)

@@ -6,7 +6,16 @@ import os
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -16,7 +25,9 @@ from pydantic_settings import (
 
 from streams.directory import Model, Pool
 from streams.ids import ResponseIds
+from streams.keyring import Keyring, Purpose, derived_keyring
 from streams.log.port import MAX_RECORD_BYTES
+from streams.secret_files import FilePath, Secret
 from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
 
 CONFIG_VARIABLE = "SLUICE_CONFIG"
@@ -25,27 +36,163 @@ MAX_BODY_BYTES = MAX_RECORD_BYTES - 131_072
 """Its record writes out what a body leaves out: of each of 2,048 messages the parts, beside them scope and defaults."""
 
 
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+_SASL = frozenset({"SASL_PLAINTEXT", "SASL_SSL"})
+_TLS = frozenset({"SSL", "SASL_SSL"})
+
+
+def _host(address: str) -> str:
+    return address.strip().rpartition(":")[0]
+
+
+def readable(path: Path | None) -> Path | None:
+    """The path of a file that this process can read, or none. Raises ValueError."""
+    if path is not None and not os.access(path, os.R_OK):
+        raise ValueError(f"{path} cannot be read")
+    return path
+
+
+def with_certificate(key: Path | None, info: ValidationInfo, certificate: str) -> Path | None:
+    """A key, whose certificate's field stands before it: both or neither. Raises ValueError."""
+    if certificate in info.data and (info.data[certificate] is None) != (key is None):
+        raise ValueError(f"goes together with {certificate}")
+    return key
+
+
+def long_enough(value: SecretStr) -> SecretStr:
+    """A secret that nobody guesses, or none. Raises ValueError."""
+    if 0 < len(value) < MIN_SECRET_CHARS:
+        raise ValueError(f"must have {MIN_SECRET_CHARS} characters or more")
+    return value
+
+
+def previous_of(current: str, value: SecretStr, info: ValidationInfo) -> SecretStr:
+    """A secret that was replaced by the one of the field `current`, or none. Raises ValueError."""
+    if value and not info.data.get(current, value):
+        raise ValueError(f"has no effect without {current}")
+    return long_enough(value)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class KafkaSettings(_Section):
+    """Security holds for every client alike; the files are those of this process."""
+
     bootstrap: str = "127.0.0.1:19092"
-    replication_factor: int = Field(default=1, ge=1)
-    min_insync_replicas: int = Field(default=1, ge=1)
+    security_protocol: SecurityProtocol = "PLAINTEXT"
+    sasl_mechanism: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(default="", validate_default=True)
+    sasl_username: str = Field(default="", validate_default=True)
+    sasl_password_file: FilePath = None
+    sasl_password: Secret = SecretStr("")
+    ssl_ca_file: FilePath = Field(default=None, description="Who may sign the brokers' certificates; none: the system.")
+    ssl_certificate_file: FilePath = Field(default=None, description="Of this client, where brokers ask for one.")
+    ssl_key_file: FilePath = Field(default=None, validate_default=True)
+    ssl_key_password_file: FilePath = None
+    ssl_key_password: Secret = SecretStr("")
+    replication_factor: int | None = Field(default=None, ge=1, description="None: 1 on loopback, refused elsewhere.")
+    min_insync_replicas: int | None = Field(default=None, ge=1, description="None: 1 on loopback, refused elsewhere.")
     session_timeout_ms: int = Field(default=3_000, ge=1_000, description="Managed brokers allow 6000 and more.")
     delivery_timeout_ms: int = Field(default=30_000, ge=1_000)
     producer_queue_records: int = Field(default=100_000, ge=1)
     partitions: Partitions = Partitions()
-    extra: dict[str, str] = Field(default_factory=dict, description="librdkafka settings, such as TLS and SASL.")
+    extra: dict[str, str] = Field(default_factory=dict, description="More settings of librdkafka, none of security.")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.security_protocol in _SASL
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.security_protocol in _TLS
+
+    @property
+    def is_on_loopback(self) -> bool:
+        return all(_host(address) in LOOPBACK for address in self.bootstrap.split(","))
+
+    @field_validator("sasl_mechanism", "sasl_username", "sasl_password")
+    @classmethod
+    def _sasl_holds_together(cls, value: str | SecretStr, info: ValidationInfo) -> str | SecretStr:
+        protocol = info.data.get("security_protocol")
+        if protocol in _SASL and not value:
+            raise ValueError(f"is needed with security_protocol {protocol}")
+        if protocol in {"PLAINTEXT", "SSL"} and value:
+            raise ValueError(f"has no effect with security_protocol {protocol}")
+        return value
+
+    @field_validator("ssl_ca_file", "ssl_certificate_file", "ssl_key_file", "ssl_key_password")
+    @classmethod
+    def _tls_holds_together(cls, value: Path | SecretStr | None, info: ValidationInfo) -> Path | SecretStr | None:
+        protocol = info.data.get("security_protocol")
+        if value and protocol in {"PLAINTEXT", "SASL_PLAINTEXT"}:
+            raise ValueError(f"has no effect with security_protocol {protocol}")
+        return readable(value) if isinstance(value, Path) else value
+
+    @field_validator("ssl_key_file")
+    @classmethod
+    def _key_has_its_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return with_certificate(value, info, "ssl_certificate_file")
+
+    @field_validator("ssl_key_password")
+    @classmethod
+    def _password_has_its_key(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        if value and info.data.get("ssl_key_file", value) is None:
+            raise ValueError("has no effect without ssl_key_file")
+        return value
+
+    @field_validator("extra")
+    @classmethod
+    def _security_has_fields_of_its_own(cls, value: dict[str, str]) -> dict[str, str]:
+        found = sorted(name for name in value if name.startswith(("sasl.", "ssl.", "security.", "enable.ssl")))
+        if found:
+            raise ValueError(
+                f"{', '.join(found)}: security is set by security_protocol, sasl_* and ssl_*, which every client knows"
+            )
+        return value
 
 
 class RedisSettings(_Section):
-    url: str = Field(default="redis://127.0.0.1:16379/0", description="Quota and claims; must not evict.")
+    """Over TLS with `rediss://`. A password may stand in the address, or beside it; so it may in a file."""
+
+    url: str = Field(default="redis://127.0.0.1:16379/0", repr=False, description="Quota and claims; must not evict.")
+    username: str = ""
+    password_file: FilePath = None
+    password: Secret = SecretStr("")
     history_url: str = Field(
-        default="", description="What clients replay; a Redis that evicts what is old. Empty: that of `url`."
+        default="",
+        repr=False,
+        description="What clients replay; a Redis that evicts what is old. Empty: that of `url`.",
     )
+    history_username: str = ""
+    history_password_file: FilePath = None
+    history_password: Secret = SecretStr("")
+    ca_file: FilePath = Field(default=None, description="Who may sign a server's certificate; none: the system.")
+    certificate_file: FilePath = Field(default=None, description="Of this client, where servers ask for one.")
+    key_file: FilePath = Field(default=None, validate_default=True)
     timeout_ms: int = Field(default=500, ge=1, description="Of any one command.")
+
+    @field_validator("ca_file", "certificate_file", "key_file")
+    @classmethod
+    def _tls_holds_together(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        urls = (info.data.get("url", ""), info.data.get("history_url", ""))
+        if value is not None and not any(url.startswith("rediss://") for url in urls):
+            raise ValueError("has no effect without an address that begins with rediss://")
+        return readable(value)
+
+    @field_validator("key_file")
+    @classmethod
+    def _key_has_its_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return with_certificate(value, info, "certificate_file")
+
+    @field_validator("history_username", "history_password")
+    @classmethod
+    def _history_has_a_place(cls, value: str | SecretStr, info: ValidationInfo) -> str | SecretStr:
+        if value and not info.data.get("history_url"):
+            raise ValueError("has no effect without history_url")
+        return value
 
 
 class GatewaySettings(_Section):
@@ -115,11 +262,74 @@ class WorkerSettings(_Section):
 class BillingSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=18123, ge=0, le=65_535)
-    clickhouse_url: str = Field(default="", description="`http://user:password@host:8123/database`; empty: embedded.")
+    clickhouse_url: str = Field(
+        default="",
+        repr=False,
+        description="`https://user@host:8443/database`, over TLS; `http:` without. Empty: embedded.",
+    )
+    clickhouse_password_file: FilePath = None
+    clickhouse_password: Secret = SecretStr("")
+    clickhouse_ca_file: FilePath = Field(default=None, description="Who may sign its certificate; none: the system.")
+    clickhouse_certificate_file: FilePath = Field(default=None, description="Of this client, where it asks for one.")
+    clickhouse_key_file: FilePath = Field(default=None, validate_default=True)
     batch_rows: int = Field(default=10_000, ge=1)
     batch_wait_ms: int = Field(default=5_000, ge=1, description="Every batch costs four inserts, however small it is.")
     query_timeout_s: float = Field(default=10, gt=0)
     max_query_rows: int = Field(default=10_000, ge=1)
+
+    @field_validator("clickhouse_password")
+    @classmethod
+    def _password_has_a_server(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        if value and not info.data.get("clickhouse_url"):
+            raise ValueError("has no effect without clickhouse_url")
+        return value
+
+    @field_validator("clickhouse_ca_file", "clickhouse_certificate_file", "clickhouse_key_file")
+    @classmethod
+    def _tls_holds_together(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and not info.data.get("clickhouse_url", "").startswith("https://"):
+            raise ValueError("has no effect without a clickhouse_url that begins with https://")
+        return readable(value)
+
+    @field_validator("clickhouse_key_file")
+    @classmethod
+    def _key_has_its_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        return with_certificate(value, info, "clickhouse_certificate_file")
+
+
+class Lasting(_Section):
+    """A secret of one purpose."""
+
+    value_file: FilePath = None
+    value: Secret = SecretStr("")
+
+    @field_validator("value")
+    @classmethod
+    def _is_long_enough(cls, value: SecretStr) -> SecretStr:
+        return long_enough(value)
+
+
+class Rotating(Lasting):
+    """A secret of one purpose, and the one before it, which is still accepted."""
+
+    previous_file: FilePath = None
+    previous: Secret = SecretStr("")
+
+    @field_validator("previous")
+    @classmethod
+    def _follows(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        return previous_of("value", value, info)
+
+
+class SecretSettings(_Section):
+    """One per purpose; where it is not set, the deployment's secret serves (`Settings.keyring`)."""
+
+    request_signing: Rotating = Field(default=Rotating(), description="What proves a record of `requests`.")
+    response_ids: Rotating = Field(default=Rotating(), description="What proves that a response id was minted here.")
+    billing: Rotating = Field(default=Rotating(), description="The password of billing's HTTP interface.")
+    end_user_pseudonyms: Lasting = Field(
+        default=Lasting(), description="Another one gives every end user another pseudonym."
+    )
 
 
 class Settings(BaseSettings):
@@ -138,11 +348,18 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".data")
     tenants_file: Path = Path(".data/tenants.toml")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    health_port: int = Field(default=0, ge=0, le=65_535, description="`/readyz` and `/metrics`; 0: any free port.")
-    deployment_secret: SecretStr = Field(
-        default=SecretStr(""),
-        description=f"Signs `requests` records and operator calls; {MIN_SECRET_CHARS} characters or more.",
+    health_host: str = Field(default="127.0.0.1", description="`0.0.0.0`: a kubelet and Prometheus reach it.")
+    health_port: int = Field(
+        default=0, ge=0, le=65_535, description="`/livez`, `/readyz` and `/metrics`; 0: any free port."
     )
+    deployment_secret_file: FilePath = None
+    deployment_secret: Secret = Field(
+        default=SecretStr(""),
+        description=f"Serves where `secrets` has none of that purpose; {MIN_SECRET_CHARS} characters or more.",
+    )
+    deployment_secret_previous_file: FilePath = None
+    deployment_secret_previous: Secret = Field(default=SecretStr(""), description="Still accepted.")
+    secrets: SecretSettings = SecretSettings()
     ids_without_mac_until_ms: int = Field(
         default=0, ge=0,
         description="Unix time until which response ids are accepted as the release before made them: when it is "
@@ -158,6 +375,11 @@ class Settings(BaseSettings):
     models: list[Model] = Field(default_factory=list)
     pools: list[Pool] = Field(default_factory=list)
 
+    @field_validator("deployment_secret_previous")
+    @classmethod
+    def _follows(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        return previous_of("deployment_secret", value, info)
+
     @model_validator(mode="after")
     def _references_hold(self) -> Self:
         pools = [pool.name for pool in self.pools]
@@ -169,7 +391,7 @@ class Settings(BaseSettings):
         for model in self.models:
             if model.pool not in pools:
                 raise ValueError(f"models.{model.name}.pool: no pool {model.pool!r}")
-        if self.kafka.min_insync_replicas > self.kafka.replication_factor:
+        if (self.kafka.min_insync_replicas or 1) > (self.kafka.replication_factor or 1):
             raise ValueError("kafka.min_insync_replicas: more than kafka.replication_factor")
         return self
 
@@ -189,8 +411,24 @@ class Settings(BaseSettings):
     @property
     def response_ids(self) -> ResponseIds:
         """What makes and proves this region's response ids; keep one per process."""
-        secrets = [self.deployment_secret.get_secret_value().encode()]
+        secrets = self.keyring(Purpose.RESPONSE_IDS).accepted
         return ResponseIds(self.region, secrets, without_mac_until_ms=self.ids_without_mac_until_ms)
+
+    def keyring(self, purpose: Purpose) -> Keyring:
+        """Raises SettingsError where there is neither a secret of that purpose nor one of the deployment."""
+        own: Lasting = getattr(self.secrets, purpose)
+        if own.value:
+            previous = own.previous if isinstance(own, Rotating) else SecretStr("")
+            return Keyring(tuple(each.get_secret_value().encode() for each in (own.value, previous) if each))
+        if len(self.deployment_secret) < MIN_SECRET_CHARS:
+            raise SettingsError(f"deployment_secret: must have {MIN_SECRET_CHARS} characters or more")
+        roots = (self.deployment_secret, self.deployment_secret_previous)
+        return derived_keyring(purpose, [each.get_secret_value() for each in roots if each])
+
+    def check_secrets(self, *purposes: Purpose) -> None:
+        """For a process that needs them. Raises SettingsError."""
+        for purpose in purposes:
+            self.keyring(purpose)
 
     @property
     def topics(self) -> Topics:
@@ -209,13 +447,10 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        lines = (f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        lines = (
+            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors(include_input=False, include_url=False)
+        )
         raise SettingsError("\n".join(lines)) from None
     except ValueError as error:
         raise SettingsError(f"{path}: {error}") from None
-
-
-def check_secret(settings: Settings) -> None:
-    """For processes that sign or verify with it. Raises SettingsError."""
-    if len(settings.deployment_secret.get_secret_value()) < MIN_SECRET_CHARS:
-        raise SettingsError(f"deployment_secret: must have {MIN_SECRET_CHARS} characters or more")

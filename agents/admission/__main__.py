@@ -25,11 +25,12 @@ from agents.safety.prompt_policies import PromptPolicies
 from streams.chat_tokenizer import ChatTokenizer
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.keyring import Purpose
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
 from streams.log.port import LogConsumer, LogRecord
 from streams.observability import HealthServer
-from streams.redis_client import connect_redis
-from streams.settings import Settings, check_secret
+from streams.redis_client import connect_quota
+from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
 
 RECOVERY_PATIENCE_S = 120.0
@@ -63,13 +64,14 @@ class _Worker(faust.Worker):  # type: ignore[misc]
 
 def run(settings: Settings) -> int:
     """Runs until a signal. Returns the exit code. Raises SettingsError."""
-    check_secret(settings)
+    request_secrets = settings.keyring(Purpose.REQUEST_SIGNING)
+    pseudonym_secret = settings.keyring(Purpose.END_USER_PSEUDONYMS).current
     directory = TomlTenantDirectory(settings.tenants_file)
     catalog = SettingsCatalog(settings)
     topics = settings.topics
     workers = WorkersView()
     excuses = Excuses()
-    quota = RedisQuota(connect_redis(settings.redis.url, timeout_ms=settings.redis.timeout_ms), settings.region)
+    quota = RedisQuota(connect_quota(settings.redis), settings.region)
 
     def independent_reader() -> LogConsumer:
         return KafkaConsumer(settings.kafka, None, "admission-reader", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
@@ -82,7 +84,8 @@ def run(settings: Settings) -> int:
     def wire(publisher: Publisher) -> Pipeline:
         services = Services(
             topics=topics,
-            deployment_secret=settings.deployment_secret.get_secret_value().encode(),
+            request_secrets=request_secrets.accepted,
+            pseudonym_secret=pseudonym_secret,
             ids=settings.response_ids,
             directory=directory,
             catalog=catalog,

@@ -27,6 +27,7 @@ from typing import Any
 import faust
 import structlog
 
+from agents.admission.broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
 from agents.admission.in_order import InOrder, Pace
 from agents.admission.pipeline import Pipeline
@@ -130,7 +131,8 @@ class AdmissionApp:
         directory.mkdir(parents=True, exist_ok=True)
         self.faust = app = faust.App(
             f"{settings.region}.admission",
-            broker=[f"kafka://{address.strip()}" for address in settings.kafka.bootstrap.split(",")],
+            broker=broker_urls(settings.kafka),
+            broker_credentials=broker_credentials(settings.kafka),
             store="memory://",
             cache="memory://",
             datadir=str(directory),

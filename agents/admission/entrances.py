@@ -40,7 +40,7 @@ def read_request(record: LogRecord, services: Services) -> Request | Refused:
     """
     value = record.value or b""
     try:
-        verify_request(services.deployment_secret, record.topic, dict(record.headers), value)
+        verify_request(services.request_secrets, record.topic, dict(record.headers), value)
         request = decode(Request, value)
     except Untrusted as error:
         raise Buried("untrusted", str(error)) from None
@@ -82,7 +82,7 @@ async def intake(record: LogRecord, services: Services) -> Request | Refused:
         chat = parse_chat_request(body)
     except RequestError as error:
         return Refused(genuine, Refusal(code=error.code, message=error.message[:2_000], param=error.param))
-    end_user = end_user_pseudonym(services.deployment_secret, job.tenant_id, chat.user)
+    end_user = end_user_pseudonym(services.pseudonym_secret, job.tenant_id, chat.user)
     return Request(
         response_id=genuine.response_id,
         scope=genuine.scope.model_copy(update={"end_user": end_user}),

@@ -27,7 +27,9 @@ class Services:
     """Entrances and stages depend on the world through this alone."""
 
     topics: Topics
-    deployment_secret: bytes
+    request_secrets: Sequence[bytes]
+    """Any of them proves a gateway's request."""
+    pseudonym_secret: bytes
     ids: ResponseIds
     directory: TenantDirectory
     catalog: ModelCatalog

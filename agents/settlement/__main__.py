@@ -15,7 +15,7 @@ from streams.garbage import collect_seldom
 from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
 from streams.log.port import LogConsumer, LogError
 from streams.observability import HealthServer
-from streams.redis_client import connect_redis
+from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
 
@@ -27,7 +27,7 @@ def run(settings: Settings) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    redis = connect_redis(settings.redis.url, timeout_ms=settings.redis.timeout_ms)
+    redis = connect_quota(settings.redis)
     readers: dict[str, LogConsumer] = {}
 
     def reader_of(pool: str) -> LogConsumer:

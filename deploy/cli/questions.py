@@ -13,6 +13,7 @@ from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, 
 from deploy.cli.chat import Answer, Chat
 from deploy.local.plan import reachable
 from deploy.paths import DEFAULT_DATA
+from streams.keyring import Purpose
 from streams.settings import Settings
 
 HTTP_SLACK_S = 10.0
@@ -82,7 +83,7 @@ def query(settings: Settings, sql_text: str) -> dict[str, Any]:
     answer = httpx.post(
         f"http://{host}:{settings.billing.port}/internal/sql",
         json={"query": sql_text},
-        headers={"Authorization": f"Bearer {settings.deployment_secret.get_secret_value()}"},
+        headers={"Authorization": f"Bearer {settings.keyring(Purpose.BILLING).current.decode()}"},
         timeout=settings.billing.query_timeout_s + HTTP_SLACK_S,
     )
     if answer.is_error:

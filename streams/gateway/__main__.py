@@ -15,10 +15,11 @@ from streams.garbage import collect_seldom
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
 from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer, server_config
+from streams.keyring import Purpose
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import LogConsumer, LogProducer
 from streams.observability import HealthServer
-from streams.settings import Settings, check_secret
+from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
 
 _log = structlog.get_logger()
@@ -45,7 +46,6 @@ class KafkaClients:
 
 async def serve(settings: Settings) -> None:
     """Until a signal; raises when a part of the gateway fails for good."""
-    secret = settings.deployment_secret.get_secret_value()
     base_url = f"http://{settings.billing.host}:{settings.billing.port}"
     timeout = httpx.Timeout(settings.billing.query_timeout_s + 1)
     async with httpx.AsyncClient(base_url=base_url, timeout=timeout, trust_env=False) as client:
@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> None:
             redis=connect_history(settings.redis),
             directory=TomlTenantDirectory(settings.tenants_file),
             catalog=SettingsCatalog(settings),
-            usage=HttpUsageReader(client, secret),
+            usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
         )
         health = HealthServer(settings.health_port, runtime.gateway.why_not_ready)
@@ -83,7 +83,7 @@ async def serve(settings: Settings) -> None:
 
 def run(settings: Settings) -> int:
     """0 after a signal. Raises SettingsError, and what a part of the gateway failed with."""
-    check_secret(settings)
+    settings.check_secrets(*Purpose)
     read_tenants(settings.tenants_file)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -19,7 +19,7 @@ from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
-from streams.redis_client import connect_redis
+from streams.redis_client import connect_redis, history_login
 from streams.settings import RedisSettings
 
 COMMANDS_PER_PIPELINE = 512
@@ -151,6 +151,7 @@ def connect_history(settings: RedisSettings) -> Redis:
         settings.history_url or settings.url,
         timeout_ms=settings.timeout_ms,
         max_connections=MAX_CONCURRENT_READS + CONNECTIONS_BESIDE_READS,
+        login=history_login(settings),
     )
 
 

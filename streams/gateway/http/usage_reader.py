@@ -1,7 +1,7 @@
 """The port to usage figures, and its client of the billing process.
 
-`GET /internal/usage?tenant_id&start_time&end_time&bucket_width&group_by` with `Authorization: Bearer <deployment
-secret>` answers a `UsagePage` as JSON. Times are Unix seconds, `end_time` exclusive; `group_by` is a comma list.
+`GET /internal/usage?tenant_id&start_time&end_time&bucket_width&group_by` with `Authorization: Bearer <billing's
+password>` answers a `UsagePage` as JSON. Times are Unix seconds, `end_time` exclusive; `group_by` is a comma list.
 """
 
 from typing import Any, Protocol
@@ -58,9 +58,9 @@ class _Refusal(BaseModel):
 class HttpUsageReader:
     """Asks the billing process. `client` has the base address and the timeout."""
 
-    def __init__(self, client: httpx.AsyncClient, secret: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, password: str) -> None:
         self._client = client
-        self._headers = {"Authorization": f"Bearer {secret}"}
+        self._headers = {"Authorization": f"Bearer {password}"}
 
     async def usage(
         self,

@@ -20,6 +20,7 @@ from streams.gateway.service.ports import Ownership, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.viewing import Viewing
 from streams.ids import ResponseIds
+from streams.keyring import Purpose
 from streams.log.port import LogError, ProducerQueueFull, RecordTooLarge
 from streams.settings import Settings
 from streams.signing import sign_request
@@ -43,7 +44,8 @@ class Acceptance:
         self._cancels = cancels
         self._ownership = ownership
         self._metrics = metrics
-        self._secret = settings.deployment_secret.get_secret_value().encode()
+        self._request_secret = settings.keyring(Purpose.REQUEST_SIGNING).current
+        self._pseudonym_secret = settings.keyring(Purpose.END_USER_PSEUDONYMS).current
         self._next_partition = 0
 
     async def submit(self, principal: Principal, chat: ChatRequest, *, traceparent: str = "") -> tuple[str, Follower]:
@@ -61,7 +63,7 @@ class Acceptance:
         value = request.encode()
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
-                headers = sign_request(self._secret, self._topic, value)
+                headers = sign_request(self._request_secret, self._topic, value)
                 await self._sender.send(self._topic, value, key=response_id, headers=headers)
         except RecordTooLarge:
             self._forget(response_id, follower)
@@ -87,8 +89,8 @@ class Acceptance:
         partition = owned[self._next_partition]
         scope = Scope(
             tenant_id=tenant.tenant_id, project_id=principal.key.project_id, key_id=principal.key.key_id,
-            end_user=end_user_pseudonym(self._secret, tenant.tenant_id, chat.user), region=settings.region,
-            policy_version=tenant.policy.version, traceparent=traceparent,
+            end_user=end_user_pseudonym(self._pseudonym_secret, tenant.tenant_id, chat.user),
+            region=settings.region, policy_version=tenant.policy.version, traceparent=traceparent,
         )  # fmt: skip
         return Request(
             response_id=self._ids.mint(partition), scope=scope, model=chat.model,

@@ -1,6 +1,7 @@
 """The log port over librdkafka. The classic group protocol; see `streams.log.port` for what callers may rely on."""
 
-from streams.log.kafka.client import client_config, log_error
+from streams.log.kafka.client import log_error
+from streams.log.kafka.config import client_config, tls_context
 from streams.log.kafka.consumer import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer
 from streams.log.kafka.producer import KafkaProducer
 
@@ -11,4 +12,5 @@ __all__ = [
     "KafkaProducer",
     "client_config",
     "log_error",
+    "tls_context",
 ]

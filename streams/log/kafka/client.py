@@ -1,4 +1,4 @@
-"""What every client of librdkafka shares: its configuration, its errors as ours, its positions."""
+"""What every client of librdkafka shares: its errors as ours, its positions."""
 
 import logging
 import time
@@ -9,7 +9,6 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
 from streams.log.port import LogError, RecordTooLarge, TopicPartition
-from streams.settings import KafkaSettings
 
 T = TypeVar("T")
 
@@ -56,20 +55,6 @@ def settled(look_up: Callable[[], T]) -> T:
             if not error.retriable or time.monotonic() >= deadline_s:
                 raise
         time.sleep(0.05)
-
-
-def client_config(settings: KafkaSettings, client_id: str) -> dict[str, str | int | float]:
-    """What every client of librdkafka shares; `settings.extra` comes last and wins."""
-    return {
-        "bootstrap.servers": settings.bootstrap,
-        "client.id": client_id,
-        "socket.nagle.disable": True,
-        "socket.timeout.ms": 10_000,
-        "reconnect.backoff.ms": 50,
-        "reconnect.backoff.max.ms": 1_000,
-        "log.connection.close": False,
-        **settings.extra,
-    }
 
 
 class ClientErrors:

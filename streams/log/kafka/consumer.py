@@ -9,7 +9,6 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from streams.log.kafka.client import (
     ClientErrors,
-    client_config,
     log_error,
     logger,
     native_position,
@@ -18,6 +17,7 @@ from streams.log.kafka.client import (
     translated,
 )
 from streams.log.kafka.committer import COMMIT_TIMEOUT_S, Committer
+from streams.log.kafka.config import client_config
 from streams.log.port import (
     MAX_RECORD_BYTES,
     Committed,

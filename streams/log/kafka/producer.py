@@ -4,7 +4,8 @@ from typing import Literal
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from streams.log.kafka.client import ClientErrors, client_config, log_error, logger
+from streams.log.kafka.client import ClientErrors, log_error, logger
+from streams.log.kafka.config import client_config
 from streams.log.port import MAX_RECORD_BYTES, Headers, LogError, OnDelivery, ProducerQueueFull
 from streams.settings import KafkaSettings
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import Reader, UsageQuery, decimal_units, read_settings
@@ -56,7 +55,7 @@ def reader_thread(connection: Connection, name: str) -> ReaderThread:
 
 def http_client(usage: ReaderThread, sql: ReaderThread) -> httpx.AsyncClient:
     progress = Progress(3, NOON_MS - 5, NOON_MS)
-    app = create_app(secret=SecretStr(SECRET), usage_reader=usage, sql_reader=sql, progress=lambda: progress)
+    app = create_app(passwords=[SECRET.encode()], usage_reader=usage, sql_reader=sql, progress=lambda: progress)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(
         transport=transport, base_url="http://billing", headers={"Authorization": f"Bearer {SECRET}"}
@@ -241,7 +240,7 @@ async def test_status_tells_lag_tables_and_the_newest_batch(client: Client, stor
     "header", [None, "", "Bearer", "Bearer ", f"Basic {SECRET}", f"Bearer {SECRET}x", f"Bearer {'ü' * 9}"]
 )
 @pytest.mark.parametrize(("method", "path"), [("GET", "usage"), ("POST", "sql"), ("GET", "status")])
-async def test_without_the_deployment_secret_nothing_is_answered(method: str, path: str, header: str | None) -> None:
+async def test_without_the_password_nothing_is_answered(method: str, path: str, header: str | None) -> None:
     def unreachable() -> None:
         raise AssertionError("the tables were asked")
 
@@ -254,10 +253,10 @@ async def test_without_the_deployment_secret_nothing_is_answered(method: str, pa
     assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_an_empty_secret_opens_nothing() -> None:
+def test_an_empty_password_opens_nothing() -> None:
     unused: Any = None
-    with pytest.raises(ValueError, match="secret"):
-        create_app(secret=SecretStr(""), usage_reader=unused, sql_reader=unused, progress=lambda: Progress(0, 0, 0))
+    with pytest.raises(ValueError, match="password"):
+        create_app(passwords=[b""], usage_reader=unused, sql_reader=unused, progress=lambda: Progress(0, 0, 0))
 
 
 # -- one thread, bounded -----------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from streams.entry_point import EXIT_SETTINGS, exit_code
-from streams.settings import CONFIG_VARIABLE, Settings, check_secret
+from streams.keyring import Purpose
+from streams.settings import CONFIG_VARIABLE, Settings
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def test_wrong_settings_end_it_with_a_line_for_each(config: Path, capsys: pytest
 
 def test_what_the_process_itself_asks_of_its_settings_ends_it_alike(capsys: pytest.CaptureFixture[str]) -> None:
     def run(settings: Settings) -> int:
-        check_secret(settings)
+        settings.check_secrets(Purpose.BILLING)
         raise AssertionError("not reached")
 
     assert exit_code("process", run) == EXIT_SETTINGS

@@ -54,7 +54,7 @@ def test_garbage_is_no_signature(garbage: bytes) -> None:
 
 def test_a_request_from_an_outsider_is_not_trusted() -> None:
     headers = dict(sign_request(b"secret", "local.requests", b"value"))
-    verify_request(b"secret", "local.requests", headers, b"value")
+    verify_request([b"secret"], "local.requests", headers, b"value")
     for secret, topic, given_headers, value in [
         (b"guess", "local.requests", headers, b"value"),
         (b"secret", "eu.requests", headers, b"value"),
@@ -62,4 +62,4 @@ def test_a_request_from_an_outsider_is_not_trusted() -> None:
         (b"secret", "local.requests", {}, b"value"),
     ]:
         with pytest.raises(Untrusted):
-            verify_request(secret, topic, given_headers, value)
+            verify_request([secret], topic, given_headers, value)

@@ -156,7 +156,8 @@ class World:
         self.log = Log(self.topics)
         self.recoveries = 0
         self.services = Services(
-            topics=self.topics, deployment_secret=SECRET, ids=IDS, directory=self.directory, catalog=self.catalog,
+            topics=self.topics, request_secrets=[SECRET], pseudonym_secret=SECRET, ids=IDS,
+            directory=self.directory, catalog=self.catalog,
             tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere")}, quota=self.quota,
             workers=self.workers,
             queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000, clock_ms=lambda: self.now_ms,

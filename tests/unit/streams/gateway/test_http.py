@@ -62,7 +62,7 @@ async def test_what_is_accepted_is_signed_scoped_and_holds_no_raw_user(stack: St
         await http.post("/api/chat/completions", json=body)
     request = await answering
     [record] = stack.log.records(stack.settings.topics.requests.name)
-    verify_request(SECRET.encode(), record.topic, dict(record.headers), record.value or b"")
+    verify_request([SECRET.encode()], record.topic, dict(record.headers), record.value or b"")
     assert record.key == request.response_id.encode()
     assert b"ann@example.com" not in (record.value or b"")
     assert (request.scope.tenant_id, request.scope.key_id) == ("acme", "k1")
