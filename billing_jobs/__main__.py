@@ -20,10 +20,10 @@ from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.health import HealthServer
 from streams.keyring import Purpose
 from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
 from streams.log.port import LogError
-from streams.observability import HealthServer
 from streams.settings import Settings, SettingsError
 
 STALE_MS = 60_000
@@ -175,7 +175,7 @@ def _run(settings: Settings) -> int:
                 return "the sink has not looked at the log yet, or no longer does"
             return None
 
-        stack.enter_context(closing(HealthServer(settings.health_port, ready)))
+        stack.enter_context(closing(HealthServer(settings.health_host, settings.health_port, ready)))
         stack.enter_context(running(sink, ended, errors))
         collect_seldom()
         asyncio.run(serve(server, ended))

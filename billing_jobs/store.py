@@ -83,7 +83,10 @@ def server_options(settings: BillingSettings) -> dict[str, Any]:
         "client_cert": settings.clickhouse_certificate_file,
         "client_cert_key": settings.clickhouse_key_file,
     }
-    return {name: str(value) for name, value in named.items() if value}
+    options = {name: str(value) for name, value in named.items() if value}
+    if "password" in options or urlsplit(settings.clickhouse_url).password:
+        options["tls_mode"] = "strict"  # else a certificate of the client would take the password's place
+    return options
 
 
 class Database:

@@ -22,11 +22,11 @@ from gpu_consumers.worker import FLUSH_S, Ports, Worker, WorkerFailed
 from streams.directory import Model, Pool
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.health import HealthServer
 from streams.ids import mint_attempt_id
 from streams.log.consumer_thread import ConsumerThread, ProducerThread
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log.port import LogError
-from streams.observability import HealthServer
 from streams.redis_client import connect_quota
 from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog
@@ -114,7 +114,7 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         )  # fmt: skip
         shell = Worker(core, ports, worker, metrics)
         collect_seldom()
-        health = HealthServer(settings.health_port, lambda: shell.not_ready)
+        health = HealthServer(settings.health_host, settings.health_port, lambda: shell.not_ready)
         stack.callback(health.close)
         _log.info("started", pool=pool.name, engine=pool.engine, health_port=health.port)
         await shell.run(stop)

@@ -25,10 +25,10 @@ from agents.safety.prompt_policies import PromptPolicies
 from streams.chat_tokenizer import ChatTokenizer
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.health import HealthServer
 from streams.keyring import Purpose
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
 from streams.log.port import LogConsumer, LogRecord
-from streams.observability import HealthServer
 from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
@@ -142,7 +142,7 @@ def run(settings: Settings) -> int:
             return "reading workers"
         return None if admission.owned else "no partitions"
 
-    health = HealthServer(settings.health_port, ready)
+    health = HealthServer(settings.health_host, settings.health_port, ready)
     _log.info("admission_starts", health_port=health.port, placement=settings.admission.placement)
     reader.start()
     watchdog.start()

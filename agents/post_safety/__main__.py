@@ -10,9 +10,9 @@ import structlog
 from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafetyProcess
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.health import HealthServer
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log.port import LogError
-from streams.observability import HealthServer
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
 
@@ -40,7 +40,7 @@ def run(settings: Settings) -> int:
         producer=KafkaProducer(settings.kafka, client_id),
         metrics=Metrics(),
     )
-    health = HealthServer(settings.health_port, process.not_ready)
+    health = HealthServer(settings.health_host, settings.health_port, process.not_ready)
     _log.info("started", health_port=health.port)
     try:
         process.start()

@@ -12,9 +12,9 @@ from agents.quota.store import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.health import HealthServer
 from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
 from streams.log.port import LogConsumer, LogError
-from streams.observability import HealthServer
 from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
@@ -55,7 +55,7 @@ def run(settings: Settings) -> int:
                 return "no partitions yet"
             return None if settlement.store_answers else "the quota store does not answer"
 
-        health = HealthServer(settings.health_port, ready)
+        health = HealthServer(settings.health_host, settings.health_port, ready)
         _log.info("settlement_starts", health_port=health.port)
         try:
             settlement.start()

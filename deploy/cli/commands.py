@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import httpx
 from rich.markup import escape
 
-from deploy.cli import keys, lifecycle, overview, questions
+from deploy.cli import cluster, keys, lifecycle, overview, questions
 from deploy.cli.app import CommandError, app, err
 from deploy.cli.chat import ChatError
 from deploy.local.data_folder import DataFolderError
@@ -18,7 +18,7 @@ from streams.log.port import LogError
 from streams.provisioning import DriftError
 from streams.settings import SettingsError
 
-COMMANDS = (lifecycle, overview, questions, keys)
+COMMANDS = (lifecycle, overview, questions, keys, cluster)
 """Importing them registers their commands, in the order of `sluice --help`."""
 
 

@@ -22,10 +22,9 @@ from deploy.local.kafka_broker import KafkaNode, run_command
 from deploy.local.ports import free_ports, is_free, owner
 from deploy.paths import ROOT
 from streams.directory import Pool
-from streams.settings import CONFIG_VARIABLE, Settings, load_settings
+from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings
 
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PROBE_TIMEOUT_S = 1.0
 
 NICENESS_BESIDE_A_MODEL = 10
@@ -122,11 +121,11 @@ def settings_with(environment: Mapping[str, str]) -> Settings:
         return load_settings()
 
 
-def http_probe(port: int) -> Probe:
+def http_probe(host: str, port: int) -> Probe:
     """Asks a process's own `/readyz`."""
 
     def probe() -> str | None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_TIMEOUT_S)
+        connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
         try:
             connection.request("GET", "/readyz")
             answer = connection.getresponse()
@@ -236,8 +235,11 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         "SLUICE_TENANTS_FILE": str(tenants_file_of(data, options.environment)),
     }
     settings = settings_with(environment)
-    # The operator's own secret where there is one, in the environment or in the settings' file.
-    environment["SLUICE_DEPLOYMENT_SECRET"] = settings.deployment_secret.get_secret_value() or keys.deployment_secret
+    # The operator's own secret where there is one, in the environment or in the settings' file; what stands in a file
+    # of its own every process reads there.
+    if settings.deployment_secret_file is None:
+        own = settings.deployment_secret.get_secret_value()
+        environment["SLUICE_DEPLOYMENT_SECRET"] = own or keys.deployment_secret
     environment["SLUICE_POOLS"] = json.dumps(_pools(settings, options))
 
     ports = _Ports(rng, free=options.free_ports)
@@ -294,8 +296,9 @@ def reachable(host: str) -> str:
 
 
 def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNode | None:
+    """None: somebody else's. So is one on loopback that asks for more than ours does."""
     host, _, port = settings.kafka.bootstrap.rpartition(":")
-    if host not in LOOPBACK:
+    if host not in LOOPBACK or settings.kafka.security_protocol != "PLAINTEXT":
         return None
     variable = "SLUICE_KAFKA__BOOTSTRAP"
     broker = ports.fixed(int(port), "kafka", variable)
@@ -318,7 +321,8 @@ def _history_port(settings: Settings, redis_port: int | None, ports: _Ports) -> 
 
 def _loopback_port(url: str, what: str, variable: str, ports: _Ports) -> int | None:
     parts = urlsplit(url)
-    return ports.fixed(parts.port or 6379, what, variable) if parts.hostname in LOOPBACK else None
+    ours = parts.hostname in LOOPBACK and parts.scheme == "redis"
+    return ports.fixed(parts.port or 6379, what, variable) if ours else None
 
 
 def _on_port(url: str, port: int) -> str:
@@ -367,7 +371,7 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
     def process(name: str, stage: Stage, module: str, environment: Mapping[str, str]) -> ProcessSpec:
         health_port = ports.any()
         return ProcessSpec(
-            name, stage, (sys.executable, "-m", module), http_probe(health_port),
+            name, stage, (sys.executable, "-m", module), http_probe(reachable(settings.health_host), health_port),
             {**environment, "SLUICE_HEALTH_PORT": str(health_port)}, health_port,
         )  # fmt: skip
 

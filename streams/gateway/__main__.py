@@ -15,10 +15,10 @@ from streams.garbage import collect_seldom
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
 from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer, server_config
+from streams.health import HealthServer
 from streams.keyring import Purpose
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import LogConsumer, LogProducer
-from streams.observability import HealthServer
 from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
 
@@ -58,7 +58,7 @@ async def serve(settings: Settings) -> None:
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
         )
-        health = HealthServer(settings.health_port, runtime.gateway.why_not_ready)
+        health = HealthServer(settings.health_host, settings.health_port, runtime.gateway.why_not_ready)
         stall_s = settings.gateway.viewer_stall_ms / 1_000
         server = GatewayServer(server_config(settings, runtime.edge), runtime.stop, stall_s=stall_s)
         loop = asyncio.get_running_loop()

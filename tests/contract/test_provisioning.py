@@ -6,8 +6,8 @@ from itertools import count
 import pytest
 
 from streams.log.kafka import KafkaConsumer
-from streams.provisioning import DriftError, TopicState, differences, provision, wait_for_broker
-from streams.settings import KafkaSettings
+from streams.provisioning import Copies, DriftError, TopicState, copies, differences, provision, wait_for_broker
+from streams.settings import KafkaSettings, SettingsError
 from streams.topics import Topic, Topics
 from tests.servers import free_ports
 
@@ -67,6 +67,17 @@ def test_replication_and_in_sync_replicas_are_drift_too() -> None:
         "t: retention.ms is unset, must be 5",
     ]
     assert differences(topic, found.config, 1, found) == []
+
+
+def test_a_cluster_gets_no_single_copies_in_silence() -> None:
+    cluster = KafkaSettings(bootstrap="kafka-1.example:9092,127.0.0.1:9092")
+    with pytest.raises(SettingsError) as caught:
+        provision(cluster, [])
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["kafka.replication_factor", "kafka.min_insync_replicas"]
+    said = cluster.model_copy(update={"replication_factor": 3, "min_insync_replicas": 2})
+    assert copies(said) == Copies(3, 2)
+    assert copies(KafkaSettings()) == Copies(1, 1)
 
 
 def test_waiting_for_a_broker_ends_at_its_deadline() -> None:

@@ -2,14 +2,21 @@
 
 import asyncio
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from streams.redis_client import _CancellableWrites, connect_redis
+from streams.gateway.history.store import connect_history
+from streams.redis_client import _CancellableWrites, connect_quota, connect_redis
+from streams.settings import RedisSettings
+from tests.certificates import Authority
+from tests.servers import free_ports, server, until
 
 
 async def test_a_command_can_be_cancelled_at_any_moment(redis_url: str) -> None:
@@ -70,6 +77,51 @@ async def test_a_connection_that_the_server_closed_meanwhile_costs_no_command(re
         await client.set("kept", "value")
         await operator.client_kill_filter(_id=str(await client.client_id()))
         assert await client.get("kept") == b"value"
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Iterator[RedisSettings]:
+    """A Redis that asks for a certificate and a password."""
+    authority = Authority(tmp_path)
+    server_pair, client = authority.pair("server"), authority.pair("client")
+    [port] = free_ports(1)
+    words = {
+        "port": 0, "tls-port": port, "bind": "127.0.0.1", "dir": tmp_path, "save": "", "requirepass": "hunter2",
+        "tls-cert-file": server_pair.certificate, "tls-key-file": server_pair.key,
+        "tls-ca-cert-file": authority.certificate,
+    }  # fmt: skip
+    command = ["redis-server", *(word for name, value in words.items() for word in (f"--{name}", str(value)))]
+    with server(command, tmp_path / "output.log"):
+        until(lambda: b"Ready to accept" in (tmp_path / "output.log").read_bytes(), "redis-server listens")
+        yield RedisSettings(
+            url=f"rediss://localhost:{port}/0", password=SecretStr("hunter2"), ca_file=authority.certificate,
+            certificate_file=client.certificate, key_file=client.key, timeout_ms=5_000,
+        )  # fmt: skip
+
+
+async def test_both_addresses_are_reached_over_tls(tls_server: RedisSettings) -> None:
+    async with connect_quota(tls_server) as client:
+        assert await client.ping()
+    async with connect_history(tls_server) as client:
+        assert await client.ping()
+    history = {"history_url": tls_server.url, "history_password": tls_server.password, "url": "redis://127.0.0.1:1/0"}
+    async with connect_history(tls_server.model_copy(update=history)) as client:
+        assert await client.ping()
+
+
+@pytest.mark.parametrize("wrong", [{"ca_file": None}, {"certificate_file": None, "key_file": None}])
+async def test_who_cannot_prove_itself_over_tls_is_refused(tls_server: RedisSettings, wrong: dict[str, None]) -> None:
+    async with connect_quota(tls_server.model_copy(update=wrong)) as client:
+        with pytest.raises(RedisConnectionError):
+            await client.ping()
+
+
+async def test_a_wrong_password_is_refused_and_shown_to_nobody(tls_server: RedisSettings) -> None:
+    settings = tls_server.model_copy(update={"password": SecretStr("another-password")})
+    async with connect_quota(settings) as client:
+        with pytest.raises(RedisError) as caught:
+            await client.ping()
+        assert "another-password" not in f"{caught.value}{client!r}"
 
 
 def test_an_address_that_is_none_is_refused() -> None:

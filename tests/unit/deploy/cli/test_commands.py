@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import inspection, lifecycle, overview, questions
+from deploy.cli import cluster, inspection, lifecycle, overview, questions
 from deploy.cli.app import CommandError
 from deploy.cli.inspection import without_credentials
 from deploy.local.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
@@ -78,7 +78,7 @@ def billing() -> Iterator[tuple[int, list[str]]]:
             thread.join(timeout=10)
 
 
-def test_a_query_bears_the_secret_that_the_processes_were_started_with(
+def test_a_query_bears_the_password_that_the_processes_were_started_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also from a terminal that has another one, or none."""
@@ -89,8 +89,11 @@ def test_a_query_bears_the_secret_that_the_processes_were_started_with(
         questions.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
         monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "t" * 40)
         questions.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
-    assert seen == [f"Bearer {'o' * 40}"] * 2
-    assert "o" * 40 not in capsys.readouterr().out
+        capsys.readouterr()
+        cluster.secret("billing", data=tmp_path)
+    [password] = capsys.readouterr().out.split()
+    assert seen == [f"Bearer {password}"] * 2
+    assert "o" * 40 not in password, "the deployment's secret travels to nobody"
 
 
 def test_the_record_of_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -103,7 +106,7 @@ def test_a_status_shows_no_password(tmp_path: Path) -> None:
         "redis": "rediss://sluice:hunter2@redis.example:6380/3?timeout=1",
         "clickhouse": "https://sluice:p%40hunter2@clickhouse.example:8443/usage",
     }
-    with running(tmp_path, **urls, KAFKA__EXTRA='{"sasl.password": "hunter2"}') as folder:
+    with running(tmp_path, **urls, REDIS__PASSWORD="hunter2") as folder:
         status = overview.status_of(folder)
     assert status["redis"] == "rediss://***@redis.example:6380/3?timeout=1"
     assert status["clickhouse"] == "https://***@clickhouse.example:8443/usage"

@@ -112,6 +112,24 @@ def test_the_operators_own_secret_is_stronger_than_the_folders(
     assert planned() == "e" * 40, "of the environment"
 
 
+def test_a_secret_in_a_file_is_left_there(data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("f" * 40)
+    monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET_FILE", str(tmp_path / "secret"))
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert plan.settings.deployment_secret.get_secret_value() == "f" * 40
+    assert "f" * 40 not in plan.environment.values()
+
+
+def test_what_asks_for_more_than_ours_does_is_somebody_elses(data: DataFolder) -> None:
+    secured = {
+        "SLUICE_KAFKA__SECURITY_PROTOCOL": "SSL",
+        "SLUICE_REDIS__URL": "rediss://127.0.0.1:16379/0",
+    }
+    plan = make_plan(data, KEYS, Options(free_ports=True, environment=secured), random.Random(1))
+    assert plan.kafka is None
+    assert not {spec.name for spec in plan.processes} & {"kafka", "redis", "redis-history"}
+
+
 def test_a_taken_port_is_named_with_the_way_out(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
