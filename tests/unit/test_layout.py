@@ -2,10 +2,13 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -65,10 +68,24 @@ def _imported(folders: set[str]) -> set[str]:
 def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     required = _names(PROJECT["project"]["dependencies"])
-    engines = _names([*extras["cpu"], *extras["gpu"]])
+    engines = _names([*extras["cpu"], *extras["gpu"], *extras["demo"]])
     dev = _names(PROJECT["dependency-groups"]["dev"])
     assert _imported(OURS) - BY_NAME <= required | engines
     assert _imported(BESIDE) - BY_NAME <= required | engines | dev
     used = _imported(OURS) | BY_NAME
     assert required <= used
     assert dev <= _imported(BESIDE) | used
+
+
+@pytest.mark.parametrize(
+    "process",
+    ["streams.gateway", "agents.admission", "agents.post_safety", "agents.settlement", "gpu_consumers", "billing_jobs"],
+)
+def test_no_process_imports_what_only_an_extra_brings(process: str) -> None:
+    """The embedded ClickHouse is loaded where it is asked for, vLLM when its engine starts, the rest not at all."""
+    heavy = ["chdb", "pyarrow", "pandas", "numpy", "openai", "torch", "vllm", "transformers"]
+    code = f"import importlib, sys; importlib.import_module('{process}.__main__'); print(*sys.modules.keys() & {heavy})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == []

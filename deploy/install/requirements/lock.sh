@@ -10,11 +10,17 @@ fi
 uv=.venv/bin/uv
 folder=deploy/install/requirements
 "$uv" lock "$@"
+.venv/bin/python -m deploy.install.kafka_jars --lock >/dev/null
 export_to() {
   "$uv" export --quiet --no-header --no-emit-index-url --no-emit-project "${@:2}" -o "$folder/$1.txt" >/dev/null
 }
-export_to light --no-dev
-export_to cpu --no-dev --extra cpu
-export_to gpu --no-dev --extra gpu
+local_stack=(--no-dev --extra embedded --extra demo)
+export_to server --no-dev # a gateway, admission, post-safety, settlement, or billing beside a ClickHouse server
+export_to light "${local_stack[@]}"
+export_to cpu "${local_stack[@]}" --extra cpu
+export_to gpu "${local_stack[@]}" --extra gpu
 export_to dev --only-dev
 echo uv | "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/uv.txt" >/dev/null
+# What builds the project, and packages that have no wheel for a machine.
+printf '%s\n' hatchling==1.27.0 editables==0.5 setuptools wheel cython setuptools-scm |
+  "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/build.txt" >/dev/null

@@ -1,21 +1,34 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from deploy.install import bootstrap
 from deploy.install.bootstrap import (
-    BROWSER,
-    REDIS,
-    ROOT,
-    BootstrapError,
-    Progress,
-    System,
+    Packages,
     effective_profile,
     inputs_digest,
-    java_major,
+    locked,
+    prerequisites,
     stamped,
 )
+from deploy.install.commands import BootstrapError, Progress
+from deploy.install.prerequisites import (
+    BROWSER,
+    GIB,
+    JAVA,
+    MAVEN,
+    PYTHON_VENV,
+    REDIS,
+    System,
+    SystemPackage,
+    java_major,
+    too_little_disk,
+)
+from deploy.paths import ROOT
 
 
 def test_it_needs_nothing_that_it_has_yet_to_install() -> None:
@@ -60,11 +73,56 @@ def test_one_profile_replaces_another_and_leaves_dev_alone() -> None:
     assert stamped({"cpu": "1"}, {"dev": "2"}) == {"cpu": "1", "dev": "2"}
 
 
+def absent(name: str) -> SystemPackage:
+    return SystemPackage(name, (f"{name}-server",), name.capitalize(), lambda: False)
+
+
+def test_everything_that_is_missing_is_told_at_once_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    disk = too_little_disk(Path("/srv"), 9 * GIB, GIB // 2)
+    assert disk is not None
+    with pytest.raises(BootstrapError) as told:
+        System(Progress()).need([absent("redis"), absent("maven")], [disk])
+    assert str(told.value).splitlines() == [
+        "this is missing:",
+        "  - Redis",
+        "  - Maven",
+        "  - 9 GB of free disk at /srv, of which there are 0.5",
+        "install it, for instance: sudo apt-get install redis-server maven-server",
+    ]
+
+
+def test_a_bare_machine_lacks_all_its_programs_and_a_full_disk_is_seen_before_it_is_filled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    packages = Packages("cpu", {}, {"cpu": "wanted"})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=2 * GIB))
+    programs, other = prerequisites(packages, services=True)
+    assert programs == [PYTHON_VENV, JAVA, REDIS, MAVEN]
+    assert len(other) == 1
+    installed = Packages("cpu", {"cpu": "wanted"}, {"cpu": "wanted"})
+    assert prerequisites(installed, services=False) == ([PYTHON_VENV], [])
+
+
+def test_a_second_installation_says_that_it_waits_and_does_so_for_a_while_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path):
+        waiting = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
+        waiting += "from deploy.install.bootstrap import locked\n"
+        waiting += f"with locked(Path({str(tmp_path)!r}), timeout_s=0.3): pass\n"
+        assert subprocess.run([sys.executable, "-c", waiting], timeout=60, check=False).returncode == 1
+    said = capfd.readouterr().err
+    assert f"waiting for another one in {tmp_path}" in said
+    assert "has not ended after 0.3 s" in said
+
+
 def test_what_is_only_wanted_is_named_and_gone_without(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
     System(Progress()).want(BROWSER)
-    assert "sudo apt-get install chromium-driver (going on without it)" in capsys.readouterr().err
-    with pytest.raises(BootstrapError, match="Redis server is missing"):
-        System(Progress()).need(REDIS)
+    assert "sudo apt-get install chromium-driver\n(going on without it)" in capsys.readouterr().err
+    with pytest.raises(BootstrapError, match="Redis server"):
+        System(Progress()).need([REDIS])
