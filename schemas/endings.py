@@ -71,7 +71,7 @@ ENDINGS: dict[EndingCode, EndingRule] = {
     ),
     EndingCode.MODEL_NOT_FOUND: EndingRule(404, _INVALID, "The model does not exist.", False, False, "error"),
     EndingCode.CONTEXT_LENGTH_EXCEEDED: EndingRule(
-        400, _INVALID, "The prompt is longer than the model's context.", False, False, "error"
+        400, _INVALID, "The prompt is longer than the model's context length.", False, False, "error"
     ),
     EndingCode.PROMPT_REFUSED: EndingRule(
         400, _INVALID, "The prompt was refused by the safety policy.", False, False, "content_filter"

@@ -77,7 +77,9 @@ DEADLINE_PASSED = Refusal(
     code=EndingCode.DEADLINE_EXCEEDED, message="The deadline passed before the request was admitted."
 )
 TOO_LARGE = Refusal(
-    code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message="The prompt is too long to be passed on.", param="messages"
+    code=EndingCode.CONTEXT_LENGTH_EXCEEDED,
+    message="The prompt exceeds the maximum number of tokens allowed in one request.",
+    param="messages",
 )
 UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
 TENANT_GONE = Refusal(code=EndingCode.INVALID_REQUEST, message="The tenant does not exist any more.")

@@ -29,6 +29,7 @@ from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
 from schemas.request import Lane, Message, Request, Sampling
 from schemas.verdict import Verdict
+from streams.dialects.openai_error import endless_message, overflow_message
 from streams.directory import LANE_OF_TIER, Tenant
 from streams.topics import Topics
 
@@ -114,7 +115,7 @@ def _unfit(sampling: Sampling, tenant: Tenant, vocabulary_size: int, *, accepts_
 async def _tokenised(messages: Sequence[Message], tokenizer: Tokenizer, context_window: int) -> list[int] | Refusal:
     chars = _chars(messages)
     if chars > context_window * MAX_CHARS_PER_TOKEN:
-        message = f"The model's context is {context_window} tokens; the prompt has {chars} characters."
+        message = endless_message(context_window, chars)
         return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="messages")
     try:
         if chars < THREADED_CHARS:
@@ -129,14 +130,10 @@ async def _tokenised(messages: Sequence[Message], tokenizer: Tokenizer, context_
 def _output_bound(sampling: Sampling, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
     """How many tokens the answer may have."""
     room = context_window - prompt_tokens
+    message = overflow_message(context_window, prompt_tokens, sampling.max_tokens)
     if room < 1:
-        message = f"The model's context is {context_window} tokens; the prompt has {prompt_tokens}."
         return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="messages")
     if sampling.max_tokens is not None and sampling.max_tokens > room:
-        message = (
-            f"The model's context is {context_window} tokens; the prompt has {prompt_tokens} and "
-            f"max_tokens asks for {sampling.max_tokens}."
-        )
         return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens")
     max_tokens = sampling.max_tokens or min(room, tenant.limits.max_output_tokens)
     if sampling.min_tokens > max_tokens:

@@ -151,6 +151,10 @@ def test_what_only_the_model_can_tell_is_refused_with_a_real_status(
         answer = client.post(CHAT, json={**body(), **fields, "stream": stream})
         assert answer.status_code == status
         assert (error_of(answer)["code"], error_of(answer)["param"]) == (code, param)
+        if code == "context_length_exceeded":
+            assert error_of(answer)["message"].startswith(
+                "This model's maximum context length is 512 tokens. However, "
+            )
         assert answer.headers["x-request-id"].startswith("resp_")
 
 

@@ -87,6 +87,35 @@ async def test_a_bad_request_ends_and_names_the_field(
     assert not world.log.of(AdmittedRequest, "local.inference.default.standard")
 
 
+@pytest.mark.parametrize(
+    ("text", "sampling", "told"),
+    [
+        ("w " * 97, Sampling(), "your messages resulted in 100 tokens. Please reduce the length of the messages."),
+        (
+            "w " * 97, Sampling(max_tokens=30),
+            "you requested 130 tokens (100 in the messages, 30 in the completion). "
+            "Please reduce the length of the messages or completion.",
+        ),
+        (
+            "w " * 80, Sampling(max_tokens=30),
+            "you requested 113 tokens (83 in the messages, 30 in the completion). "
+            "Please reduce the length of the messages or completion.",
+        ),
+        ("w" * 25_601, Sampling(), "your messages have 25601 characters, which that many tokens cannot hold. "
+         "Please reduce the length of the messages."),
+    ],
+    ids=["prompt", "prompt and more", "both", "endless"],
+)  # fmt: skip
+async def test_what_exceeds_the_context_is_told_in_the_words_that_clients_look_for(
+    world: World, text: str, sampling: Sampling, told: str
+) -> None:
+    """litellm and agents fall back to a larger model, or shorten the chat, by the first sentence and its figure."""
+    await world.pipeline.handle_request(world.record(world.request(text, sampling=sampling)))
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.CONTEXT_LENGTH_EXCEEDED
+    assert ending.message == f"This model's maximum context length is 100 tokens. However, {told}"
+
+
 async def test_a_model_that_may_not_be_used_and_one_that_does_not_exist_read_the_same(world: World) -> None:
     messages = []
     for model in ("secret", "absent"):
