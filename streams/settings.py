@@ -207,6 +207,16 @@ class GatewaySettings(_Section):
         default=MAX_BODY_BYTES, ge=1_024, le=MAX_BODY_BYTES, description="Of a request; also of a WebSocket message."
     )
     max_connections: int = Field(default=20_000, ge=1, description="Requests and WebSockets served at once.")
+    max_open_connections: int = Field(
+        default=25_000, ge=1, description="Idle ones too: beyond it a new one takes the place of the longest idle."
+    )
+    max_connections_per_peer: int = Field(
+        default=2_000, ge=1, description="Of one address (IPv6: of one /64) that is no trusted proxy."
+    )
+    trusted_proxies: list[str] = Field(
+        default=["127.0.0.1", "::1"], description="Their `X-Forwarded-For` and `X-Forwarded-Proto` are believed."
+    )
+    head_timeout_ms: int = Field(default=10_000, ge=10, description="For the complete head of a request.")
     max_open_responses: int = Field(default=20_000, ge=1, description="Accepted by this gateway and not ended.")
     viewer_lag_bytes: int = Field(
         default=4_194_304, ge=65_536, description="Of memory that a response may take for viewers that lag behind it."

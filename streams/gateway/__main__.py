@@ -14,7 +14,7 @@ from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
-from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer, server_config
+from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer
 from streams.health import HealthServer
 from streams.keyring import Purpose
 from streams.log.kafka import KafkaConsumer, KafkaProducer
@@ -60,7 +60,7 @@ async def serve(settings: Settings) -> None:
         )
         health = HealthServer(settings.health_host, settings.health_port, runtime.gateway.why_not_ready)
         stall_s = settings.gateway.viewer_stall_ms / 1_000
-        server = GatewayServer(server_config(settings, runtime.edge), runtime.stop, stall_s=stall_s)
+        server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop_soon)

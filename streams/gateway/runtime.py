@@ -11,7 +11,6 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
-from starlette.types import ASGIApp
 
 from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
@@ -24,11 +23,11 @@ from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
+from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.service import Gateway
-from streams.gateway.websocket.deaf_peers import DeafPeers
+from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
-from streams.gateway.websocket.protocol import StreamProtocol
 from streams.log.consumer_thread import ConsumerThread, ProducerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.settings import Settings
@@ -41,7 +40,6 @@ ELSEWHERE_GRACE_MS = MOVED_AFTER_MS + 5_000
 SWEEP_S = 0.5
 UNSENT_SWEEP_S = 1.0
 FAREWELL_TIMEOUT_S = 2
-DRAIN_TIMEOUT_S = 10
 MAX_POLL_RECORDS = 500
 RECORDS_AT_ONCE = 32
 
@@ -121,6 +119,7 @@ class GatewayRuntime:
         self._sockets = StreamEndpoint(self.gateway)
         http = build_app(self.gateway, usage, registry)
         self.edge = Edge(http, self._sockets, self._metrics, max_connections=options.max_connections)
+        self.server_config = ServerConfig(self.edge, options, self._metrics)
 
     async def start(self) -> None:
         """Joins the group; partitions arrive while `run` runs."""
@@ -261,7 +260,7 @@ class GatewayServer(uvicorn.Server):
         while True:
             await asyncio.sleep(UNSENT_SWEEP_S)
             transports = [c.transport for c in self.server_state.connections if c.transport is not None]
-            unsent = ((transport, transport.get_write_buffer_size()) for transport in transports)
+            unsent = ((t, taken_bytes(t)) for t in transports if t.get_write_buffer_size())
             for transport in self._peers.judge(unsent, time.monotonic()):
                 _log.info("deaf_peer_aborted", peer=str(transport.get_extra_info("peername")))
                 transport.abort()
@@ -282,24 +281,3 @@ class GatewayServer(uvicorn.Server):
     def port(self) -> int:
         """The port listened to, once `started`."""
         return int(self.servers[0].sockets[0].getsockname()[1])
-
-
-def server_config(settings: Settings, app: ASGIApp) -> uvicorn.Config:
-    """uvicorn as measured best here: sans-I/O WebSockets, no deflate (which also rules out deflate bombs)."""
-    options = settings.gateway
-    return uvicorn.Config(
-        app,
-        host=options.host,
-        port=options.port,
-        http="httptools",
-        ws=StreamProtocol,
-        ws_per_message_deflate=False,
-        ws_max_size=options.max_body_bytes,
-        backlog=4_096,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-    )

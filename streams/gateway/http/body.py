@@ -20,6 +20,8 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
         raise ApiError(415, "unsupported_media_type", "Compressed bodies (content-encoding) are not taken.")
     declared = request.headers.get("content-length", "")
     too_large = declared.isdecimal() and (len(declared) > 15 or int(declared) > max_bytes)
+    if too_large and request.headers.get("expect", "").lower() == "100-continue":
+        raise _too_large(max_bytes)  # It waits to be told whether to send at all.
     body = bytearray()
     chunks = request.stream()
     try:

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.types import Receive, Scope, Send
 
 from streams.gateway.closing import CLOSINGS, CloseReason
+from streams.gateway.errors import ApiError
 from streams.gateway.request_headers import api_key_of, traceparent_of
 from streams.gateway.service.service import Gateway
 from streams.gateway.websocket.protocol import FRAMES
@@ -50,13 +52,17 @@ class StreamEndpoint:
         if event["type"] != "websocket.connect":
             return
         offered: list[str] = scope["subprotocols"]
+        api_key = api_key_of(headers) or _offered_key(offered)
+        frames = scope.get("extensions", {}).get(FRAMES)
+        if frames is not None:
+            with suppress(ApiError):  # The socket says so, once it is one.
+                self._gateway.authenticate(api_key)
+                frames.admit()  # Before its first message can come.
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
         if not origin_allowed(headers.get("origin"), headers.get("host", ""), self._allowed_origins):
             reason = CloseReason.ORIGIN_REFUSED
             await send({"type": "websocket.close", "code": CLOSINGS[reason].websocket_code, "reason": reason.value})
             return
-        api_key = api_key_of(headers) or _offered_key(offered)
-        frames = scope.get("extensions", {}).get(FRAMES)
         socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames)
         if self._gateway.stopping:
             socket.go_away()

@@ -1,16 +1,29 @@
-"""uvicorn's WebSocket connection with two things added: a way for frames made beforehand, and a close that arrives."""
+"""uvicorn's WebSocket connection with bounds, a way for frames made beforehand, and a close that arrives.
 
-from typing import Final
+It reads in small pieces, and nothing while a message waits to be understood or the peer does not take what is written:
+then neither messages nor pongs can pile up.
+"""
+
+from asyncio.transports import BaseTransport
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import PayloadTooBig
+from websockets.frames import CloseCode, Frame
 
 from streams.gateway.closing import CloseReason, closing_message
+from streams.gateway.lingering import Lingering
+
+if TYPE_CHECKING:
+    from streams.gateway.server_config import ServerConfig
 
 FRAMES: Final = "sluice.frames"
 """In the scope's `extensions`: the connection, where it can write frames made beforehand."""
-LINGER_S: Final = 2.0
-QUIET_S: Final = 0.1
+MAX_STRANGERS_MESSAGE_BYTES: Final = 16_384
+"""Of a peer whose key is not known yet."""
+MAX_FRAGMENTS: Final = 16_384
+"""Of one message: they cost time, however small they are."""
+PIECE_BYTES: Final = 16_384
 _SMALL, _MEDIUM = 126, 1 << 16
 
 
@@ -24,16 +37,49 @@ def text_frame(payload: bytes) -> bytes:
     return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), payload)
 
 
-class StreamProtocol(WebSocketsSansIOProtocol):
-    """What it refuses to read it reads away for a while: a socket closed with unread bytes resets the connection, and
-    the client loses the frame that says why."""
+class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
+    """One connection, from its handshake on."""
 
-    _lingers = _was_read = False
+    config: "ServerConfig"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unread = b""
+        self._joined = bytearray()
+        self._fragments = 0
+        self.conn.max_message_size = min(self.config.ws_max_size, MAX_STRANGERS_MESSAGE_BYTES)
+
+    def admit(self) -> None:
+        """The peer's key is known: its messages may be as large as any."""
+        self.conn.max_message_size = self.config.ws_max_size
+
+    # The connection
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        self.config.open_connections.is_busy(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.config.open_connections.closed(self.transport)
+        self._unread = b""
+        super().connection_lost(exc)
 
     def handle_connect(self, event: object) -> None:
         super().handle_connect(event)  # type: ignore[arg-type]
         if self.response.status_code == 101:
             self.scope["extensions"][FRAMES] = self  # type: ignore[assignment]
+        else:
+            self.config.metrics.refused.labels("handshake_failed").inc()
+
+    def _refuse_handshake(self) -> None:
+        """The library has told nobody: uvicorn sends only what an event asks for."""
+        self.config.metrics.refused.labels("handshake_failed").inc()
+        answer = b"".join(part for part in self.conn.data_to_send() if part)
+        self.transport.write(answer or b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.handshake_complete = self.close_sent = True
+        self.linger()
+
+    # Frames made beforehand
 
     @property
     def takes_frames(self) -> bool:
@@ -44,38 +90,96 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         """Hands one whole frame to the transport, beside what `send` writes; only while `takes_frames`."""
         self.transport.write(frame)
 
+    # Reading
+
     def data_received(self, data: bytes) -> None:
-        if self._lingers:
-            self._was_read = True
+        if self.lingers:
+            self.read_away()
         else:
-            super().data_received(data)
+            self._unread = self._unread + data if self._unread else data
+            self._read_on()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self._read_on()
+        return message
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Understands what has come, piece by piece, as long as it may; then the transport may bring more."""
+        while self._unread and self._may_read:
+            piece, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+            super().data_received(piece)
+            if self.conn.handshake_exc is not None and not self.handshake_complete:
+                self._refuse_handshake()
+        if self.lingers or self.transport.is_closing():
+            self._unread = b""
+        elif self._unread or not self._may_read:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    @property
+    def _may_read(self) -> bool:
+        """A client that was told of its end is heard until it has answered."""
+        return not self.lingers and (self.close_sent or (not self.read_paused and self.writable.is_set()))
+
+    def handle_text(self, event: Frame) -> None:
+        self._begin_message("text", event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._begin_message("bytes", event)
+
+    def _begin_message(self, kind: str, event: Frame) -> None:
+        self.curr_msg_data_type = kind  # type: ignore[assignment]
+        if event.fin:
+            self.frames = [bytes(event.data)]
+            self.send_receive_event_to_app()
+        else:
+            self._joined, self._fragments = bytearray(event.data), 1
+
+    def handle_cont(self, event: Frame) -> None:
+        """Fragments cost their bytes, not an object each."""
+        if self.lingers or self.close_sent:
+            return
+        self._joined += event.data
+        self._fragments += 1
+        if self._fragments > MAX_FRAGMENTS:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "too many fragments")
+            self._refuse_message()
+        elif event.fin:
+            joined, self._joined = bytes(self._joined), bytearray()
+            self.frames = [joined]
+            self.send_receive_event_to_app()
+
+    # Closing
 
     def handle_parser_exception(self) -> None:
-        if isinstance(self.conn.parser_exc, PayloadTooBig) and not self.close_sent:
+        if isinstance(self.conn.parser_exc, PayloadTooBig):
+            self._refuse_message()
+        else:
+            self._end()
+
+    def _refuse_message(self) -> None:
+        if not self.close_sent:
             # The close frame waits in `conn` already; what says it in our own words goes before it.
             self.transport.write(text_frame(closing_message(CloseReason.TOO_LARGE).encode().encode()))
+        self._end()
+
+    def _end(self) -> None:
         close = self.conn.close_sent
         assert close is not None, "a parser that fails has made a close frame"
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
         self.transport.write(b"".join(part for part in self.conn.data_to_send() if part))
-        self.close_sent = self.disconnected = self._lingers = True
+        self.close_sent = self.disconnected = True
+        self._joined = bytearray()
         self.writable.set()
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
-        self._linger(self.loop.time() + LINGER_S)
-
-    def _linger(self, deadline_s: float) -> None:
-        """Closes once the client is quiet and has been told, and without mercy at the deadline."""
-        self._was_read = False
-        self.close_timer = self.loop.call_later(QUIET_S, self._close_when_quiet, deadline_s)
-
-    def _close_when_quiet(self, deadline_s: float) -> None:
-        if self.transport.is_closing():
-            return
-        if self.loop.time() >= deadline_s:
-            self.transport.abort()
-        elif self._was_read or self.transport.get_write_buffer_size():
-            self._linger(deadline_s)
-        else:
-            self.transport.close()
+        self.read_paused = False
+        self.linger()

@@ -46,8 +46,8 @@ from streams.gateway.timing import Timing
 from streams.gateway.websocket.watched import Watched, terminal_message
 
 AUTH_TIMEOUT_S = 10.0
-MAX_UNAUTHENTICATED_CHARS = 4_096
-"""Of a message before the key was checked: nothing larger is parsed."""
+MAX_ECHOED_CHARS = 200
+"""Of a client's own id in an error: a longer one is none."""
 MAX_RESPONSES_PER_SOCKET = 1_000
 MAX_QUEUED_MESSAGES = 256
 MAX_ERRORS = 20
@@ -63,6 +63,8 @@ class Frames(Protocol):
     def takes_frames(self) -> bool: ...
 
     def write_frame(self, frame: bytes) -> None: ...
+
+    def admit(self) -> None: ...
 
 
 class Socket:
@@ -128,6 +130,8 @@ class Socket:
             api_key = message.api_key if isinstance(message, AuthMessage) else ""
         if not self._authenticate(api_key):
             return None
+        if self._frames is not None:
+            self._frames.admit()
         while self._closing is None and (message := await self._next_message()) is not None:
             await self._room.wait()
             # A socket may outlive its key.
@@ -153,14 +157,13 @@ class Socket:
             if (text := event.get("text")) is None:
                 self._close(CloseReason.NOT_TEXT)
                 return None
-            if self._principal is None and len(text) > MAX_UNAUTHENTICATED_CHARS:
-                self._close(CloseReason.UNAUTHENTICATED)
-                return None
             request_id = None
             try:
                 self._message_chars = len(text)
                 raw = await self._gateway.parsing(len(text), partial(parse_json_object, text))
-                request_id = raw["request_id"] if isinstance(raw.get("request_id"), str) else None
+                request_id = raw.get("request_id")
+                if not isinstance(request_id, str) or len(request_id) > MAX_ECHOED_CHARS:
+                    request_id = None
                 return CLIENT_MESSAGE.validate_python(raw)
             except (RequestError, ApiError) as error:
                 self._refuse(error, request_id=request_id)
@@ -420,7 +423,7 @@ def _invalid(message: str, param: str) -> RequestError:
 
 def _name(message: BaseModel, field: str) -> str | None:
     value = (message.model_extra or {}).get(field)
-    return value[:200] if isinstance(value, str) else None
+    return value if isinstance(value, str) and len(value) <= MAX_ECHOED_CHARS else None
 
 
 def _explain(error: ValidationError) -> RequestError:

@@ -19,7 +19,7 @@ from schemas.usage_query import BucketWidth, GroupBy
 from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
-from streams.gateway.runtime import GatewayRuntime, GatewayServer, server_config
+from streams.gateway.runtime import GatewayRuntime, GatewayServer
 from streams.gateway.service.clocks import now_ms
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryConsumer, MemoryLog, MemoryProducer
@@ -251,7 +251,7 @@ async def serving(
         disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000
-    server = GatewayServer(server_config(settings, runtime.edge), runtime.stop, stall_s=stall_s)
+    server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)
     stack = Stack(settings, log, runtime, server, directory, usage)
     await runtime.start()
     running = stack.running = asyncio.ensure_future(runtime.run())

@@ -97,11 +97,11 @@ async def test_a_deaf_client_of_a_whole_answer_is_cut_off(redis_url: str) -> Non
 
 def test_a_peer_is_deaf_that_takes_nothing_for_the_stall_time() -> None:
     peers: DeafPeers[str] = DeafPeers(stall_s=2.0)
-    assert peers.judge([("slow", 9), ("deaf", 9), ("served", 0)], 0.0) == []
-    assert peers.judge([("slow", 8), ("deaf", 9), ("served", 0)], 1.0) == []
-    assert peers.judge([("slow", 8), ("deaf", 9), ("served", 0), ("new", 9)], 2.0) == ["deaf"]
-    assert peers.judge([("slow", 7), ("new", 9)], 3.0) == []
-    assert peers.judge([("slow", 7), ("deaf", 9)], 4.0) == [], "who is new, or was away, begins anew"
+    assert peers.judge([("slow", 0), ("deaf", 9)], 0.0) == []
+    assert peers.judge([("slow", 1), ("deaf", 9)], 1.0) == []
+    assert peers.judge([("slow", 1), ("deaf", 9), ("new", 0)], 2.0) == ["deaf"]
+    assert peers.judge([("slow", 2), ("new", 0)], 3.0) == []
+    assert peers.judge([("slow", 3), ("deaf", 9)], 4.0) == [], "who is new, or was away, begins anew"
 
 
 async def ended_response(stack: Stack) -> str:

@@ -16,7 +16,7 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.websocket import session
 from streams.gateway.websocket.endpoint import origin_allowed
-from streams.gateway.websocket.protocol import text_frame
+from streams.gateway.websocket.protocol import MAX_STRANGERS_MESSAGE_BYTES, text_frame
 from streams.gateway.websocket.watched import Watched
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 
@@ -236,10 +236,10 @@ async def test_a_socket_is_closed_with_a_named_reason(
 
 
 async def test_a_large_message_without_a_key_is_closed_unparsed(stack: Stack) -> None:
-    large = json.dumps({"type": "auth", "api_key": KEY, "padding": "x" * session.MAX_UNAUTHENTICATED_CHARS})
+    large = json.dumps({"type": "auth", "api_key": KEY, "padding": "x" * MAX_STRANGERS_MESSAGE_BYTES})
     async with dial(stack, additional_headers={}) as socket:
         await socket.send(large)
-        assert (await hear(socket)).reason == "unauthenticated"
+        assert (await hear(socket)).reason == "too_large"
     async with dial(stack) as socket:
         await socket.send(large)
         assert isinstance(await hear(socket), ErrorMessage), "a known client may send as much as it may ask for"

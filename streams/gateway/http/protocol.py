@@ -1,0 +1,246 @@
+"""uvicorn's HTTP connection with bounds: of its head in size and time, of what is pipelined, of how many there are."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import httptools
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from streams.dialects.openai_error import error_object
+from streams.gateway.lingering import Lingering
+from streams.gateway.request_headers import mint_request_id
+from streams.gateway.service.refusals import retry_advice_ms
+
+if TYPE_CHECKING:
+    from streams.gateway.server_config import ServerConfig
+
+MAX_HEAD_BYTES: Final = 65_536
+MAX_HEADERS: Final = 256
+MAX_PIPELINED: Final = 8
+KEEP_ALIVE_S = 30.0
+_INVALID: Final = "invalid_request_error"
+_REFUSALS: Final[dict[int, tuple[str, str, str]]] = {
+    400: ("invalid_request", "The bytes are no HTTP request.", _INVALID),
+    408: ("request_timeout", "The head of the request did not come in time.", _INVALID),
+    431: (
+        "headers_too_large",
+        f"The head of the request is over {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields.",
+        _INVALID,
+    ),
+    503: ("overloaded", "Too many connections are open at this gateway.", "server_error"),
+}
+
+
+class _Refused(Exception):
+    """Raised within the parser."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class HttpProtocol(Lingering, HttpToolsProtocol):
+    """A peer holds no more than a head, a part of a body and a few requests, and none of them for ever."""
+
+    config: "ServerConfig"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = False
+        self._head_bytes = 0
+        self._ignores_upgrade = False
+        self._http_version = b"1.1"
+        self._messages = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if self.config.open_connections.opened(transport, address):
+            self._set_deadline(self.config.head_timeout_s)
+        elif self.scheme == "https":
+            self._count(503)
+            transport.abort()
+        else:
+            self._refuse(503)
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.config.open_connections.closed(self.transport)
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def _set_deadline(self, timeout_s: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(timeout_s, self._is_late)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _is_late(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing() or self.lingers or self._is_answering:
+            return
+        if self._in_head:
+            self._refuse(408)
+            self.linger()
+        else:
+            self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        if self.lingers:
+            self.read_away()
+            return
+        self._unset_keepalive_if_required()
+        messages = self._messages
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._end(cause.status if isinstance(cause, _Refused) else 400)
+            return
+        if self._in_head and messages == self._messages:
+            # In a piece that also ended another message the parser does not tell what belongs to which.
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._end(431)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._ignores_upgrade:
+                self.handle_websocket_upgrade()
+                return
+            # The parser has left HTTP; a fresh one reads the same request without its wish.
+            rest = data[upgrade.args[0] :]
+        else:
+            return
+        self._ignores_upgrade = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._feed(self._head_without_upgrade() + rest)
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%b %b HTTP/%b" % (self.scope["method"].encode(), self.url, self._http_version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(t for t in tokens if t.lower() not in (b"upgrade", b"http2-settings"))
+            if name != b"upgrade" and value:
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    # The parser's callbacks
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _Refused(503)
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        if not self._is_answering:
+            self._set_deadline(self.config.head_timeout_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            raise _Refused(431)
+
+    def on_headers_complete(self) -> None:
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise _Refused(431)
+        self._in_head = False
+        self._clear_deadline()
+        self.config.open_connections.is_busy(self.transport)
+        if self.parser.should_upgrade() and not self._should_upgrade() and self.parser.get_method() != b"CONNECT":
+            # RFC 9110 §7.8 lets a server ignore the wish. (The parser would take the body for the other protocol.)
+            self.scope["method"] = self.parser.get_method().decode("ascii")
+            self._http_version = self.parser.get_http_version().encode()
+            self._ignores_upgrade = True
+            return
+        previous = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not previous and self.scope["http_version"] == "1.0":
+            _end_with_the_connection(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._ignores_upgrade:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._messages += 1
+        if not self._ignores_upgrade:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering and not self.transport.is_closing():
+            # Also for a body that goes on after its answer.
+            self.config.open_connections.is_idle(self.transport)
+            self._set_deadline(self.config.head_timeout_s if self._in_head else KEEP_ALIVE_S)
+
+    # Refusing
+
+    def _end(self, status: int) -> None:
+        """Nothing more is read. What is being answered would be mixed up with a refusal: it just ends."""
+        if self.transport.is_closing():
+            return
+        self._clear_deadline()
+        has_begun = self._is_answering and (self.pipeline or self._in_head or self.cycle.response_started)
+        for cycle in (self.cycle, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
+        if has_begun:
+            self._count(status)
+            self.transport.close()
+        else:
+            self._refuse(status)
+            self.linger()
+
+    def _refuse(self, status: int) -> None:
+        self._count(status)
+        code, message, kind = _REFUSALS[status]
+        body = orjson.dumps(error_object(code, message, kind))
+        headers = {
+            "content-type": "application/json", "content-length": str(len(body)), "connection": "close",
+            "x-request-id": mint_request_id(),
+        }  # fmt: skip
+        if status == 503:
+            advice_ms = retry_advice_ms()
+            headers |= {"retry-after-ms": str(advice_ms), "retry-after": str(-(-advice_ms // 1_000))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[status] + head.encode() + b"\r\n" + body)
+
+    def _count(self, status: int) -> None:
+        self.config.metrics.refused.labels(_REFUSALS[status][0]).inc()
+
+
+def _end_with_the_connection(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: a body of unknown length ends where the connection does."""
+    send = cycle.send
+    is_bare = False
+
+    async def send_bare(message: Any) -> None:
+        nonlocal is_bare
+        if message["type"] == "http.response.start":
+            is_bare = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if is_bare:
+                cycle.chunked_encoding = False
+        elif is_bare:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_bare  # type: ignore[method-assign]

@@ -1,0 +1,43 @@
+"""uvicorn as a gateway uses it, with the bounds that its connections obey."""
+
+import resource
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from streams.gateway.http.protocol import HttpProtocol
+from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.open_connections import OpenConnections
+from streams.gateway.websocket.protocol import StreamProtocol
+from streams.settings import GatewaySettings
+
+DRAIN_TIMEOUT_S = 10
+OTHER_DESCRIPTORS = 256
+"""Left for the log, Redis and files when descriptors are fewer than connections may be."""
+
+
+class ServerConfig(uvicorn.Config):
+    """Measured best here: sans-I/O WebSockets, no deflate (which also rules out deflate bombs)."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        super().__init__(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=HttpProtocol,
+            ws=StreamProtocol,
+            ws_per_message_deflate=False,
+            ws_max_size=settings.max_body_bytes,
+            backlog=4_096,
+            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+            forwarded_allow_ips=settings.trusted_proxies,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+        )
+        self.metrics = metrics
+        self.head_timeout_s = settings.head_timeout_ms / 1_000
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = min(settings.max_open_connections, max(1, descriptors - OTHER_DESCRIPTORS))
+        self.open_connections = OpenConnections(most, settings.max_connections_per_peer, settings.trusted_proxies)
