@@ -1,5 +1,6 @@
 """Real servers and waiting, for tests."""
 
+import signal
 import socket
 import subprocess
 import time
@@ -62,3 +63,8 @@ def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[b
         except TimeoutError as error:
             raise RuntimeError(f"the broker did not start:\n{output.read_text()[-4_000:]}") from error
         yield settings, process
+
+
+def hear_interrupts() -> None:
+    """For `preexec_fn`: a shell that runs the tests in the background has every child ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,7 +19,7 @@ from schemas.request import Sampling
 MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
 SIMULATED = SimulatedEngineSettings(ttft_ms=2, prompt_token_us=0, inter_token_ms=2, step_ms=1)
 # vLLM and torch warn of their own deprecations while they are imported.
-VLLM_MARKS = [pytest.mark.real_model, pytest.mark.timeout(580), pytest.mark.filterwarnings("ignore")]
+VLLM_MARKS = [pytest.mark.real_model, pytest.mark.long, pytest.mark.timeout(580), pytest.mark.filterwarnings("ignore")]
 
 
 class Client:

@@ -267,6 +267,7 @@ def test_a_refused_question_does_not_replace_what_was_typed_meanwhile(page: Page
     assert page["text"].get_attribute("value") == "Something else"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [1_100, 700])
 def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Stack, width: int) -> None:
     page.resize((width, 800))
@@ -288,6 +289,7 @@ def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Sta
     assert page.below > 300, "who reads elsewhere stays there"
 
 
+@pytest.mark.long
 def test_who_scrolls_up_while_the_answer_grows_stays_there_and_who_returns_follows_it(page: Page, stack: Stack) -> None:
     page.resize((700, 400))
     page.ready(api_key(stack))

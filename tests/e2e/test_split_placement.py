@@ -10,7 +10,7 @@ from deploy.local.runner import Stack, simulated
 from tests.e2e.records import dead_letter, job, put, result, signature, submit
 from tests.e2e.stacks import ENGINE, PATIENCE, body, http_client, prepare
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

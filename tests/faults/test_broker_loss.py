@@ -11,6 +11,8 @@ from streams.provisioning import provision
 from streams.topics import HOUR_MS, Topic
 from tests.servers import new_kafka_node, running, until
 
+pytestmark = pytest.mark.long
+
 PLACE = TopicPartition("t", 0)
 
 

@@ -12,7 +12,7 @@ from streams.toml_directory import read_tenants
 from tests.faults.history import judge
 from tests.faults.traffic import Traffic
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240)]
 
 SCRIPT = "A fox went for a walk and met an old friend. Behind the hill lived the silver dragon, who was kind 🐉. "
 ENGINE: dict[str, bool | int | float | str] = {

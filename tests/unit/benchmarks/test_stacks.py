@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from benchmarks.stacks import Turns, baseline_server, free_port, process_group
-from tests.servers import until
+from tests.servers import hear_interrupts, until
 
 ROOT = Path(__file__).parents[3]
 SLEEPS = "import time; time.sleep(3600)"
@@ -81,7 +81,12 @@ typer.run(program.main)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_a_benchmark_that_is_ended_leaves_nothing_running(number: int) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", BENCHMARK], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", BENCHMARK],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=hear_interrupts,
     ) as benchmark:
         assert benchmark.stdout is not None
         server = int(benchmark.stdout.readline())

@@ -98,6 +98,7 @@ with closing(Database.embedded(folder)) as database:
 """
 
 
+@pytest.mark.long
 def test_sigkill_at_any_moment_neither_loses_nor_doubles(tmp_path: Path) -> None:
     path = tmp_path / "clickhouse"
     chance = random.Random(20251121)

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.local.data_folder import DataFolder
 from deploy.local.runner import INFRASTRUCTURE_TIMEOUT_S
-from tests.servers import until
+from tests.servers import hear_interrupts, until
 
 ROOT = Path(__file__).resolve().parents[4]
 DEADLINE_S = 60.0
@@ -52,11 +52,6 @@ def up(tmp_path: Path) -> Iterator[Up]:
     for process in started:
         process.kill()
         process.communicate(timeout=DEADLINE_S)
-
-
-def hear_interrupts() -> None:
-    """Whoever runs the tests in the background has them ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def waiting_for_kafka(tmp_path: Path) -> list[psutil.Process]:
