@@ -37,11 +37,15 @@ class Follower:
 
     # Filling
 
-    def watch(self, viewer: Viewer) -> None:
-        """Follows the hub from where `viewer` stands."""
+    def watch(self, viewer: Viewer, replay: Replay | None = None) -> None:
+        """Follows the hub from where `viewer` stands, or from where `replay` ends that history told of it."""
         self.viewer = viewer
         self.started = viewer.stream.started
-        self._behind = viewer.needs_history
+        if replay is None:
+            self._behind = viewer.needs_history
+        else:
+            self.show(replay)
+            self._behind = not viewer.caught_up(replay.last, started=replay.started is not None)
 
     def show(self, replay: Replay) -> None:
         """Puts what history told before what comes live."""
@@ -63,18 +67,19 @@ class Follower:
         response_id = viewer.stream.response_id
         try:
             replay = await self._history.read(self._tenant_id, response_id, viewer.after, until=viewer.until)
+            reason = CloseReason.REPLAY_UNAVAILABLE
         except HistoryUnavailable as error:
+            replay = None
             reason = CloseReason.REPLAY_LATE if error.is_transient else CloseReason.REPLAY_UNAVAILABLE
-            self._behind = False
-            self._replayed.append(Closed(reason))
-            return
         self._behind = False
-        if replay is None:
-            self._replayed.append(Closed(CloseReason.REPLAY_UNAVAILABLE))
-            return
-        self.show(replay)
-        if not viewer.caught_up(replay.last, started=True) and replay.terminal is None:
-            self._replayed.append(Closed(CloseReason.REPLAY_UNAVAILABLE))
+        if replay is not None:
+            self.show(replay)
+            viewer.caught_up(replay.last, started=replay.started is not None)
+            if replay.terminal is not None:
+                return
+        # All tokens may stand in memory: then history was asked for no more than how the response began.
+        if viewer.after < viewer.until:
+            self._replayed.append(Closed(reason))
 
     # Taking
 

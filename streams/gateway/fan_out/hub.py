@@ -278,11 +278,16 @@ class Hub:
             found.append(self._streams[response_id])
         return found
 
-    def meet(self, response_id: str, on_disconnect: OnDisconnect, now_ms: int) -> None:
-        """What its `Started` says, as history tells it."""
-        stream = self._streams.get(response_id)
-        if stream is not None and response_id in self._unmet:
-            self._meet(stream, on_disconnect, now_ms)
+    def meet(self, started: Started, now_ms: int) -> None:
+        """How a response began, as history tells it."""
+        stream = self._streams.get(started.response_id)
+        if stream is None or started.response_id not in self._unmet:
+            return
+        if stream.started is None:
+            stream.started, stream.started_is_kept = started, True
+            for viewer in stream.viewers:
+                viewer.wake()
+        self._meet(stream, started.on_disconnect, now_ms)
 
     def _meet(self, stream: Stream, on_disconnect: OnDisconnect, now_ms: int) -> None:
         """Its viewers have a longer grace to come here: first they must learn that they are to."""

@@ -63,8 +63,10 @@ class Viewer:
             return Closed(self._closed)
         if not self.started_taken and stream.started is not None:
             self.started_taken = True
-            self.ready = self._has_more()
-            return stream.started
+            # One that comes after text, a copy or what history tells late, would only take the viewer back.
+            if not self.after:
+                self.ready = self._has_more()
+                return stream.started
         spans = stream.spans
         index = self._position - stream.trimmed
         while index < len(spans):
@@ -175,7 +177,10 @@ class Viewer:
         """Whether memory lacks what comes next for this viewer, or what the response is."""
         stream = self.stream
         earliest = stream.spans[0].first_sequence if stream.spans else stream.next_sequence
-        return earliest is None or self.after + 1 < earliest or (stream.started is None and earliest > 1)
+        if earliest is None or self.after + 1 < earliest:
+            return True
+        has_begun = earliest > 1 or bool(stream.spans)
+        return has_begun and stream.started is None and not stream.opened_here
 
 
 class Stream:

@@ -82,7 +82,7 @@ def limit_headers(limits: Mapping[str, int]) -> dict[str, str]:
 def response_object(snapshot: Snapshot) -> dict[str, Any]:
     """A response by id: its state, its text so far, and what it used once it has ended."""
     started, terminal = snapshot.started, snapshot.terminal
-    status = "queued" if started is None else "in_progress"
+    status = "in_progress" if started or snapshot.sequence_number else "queued"
     error = None
     if terminal is not None:
         status = _STATUSES.get(terminal.code, "failed")

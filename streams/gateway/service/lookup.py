@@ -53,12 +53,14 @@ class Lookup:
         return proved.partition
 
     def in_memory(self, principal: Principal, response_id: str) -> Stream | None:
-        """What memory holds of it; what belongs to somebody else is as good as nothing, also in the time it takes."""
+        """What memory holds of it. Raises ApiError 404 where that is somebody else's."""
         stream = self._hub.get(response_id)
-        return stream if stream is not None and stream.scope.tenant_id == principal.tenant.tenant_id else None
+        if stream is not None and stream.scope.tenant_id != principal.tenant.tenant_id:
+            raise not_found(response_id)
+        return stream
 
     async def outline(self, principal: Principal, response_id: str) -> Outline | None:
-        """None when it is not the tenant's. Raises ApiError 409."""
+        """None when nothing of it is the tenant's. Raises ApiError 404 and 409."""
         if (stream := self.in_memory(principal, response_id)) is not None:
             return Outline(stream.started, stream.terminal, stream.scope)
         tenant_id = principal.tenant.tenant_id

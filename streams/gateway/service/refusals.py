@@ -28,6 +28,14 @@ def replay_unavailable(message: str, *, is_transient: bool) -> ApiError:
     )  # fmt: skip
 
 
-def from_the_future(after: int, *, may_come: bool = False) -> ApiError:
-    message = f"Nothing has the sequence number {after} yet."
-    return ApiError(400, "invalid_request", message, param="starting_after", resumable=may_come)
+def not_here_yet(message: str) -> ApiError:
+    """For what a moment later may be served here; never for good."""
+    return ApiError(
+        503, "not_here_yet", message, error_type="server_error", retry_after_ms=retry_advice_ms(), resumable=True
+    )
+
+
+def never_reached(after: int) -> ApiError:
+    """For a position that no client can have seen."""
+    message = f"The response has no sequence number {after}."
+    return ApiError(400, "invalid_request", message, param="starting_after")

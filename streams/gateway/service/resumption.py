@@ -1,6 +1,6 @@
 """Clients that come back: to what memory follows, what history holds, and what is about to be known here."""
 
-import asyncio
+from collections.abc import Callable
 
 from schemas.base import Scope
 from schemas.responses import Terminal
@@ -10,126 +10,112 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed, Stream
+from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Lookup, Snapshot, texts_of
+from streams.gateway.service.patience import Patience, is_young
 from streams.gateway.service.ports import Ownership
-from streams.gateway.service.refusals import from_the_future, not_found, replay_unavailable
+from streams.gateway.service.refusals import never_reached, not_found, not_here_yet, replay_unavailable
 from streams.gateway.service.viewing import Viewing
-from streams.ids import parse_response_id
-from streams.settings import GatewaySettings
 
 OVERDUE_MS = 60_000
-YOUNG_MS = 60_000
-APPEARS_TIMEOUT_MS = 2_000
-APPEARS_EVERY_S = 0.05
+
+
+class _NotYet(Exception):
+    """Refused as things stand. Worth another look once `awaited` is so; memory alone tells."""
+
+    def __init__(self, refusal: ApiError, awaited: Callable[[], bool]) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+        self.awaited = awaited
 
 
 class Resumption:
     def __init__(
-        self, settings: GatewaySettings, hub: Hub, history: History, viewing: Viewing, lookup: Lookup,
-        ownership: Ownership,
-    ) -> None:  # fmt: skip
-        self._settings = settings
+        self, hub: Hub, history: History, viewing: Viewing, lookup: Lookup, ownership: Ownership, patience: Patience
+    ) -> None:
         self._hub = hub
         self._history = history
         self._viewing = viewing
         self._lookup = lookup
         self._ownership = ownership
-        self.stopping = False
+        self._patience = patience
 
     async def resume(
         self, principal: Principal, response_id: str, after: int, *, stays: bool = True, waits: bool = True
     ) -> Follower:
         """A viewer that has seen tokens up to `after`. Release it. One that does not stay keeps nothing alive.
 
-        `waits`: for what is young, or about to be served here. Raises ApiError: 404 for an id that is not the tenant's,
-        400 for a position that does not exist yet, 409 `replay_unavailable` when the position is no longer (or not
-        here) to be had.
+        `waits`: for what may soon be known here, whatever is missing, until one deadline. Raises ApiError: 404 for an
+        id that is not the tenant's, 400 for a position that will never exist, 409 `replay_unavailable` when it is no
+        longer to be had or another gateway serves it, 503 `not_here_yet` when it may be had here a moment later.
         """
         partition = self._lookup.partition(response_id)
-        try:
-            return await self._resume_known(principal, response_id, partition, after, stays)
-        except ApiError as error:
-            if not waits:
-                raise
-            if error.status == 400 and error.resumable:
-                if not await self._is_reached(principal, response_id, after):
-                    raise
-            elif error.status not in (404, 409) or not await self.appears(
-                principal, response_id, partition, in_history=error.status == 409
-            ):
-                raise
-        return await self._resume_known(principal, response_id, partition, after, stays)
+        deadline_ms = self._patience.begin()
+        while True:
+            try:
+                return await self._look(principal, response_id, partition, after, stays)
+            except _NotYet as not_yet:
+                if not waits or not await self._patience.until(not_yet.awaited, deadline_ms):
+                    raise not_yet.refusal from None
 
-    async def appears(self, principal: Principal, response_id: str, partition: int, in_history: bool) -> bool:
-        """Whether a response can soon be followed here that cannot yet.
-
-        A client may come back before the first record of its response, or before a restarted gateway owns its partition
-        again. Does not wait at all for an id that is too old for either.
-        """
-        patience_ms = self._settings.admission_timeout_ms if in_history else APPEARS_TIMEOUT_MS
-        minted_at_ms = parse_response_id(response_id).minted_at_ms
-        young = minted_at_ms is not None and now_ms() - minted_at_ms <= YOUNG_MS
-        if not young and not (in_history and not self._ownership.owned):
-            return False
-        deadline_ms = monotonic_ms() + patience_ms
-        while not self.stopping and monotonic_ms() < deadline_ms:
-            if partition in self._ownership.owned and (
-                in_history or self._lookup.in_memory(principal, response_id) is not None
-            ):
-                return True
-            await asyncio.sleep(APPEARS_EVERY_S)
-        return False
-
-    async def _is_reached(self, principal: Principal, response_id: str, after: int) -> bool:
-        """Whether token `after` is soon known here, or the response has ended.
-
-        What viewers saw before a restart is read again from where history ends; they may be back before that.
-        """
-        deadline_ms = monotonic_ms() + APPEARS_TIMEOUT_MS
-        while not self.stopping and monotonic_ms() < deadline_ms:
-            stream = self._lookup.in_memory(principal, response_id)
-            if self._hub.has_ended(response_id) or (stream is not None and (stream.next_sequence or 0) > after):
-                return True
-            await asyncio.sleep(APPEARS_EVERY_S)
-        return False
-
-    async def _resume_known(
-        self, principal: Principal, response_id: str, partition: int, after: int, stays: bool
-    ) -> Follower:
-        tenant_id = principal.tenant.tenant_id
+    async def _look(self, principal: Principal, response_id: str, partition: int, after: int, stays: bool) -> Follower:
+        """Raises _NotYet, and ApiError for good."""
+        owned = self._ownership
         stream = self._lookup.in_memory(principal, response_id)
-        is_placed = stream is not None and (not after or stream.terminal or stream.next_sequence is not None)
-        if stream is not None and is_placed and (stream.terminal or partition in self._ownership.owned):
-            _refuse_future(stream, after)
-            return self._viewing.follow(response_id, partition, stream.scope, after, stays=stays)
+        if stream is not None and (stream.terminal or partition in owned.owned):
+            last = _last(stream)
+            if not after or (last is not None and after <= last):
+                return self._viewing.follow(response_id, partition, stream.scope, after, stays=stays)
+            if stream.terminal is not None or stream.opened_here:
+                raise never_reached(after)
+        replay = await self._read(principal, response_id, after)
+        if replay is None and stream is None:
+            if self._hub.has_ended(response_id) or not is_young(response_id):
+                raise not_found(response_id)
+            raise _NotYet(
+                not_here_yet("Nothing is known of the response yet."),
+                lambda: partition in owned.owned and self._lookup.in_memory(principal, response_id) is not None,
+            )
+        if replay is not None and replay.terminal is not None:
+            if after > replay.terminal.sequence_number:
+                raise never_reached(after)
+            return self._viewing.show(principal.tenant.tenant_id, replay)
+        if partition not in owned.owned:
+            refusal = replay_unavailable("Another gateway serves the response while it runs.", is_transient=True)
+            if owned.owned and not is_young(response_id):
+                raise refusal
+            raise _NotYet(refusal, lambda: partition in owned.owned)
+        if replay is not None and after > replay.seen:
+            refusal = not_here_yet(f"Nothing has the sequence number {after} yet.")
+            raise _NotYet(refusal, lambda: self._is_reached(principal, response_id, after))
+        started = None if replay is None else replay.started
+        scope = started.scope if started is not None else Scope(tenant_id=principal.tenant.tenant_id)
+        follower = self._viewing.follow(response_id, partition, scope, after, stays=stays, replay=replay)
+        if started is not None:
+            self._hub.meet(started, monotonic_ms())
+        return follower
+
+    async def _read(self, principal: Principal, response_id: str, after: int) -> Replay | None:
+        """Raises ApiError 409."""
+        tenant_id, ended = principal.tenant.tenant_id, self._hub.has_ended(response_id)
         try:
-            replay = await self._history.read(tenant_id, response_id, after, ended=self._hub.has_ended(response_id))
-            overdue = replay is not None and replay.terminal is None and replay.started is not None and (
-                now_ms() > replay.started.deadline_ms + OVERDUE_MS
-            )  # fmt: skip
-            if overdue:
+            replay = await self._history.read(tenant_id, response_id, after, ended=ended)
+            if replay is None or replay.terminal is not None or replay.started is None:
+                return replay
+            if now_ms() > replay.started.deadline_ms + OVERDUE_MS:
                 replay = await self._history.read(tenant_id, response_id, after, ended=True)
         except HistoryUnavailable as error:
             why = f"The response cannot be replayed: {error}."
             raise replay_unavailable(why, is_transient=error.is_transient) from None
-        if replay is None and stream is None:
-            raise not_found(response_id)
-        if replay is not None and replay.terminal is not None:
-            if after > replay.terminal.sequence_number:
-                raise from_the_future(after)
-            follower = Follower(self._history, tenant_id)
-            follower.show(replay)
-            return follower
-        if partition not in self._ownership.owned:
-            raise replay_unavailable("Another gateway serves the response while it runs.", is_transient=True)
-        if replay is not None and after > replay.seen:
-            raise from_the_future(after, may_come=True)
-        started = None if replay is None else replay.started
-        scope = started.scope if started is not None else Scope(tenant_id=tenant_id)
-        return self._viewing.follow(response_id, partition, scope, after, stays=stays)
+        return replay
+
+    def _is_reached(self, principal: Principal, response_id: str, after: int) -> bool:
+        """Whether token `after` is known here, or the response has ended."""
+        stream = self._lookup.in_memory(principal, response_id)
+        return self._hub.has_ended(response_id) or (stream is not None and (stream.next_sequence or 0) > after)
 
     async def retrieve(self, principal: Principal, response_id: str, *, waits: bool = True) -> Snapshot:
         """Raises ApiError as `resume` does."""
@@ -154,12 +140,8 @@ class Resumption:
             self._viewing.release(follower)
 
 
-def _refuse_future(stream: Stream, after: int) -> None:
+def _last(stream: Stream) -> int | None:
+    """The highest number that a viewer may have seen, as far as memory can tell."""
     if stream.terminal is not None:
-        last = stream.terminal.sequence_number
-    elif stream.next_sequence is not None:
-        last = stream.next_sequence - 1
-    else:
-        return
-    if after > last:
-        raise from_the_future(after, may_come=stream.terminal is None and not stream.opened_here)
+        return stream.terminal.sequence_number
+    return None if stream.next_sequence is None else stream.next_sequence - 1

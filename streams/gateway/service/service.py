@@ -19,6 +19,7 @@ from streams.gateway.service.clocks import monotonic_ms
 from streams.gateway.service.keys import Principal, authenticate
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.parsing import Parsers
+from streams.gateway.service.patience import Patience
 from streams.gateway.service.ports import Ownership, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.resumption import Resumption
@@ -59,8 +60,9 @@ class Gateway:
         ids = settings.response_ids
         self._acceptance = Acceptance(settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics)
         lookup = Lookup(ids, settings.topics, hub, history)
-        self._resumption = Resumption(settings.gateway, hub, history, self._viewing, lookup, ownership)
-        self._cancellation = Cancellation(hub, lookup, self._resumption, self._cancels)
+        self._patience = Patience(settings.gateway.admission_timeout_ms)
+        self._resumption = Resumption(hub, history, self._viewing, lookup, ownership, self._patience)
+        self._cancellation = Cancellation(hub, lookup, self._patience, self._cancels)
 
     # Clients
 
@@ -104,7 +106,7 @@ class Gateway:
 
     @property
     def stopping(self) -> bool:
-        return self._resumption.stopping
+        return self._patience.stopping
 
     def why_not_ready(self) -> str | None:
         """None when requests can be accepted."""
@@ -126,11 +128,11 @@ class Gateway:
     async def meet(self) -> None:
         """Finds out what becomes, without viewers, of responses that were begun before this gateway read them."""
         if unmet := self.hub.unmet(MEETINGS_AT_ONCE):
-            for response_id, started in (await self._history.started(unmet)).items():
-                self.hub.meet(response_id, started.on_disconnect, monotonic_ms())
+            for started in (await self._history.started(unmet)).values():
+                self.hub.meet(started, monotonic_ms())
 
     async def stop(self) -> None:
         """No new requests; viewers are told to come back elsewhere."""
-        self._resumption.stopping = True
+        self._patience.stopping = True
         self.hub.close_all(CloseReason.GOING_AWAY)
         await self._background.settle(ACKNOWLEDGE_TIMEOUT_S)

@@ -4,6 +4,7 @@ from schemas.base import Scope
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Viewer
+from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History
 from streams.gateway.service.clocks import monotonic_ms
 
@@ -14,12 +15,21 @@ class Viewing:
         self._history = history
         self._followers: dict[Viewer, Follower] = {}
 
-    def follow(self, response_id: str, partition: int, scope: Scope, after: int, *, stays: bool = True) -> Follower:
-        """Release it. One that does not stay keeps nothing alive."""
+    def follow(
+        self, response_id: str, partition: int, scope: Scope, after: int, *, stays: bool = True,
+        replay: Replay | None = None,
+    ) -> Follower:  # fmt: skip
+        """Release it. One that does not stay keeps nothing alive. `replay`: what history has told beyond `after`."""
         follower = Follower(self._history, scope.tenant_id)
         viewer = self._hub.attach(response_id, partition, scope, after, follower.wake, monotonic_ms(), stays=stays)
-        follower.watch(viewer)
+        follower.watch(viewer, replay)
         self._followers[viewer] = follower
+        return follower
+
+    def show(self, tenant_id: str, replay: Replay) -> Follower:
+        """Of a response that has ended: nobody need watch it."""
+        follower = Follower(self._history, tenant_id)
+        follower.show(replay)
         return follower
 
     def release(self, follower: Follower) -> None:

@@ -1,6 +1,8 @@
 """A partition moves from one gateway to another, with running responses in it, and perhaps comes back."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from schemas.request import Request
 from streams.gateway.fan_out import pump
 from streams.gateway.fan_out.pump import Pump
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.runtime import SWEEP_S
 from streams.gateway.service import acceptance
 from streams.gateway.service.cancels import Cancels
@@ -264,3 +267,35 @@ async def test_a_request_that_is_acknowledged_too_late_is_cancelled_whoever_owns
     await until(region.old.pipeline.cancels, "it is cancelled")
     assert [cancel.response_id for cancel in region.old.pipeline.cancels()] == [request.response_id]
     monkeypatch.undo()
+
+
+async def test_how_a_response_began_is_known_to_who_reads_its_first_token_at_the_next_gateway(region: Region) -> None:
+    """`Started` was read and committed before the partition moved."""
+    client = Client(region.old)
+    request = await region.old.pipeline.next_request()
+    region.old.pipeline.start(request)
+    await until(lambda: stream_of(region.old, request).started_is_kept, "how it began stands in history")
+    new = await region.add_gateway()
+    new.pipeline.release(request, 1, ["one "])
+    await until(lambda: new.runtime.hub.released_tokens == 1, "the first token is there")
+    async with http(new) as asking:
+        running = (await asking.get(f"/v1/responses/{request.response_id}")).json()
+        assert (running["status"], running["model"], running["output_text"]) == ("in_progress", "tiny", "one ")
+    back = Client(new, request.response_id)
+    await until(lambda: '"one "' in back.text, "the client is back")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in back.text.splitlines() if line.startswith("data: {")]
+    assert {chunk["model"] for chunk in chunks} == {"tiny"}
+    new.pipeline.start(request)
+    new.pipeline.end(request, 2)
+    async with asyncio.timeout(20):
+        text = await back.ended
+    assert text.count('"one "') == 1
+    numbers = [int(number) for number in re.findall(r'"sequence_number":(\d+)', text)]
+    assert numbers == sorted(numbers), "a late copy of the start takes nobody back"
+    await client.leave()
+
+
+def stream_of(stack: Stack, request: Request) -> Stream:
+    stream = stack.runtime.hub.get(request.response_id)
+    assert stream is not None
+    return stream

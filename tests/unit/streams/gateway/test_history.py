@@ -3,24 +3,16 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import redis
 
 from deploy.local.plan import history_command
 from schemas.base import Scope
 from schemas.endings import EndingCode
-from schemas.request import OnDisconnect
 from streams import redis_keys
-from streams.gateway.fan_out.backlog import HistoryEntry
-from streams.gateway.fan_out.hub import Hub
-from streams.gateway.fan_out.pump import Pump
-from streams.gateway.fan_out.spans import Span
-from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
 from streams.gateway.service.clocks import now_ms
@@ -30,8 +22,6 @@ from streams.settings import RedisSettings, Settings
 from tests.servers import free_ports, server
 from tests.servers import until as wait_until
 from tests.unit.streams.gateway.gateway_stack import (
-    KEY,
-    OTHER_KEY,
     MemoryClients,
     Stack,
     memory_log,
@@ -41,28 +31,12 @@ from tests.unit.streams.gateway.gateway_stack import (
     terminal,
     until,
 )
-
-ACME = Scope(tenant_id="acme")
-HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "on_disconnect": "continue"}
-
-
-def entry(
-    response_id: str, *spans: Span, with_start: bool = False, end: int = 0, is_first: bool = False
-) -> HistoryEntry:
-    return HistoryEntry(
-        Stream(response_id, 0, ACME, 1, 0), started(response_id, ACME) if with_start else None, list(spans),
-        terminal(response_id, ACME, end) if end else None, 0, is_first,
-    )  # fmt: skip
+from tests.unit.streams.gateway.replays import ACME, HELLO, entry, http, span, text_after
 
 
 def is_listening(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def span(first: int, text: str) -> Span:
-    """One token per character."""
-    return Span(first, first + len(text) - 1, 0, "content", text, list(range(1, len(text) + 1)))
 
 
 @pytest.fixture
@@ -217,153 +191,6 @@ async def test_what_neither_has_any_more_is_said_to_be_unavailable(near: RedisHi
         await History(near, far).read("acme", response_id, 0)
     assert not unavailable.value.is_transient
     far.close()
-
-
-def http(stack: Stack) -> httpx.AsyncClient:
-    headers = {"authorization": f"Bearer {KEY}"}
-    return httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=20, trust_env=False)
-
-
-async def text_after(stack: Stack, response_id: str, after: int) -> dict[str, Any]:
-    async with http(stack) as client:
-        answer = await client.get(f"/v1/responses/{response_id}?stream=true&starting_after={after}")
-    return {"status": answer.status_code, "text": answer.text}
-
-
-async def test_a_restarted_gateway_continues_a_running_response(settings: Settings) -> None:
-    log = memory_log(settings)
-    async with AsyncExitStack() as served:
-        stack = await served.enter_async_context(serving(settings, log))
-        async with http(stack) as client:
-            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
-            request = await stack.pipeline.next_request()
-            stack.pipeline.start(request)
-            stack.pipeline.release(request, 1, ["one ", "two "])
-            await until(lambda: stack.runtime.hub.released_tokens == 2, "tokens arrive")
-            await served.aclose()
-            assert "going_away" in (await asking).text
-    async with serving(settings, log) as stack:
-        watching = asyncio.ensure_future(text_after(stack, request.response_id, 1))
-        await until(lambda: stack.runtime.hub.viewers == 1, "the client is back")
-        stack.pipeline.release(request, 3, ["three"])
-        stack.pipeline.end(request, 4)
-        answer = await watching
-    assert '"two "' in answer["text"]
-    assert '"three"' in answer["text"]
-    assert '"one "' not in answer["text"]
-    assert answer["text"].endswith('"sequence_number":4}\n\ndata: [DONE]\n\n')
-
-
-@pytest.mark.parametrize("lost", [False, True], ids=["history", "log"])
-@pytest.mark.parametrize("policy", ["cancel", "continue"])
-async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_policy(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, policy: str, lost: bool
-) -> None:
-    """`Started` is committed, so the new gateway does not read it again: history knows it, or the log."""
-    log = memory_log(settings)
-    async with AsyncExitStack() as served:
-        stack = await served.enter_async_context(serving(settings, log, disconnect_grace_ms=60_000))
-        async with http(stack) as client:
-            body = {**HELLO, "stream": True, "on_disconnect": policy}
-            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
-            request = await stack.pipeline.next_request()
-            stack.pipeline.start(request)
-            stack.pipeline.release(request, 1, ["one "])
-            source = TopicPartition(settings.topics.responses.name, request.reply_to.partition)
-            await until(lambda: log.committed("gateways", source).offset == 2, "Started is committed")
-            await served.aclose()
-            assert "going_away" in (await asking).text
-    if lost:
-        with redis.Redis.from_url(settings.redis.url) as server:
-            server.delete(redis_keys.history(settings.region, "acme", request.response_id))
-    met: list[str] = []
-    meet = Hub.meet
-
-    def listen(hub: Hub, response_id: str, on_disconnect: OnDisconnect, at_ms: int) -> None:
-        meet(hub, response_id, on_disconnect, at_ms)
-        met.append(response_id)
-
-    monkeypatch.setattr(Hub, "meet", listen)
-    async with serving(settings, log) as stack:
-        assert stack.pipeline.cancels() == []
-        stack.pipeline.release(request, 2, ["two "])
-        if policy == "cancel":
-            await until(stack.pipeline.cancels, "the response is cancelled")
-            assert stack.pipeline.cancels()[0].response_id == request.response_id
-        else:
-            await until(lambda: met == [request.response_id], "it is known")
-            stack.pipeline.end(request, 3)
-            await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it ends by itself")
-            assert stack.pipeline.cancels() == []
-
-
-@pytest.mark.parametrize("is_known", [False, True], ids=["new to memory", "known to memory"])
-async def test_after_a_restart_no_token_is_skipped_by_a_position_that_does_not_exist(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, is_known: bool
-) -> None:
-    """History holds two tokens, and the response goes on."""
-    response_id = stack.settings.response_ids.mint(0)
-    await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
-    if is_known:
-        stack.pipeline.write(response_id, started(response_id, ACME))
-        await until(lambda: stack.runtime.hub.get(response_id) is not None, "it is seen")
-    with monkeypatch.context() as patched:
-        patched.setattr("streams.gateway.service.resumption.APPEARS_TIMEOUT_MS", 100)
-        beyond = await text_after(stack, response_id, 3)
-    assert (beyond["status"], "starting_after" in beyond["text"]) == (400, True)
-    # Of what was shown before the restart, the last may be read only after its viewer is back.
-    early = asyncio.ensure_future(text_after(stack, response_id, 3))
-    await asyncio.sleep(0.05)
-    stack.pipeline.write(response_id, release(response_id, ACME, 2, ["b", "c"]))
-    await until(lambda: stack.runtime.hub.viewers == 1, "the client is back")
-    stack.pipeline.write(response_id, release(response_id, ACME, 4, ["d"]))
-    stack.pipeline.write(response_id, terminal(response_id, ACME, 5))
-    answer = await early
-    assert '"d"' in answer["text"]
-    assert '"c"' not in answer["text"]
-
-
-@pytest.mark.parametrize("where", ["memory", "another gateway"])
-async def test_a_cancel_needs_no_replay(stack: Stack, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    async def late(*_: Any, **__: Any) -> None:
-        raise HistoryUnavailable("late")
-
-    async with http(stack) as client:
-        if where == "memory":
-            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=HELLO))
-            request = await stack.pipeline.next_request()
-            stack.pipeline.start(request)
-            stack.pipeline.release(request, 1, ["a", "b"])
-            await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.trimmed, "it is in history")
-            response_id = request.response_id
-        else:
-            response_id = stack.settings.response_ids.mint(0)
-            near = stack.runtime.gateway._history._near
-            await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
-            await near.append([entry(response_id, span(3, "c"))])
-            monkeypatch.setattr(Pump, "owned", [1])
-        monkeypatch.setattr(History, "read", late)
-        answer = await client.post(f"/v1/responses/{response_id}/cancel")
-        assert (answer.status_code, answer.json()["status"], answer.json()["output_text"]) == (200, "in_progress", None)
-        [cancel] = stack.pipeline.cancels()
-        assert (cancel.response_id, cancel.reason, cancel.scope.tenant_id) == (response_id, "client", "acme")
-        other = {"authorization": f"Bearer {OTHER_KEY}"}
-        assert (await client.post(f"/v1/responses/{response_id}/cancel", headers=other)).status_code in (404, 409)
-        assert len(stack.pipeline.cancels()) == 1
-        if where == "memory":
-            stack.pipeline.end(request, 3, EndingCode.CANCELLED)
-            await asking
-
-
-async def test_what_has_ended_elsewhere_is_not_cancelled(stack: Stack) -> None:
-    response_id = stack.settings.response_ids.mint(0)
-    near = stack.runtime.gateway._history._near
-    await near.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
-    await near.append([entry(response_id, end=3)])
-    async with http(stack) as client:
-        answer = await client.post(f"/v1/responses/{response_id}/cancel")
-    assert (answer.json()["status"], answer.json()["output_text"]) == ("completed", "ab")
-    assert stack.pipeline.cancels() == []
 
 
 async def test_an_end_that_is_not_in_history_yet_sends_nobody_to_the_log(

@@ -193,8 +193,8 @@ def test_a_response_seen_in_the_middle_is_unmet_until_history_tells_how_it_began
     restarted.apply_release(release(R, ACME, 5, ["e"]), 0, 0)
     assert [stream.response_id for stream in restarted.unmet(10)] == [R]
     assert restarted.sweep(1_000, OWNED).cancel == []
-    restarted.meet(R, policy, 1_000)
-    restarted.meet(R, policy, 1_200)
+    restarted.meet(started(R, ACME, policy), 1_000)
+    restarted.meet(started(R, ACME, policy), 1_200)
     assert restarted.unmet(10) == []
     assert [now_ms for now_ms in range(1_000, 5_000, 100) if restarted.sweep(now_ms, OWNED).cancel] == cancelled_at_ms
 
@@ -203,7 +203,7 @@ def test_who_watches_an_unmet_response_keeps_it_and_its_leaving_counts() -> None
     restarted = hub()
     viewer = viewer_of(restarted, 3)
     [_] = restarted.unmet(10)
-    restarted.meet(R, "cancel", 0)
+    restarted.meet(started(R, ACME, "cancel"), 0)
     restarted.apply_release(release(R, ACME, 4, ["d"]), 0, 0)
     assert restarted.sweep(10_000, OWNED).cancel == []
     restarted.detach(viewer, 10_000)
@@ -221,8 +221,32 @@ def test_the_unmet_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_r
     asked = [stream.response_id for _ in range(10) for stream in restarted.unmet(10)]
     assert set(asked) == {another(2), another(3), another(4)}
     assert len(asked) == 3 * MAX_MEETINGS - 2
-    restarted.meet(another(2), "cancel", 0)
+    restarted.meet(started(another(2), ACME, "cancel"), 0)
     assert restarted.sweep(10_000, OWNED).cancel == [], "too late"
+
+
+def test_how_an_unmet_response_began_is_shown_before_its_text_and_never_after_it() -> None:
+    restarted = hub()
+    waiting = viewer_of(restarted)
+    restarted.meet(started(R, ACME), 0)
+    assert isinstance(waiting.take(), Started)
+    restarted.apply_release(release(R, ACME, 1, ["a"]), 0, 0)
+    assert isinstance(waiting.take(), Span)
+    assert isinstance(viewer_of(restarted).take(), Started), "whoever comes next learns it too"
+
+
+def test_a_start_that_comes_late_takes_nobody_back() -> None:
+    restarted = hub()
+    restarted.apply_release(release(R, ACME, 1, ["a"]), 0, 0)
+    viewer = viewer_of(restarted)
+    assert viewer.needs_history, "how it began is not known here"
+    assert isinstance(viewer.take(), Span)
+    restarted.apply_started(started(R, ACME), 0, 0)
+    assert viewer.take() is None
+    restarted.apply_release(release(R, ACME, 2, ["b"]), 0, 0)
+    span = viewer.take()
+    assert isinstance(span, Span)
+    assert span.text == "b"
 
 
 def test_started_does_not_change_the_policy_of_a_response_that_was_opened_here() -> None:

@@ -421,7 +421,6 @@ async def test_a_refused_resume_says_whether_to_come_again(
         raise HistoryUnavailable("late", is_transient=is_transient)
 
     monkeypatch.setattr(History, "read", late)
-    monkeypatch.setattr("streams.gateway.service.resumption.YOUNG_MS", -1)
     async with dial(stack) as socket:
         await say(socket, type="resume", response_id=stack.settings.response_ids.mint(0), starting_after=3)
         refused = await hear(socket)
