@@ -152,9 +152,7 @@ def test_what_only_the_model_can_tell_is_refused_with_a_real_status(
         assert answer.status_code == status
         assert (error_of(answer)["code"], error_of(answer)["param"]) == (code, param)
         if code == "context_length_exceeded":
-            assert error_of(answer)["message"].startswith(
-                "This model's maximum context length is 512 tokens. However, "
-            )
+            assert "This model's maximum context length is 4096 tokens. However, " in error_of(answer)["message"]
         assert answer.headers["x-request-id"].startswith("resp_")
 
 
