@@ -19,6 +19,8 @@ from schemas.request import Message
 
 MAX_REMEMBERED_TURNS = 32
 """What the template writes depends on the roles alone; for short chats it is rendered once."""
+MAX_CHARS_PER_TOKEN = 256
+"""No tokenizer makes one token of more: a longer text is beyond any context before it is tokenised."""
 _PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
 
 
@@ -59,10 +61,11 @@ class ChatTokenizer:
         """One more than the largest token id, special tokens included."""
         return self._vocabulary_size
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that asks for the next assistant turn. Raises jinja2.TemplateError for a role it lacks."""
+    def encode_chat(self, messages: Sequence[Message], *, asks: bool = True) -> list[int]:
+        """The prompt; it `asks` for the next assistant turn. Raises jinja2.TemplateError for a role it lacks."""
         roles = tuple(message.role for message in messages)
-        around = self._around(roles) if len(roles) <= MAX_REMEMBERED_TURNS else self._render(roles)
+        render = self._around if len(roles) <= MAX_REMEMBERED_TURNS else self._render
+        around = render(roles, asks)
         token_ids: list[int] = []
         for before, index in around.messages:
             token_ids += before
@@ -70,10 +73,10 @@ class ChatTokenizer:
         token_ids += around.end
         return token_ids
 
-    def _render(self, roles: tuple[str, ...]) -> "_Around":
+    def _render(self, roles: tuple[str, ...], asks: bool) -> "_Around":
         rendered = self._template.render(
             messages=[{"role": role, "content": f"\ue000{i}\ue001"} for i, role in enumerate(roles)],
-            add_generation_prompt=True,
+            add_generation_prompt=asks,
         )
         found = []
         end = 0
@@ -82,15 +85,21 @@ class ChatTokenizer:
             end = match.end()
         return _Around(found, self._encode_template(rendered[end:]))
 
-    def encode_text(self, text: str) -> list[int]:
-        """Tokens of plain text; never a special token. Other threads run meanwhile."""
+    def encode_text(self, text: str, *, framed: bool = False) -> list[int]:
+        """Tokens of plain text, none of them special; `framed` by those that the tokenizer sets around a whole text.
+
+        Other threads run meanwhile.
+        """
         # Only the batch calls let go of the interpreter lock, and a long text takes seconds.
-        [encoding] = self._content_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        [encoding] = self._content_tokenizer.encode_batch_fast([text], add_special_tokens=framed)
         return list(encoding.ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, without special ones."""
-        return str(self._content_tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, with_specials: bool = False) -> str:
+        return str(self._content_tokenizer.decode(list(token_ids), skip_special_tokens=not with_specials))
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each as the vocabulary writes it, empty for what it does not have."""
+        return [self._content_tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def _encode_template(self, text: str) -> list[int]:
         return list(self._template_tokenizer.encode(text, add_special_tokens=False).ids) if text else []

@@ -29,12 +29,11 @@ from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
 from schemas.request import Lane, Message, Request, Sampling
 from schemas.verdict import Verdict
+from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN
 from streams.dialects.openai_error import endless_message, overflow_message
 from streams.directory import LANE_OF_TIER, Tenant
 from streams.topics import Topics
 
-MAX_CHARS_PER_TOKEN = 256
-"""No tokenizer makes one token of more; a longer prompt is refused before it is tokenised."""
 THREADED_CHARS = 20_000
 """From here on tokenising takes milliseconds and leaves the event loop."""
 

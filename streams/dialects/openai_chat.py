@@ -3,75 +3,31 @@
 What is accepted beside the fields of `ChatBody` stands in `streams.dialects.openai_parameters`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from schemas.endings import EndingCode
-from schemas.request import (
-    MAX_MESSAGES,
-    MAX_OUTPUT_TOKENS,
-    MAX_TEXT_CHARS,
-    Message,
-    OnDisconnect,
-    Sampling,
-    ServiceTier,
-    TextPart,
-)
+from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, OnDisconnect, Sampling, ServiceTier
 from schemas.responses import TokenUsage
 from streams.dialects.neutral import ChatRequest, RequestError
-from streams.dialects.openai_completion import usage_object
-from streams.dialects.openai_parameters import (
-    HINTS,
-    HINTS_IN_MESSAGE,
-    HINTS_IN_PART,
-    NOT_OFFERED,
-    NOT_OFFERED_IN_MESSAGE,
-    NOT_OFFERED_IN_STREAM_OPTIONS,
-    NOT_OFFERED_PARTS,
-    NOT_OFFERED_ROLES,
-    NotOffered,
+from streams.dialects.openai_body import (
+    WIRE,
+    ChatMessage,
+    asked,
+    asked_messages,
+    list_of,
+    neutral_message,
+    validated,
 )
-
-_JSON_NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
-_WIRE = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class ChatTextPart(BaseModel):
-    model_config = _WIRE
-
-    type: Literal["text"]
-    text: str = Field(max_length=MAX_TEXT_CHARS)
-
-
-def _list_of(what: str, value: object) -> object:
-    """Of what may also be one string: pydantic's own words would ask for a list alone."""
-    if isinstance(value, list):
-        return value
-    raise ValueError(f"Input should be a string or a list of {what}")
-
-
-class ChatMessage(BaseModel):
-    """`content` is a string or a list of text parts."""
-
-    model_config = _WIRE
-
-    role: Literal["system", "developer", "user", "assistant"]
-    name: str | None = Field(default=None, max_length=64, description="Kept; today's chat templates do not show it.")
-    content: list[ChatTextPart] = Field(min_length=1, max_length=256, fail_fast=True)
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _text_as_part(cls, content: object) -> object:
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}]
-        return _list_of("text parts", content)
+from streams.dialects.openai_completion import usage_object
+from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NOT_OFFERED_IN_STREAM_OPTIONS
 
 
 class StreamOptions(BaseModel):
-    model_config = _WIRE
+    model_config = WIRE
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(default=False, description="Usage so far in every chunk: vLLM's extension.")
@@ -80,7 +36,7 @@ class StreamOptions(BaseModel):
 class ChatBody(Sampling):
     """The body of `POST /v1/chat/completions`: every parameter that is honoured, and no other."""
 
-    model_config = _WIRE
+    model_config = WIRE
 
     model: str = Field(min_length=1, max_length=200)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -100,7 +56,7 @@ class ChatBody(Sampling):
     def _one_stop(cls, stop: object) -> object:
         if stop is None:
             return None
-        return [stop] if isinstance(stop, str) else _list_of("strings", stop)
+        return [stop] if isinstance(stop, str) else list_of("strings", stop)
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -114,15 +70,12 @@ class ChatBody(Sampling):
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Raises RequestError naming the field, as a client would write it: `messages[0].content`."""
-    given = _asked("", body, NOT_OFFERED, HINTS)
+    given = asked("", body, NOT_OFFERED, HINTS)
     if isinstance(options := given.get("stream_options"), dict):
-        given["stream_options"] = _asked("stream_options.", options, NOT_OFFERED_IN_STREAM_OPTIONS, {})
-    if isinstance(messages := given.get("messages"), list):
-        given["messages"] = [_asked_of_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    try:
-        chat = ChatBody.model_validate(given)
-    except ValidationError as error:
-        raise _explain(error) from None
+        given["stream_options"] = asked("stream_options.", options, NOT_OFFERED_IN_STREAM_OPTIONS, {})
+    if "messages" in given:
+        given["messages"] = asked_messages(given["messages"])
+    chat = validated(ChatBody, given)
     if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
         raise RequestError(
             EndingCode.INVALID_REQUEST, "max_tokens and max_completion_tokens differ.", "max_completion_tokens"
@@ -135,7 +88,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     options = chat.stream_options or StreamOptions()
     return ChatRequest(
         model=chat.model,
-        messages=[_message(message) for message in chat.messages],
+        messages=[neutral_message(message) for message in chat.messages],
         sampling=Sampling(**sampling),
         stream=chat.stream,
         include_usage=options.include_usage,
@@ -144,78 +97,6 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         service_tier=chat.service_tier,
         on_disconnect=chat.on_disconnect,
     )
-
-
-def _message(message: ChatMessage) -> Message:
-    return Message(
-        role="system" if message.role == "developer" else message.role,
-        content=[TextPart(text=part.text) for part in message.content],
-        name=message.name,
-    )
-
-
-def _asked(
-    path: str, given: Mapping[str, Any], not_offered: Mapping[str, NotOffered], hints: Mapping[str, type]
-) -> dict[str, Any]:
-    """The fields that ask for something. Raises RequestError for the first in the table's order that is not offered.
-
-    `path` is what stands before a field's name.
-    """
-    asked = {name: value for name, value in given.items() if value is not None}
-    for name, rule in not_offered.items():
-        if name in asked:
-            value = asked.pop(name)
-            if not any(_is_same(value, neutral) for neutral in rule.asks_for_nothing):
-                raise _unsupported(path, name, rule.why)
-    for name, kind in hints.items():
-        if not isinstance(asked.pop(name, None), kind | None):
-            what = _JSON_NAMES[kind]
-            raise RequestError(EndingCode.INVALID_REQUEST, f"{path}{name}: Input should be {what}.", f"{path}{name}")
-    return asked
-
-
-def _is_same(value: object, neutral: object) -> bool:
-    """As JSON: `True == 1` in Python alone."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _unsupported(path: str, name: str, why: str = "") -> RequestError:
-    param = f"{path}{name}"[:200]
-    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{param} is not supported{': ' if why else ''}{why}.", param)
-
-
-def _asked_of_message(path: str, message: object) -> object:
-    """The message without what asks for nothing. What is merely malformed is left to validation."""
-    if not isinstance(message, dict):
-        return message
-    if message.get("role") in NOT_OFFERED_ROLES:
-        raise _unsupported(f"{path}.", "role")
-    asked = _asked(f"{path}.", message, NOT_OFFERED_IN_MESSAGE, HINTS_IN_MESSAGE)
-    if isinstance(parts := asked.get("content"), list):
-        asked["content"] = [_asked_of_part(f"{path}.content[{i}].", part) for i, part in enumerate(parts)]
-    return asked
-
-
-def _asked_of_part(path: str, part: object) -> object:
-    if not isinstance(part, dict):
-        return part
-    if part.get("type") in NOT_OFFERED_PARTS:
-        raise _unsupported(path, "type")
-    return _asked(path, part, {}, HINTS_IN_PART)
-
-
-def _explain(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = _path(first["loc"])
-    if first["type"] == "extra_forbidden":
-        return _unsupported("", param)
-    why = first["msg"].removeprefix("Value error, ")  # what pydantic says before the words of a validator here
-    return RequestError(EndingCode.INVALID_REQUEST, f"{param}: {why}.", param)
-
-
-def _path(location: Sequence[int | str]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")
-    return "".join(parts).removeprefix(".")[:200]
 
 
 class ChunkWriter:

@@ -9,7 +9,7 @@ from streams.gateway.http.answers import error_response
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.refusals import retry_advice_ms
 
-OPERATORS_PATHS = frozenset(("/healthz", "/readyz", "/metrics"))
+OPERATORS_PATHS = frozenset(("/health", "/healthz", "/readyz", "/metrics"))
 """Answered also by a full gateway: it is in good health."""
 
 

@@ -9,7 +9,6 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.dialects.openai_completion import usage_object
 from streams.dialects.openai_error import ending_error, error_object
-from streams.directory import Model
 from streams.gateway.errors import ApiError
 from streams.gateway.service.lookup import Snapshot
 from streams.gateway.service.refusals import retry_advice_ms
@@ -101,31 +100,6 @@ def response_object(snapshot: Snapshot) -> dict[str, Any]:
         "code": terminal.code.value if terminal else None,
         "error": error,
         "usage": usage_object(terminal.usage) if terminal else None,
-    }
-
-
-def model_object(model: Model, region: str) -> dict[str, Any]:
-    """OpenAI's model object, with what a client needs to choose. Prices are decimal strings."""
-    price = model.price
-    classes = {
-        "input": price.uncached_input, "cached_input": price.cached_input, "output": price.output,
-        "reasoning": price.reasoning,
-    }  # fmt: skip
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "sluice",
-        "aliases": model.aliases,
-        "description": model.description,
-        "context_window": model.context_window,
-        "capabilities": ["chat.completions", "streaming"],
-        "region": region,
-        "prices": {
-            "currency": price.currency,
-            "per_1m_tokens": {name: f"{value:f}" for name, value in classes.items()},
-            "per_1k_tokens": {name: f"{value / 1_000:f}" for name, value in classes.items()},
-        },
     }
 
 

@@ -18,9 +18,11 @@ from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import error_response
 from streams.gateway.http.body import ClientDisconnect
 from streams.gateway.http.chats import ChatApi
-from streams.gateway.http.info import InfoApi
+from streams.gateway.http.models import ModelApi
 from streams.gateway.http.openapi import ERRORS, openapi_document
+from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
+from streams.gateway.http.vllm_routes import add_vllm_routes
 from streams.gateway.service.service import Gateway
 
 _FOLDER = Path(__file__).parent
@@ -40,7 +42,7 @@ def is_loopback(request: Request) -> bool:
 def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry) -> FastAPI:
     """The ASGI application for HTTP. WebSockets are served by `streams.gateway.websocket.session`."""
     app = FastAPI(title="Sluice", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
-    chats, info = ChatApi(gateway), InfoApi(gateway, usage)
+    chats, models, figures = ChatApi(gateway), ModelApi(gateway), UsageApi(gateway, usage)
     body = {
         "requestBody": {
             "required": True,
@@ -69,14 +71,14 @@ def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry)
     @app.get("/v1/models", tags=["models"])
     @app.get("/api/models", include_in_schema=False)
     async def list_models(request: Request) -> Response:
-        """The models that this key may use, with context windows and prices."""
-        return info.models(request)
+        """The models that this key may use and their aliases, with context windows and prices."""
+        return models.list(request)
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     @app.get("/api/models/{model:path}", include_in_schema=False)
     async def get_model(request: Request, model: str) -> Response:
         """One model, by name or alias."""
-        return info.model(request, model)
+        return models.one(request, model)
 
     @app.get("/v1/usage", tags=["usage"])
     async def get_usage(
@@ -88,7 +90,7 @@ def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry)
         org_id: str | None = Query(None, description="Your own organisation, if given."),
     ) -> Response:
         """Token counts and cost in buckets. All that had ended by `finalized_through` is counted."""
-        return await info.usage(request, start_time, end_time, bucket_width, group_by, org_id)
+        return await figures.usage(request, start_time, end_time, bucket_width, group_by, org_id)
 
     @app.get("/healthz", tags=["operations"], response_class=PlainTextResponse)
     async def healthz() -> str:
@@ -122,6 +124,7 @@ def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry)
         }
         return HTMLResponse((_FOLDER / "page.html").read_text(), headers=headers)
 
+    add_vllm_routes(app, gateway)
     _handle_errors(app, gateway)
     app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
     return app

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -29,6 +30,7 @@ from streams.toml_directory import SettingsCatalog
 from streams.topics import Partitions
 
 KEY, OTHER_KEY = "sk-test-acme", "sk-test-beta"
+MODEL_PATH = Path(__file__).parents[4] / "models" / "sluice-tiny"
 SECRET = "s" * 32
 PATIENCE_S = 0.002
 """How long a client of the log in memory waits where Kafka's would wait for something to happen."""
@@ -124,7 +126,7 @@ def gateway_settings(redis_url: str, region: str, **gateway: Any) -> Settings:
         kafka=KafkaSettings(partitions=Partitions(responses=2, requests=2)),
         redis=RedisSettings(url=redis_url),
         gateway=GatewaySettings.model_validate(edge),
-        models=[Model(name="tiny", aliases=["small"], path="models/tiny", pool="default", context_window=2_048)],
+        models=[Model(name="tiny", aliases=["small"], path=str(MODEL_PATH), pool="default", context_window=2_048)],
         pools=[Pool(name="default", engine="simulated")],
     )
 

@@ -33,13 +33,13 @@ from tests.unit.streams.gateway.http_clients import AUTH, HELLO, client, sdk
 
 async def test_models_are_listed_with_prices_and_windows(stack: Stack) -> None:
     async with sdk(stack) as api:
-        [listed] = [model async for model in await api.models.list()]
+        listed, _alias = [model async for model in await api.models.list()]
         assert listed.id == "tiny"
-        assert (await api.models.retrieve("small")).id == "tiny"
+        assert (await api.models.retrieve("small")).model_dump()["root"] == "tiny"
         with pytest.raises(openai.NotFoundError):
             await api.models.retrieve("huge")
     async with client(stack) as http:
-        [model] = (await http.get("/api/models")).json()["data"]
+        model, _alias = (await http.get("/api/models")).json()["data"]
     assert model["context_window"] == 2_048
     assert model["capabilities"] == ["chat.completions", "streaming"]
     assert model["prices"]["per_1m_tokens"]["output"] == "0.40"

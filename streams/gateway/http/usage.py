@@ -1,15 +1,12 @@
-"""What a key's owner may know beside answers: models and usage."""
+"""What a key's owner used."""
 
 import structlog
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from schemas.endings import EndingCode
 from schemas.usage_query import InvalidQuery, parse_bucket_width, parse_group_by
-from streams.dialects.neutral import RequestError
-from streams.directory import Model, Tenant
 from streams.gateway.errors import ApiError
-from streams.gateway.http.answers import invalid_parameter, model_object
+from streams.gateway.http.answers import invalid_parameter
 from streams.gateway.http.usage_reader import UsageReader, UsageUnavailable
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.clocks import now_ms
@@ -21,36 +18,16 @@ MAX_USAGE_S = 400 * 86_400
 _log = structlog.get_logger()
 
 
-class InfoApi:
-    """Models and usage."""
-
+class UsageApi:
     def __init__(self, gateway: Gateway, usage: UsageReader) -> None:
         self._gateway = gateway
         self._usage = usage
-
-    def models(self, request: Request) -> Response:
-        tenant = self._tenant(request)
-        listed = [model_object(model, self._gateway.settings.region) for model in self._visible(tenant)]
-        return JSONResponse({"object": "list", "data": listed})
-
-    def model(self, request: Request, name: str) -> Response:
-        tenant = self._tenant(request)
-        model = self._gateway.catalog.model(name)
-        if model is None or model not in self._visible(tenant):
-            raise RequestError(EndingCode.MODEL_NOT_FOUND, f"The model {name[:100]!r} does not exist.", "model")
-        return JSONResponse(model_object(model, self._gateway.settings.region))
-
-    def _tenant(self, request: Request) -> Tenant:
-        return self._gateway.authenticate(api_key_of(request.headers)).tenant
-
-    def _visible(self, tenant: Tenant) -> list[Model]:
-        return [m for m in self._gateway.catalog.models() if not tenant.models or m.name in tenant.models]
 
     async def usage(
         self, request: Request, start_time: int | None, end_time: int | None, bucket_width: str, group_by: str,
         org_id: str | None,
     ) -> Response:  # fmt: skip
-        tenant = self._tenant(request)
+        tenant = self._gateway.authenticate(api_key_of(request.headers)).tenant
         if org_id is not None and org_id != tenant.tenant_id:
             raise ApiError(404, "organization_not_found", f"No organisation {org_id[:100]!r}.", param="org_id")
         end_s = end_time if end_time is not None else now_ms() // 1_000

@@ -1,0 +1,122 @@
+"""Texts and chats as a model's tokens, and back, beside the event loop: a tenant has one turn at a time."""
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from jinja2 import TemplateError
+
+from schemas.endings import EndingCode
+from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, ChatTokenizer
+from streams.dialects.neutral import RequestError
+from streams.dialects.openai_error import endless_message, overflow_message
+from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
+from streams.directory import Model
+from streams.gateway.errors import ApiError
+from streams.gateway.http.body import read_json_body
+from streams.gateway.http.models import model_of
+from streams.gateway.json_body import parse_json_object
+from streams.gateway.request_headers import api_key_of
+from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.service import Gateway
+
+TOKENISING_TIMEOUT_S = 30.0
+"""How long a request waits for its turn."""
+TOKENISING_AT_ONCE = 2
+
+_log = structlog.get_logger()
+_Made = TypeVar("_Made")
+
+
+async def beside_the_loop(work: Callable[[], _Made]) -> _Made:
+    return await asyncio.to_thread(work)
+
+
+class _Tokenizers:
+    """Read when they are first asked for: a gateway that is not asked needs no model's folder."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, ChatTokenizer] = {}
+        self._reading = threading.Lock()
+
+    def of(self, model: Model) -> ChatTokenizer:
+        """To be called beside the event loop. Raises ApiError 503."""
+        with self._reading:
+            if model.name not in self._read:
+                try:
+                    self._read[model.name] = ChatTokenizer(Path(model.path))
+                except OSError as error:
+                    _log.error("tokenizer_unreadable", model=model.name, why=str(error))
+                    message = "This gateway cannot read the model's tokenizer."
+                    raise ApiError(503, EndingCode.UNAVAILABLE.value, message, error_type="server_error") from None
+            return self._read[model.name]
+
+
+class TokenApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._tokenizers = _Tokenizers()
+        self._turns = asyncio.Semaphore(TOKENISING_AT_ONCE)
+        self._tenants: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def tokenise(self, request: Request) -> Response:
+        principal = self._gateway.authenticate(api_key_of(request.headers))
+        body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes)
+        asked = await self._gateway.parsing(len(body), lambda: parse_tokenise(parse_json_object(body)))
+        model = model_of(self._gateway.catalog, principal.tenant, asked.model)
+        if asked.chars > model.context_window * MAX_CHARS_PER_TOKEN:
+            message = endless_message(model.context_window, asked.chars)
+            raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, asked.param)
+        async with self._turn(principal.tenant.tenant_id):
+            return JSONResponse(await beside_the_loop(lambda: self._tokens_object(model, asked)))
+
+    async def detokenise(self, request: Request) -> Response:
+        principal = self._gateway.authenticate(api_key_of(request.headers))
+        body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes)
+        asked = await self._gateway.parsing(len(body), lambda: parse_detokenise(parse_json_object(body)))
+        model = model_of(self._gateway.catalog, principal.tenant, asked.model)
+        if len(asked.token_ids) > model.context_window:
+            message = overflow_message(model.context_window, len(asked.token_ids))
+            raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, "tokens")
+        async with self._turn(principal.tenant.tenant_id):
+            return JSONResponse({"prompt": await beside_the_loop(lambda: self._text(model, asked.token_ids))})
+
+    @asynccontextmanager
+    async def _turn(self, tenant_id: str) -> AsyncIterator[None]:
+        """One of the few turns of all, and the only one of the tenant. Raises ApiError 503 when it does not come."""
+        tenant = self._tenants[tenant_id]
+        async with AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(TOKENISING_TIMEOUT_S):
+                    await turn.enter_async_context(tenant)
+                    await turn.enter_async_context(self._turns)
+            except TimeoutError:
+                raise unavailable("Too many texts to tokenise at once.", EndingCode.OVERLOADED.value) from None
+            yield
+
+    def _tokens_object(self, model: Model, asked: Tokenise) -> dict[str, Any]:
+        tokenizer = self._tokenizers.of(model)
+        if asked.messages:
+            try:
+                token_ids = tokenizer.encode_chat(asked.messages, asks=asked.add_generation_prompt)
+            except TemplateError as error:
+                message = f"The model's chat template refuses the messages: {error}"[:2_000]
+                raise RequestError(EndingCode.INVALID_REQUEST, message, "messages") from None
+        else:
+            token_ids = tokenizer.encode_text(asked.prompt, framed=asked.add_special_tokens)
+        strings = tokenizer.token_strings(token_ids) if asked.with_strings else None
+        return tokens_object(token_ids, strings, model.context_window)
+
+    def _text(self, model: Model, token_ids: list[int]) -> str:
+        tokenizer = self._tokenizers.of(model)
+        for token_id in token_ids:
+            if token_id >= tokenizer.vocabulary_size:
+                raise unknown_token(token_id, tokenizer.vocabulary_size)
+        return tokenizer.decode(token_ids, with_specials=True)

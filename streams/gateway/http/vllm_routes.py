@@ -1,0 +1,50 @@
+"""The conventions of vLLM's server that tools made for it rely on, beside chats and `/v1/models`."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from streams.gateway.http.tokens import TokenApi
+from streams.gateway.service.service import Gateway
+
+_VERSION = version("sluice")
+
+
+def _body(required: list[str], **properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "required": required, "properties": {"model": {"type": "string"}, **properties}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+_TOKENISE = _body(
+    [], prompt={"type": "string"}, messages={"type": "array", "items": {"type": "object"}},
+    add_special_tokens={"type": "boolean"}, add_generation_prompt={"type": "boolean"},
+    return_token_strs={"type": "boolean"},
+)  # fmt: skip
+_DETOKENISE = _body(["tokens"], tokens={"type": "array", "items": {"type": "integer"}})
+
+
+def add_vllm_routes(app: FastAPI, gateway: Gateway) -> None:
+    tokens = TokenApi(gateway)
+
+    @app.get("/health", tags=["operations"], response_class=PlainTextResponse)
+    async def health() -> Response:
+        """200 and nothing else while requests can be accepted, as `/readyz`."""
+        why = gateway.why_not_ready()
+        return PlainTextResponse(why or "", status_code=200 if why is None else 503)
+
+    @app.get("/version", tags=["operations"])
+    async def show_version() -> Response:
+        """Of this release of Sluice."""
+        return JSONResponse({"version": _VERSION})
+
+    @app.post("/tokenize", openapi_extra=_TOKENISE, tags=["tokens"])
+    async def tokenize(request: Request) -> Response:
+        """The model's own tokens of `prompt`, or of `messages` as its chat template writes them."""
+        return await tokens.tokenise(request)
+
+    @app.post("/detokenize", openapi_extra=_DETOKENISE, tags=["tokens"])
+    async def detokenize(request: Request) -> Response:
+        """The text of `tokens`, special ones included."""
+        return await tokens.detokenise(request)
