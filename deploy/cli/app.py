@@ -53,6 +53,14 @@ def running(data: Path) -> tuple[DataFolder, RunRecord]:
     return folder, run
 
 
+def development_key(folder: DataFolder, tenant: str) -> str:
+    """The key of a tenant that came with the first run; of others only digests are kept."""
+    api_keys = folder.keys().api_keys
+    if tenant not in api_keys:
+        raise CommandError(f"no development key of tenant {tenant!r}; there are: {', '.join(sorted(api_keys))}")
+    return api_keys[tenant]
+
+
 def settings_of(run: RunRecord) -> Settings:
     """What the running processes were started with."""
     return settings_with(run.environment)

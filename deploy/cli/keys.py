@@ -8,7 +8,17 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
+from deploy.cli.app import (
+    CommandError,
+    DataOption,
+    JsonOption,
+    app,
+    development_key,
+    err,
+    out,
+    run_of,
+    settings_of,
+)
 from deploy.local.data_folder import DataFolder
 from deploy.local.plan import tenants_file_of
 from deploy.paths import DEFAULT_DATA
@@ -29,7 +39,7 @@ def _tenants_file(folder: DataFolder) -> Path:
 
 @keys_app.command("list")
 def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
-    """Lists keys; only digests are kept, so no key can be shown again."""
+    """Lists keys by name; but for those of the first run only digests are kept, so none can be shown again."""
     tenants = read_tenants(_tenants_file(DataFolder(data)))
     rows = [
         {"tenant": tenant.tenant_id, "tier": tenant.tier, "key_id": key.key_id, "kind": kind, "revoked": key.revoked}
@@ -45,6 +55,15 @@ def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> N
         state = "[red]revoked[/red]" if row["revoked"] else "[green]valid[/green]"
         shown.add_row(str(row["tenant"]), str(row["tier"]), str(row["key_id"]), str(row["kind"]), state)
     out.print(shown)
+
+
+@keys_app.command("show")
+def keys_show(
+    tenant: Annotated[str, typer.Argument(help="One of those that came with Sluice: demo, guarded, tiny-quota.")],
+    data: DataOption = DEFAULT_DATA,
+) -> None:
+    """Prints the development key of a tenant that came with the first run."""
+    print(development_key(DataFolder(data), tenant))
 
 
 @keys_app.command("create")

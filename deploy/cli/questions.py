@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, running, settings_of
+from deploy.cli.app import CommandError, DataOption, JsonOption, app, development_key, err, out, running, settings_of
 from deploy.cli.chat import Answer, Chat
 from deploy.local.plan import reachable
 from deploy.paths import DEFAULT_DATA
@@ -53,10 +53,8 @@ def chat(
 ) -> None:
     """Talks to a model over WebSocket. Ctrl-C cancels an answer, Ctrl-D ends the conversation."""
     folder, run = running(data)
-    api_keys = folder.keys().api_keys
-    if tenant not in api_keys:
-        raise CommandError(f"no development key of tenant {tenant!r}; there are: {', '.join(sorted(api_keys))}")
-    with Chat(f"ws{run.gateway.removeprefix('http')}/v1/stream", api_keys[tenant]) as chat_:
+    api_key = development_key(folder, tenant)
+    with Chat(f"ws{run.gateway.removeprefix('http')}/v1/stream", api_key) as chat_:
         if prompt is not None:
             answer = _say(chat_, [{"role": "user", "content": prompt}], model, max_tokens)
             if answer.terminal is None or answer.terminal.error is not None:

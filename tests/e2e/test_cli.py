@@ -113,6 +113,12 @@ def test_a_key_works_until_it_is_revoked(stack: Stack) -> None:
     assert "no-such-key" in missing.stderr
 
 
+def test_the_key_that_is_shown_opens_the_gateway(stack: Stack) -> None:
+    shown_key = sluice(stack, "keys", "show", "tiny-quota")
+    headers = {"authorization": f"Bearer {shown_key.stdout.strip()}"}
+    assert httpx.get(f"{stack.gateway_url}/v1/models", headers=headers, timeout=TIMEOUT_S).status_code == 200
+
+
 def test_a_question_is_asked_from_the_command_line(stack: Stack) -> None:
     done = sluice(stack, "chat", "What is the capital of France?", "--max-tokens", "8")
     assert done.returncode == 0, done.stderr
