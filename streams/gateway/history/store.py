@@ -16,6 +16,7 @@ from streams import redis_keys
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
+from streams.gateway.history.turns import NoTurn, Turns
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
@@ -27,10 +28,16 @@ LOG_READ_DEADLINE_S = 5.0
 CLOCK_SKEW_MS = 60_000
 MAX_CONCURRENT_READS = 24
 """Of clients that come back, from Redis; whoever is beyond takes turns."""
+MAX_CONCURRENT_READS_OF_TENANT = MAX_CONCURRENT_READS // 2
+MAX_READS_OF_TENANT = 10_000
+"""Those that wait for their turn among them."""
 READ_TURN_TIMEOUT_S = 5.0
 CONNECTIONS_BESIDE_READS = 4
 """For what this gateway itself appends and asks: it never waits behind those who come back."""
 MAX_CONCURRENT_LOG_READS = 2
+MAX_LOG_READS_OF_TENANT = 4
+"""Of which one at a time is read: each may take as long as LOG_READ_DEADLINE_S."""
+LOG_TURN_TIMEOUT_S = 10.0
 STARTED_FROM_LOG = 4
 
 _log = structlog.get_logger()
@@ -63,7 +70,11 @@ class RedisHistory:
         self._region = region
         self._retention_s = retention_s
         self._open_retention_s = retention_s + response_timeout_ms // 1_000
-        self._readers = asyncio.Semaphore(MAX_CONCURRENT_READS)
+        self._turns = Turns(
+            MAX_CONCURRENT_READS,
+            at_once_per_tenant=MAX_CONCURRENT_READS_OF_TENANT,
+            present_per_tenant=MAX_READS_OF_TENANT,
+        )
 
     def key(self, tenant_id: str, response_id: str) -> str:
         return redis_keys.history(self._region, tenant_id, response_id)
@@ -87,16 +98,10 @@ class RedisHistory:
     async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
         """Everything beyond `after`; `gap` where an entry is missing. Waits its turn. Raises HistoryUnavailable."""
         try:
-            async with asyncio.timeout(READ_TURN_TIMEOUT_S):
-                await self._readers.acquire()
-        except TimeoutError:
-            raise HistoryUnavailable("too many responses are being read back") from None
-        try:
-            entries = await self._client.lrange(self.key(tenant_id, response_id), 0, -1)
-        except (RedisError, TimeoutError, OSError) as error:
+            async with self._turns.turn(tenant_id, READ_TURN_TIMEOUT_S):
+                entries = await self._client.lrange(self.key(tenant_id, response_id), 0, -1)
+        except (NoTurn, RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
-        finally:
-            self._readers.release()
         replay = Replay(after)
         try:
             for entry in entries:
@@ -199,25 +204,31 @@ class LogHistory:
         self._open_reader = open_reader
         self._topic = topic
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_LOG_READS, thread_name_prefix="read-log")
-        self._waiting = 0
+        self._turns = Turns(MAX_CONCURRENT_LOG_READS, at_once_per_tenant=1, present_per_tenant=MAX_LOG_READS_OF_TENANT)
 
     async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
         """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
         from_ms = parse_response_id(response_id).minted_at_ms
         if from_ms is None:
             raise HistoryUnavailable("the id holds no time", is_transient=False)
-        if self._waiting >= 4 * MAX_CONCURRENT_LOG_READS:
-            raise HistoryUnavailable("too many responses are being read back from the log")
-        self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._read, parse_response_id(response_id).partition, tenant_id, response_id, after,
-                from_ms,
-            )  # fmt: skip
+            async with self._turns.turn(tenant_id, LOG_TURN_TIMEOUT_S):
+                partition = parse_response_id(response_id).partition
+                return await self._in_thread(partition, tenant_id, response_id, after, from_ms)
+        except NoTurn as error:
+            raise HistoryUnavailable(f"{error} from the log") from None
         except LogError as error:
             raise HistoryUnavailable(str(error)[:200], is_transient=error.retriable) from None
-        finally:
-            self._waiting -= 1
+
+    async def _in_thread(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int) -> Replay:
+        """Ends no sooner than its thread does: whoever leaves meanwhile does not get the next turn for nothing."""
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(self._threads, self._read, partition, tenant_id, response_id, after, from_ms)
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            await asyncio.wait((reading,))
+            raise
 
     def _read(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int) -> Replay:
         consumer = self._open_reader()

@@ -1,0 +1,59 @@
+"""Turns at something scarce, so shared that no tenant takes all of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class NoTurn(Exception):
+    """Not in time, or too many of the tenant's own wait already."""
+
+
+class _Tenant:
+    __slots__ = ("free", "present")
+
+    def __init__(self, at_once: int) -> None:
+        self.free = asyncio.Semaphore(at_once)
+        self.present = 0
+
+
+class Turns:
+    """`at_once` in all and `at_once_per_tenant` of each; who waits for its own tenant takes nobody else's place.
+
+    `present_per_tenant` bounds those who have a turn or wait for one.
+    """
+
+    def __init__(self, at_once: int, *, at_once_per_tenant: int, present_per_tenant: int) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._at_once_per_tenant = at_once_per_tenant
+        self._present_per_tenant = present_per_tenant
+        self._tenants: dict[str, _Tenant] = {}
+
+    @asynccontextmanager
+    async def turn(self, tenant_id: str, timeout_s: float) -> AsyncIterator[None]:
+        """Raises NoTurn."""
+        tenant = self._tenants.setdefault(tenant_id, _Tenant(self._at_once_per_tenant))
+        if tenant.present >= self._present_per_tenant:
+            raise NoTurn("too many of the tenant's responses are being read back")
+        tenant.present += 1
+        try:
+            deadline_s = asyncio.get_running_loop().time() + timeout_s
+            async with _acquired(tenant.free, deadline_s), _acquired(self._free, deadline_s):
+                yield
+        finally:
+            tenant.present -= 1
+            if not tenant.present:
+                del self._tenants[tenant_id]
+
+
+@asynccontextmanager
+async def _acquired(semaphore: asyncio.Semaphore, deadline_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            await semaphore.acquire()
+    except TimeoutError:
+        raise NoTurn("too many responses are being read back") from None
+    try:
+        yield
+    finally:
+        semaphore.release()

@@ -1,0 +1,132 @@
+"""A tenant that reads back all it can takes nobody else's turn."""
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from redis.asyncio import Redis
+
+from schemas.base import Scope
+from streams import redis_keys
+from streams.gateway.history import store
+from streams.gateway.history.replay import Replay
+from streams.gateway.history.turns import NoTurn, Turns
+from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, release, started, terminal, until
+
+BETA = Scope(tenant_id="beta")
+GREEDY = 60
+
+
+async def ask(stack: Stack, api_key: str, response_id: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=20, trust_env=False) as http:
+        return await http.get(f"/v1/responses/{response_id}")
+
+
+def answered(stack: Stack) -> str:
+    """A response of the other tenant, which stands in the log."""
+    response_id = stack.settings.response_ids.mint(0)
+    for record in (started(response_id, BETA), release(response_id, BETA, 1, ["fine"]), terminal(response_id, BETA, 2)):
+        stack.pipeline.write(response_id, record)
+    return response_id
+
+
+@pytest.fixture
+async def ended(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A response of the other tenant that has left memory."""
+    monkeypatch.setattr(stack.runtime.gateway._patience, "_patience_ms", 50)
+    response_id = answered(stack)
+    await until(lambda: stack.runtime.hub.has_ended(response_id), "it has ended")
+    await until(lambda: stack.runtime.hub.get(response_id) is None, "it left memory")
+    return response_id
+
+
+async def test_reads_from_redis(stack: Stack, monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
+    reading, goes_on = 0, asyncio.Event()
+    lrange = Redis.lrange
+
+    async def slow(client: Redis, name: str, *rest: Any) -> Any:
+        nonlocal reading
+        if "acme" in name:
+            reading += 1
+            await goes_on.wait()
+        return await lrange(client, name, *rest)
+
+    monkeypatch.setattr(Redis, "lrange", slow)
+    greedy = [asyncio.ensure_future(ask(stack, KEY, stack.settings.response_ids.mint(1))) for _ in range(GREEDY)]
+    await until(lambda: reading, "one tenant reads")
+    answer = await ask(stack, OTHER_KEY, ended)
+    assert (answer.status_code, answer.json()["output_text"]) == (200, "fine"), answer.text
+    assert reading < store.MAX_CONCURRENT_READS
+    goes_on.set()
+    await asyncio.gather(*greedy)
+
+
+async def test_reads_from_the_log(stack: Stack, monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
+    with redis.Redis.from_url(stack.settings.redis.url) as server:
+        assert server.delete(redis_keys.history(stack.settings.region, "beta", ended))
+    reading: list[str] = []
+    goes_on = threading.Event()
+    read_log = store.read_log
+
+    def slow(consumer: Any, source: Any, tenant_id: str, *rest: Any) -> Replay:
+        reading.append(tenant_id)
+        if tenant_id == "acme":
+            assert goes_on.wait(20)
+        return read_log(consumer, source, tenant_id, *rest)
+
+    monkeypatch.setattr(store, "read_log", slow)
+    greedy = [asyncio.ensure_future(ask(stack, KEY, stack.settings.response_ids.mint(1))) for _ in range(GREEDY)]
+    await until(lambda: "acme" in reading, "one tenant reads")
+    answer = await ask(stack, OTHER_KEY, ended)
+    assert (answer.status_code, answer.json()["output_text"]) == (200, "fine"), answer.text
+    assert reading.count("acme") < store.MAX_CONCURRENT_LOG_READS
+    goes_on.set()
+    told = await asyncio.gather(*greedy)
+    assert {refused.headers["x-should-retry"] for refused in told} == {"true"}
+    assert {409, 503} == {refused.status_code for refused in told}, "one waits for its turn, the others come again"
+
+
+async def test_who_leaves_holds_its_turn_until_its_thread_is_free(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, reading = threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: Any) -> Replay:
+        reading.release()
+        assert goes_on.wait(20)
+        return Replay()
+
+    monkeypatch.setattr(store, "read_log", slow)
+    far = stack.runtime.gateway._history._far
+    left = asyncio.ensure_future(far.read("acme", stack.settings.response_ids.mint(0), 0))
+    await until(lambda: reading.acquire(blocking=False), "it is read")
+    left.cancel()
+    again = asyncio.ensure_future(far.read("acme", stack.settings.response_ids.mint(0), 0))
+    await asyncio.sleep(0.05)
+    assert not reading.acquire(blocking=False), "one of a tenant at a time"
+    goes_on.set()
+    await again
+    assert (await asyncio.gather(left, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+
+
+async def test_turns_are_left_as_they_were_found() -> None:
+    turns = Turns(2, at_once_per_tenant=1, present_per_tenant=2)
+    async with turns.turn("a", 1), turns.turn("b", 1):
+        for tenant_id in ("a", "c"):
+            with pytest.raises(NoTurn):
+                async with turns.turn(tenant_id, 0.01):
+                    pass
+        waiting = asyncio.ensure_future(turns.turn("a", 5).__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(NoTurn, match="tenant"):
+            async with turns.turn("a", 5):
+                pass
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+    async with turns.turn("a", 0.01), turns.turn("c", 0.01):
+        pass
+    assert turns._tenants == {}
