@@ -1,12 +1,13 @@
 """Who generates a response, in Redis. Claims only save wasted work: the fences in the log decide.
 
 One lease per worker incarnation (a worker that restarts is a new one); a claim points to its incarnation, so that one
-command renews everything that a worker holds. Keys of one pool share a hash tag, so that the script may touch both.
+command renews everything that a worker holds. A claim is the response's, whichever pool works at it, and outlives its
+deadline.
 """
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from redis.asyncio import Redis
@@ -17,25 +18,56 @@ from streams.script_pipeline import Script, ScriptPipeline
 
 ClaimState = Literal["fresh", "expired", "leased", "finished"]
 
+KEPT_BEYOND_DEADLINE_MS = 3_600_000
+"""So long a record may be read again after its response has ended: until a commit covers it."""
+
 
 @dataclass(frozen=True, slots=True)
-class ClaimRequest:
-    """With `only_begun`, a response that nobody had is left alone: it is told as `fresh`, and is not ours."""
+class AskClaim:
+    """`begin`: claims it, and counts that it enters an engine. `take`: claims it, without counting. `look`: as `take`,
+    but what nobody had is left alone: it is told as `fresh`, and is not ours.
+
+    `generated_end`: the response's partition of `generated` reaches at least so far, and nothing of an attempt under
+    this claim stands before it. The first claim keeps it. All is forgotten `keep_ms` later.
+    """
 
     response_id: str
     attempt_id: str
-    only_begun: bool = False
+    purpose: Literal["begin", "take", "look"] = "begin"
+    generated_end: int = 0
+    keep_ms: int = KEPT_BEYOND_DEADLINE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class FinishClaim:
+    """Its terminal is in the log. Remembered for `keep_ms`."""
+
+    response_id: str
+    keep_ms: int = KEPT_BEYOND_DEADLINE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseClaim:
+    """Lets others take over at once what was claimed under that attempt. `uncount`: no engine was lost with it."""
+
+    response_id: str
+    attempt_id: str
+    uncount: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """`fresh`: nobody had it. `expired`: it is ours now, but `previous_attempt_id` was begun. `leased`: another worker
     has it for at least `retry_in_ms`. `finished`: its terminal is in the log.
+
+    `begun`: how often it has entered an engine and neither ended nor been released, this time not counted.
     """
 
     state: ClaimState
     previous_attempt_id: str = ""
     retry_in_ms: int = 0
+    begun: int = 0
+    generated_end: int = 0
 
 
 class ClaimsUnavailable(Exception):
@@ -45,47 +77,56 @@ class ClaimsUnavailable(Exception):
 class ClaimStore(Protocol):
     """Every method but `claim` raises ClaimsUnavailable."""
 
-    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim | None]:
+    async def claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
         """Atomic per response; in order. None where the store did not answer. Also renews the lease."""
 
-    async def renew(self) -> None:
-        """Extends the lease of this incarnation by `lease_ms` from now."""
+    async def renew(self) -> bool:
+        """Extends the lease of this incarnation by `lease_ms` from now.
 
-    async def finish(self, response_ids: Sequence[str]) -> None:
-        """Marks responses whose terminal is acknowledged, where this incarnation still holds the claim.
-
-        A worker that was overtaken believes in a terminal that does not count. Remembered for `finished_ttl_ms`.
+        False when there was none: it had run out, or the store has lost its memory, and the claims with it.
         """
 
-    async def release(self, response_ids: Sequence[str]) -> None:
-        """Lets others take over at once what this incarnation holds."""
+    async def finish(self, marks: Sequence[FinishClaim]) -> None:
+        """Marks responses whose terminal is acknowledged, where this incarnation still holds the claim.
+
+        A worker that was overtaken believes in a terminal that does not count.
+        """
+
+    async def release(self, marks: Sequence[ReleaseClaim]) -> None:
+        """Gives back what this incarnation still holds under that attempt."""
 
     async def resign(self) -> None:
         """Ends the lease, and with it every claim that points to it."""
 
 
-# KEYS: claim, own lease. ARGV: lease prefix, incarnation, attempt, lease_ms, claim_ttl_ms, only begun (1 or 0).
-# A claim is a hash: incarnation (empty: released or finished), attempt, finished.
+# KEYS: claim, own lease.
+# ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end.
+# A claim is a hash: incarnation (empty: released or finished), attempt, pool, begun, generated_end, finished.
 _CLAIM = Script("""
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
-local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt', 'finished')
-if held[3] then return {'finished', '', 0} end
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt', 'finished', 'begun', 'generated_end')
+local begun, generated_end = tonumber(held[4] or 0), tonumber(held[5] or 0)
+if held[3] then return {'finished', '', 0, begun, generated_end} end
 local state, previous = 'fresh', ''
 if held[1] then
   if held[1] ~= ARGV[2] and held[1] ~= '' then
     local left = redis.call('PTTL', ARGV[1] .. held[1])
-    if left > 0 then return {'leased', held[2], left} end
+    if left > 0 then return {'leased', held[2], left, begun, generated_end} end
   end
   state, previous = 'expired', held[2]
-elseif ARGV[6] == '1' then
-  return {'fresh', '', 0}
+elseif ARGV[6] == 'look' then
+  return {'fresh', '', 0, 0, 0}
+else
+  generated_end = tonumber(ARGV[8])
+  redis.call('HSET', KEYS[1], 'generated_end', ARGV[8])
 end
-redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3])
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3], 'pool', ARGV[7])
+if ARGV[6] == 'begin' and previous ~= ARGV[3] then redis.call('HINCRBY', KEYS[1], 'begun', 1) end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-return {state, previous, 0}
+return {state, previous, 0, begun, generated_end}
 """)
 
-# KEYS: claim. ARGV: incarnation, finished_ttl_ms.
+# KEYS: claim. ARGV: incarnation, keep_ms.
 _FINISH = Script("""
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'incarnation', '', 'finished', '1')
@@ -93,76 +134,76 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """)
 
-# KEYS: claim. ARGV: incarnation.
+# KEYS: claim. ARGV: incarnation, attempt, uncount (1 or 0).
 _RELEASE = Script("""
-if redis.call('HGET', KEYS[1], 'incarnation') == ARGV[1] then redis.call('HSET', KEYS[1], 'incarnation', '') end
-return 0
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt')
+if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], 'incarnation', '')
+if ARGV[3] == '1' then redis.call('HINCRBY', KEYS[1], 'begun', -1) end
+return 1
 """)
 
 
 class RedisClaims:
     """`ClaimStore` over Redis. `redis` must decode responses and bound every command by a timeout."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        *,
-        region: str,
-        pool: str,
-        incarnation: str,
-        lease_ms: int,
-        claim_ttl_ms: int = 6 * 3_600_000,
-        finished_ttl_ms: int = 3_600_000,
-    ) -> None:
+    def __init__(self, redis: Redis, *, region: str, pool: str, incarnation: str, lease_ms: int) -> None:
         self._redis = redis
         self._region = region
         self._pool = pool
         self._incarnation = incarnation
         self._lease_ms = lease_ms
-        self._claim_ttl_ms = claim_ttl_ms
-        self._finished_ttl_ms = finished_ttl_ms
         self._scripts = ScriptPipeline(redis)
 
     def _claim_key(self, response_id: str) -> str:
-        return redis_keys.claim(self._region, self._pool, response_id)
+        return redis_keys.claim(self._region, response_id)
 
     @property
     def _lease_key(self) -> str:
-        return redis_keys.lease(self._region, self._pool, self._incarnation)
+        return redis_keys.lease(self._region, self._incarnation)
 
-    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Claim | None]:
-        any_lease = redis_keys.lease(self._region, self._pool, "")
+    async def claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
+        any_lease = redis_keys.lease(self._region, "")
         answers = await _each(
             self._scripts.call(
                 _CLAIM,
-                [self._claim_key(request.response_id), self._lease_key],
+                [self._claim_key(ask.response_id), self._lease_key],
                 [
                     any_lease,
                     self._incarnation,
-                    request.attempt_id,
+                    ask.attempt_id,
                     self._lease_ms,
-                    self._claim_ttl_ms,
-                    int(request.only_begun),
+                    ask.keep_ms,
+                    ask.purpose,
+                    self._pool,
+                    ask.generated_end,
                 ],
             )
-            for request in requests
+            for ask in asks
         )
         return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
 
-    async def renew(self) -> None:
+    async def renew(self) -> bool:
         try:
-            await self._redis.set(self._lease_key, "1", px=self._lease_ms)
+            return await self._redis.set(self._lease_key, "1", px=self._lease_ms, get=True) is not None
         except (RedisError, OSError, TimeoutError) as error:
             raise ClaimsUnavailable(str(error)) from error
 
-    async def finish(self, response_ids: Sequence[str]) -> None:
+    async def finish(self, marks: Sequence[FinishClaim]) -> None:
         await _all(
-            self._scripts.call(_FINISH, [self._claim_key(each)], [self._incarnation, self._finished_ttl_ms])
-            for each in response_ids
+            self._scripts.call(_FINISH, [self._claim_key(mark.response_id)], [self._incarnation, mark.keep_ms])
+            for mark in marks
         )
 
-    async def release(self, response_ids: Sequence[str]) -> None:
-        await _all(self._scripts.call(_RELEASE, [self._claim_key(each)], [self._incarnation]) for each in response_ids)
+    async def release(self, marks: Sequence[ReleaseClaim]) -> None:
+        await _all(
+            self._scripts.call(
+                _RELEASE,
+                [self._claim_key(mark.response_id)],
+                [self._incarnation, mark.attempt_id, int(mark.uncount)],
+            )
+            for mark in marks
+        )
 
     async def resign(self) -> None:
         try:
@@ -189,38 +230,61 @@ async def _all(calls: Iterable[Awaitable[Any]]) -> None:
             raise answer
 
 
+@dataclass(slots=True)
+class _Held:
+    incarnation: str
+    attempt_id: str
+    generated_end: int
+    begun: int = 0
+    finished: bool = False
+
+
+@dataclass(slots=True)
 class ClaimTable:
     """The same rule in memory, shared by any number of incarnations; the model that the Redis script must match."""
 
-    def __init__(self, lease_ms: int) -> None:
-        self._lease_ms = lease_ms
-        self._leases: dict[str, int] = {}
-        self._held: dict[str, tuple[str, str]] = {}
-        self._finished: set[str] = set()
+    lease_ms: int
+    _leases: dict[str, int] = field(default_factory=dict)
+    _held: dict[str, _Held] = field(default_factory=dict)
 
-    def claim(self, incarnation: str, request: ClaimRequest, now_ms: int) -> Claim:
+    def claim(self, incarnation: str, ask: AskClaim, now_ms: int) -> Claim:
         self.renew(incarnation, now_ms)
-        if request.response_id in self._finished:
-            return Claim("finished")
-        holder, previous = self._held.get(request.response_id, (None, ""))
-        if holder and holder != incarnation and (left := self._leases.get(holder, 0) - now_ms) > 0:
-            return Claim("leased", previous, left)
-        if holder is None and request.only_begun:
-            return Claim("fresh")
-        self._held[request.response_id] = (incarnation, request.attempt_id)
-        return Claim("fresh") if holder is None else Claim("expired", previous)
+        held = self._held.get(ask.response_id)
+        state: ClaimState = "expired"
+        previous = ""
+        if held is None:
+            if ask.purpose == "look":
+                return Claim("fresh")
+            state = "fresh"
+            held = self._held[ask.response_id] = _Held(incarnation, ask.attempt_id, ask.generated_end)
+        elif held.finished:
+            return Claim("finished", "", 0, held.begun, held.generated_end)
+        else:
+            left_ms = self._leases.get(held.incarnation, 0) - now_ms
+            if held.incarnation not in ("", incarnation) and left_ms > 0:
+                return Claim("leased", held.attempt_id, left_ms, held.begun, held.generated_end)
+            previous = held.attempt_id
+        answer = Claim(state, previous, 0, held.begun, held.generated_end)
+        held.incarnation, held.attempt_id = incarnation, ask.attempt_id
+        if ask.purpose == "begin" and previous != ask.attempt_id:
+            held.begun += 1
+        return answer
 
-    def renew(self, incarnation: str, now_ms: int) -> None:
-        self._leases[incarnation] = now_ms + self._lease_ms
+    def renew(self, incarnation: str, now_ms: int) -> bool:
+        stood = self._leases.get(incarnation, 0) > now_ms
+        self._leases[incarnation] = now_ms + self.lease_ms
+        return stood
 
-    def finish(self, incarnation: str, response_id: str) -> None:
-        if self._held.get(response_id, ("", ""))[0] == incarnation:
-            self._finished.add(response_id)
+    def finish(self, incarnation: str, mark: FinishClaim) -> None:
+        held = self._held.get(mark.response_id)
+        if held is not None and held.incarnation == incarnation:
+            held.incarnation, held.finished = "", True
 
-    def release(self, incarnation: str, response_id: str) -> None:
-        holder, previous = self._held.get(response_id, (None, ""))
-        if holder == incarnation:
-            self._held[response_id] = ("", previous)
+    def release(self, incarnation: str, mark: ReleaseClaim) -> None:
+        held = self._held.get(mark.response_id)
+        if held is not None and (held.incarnation, held.attempt_id) == (incarnation, mark.attempt_id):
+            held.incarnation = ""
+            held.begun -= mark.uncount
 
     def resign(self, incarnation: str) -> None:
         self._leases.pop(incarnation, None)

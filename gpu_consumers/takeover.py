@@ -1,52 +1,122 @@
-"""What a worker does with a response that another attempt may have begun. Pure.
+"""What a worker does with responses that other attempts may have begun. Pure.
 
 The seam for continuation: a decision `interrupted` will become prompt + accepted tokens, on the same fences.
 """
 
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
-from schemas.generated import Ending, Fence, Frame, Opened
+from gpu_consumers.core.effects import AskReadBack
+from schemas.codec import Undecodable, decode
+from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from streams.accepted_prefix import AcceptedPrefix, fold_frame
 
 Decision = Literal["ended", "superseded", "generate", "interrupted"]
 
+FEW_ASKS = 8
+"""For so many, looking for their ids in a record costs a fraction of parsing it."""
 
+
+@dataclass(frozen=True, slots=True)
 class ReadBack:
-    """Folds one response's records, from `opened` up to and including the worker's own fence."""
+    """The answer to an ask. `attempts` counts those that the log holds, its own included.
 
-    def __init__(self, response_id: str, attempt_id: str) -> None:
-        self.response_id = response_id
-        self.attempt_id = attempt_id
-        self._prefix = AcceptedPrefix()
-        self._fenced = False
+    `ended`: there is a terminal. `superseded`: the own fence was not found, or does not count. `generate`: no token was
+    accepted, the fenced attempt may begin. `interrupted`: tokens were accepted.
+    """
 
-    def fold(self, record: Opened | Fence | Frame | Ending) -> None:
-        """Records of other responses are ignored, and so is everything after the own fence."""
-        if self._fenced:
-            return
-        if isinstance(record, Frame):
-            fold_frame({self.response_id: self._prefix}, record)
-        elif record.response_id != self.response_id:
-            return
-        elif isinstance(record, Opened):
-            self._prefix.choices = record.choices
-        elif isinstance(record, Fence):
-            self._prefix.fence(record)
-            self._fenced = record.attempt_id == self.attempt_id
-        else:
-            self._prefix.ending(record)
+    ask: AskReadBack
+    decision: Decision
+    attempts: int = 0
+    accepted_tokens: int = 0
+
+
+class PartitionReadBack:
+    """Folds one partition of `generated` for many asks in one pass: each row is looked at once, however many they are.
+
+    Each ask is folded from its `first_offset` up to its own fence. `next_offset` is where to read on, also after an
+    interruption; at `end` every ask has been answered.
+    """
+
+    def __init__(self, asks: Iterable[AskReadBack]) -> None:
+        """Of several asks for one response the last one counts: the others are of attempts before it."""
+        latest = {ask.response_id: ask for ask in asks}
+        self._later = deque(sorted(latest.values(), key=lambda ask: ask.first_offset))
+        self._asks: dict[str, AskReadBack] = {}
+        self._prefixes: dict[str, AcceptedPrefix] = {}
+        self.next_offset = self._later[0].first_offset
+        self.rows_folded = 0
 
     @property
-    def accepted_tokens(self) -> int:
-        return self._prefix.accepted_tokens
+    def end(self) -> int:
+        """0 when nothing is asked any more."""
+        return max((ask.fence_offset + 1 for ask in (*self._asks.values(), *self._later)), default=0)
 
-    def decision(self) -> Decision:
-        """`ended`: there is a terminal. `superseded`: the own fence was not found, or does not count.
+    def keep(self, is_wanted: Callable[[AskReadBack], bool]) -> None:
+        """Forgets the asks that nobody waits for any more."""
+        self._later = deque(ask for ask in self._later if is_wanted(ask))
+        for response_id in [each for each, ask in self._asks.items() if not is_wanted(ask)]:
+            del self._asks[response_id], self._prefixes[response_id]
 
-        `generate`: no token was accepted, the fenced attempt may begin. `interrupted`: tokens were accepted.
-        """
-        if self._prefix.terminal is not None:
-            return "ended"
-        if not self._fenced or self._prefix.attempt_id != self.attempt_id:
-            return "superseded"
-        return "interrupted" if self._prefix.accepted_tokens else "generate"
+    def fold(self, offset: int, value: bytes | None) -> list[ReadBack]:
+        """Takes the next record; returns what is answered by it."""
+        answers = self.pass_by(offset)
+        while self._later and self._later[0].first_offset <= offset:
+            ask = self._later.popleft()
+            self._asks[ask.response_id] = ask
+            self._prefixes[ask.response_id] = AcceptedPrefix()
+        self.next_offset = offset + 1
+        if not self._asks or value is None:
+            return answers
+        if len(self._asks) <= FEW_ASKS and not any(response_id.encode() in value for response_id in self._asks):
+            return answers
+        try:
+            record = decode(GENERATED, value)
+        except Undecodable:
+            return answers  # every reader of `generated` passes over it alike
+        self._fold(record, offset)
+        if isinstance(record, Fence):
+            asked = self._asks.get(record.response_id)
+            if asked is not None and asked.attempt_id == record.attempt_id:
+                answers.append(self._answer(asked))
+        return answers
+
+    def pass_by(self, offset: int) -> list[ReadBack]:
+        """Nothing more is to come below `offset`: whose fence should have stood there was superseded."""
+        self.next_offset = max(self.next_offset, offset)
+        missed = [ask for ask in (*self._asks.values(), *self._later) if ask.fence_offset < offset]
+        self._later = deque(ask for ask in self._later if ask.fence_offset >= offset)
+        for ask in missed:
+            self._asks.pop(ask.response_id, None)
+            self._prefixes.pop(ask.response_id, None)
+        return [ReadBack(ask, "superseded") for ask in missed]
+
+    def _fold(self, record: Opened | Fence | Frame | Ending, offset: int) -> None:
+        if isinstance(record, Frame):
+            self.rows_folded += len(record)
+            fold_frame(self._prefixes, record)
+            return
+        self.rows_folded += 1
+        prefix = self._prefixes.get(record.response_id)
+        if prefix is None:
+            return
+        if isinstance(record, Opened):
+            prefix.choices = record.choices
+        elif isinstance(record, Fence):
+            prefix.fence(record, offset)
+        else:
+            prefix.ending(record)
+
+    def _answer(self, ask: AskReadBack) -> ReadBack:
+        del self._asks[ask.response_id]
+        prefix = self._prefixes.pop(ask.response_id)
+        decision: Decision
+        if prefix.terminal is not None:
+            decision = "ended"
+        elif prefix.attempt_id != ask.attempt_id:
+            decision = "superseded"
+        else:
+            decision = "interrupted" if prefix.accepted_tokens else "generate"
+        return ReadBack(ask, decision, prefix.attempts, prefix.accepted_tokens)

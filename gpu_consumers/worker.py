@@ -100,7 +100,7 @@ class Worker:
             core, ports.claims, metrics, settings.lease_ms, now_ms=self._now_ms, after_event=self._after_event
         )
         self._reading_back = ReadingBack(
-            core, self._topics.generated, ports.reader, now_ms=self._now_ms, after_event=self._after_event
+            core, self._topics.generated, ports.reader, self._now_ms, self._after_event, self._guarded
         )
         self._engine_died = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -196,10 +196,10 @@ class Worker:
                         self._ports.engine.abort(attempt_id)
                     case AskClaim():
                         self._claiming.ask(effect)
-                    case FinishClaim(response_id):
-                        self._claiming.finish(response_id)
-                    case ReleaseClaim(response_id):
-                        self._claiming.release(response_id)
+                    case FinishClaim():
+                        self._claiming.finish(effect)
+                    case ReleaseClaim():
+                        self._claiming.release(effect)
                     case AskReadBack():
                         self._reading_back.ask(effect)
 

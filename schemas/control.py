@@ -23,7 +23,8 @@ class Halt(ScopedRecord):
 
 
 class AttemptVoid(ScopedRecord):
-    """An attempt does not count: it stops, and takes over with a read-back if `tokens_precede` its fence.
+    """An attempt does not count: it stops, and takes over with a whole read-back if `tokens_precede` its fence (or,
+    before a takeover, an attempt that it did not read back).
 
     `superseded`: another attempt's fence stands behind its own, so the response is that one's now.
     """
@@ -32,6 +33,9 @@ class AttemptVoid(ScopedRecord):
     attempt_id: Identifier
     worker_id: Identifier
     why: Literal["tokens_precede", "superseded", "ended"]
+    begun_offset: int | None = Field(
+        default=None, ge=0, description="Where the response's first attempt began: a read-back from there is whole."
+    )
 
 
 ControlRecord = Annotated[Cancel | Halt | AttemptVoid, Field(discriminator="type")]

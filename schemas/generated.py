@@ -44,12 +44,17 @@ class Opened(ScopedRecord):
 
 
 class Fence(ScopedRecord):
-    """Start of an attempt. `fresh` is void once accepted tokens precede it; `takeover` never is, before an ending."""
+    """Start of an attempt. `fresh` is void once accepted tokens precede it; `takeover` once an attempt precedes
+    `since_offset`. Neither counts after an ending.
+    """
 
     type: Literal["fence"] = "fence"
     attempt_id: Identifier
     worker_id: Identifier
     kind: Literal["fresh", "takeover"]
+    pool: str = Field(default="", max_length=200, description="Of that worker.")
+    model: str = Field(default="", max_length=200, description="That it serves.")
+    since_offset: int = Field(default=0, ge=0, description="Of a takeover: where its read-back starts.")
 
 
 class Ending(ScopedRecord):

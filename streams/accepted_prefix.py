@@ -2,8 +2,9 @@
 
 A pure fold over a response's records in log order. Readers that fold the same records agree, whatever crashed between.
 
-- A `fresh` fence counts only while nothing is accepted, neither token nor finish; a `takeover` fence always; neither
-  after the terminal. An attempt that was superseded never comes back, also not by a late copy of its fence.
+- A `fresh` fence counts only while nothing is accepted, neither token nor finish; a `takeover` fence unless an attempt
+  began before the records that it reads back; neither after the terminal. An attempt that was superseded never comes
+  back, also not by a late copy of its fence.
 - A frame row counts when its attempt is the current one, the response has its choice, and its tokens continue the
   accepted sequence without a gap.
 - The first counting ending, or the finish of the last open choice, is the terminal; all after it is void.
@@ -52,13 +53,15 @@ class AcceptedPrefix:
     finished: dict[int, FinishReason] = field(default_factory=dict)
     terminal: EndingCode | None = None
     superseded: tuple[str, ...] = ()
+    begun_offset: int | None = None
+    """Where the first fence that counts stands."""
 
     @property
     def accepted_tokens(self) -> int:
         return self.next_sequence - 1
 
-    def fence(self, fence: Fence) -> FenceVerdict:
-        """Folds in a fence. Anything but `current` means that the attempt must stop or take over."""
+    def fence(self, fence: Fence, offset: int) -> FenceVerdict:
+        """Folds in a fence, which stands at `offset`. Anything but `current`: the attempt must stop or take over."""
         if self.terminal is not None:
             return "ended"
         if fence.attempt_id == self.attempt_id:
@@ -66,6 +69,10 @@ class AcceptedPrefix:
         if fence.attempt_id in self.superseded:
             return "superseded"
         if fence.kind == "fresh" and (self.accepted_tokens or self.finished):
+            return "tokens_precede"
+        if self.begun_offset is None:
+            self.begun_offset = offset
+        elif fence.kind == "takeover" and self.begun_offset < fence.since_offset:
             return "tokens_precede"
         if self.attempt_id is not None:
             self.superseded += (self.attempt_id,)

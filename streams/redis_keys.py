@@ -15,20 +15,16 @@ def quota(region: str, tenant_id: str, name: str) -> str:
     return f"sluice:{region}:quota:{{{tenant_id}}}:{name}"
 
 
-def claim(region: str, pool: str, response_id: str) -> str:
-    """Which incarnation of a worker claims a response. In one slot with the leases of its pool."""
-    return f"{_claims(region, pool)}:claim:{response_id}"
+def claim(region: str, response_id: str) -> str:
+    """Which incarnation of a worker claims a response. In one slot with the leases: a script touches both."""
+    return f"sluice:{region}:{{{region}}}:claim:{response_id}"
 
 
-def lease(region: str, pool: str, incarnation: str) -> str:
-    """Lives while that incarnation does. With an empty incarnation: what all leases of the pool begin with."""
-    return f"{_claims(region, pool)}:lease:{incarnation}"
+def lease(region: str, incarnation: str) -> str:
+    """Lives while that incarnation does. With an empty incarnation: what all leases begin with."""
+    return f"sluice:{region}:{{{region}}}:lease:{incarnation}"
 
 
 def history(region: str, tenant_id: str, response_id: str) -> str:
     """The packed entries of one response, for replay. The tenant is part of it: nobody finds what another one owns."""
     return f"sluice:{region}:history:{tenant_id}:{response_id}"
-
-
-def _claims(region: str, pool: str) -> str:
-    return f"sluice:{region}:claims:{{{pool}}}"

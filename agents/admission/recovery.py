@@ -98,7 +98,7 @@ class Rebuild:
         self._prefixes: dict[str, AcceptedPrefix] = {}
 
     def add(
-        self, record: Opened | Fence | Frame | Finishes | Ending, partition: int, written_at_ms: int
+        self, record: Opened | Fence | Frame | Finishes | Ending, partition: int, offset: int, written_at_ms: int
     ) -> list[Restored]:
         """Returns what ended with this record, and forgets it.
 
@@ -112,7 +112,7 @@ class Rebuild:
                 return []
             case Fence():
                 if prefix := self._prefixes.get(record.response_id):
-                    prefix.fence(record)
+                    prefix.fence(record, offset)
                 return []
             case Ending():
                 if prefix := self._prefixes.get(record.response_id):
@@ -203,7 +203,7 @@ class ReadBack:
         for read, record in enumerate(records, start=1):
             try:
                 if (event := without_tokens(record.value)) is not None:
-                    self._ended += self._rebuild.add(event, record.partition, record.timestamp_ms)
+                    self._ended += self._rebuild.add(event, record.partition, record.offset, record.timestamp_ms)
             except Undecodable as error:
                 _log.warning("rebuild_skips", partition=record.partition, offset=record.offset, error=str(error))
             self._left[record.source] = range(record.offset + 1, left[record.source].stop)

@@ -109,7 +109,7 @@ class PostSafety:
         if isinstance(record, Frame):
             return self._fold.frame(state, record, timestamp_ms)
         if isinstance(record, Fence):
-            return self._fold.fence(state, record)
+            return self._fold.fence(state, record, offset)
         return self._fold.ending(state, record, timestamp_ms)
 
     def cancel(self, cancel: Cancel, timestamp_ms: int) -> None:

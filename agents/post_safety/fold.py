@@ -60,17 +60,17 @@ class Fold:
             return write_ending(state, response, EndingCode.OVERLOADED)
         return [_say_started(response)]
 
-    def fence(self, state: Partition, fence: Fence) -> list[Effect]:
+    def fence(self, state: Partition, fence: Fence, offset: int) -> list[Effect]:
         response = state.responses.get(fence.response_id)
         # `Opened` precedes every fence and is read again until the end: a response that is not open has ended.
         if response is None:
             self._counts["void_fences"] += 1
             return [_say_void(fence, fence.attempt_id, fence.worker_id, "ended")]
         displaced_id, displaced_worker_id = response.prefix.attempt_id, response.attempt_worker_id
-        verdict = response.prefix.fence(fence)
+        verdict = response.prefix.fence(fence, offset)
         if verdict != "current":
             self._counts["void_fences"] += 1
-            return [_say_void(fence, fence.attempt_id, fence.worker_id, verdict)]
+            return [_say_void(fence, fence.attempt_id, fence.worker_id, verdict, response.prefix.begun_offset)]
         response.attempt_worker_id = fence.worker_id
         if not response.prefix.accepted_tokens:
             response.worker_began_at_ms = fence.stage_ms.get("worker")
@@ -209,10 +209,15 @@ def _say_started(response: Response) -> Emit:
 
 
 def _say_void(
-    fence: Fence, attempt_id: str, worker_id: str, why: Literal["tokens_precede", "superseded", "ended"]
+    fence: Fence,
+    attempt_id: str,
+    worker_id: str,
+    why: Literal["tokens_precede", "superseded", "ended"],
+    begun_offset: int | None = None,
 ) -> Emit:
     """Tells the worker of an attempt what `fence` means for it."""
     void = AttemptVoid(
-        response_id=fence.response_id, scope=fence.scope, attempt_id=attempt_id, worker_id=worker_id, why=why
-    )
+        response_id=fence.response_id, scope=fence.scope, attempt_id=attempt_id, worker_id=worker_id, why=why,
+        begun_offset=begun_offset,
+    )  # fmt: skip
     return Emit("control", fence.response_id, void)

@@ -1,10 +1,10 @@
 """The attempts at an answer: claimed, fenced, read back, run, tried again, ended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Literal
 
-from gpu_consumers.claim import Claim
+from gpu_consumers.claim import KEPT_BEYOND_DEADLINE_MS, Claim
 from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
@@ -22,7 +22,7 @@ from gpu_consumers.core.effects import (
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.remembered import Remembered
 from gpu_consumers.core.slots import Slots
-from gpu_consumers.core.work import ENGAGED, Phase, Work, Works
+from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
 from gpu_consumers.scheduler import Queued
 from gpu_consumers.takeover import Decision
@@ -31,8 +31,11 @@ from schemas.endings import EndingCode
 from schemas.request import LANES
 from streams.deadlines import Deadlines
 
-MAX_ENGINE_RETRIES = 3
 RETRY_MS = 1_000
+MAX_ATTEMPTS = 12
+"""In the log, of one response that says nothing. A second bound, for when the claims have lost their count."""
+_LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
+_LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
 _PRIORITY = {lane: index for index, lane in enumerate(LANES)}
 
 
@@ -55,6 +58,7 @@ class Attempts:
         self._effects = effects
         self._mint = mint_attempt_id
         self._waiting: list[tuple[int, str]] = []
+        self._generated_ends: dict[int, int] = {}
         self.deadlines = Deadlines()
         self.engine_ready = False
 
@@ -79,7 +83,7 @@ class Attempts:
         self._stop(work, "halted")
         self._done(work, now_ms)
 
-    def end(self, work: Work, code: EndingCode, now_ms: int, *, param: str | None = None) -> None:
+    def end(self, work: Work, code: EndingCode, now_ms: int, *, message: str = "", param: str | None = None) -> None:
         """Publishes an ending. Of an attempt that may have published, it counts only while that is the current one;
         otherwise nothing here can lose, and it counts in any case.
         """
@@ -92,7 +96,7 @@ class Attempts:
             self._slots.remove(work)
             work.attempt_id = ""
         self._works.set_phase(work, Phase.CLOSING)
-        self._emission.ending(work, code, now_ms, param=param)
+        self._emission.ending(work, code, now_ms, message=message, param=param)
 
     def _stop(self, work: Work, outcome: str) -> None:
         """Takes it out of the engine, if it is there; the caller decides what becomes of it."""
@@ -105,7 +109,7 @@ class Attempts:
         """Its terminal is in the log."""
         for tracker, offset in work.sources:
             tracker.finished(offset)
-        self._effects.append(FinishClaim(work.response_id))
+        self._effects.append(FinishClaim(work.response_id, _keep_ms(work, now_ms)))
         self.forget(work)
         self._remembered.end(work, now_ms)
 
@@ -124,9 +128,12 @@ class Attempts:
             if work.phase in ENGAGED:
                 self._stop(work, "handed_over")
                 self._works.unset_attempt(work)
-            if work.claimed and work.phase is not Phase.CLOSING:
-                self._effects.append(ReleaseClaim(work.response_id))
+            if work.claimed_as and work.phase is not Phase.CLOSING:
+                self._release(work)
                 self.forget(work)
+
+    def _release(self, work: Work) -> None:
+        self._effects.append(ReleaseClaim(work.response_id, work.claimed_as, uncount=work.is_counted))
 
     def leave(self, work: Work) -> None:
         """Its last source was revoked. Unstarted work is forgotten, started work goes on.
@@ -136,11 +143,11 @@ class Attempts:
         if self._slots.is_looked_up(work.response_id):
             return
         if work.plan == "claim":
-            if work.phase in (Phase.QUEUED, Phase.WAITING) and not work.claimed:
+            if work.phase in (Phase.QUEUED, Phase.WAITING) and not work.claimed_as:
                 self.forget(work)
         elif work.phase is Phase.QUEUED and not self.engine_ready:
-            if work.claimed:
-                self._effects.append(ReleaseClaim(work.response_id))
+            if work.claimed_as:
+                self._release(work)
             self.forget(work)
 
     # Waiting
@@ -160,23 +167,34 @@ class Attempts:
             work = self._works.by_response[response_id]
             if work.phase is not Phase.CLOSING:
                 self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
+        for response_id in self._slots.take_hopeless(now_ms):
+            self.end(self._works.by_response[response_id], EndingCode.ENGINE_FAILED, now_ms, message=_LEFT_OUT)
 
     def start(self, item: Queued, now_ms: int) -> None:
         """It has a slot."""
         work = self._works.by_response[item.response_id]
-        if work.plan == "claim":
+        if work.plan != "generate":
             work.attempt_id = self._mint()
-            self._works.set_phase(work, Phase.CLAIMING)
-            self._effects.append(AskClaim(work.response_id, work.attempt_id, only_begun=False))
-        elif work.plan == "fresh":
-            work.attempt_id = self._mint()
-            self._generate_fresh(work, now_ms)
-        else:
-            self._submit(work, now_ms)
+        if work.plan == "fresh":
+            self._enter(work, now_ms)
+            return
+        self._works.set_phase(work, Phase.CLAIMING)
+        # Told before it enters: what kills this worker must have been counted by then.
+        purpose: Literal["begin", "take"] = "take" if work.is_counted else "begin"
+        self._effects.append(self._ask(work, work.attempt_id, purpose, now_ms))
 
     def look_up(self, now_ms: int) -> None:
         """Asks, of what found no slot, whether somebody has begun it."""
-        self._effects += self._slots.next_looks(now_ms, self._mint)
+        for work in self._slots.take_unlooked(now_ms):
+            look = self._ask(work, self._mint(), "take" if work.must_take_over else "look", now_ms)
+            self._slots.look_asked(look)
+            self._effects.append(look)
+
+    def _ask(self, work: Work, attempt_id: str, purpose: Literal["begin", "take", "look"], now_ms: int) -> AskClaim:
+        if work.plan == "claim" and not work.must_take_over and work.phase is not Phase.RUNNING:
+            # Nothing of this worker's attempts stands there yet.
+            work.generated_end = max(work.request.opened_offset, self._generated_ends.get(work.partition, 0))
+        return AskClaim(work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms))
 
     def _queue(self, work: Work, now_ms: int, *, front: bool = False) -> None:
         if work.cancelled:
@@ -201,34 +219,81 @@ class Attempts:
         look = self._slots.take_look(response_id, attempt_id)
         if look is not None:
             self._looked_up(work, look, claim, now_ms)
-        elif work is None or work.phase is not Phase.CLAIMING or work.attempt_id != attempt_id:
-            # Cancelled or expired meanwhile; what it was replaced by is marked when it ends.
-            return
-        elif claim is None and not work.must_take_over:
+        elif work is None:
+            if claim is not None and claim.state in ("fresh", "expired"):
+                self._effects.append(ReleaseClaim(response_id, attempt_id, uncount=True))
+        elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
+            self._begin(work, claim, now_ms)
+        elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
+            self._kept(work, attempt_id, claim)
+
+    def _begin(self, work: Work, claim: Claim | None, now_ms: int) -> None:
+        """It has a slot, and enters the engine unless the claim says otherwise."""
+        is_first = work.plan == "claim"
+        if claim is None:
             # Without claims the fences alone decide; they are enough to be right.
-            self._generate_fresh(work, now_ms)
-        elif claim is not None and claim.state == "fresh" and not work.must_take_over:
-            work.claimed = True
-            self._generate_fresh(work, now_ms)
+            if is_first and work.must_take_over:
+                self._not_fresh(work, work.attempt_id, None, True, now_ms)
+            else:
+                self._enter(work, now_ms)
+        elif (claim.state == "fresh" and not (is_first and work.must_take_over)) or (
+            claim.state == "expired" and not is_first and claim.previous_attempt_id == work.claimed_as
+        ):
+            if is_first:
+                work.reads_from = claim.generated_end
+            work.losses = max(work.losses, claim.begun - work.is_counted)
+            work.claimed_as, work.is_counted = work.attempt_id, True
+            self._enter(work, now_ms)
         else:
-            self._not_fresh(work, claim, now_ms)
+            self._not_fresh(work, work.attempt_id, claim, True, now_ms)
+
+    def _enter(self, work: Work, now_ms: int) -> None:
+        if work.losses >= MAX_LOSSES:
+            self._fail_lost(work, now_ms)
+        elif not self.engine_ready:
+            # It died while the claim was asked for.
+            if work.plan != "generate":
+                work.plan = "fresh"
+            self._queue(work, now_ms, front=True)
+        elif work.plan == "generate":
+            self._submit(work, now_ms)
+        else:
+            self._generate_fresh(work, now_ms)
+
+    def _fail_lost(self, work: Work, now_ms: int) -> None:
+        self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LOST.format(losses=work.losses))
+
+    def lease_renewed(self, stood: bool, now_ms: int) -> None:
+        """The claim store answers. What runs without a claim, begun while it was away, is claimed; if the lease had not
+        stood (`stood`), claims may have been lost, and everything that runs is.
+        """
+        for work in self._works.by_attempt.values():
+            if work.phase is Phase.RUNNING and (not stood or (not work.claimed_as and work.may_keep)):
+                work.may_keep = False
+                self._effects.append(self._ask(work, work.claimed_as or work.attempt_id, "begin", now_ms))
+
+    def _kept(self, work: Work, attempt_id: str, claim: Claim | None) -> None:
+        if claim is None:
+            work.may_keep = True
+        elif claim.state in ("fresh", "expired"):
+            work.claimed_as, work.is_counted = attempt_id, True
 
     def _looked_up(self, work: Work | None, look: AskClaim, claim: Claim | None, now_ms: int) -> None:
         if work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(ReleaseClaim(look.response_id))  # nothing, where it is not ours
+                self._effects.append(ReleaseClaim(look.response_id, look.attempt_id))  # nothing, where it is not ours
         elif not work.waits_for_claim:
             # It found a slot, or ended, before the answer came: that is what decides.
             return
-        elif claim is None or (claim.state == "fresh" and look.only_begun):
+        elif claim is None or (claim.state == "fresh" and look.purpose == "look"):
             if not work.sources:
                 self.forget(work)
             elif claim is None:
                 self._slots.look_again(work, now_ms + RETRY_MS)
         else:
-            self._not_fresh(work, claim, now_ms)
+            self._not_fresh(work, look.attempt_id, claim, False, now_ms)
 
-    def _not_fresh(self, work: Work, claim: Claim | None, now_ms: int) -> None:
+    def _not_fresh(self, work: Work, asked_as: str, claim: Claim | None, counted: bool, now_ms: int) -> None:
         """Somebody has, had or may have begun it."""
         if claim is None:
             self._wait(work, "claim", now_ms + RETRY_MS)
@@ -240,7 +305,10 @@ class Attempts:
             else:
                 self.forget(work)
         else:
-            work.claimed = True
+            work.claimed_as = asked_as
+            work.losses = max(work.losses, claim.begun - work.is_counted)
+            work.is_counted |= counted
+            work.reads_from = claim.generated_end if claim.state == "expired" else work.request.opened_offset
             self._take_over(work, now_ms)
 
     # Fences
@@ -255,14 +323,14 @@ class Attempts:
         self._slots.remove(work)
         self._works.unset_attempt(work)
         work.attempt_id = self._mint()
-        work.must_take_over = True
+        work.must_take_over = work.may_keep = True
         work.begins_anew()
         self._works.set_attempt(work)
         self._works.set_phase(work, Phase.FENCING)
         self._emission.fence(work, "takeover", now_ms)
 
-    def read_back(self, response_id: str, attempt_id: str, decision: Decision, now_ms: int) -> None:
-        """The answer to `AskReadBack`."""
+    def read_back(self, response_id: str, attempt_id: str, decision: Decision, attempts: int, now_ms: int) -> None:
+        """The answer to `AskReadBack`: what the log says, and how many attempts it holds, this one included."""
         work = self._works.of_attempt(response_id, attempt_id)
         if work is None or work.phase is not Phase.READING:
             return
@@ -277,15 +345,17 @@ class Attempts:
         elif decision == "interrupted" or len(work.prompt) < work.prompt_tokens:
             # Without its prompt it is one of those that ended, which an older attempt's tokens precede.
             self.end(work, EndingCode.GENERATION_INTERRUPTED, now_ms)
+        elif work.losses >= MAX_LOSSES or attempts > MAX_ATTEMPTS:
+            work.losses = max(work.losses, attempts - 1)
+            self._fail_lost(work, now_ms)
         else:
             work.plan = "generate"
             self._queue(work, now_ms, front=True)
 
-    def read_back_failed(self, response_id: str, attempt_id: str, now_ms: int) -> None:
-        """The log could not be read; tried again with a new fence."""
+    def is_read_back(self, response_id: str, attempt_id: str) -> bool:
+        """Whether the answer to this `AskReadBack` is still waited for."""
         work = self._works.of_attempt(response_id, attempt_id)
-        if work is not None and work.phase is Phase.READING:
-            self._wait(work, "takeover", now_ms + RETRY_MS)
+        return work is not None and work.phase is Phase.READING
 
     def void(self, void: AttemptVoid, now_ms: int) -> None:
         """An own attempt does not count."""
@@ -295,6 +365,7 @@ class Attempts:
             # It ran to its end before the answer came. What it wrote is void: the older attempt has to be ended.
             del self._remembered.ended[void.response_id]
             work = self._works.by_response[void.response_id] = ended.work()
+            self._read_whole(work, void)
             self.deadlines.add(work.response_id, work.request.deadline_ms)
             self._take_over(work, now_ms)
             return
@@ -305,12 +376,19 @@ class Attempts:
             self._done(work, now_ms)
         elif void.why == "superseded" and not work.sources:
             self.forget(work)
-        elif work.claimed and void.why != "superseded":
+        elif work.claimed_as and void.why != "superseded":
+            self._read_whole(work, void)
             self._take_over(work, now_ms)
         else:
             # Another's, or begun without a claim: whoever was first may be alive, so ask again before taking over.
             work.must_take_over = True
+            work.claimed_as, work.is_counted = "", False
             self._wait(work, "claim", now_ms + RETRY_MS)
+
+    @staticmethod
+    def _read_whole(work: Work, void: AttemptVoid) -> None:
+        """Of the attempts that precede its own, none is to be left out."""
+        work.reads_from = work.request.opened_offset if void.begun_offset is None else void.begun_offset
 
     # The engine
 
@@ -339,34 +417,54 @@ class Attempts:
         else:
             self.end(work, EndingCode.ENGINE_FAILED, now_ms)
 
+    def cleared(self, work: Work, now_ms: int) -> None:
+        """It was tried alone, and got a token: it begins once more, beside others."""
+        if work.phase is not Phase.RUNNING or not work.is_suspect:
+            return
+        self._stop(work, "tried_alone")
+        self._works.unset_attempt(work)
+        work.is_cleared = True
+        work.plan = "fresh"
+        self._queue(work, now_ms, front=True)
+
     def engine_died(self, now_ms: int) -> None:
-        """Every attempt in it is lost: retried while no token of it was published, else taken over and ended."""
+        """Every attempt in it is lost: tried again while no token of it was published, else taken over and ended."""
         self._emission.publish_held()
         self.engine_ready = False
         for work in [work for work in self._works.by_response.values() if work.phase is Phase.RUNNING]:
-            if work.has_said_nothing and work.engine_retries >= MAX_ENGINE_RETRIES:
-                self.end(work, EndingCode.ENGINE_FAILED, now_ms)
+            if not work.has_said_nothing:
+                self._emission.account(work, "engine_died", now_ms)
+                self._take_over(work, now_ms)
+                continue
+            work.losses += 1
+            work.lost_here, work.is_cleared = True, False
+            work.is_counted = False
+            if work.losses >= MAX_LOSSES:
+                self._fail_lost(work, now_ms)
                 continue
             self._emission.account(work, "engine_died", now_ms)
-            if not work.has_said_nothing:
-                self._take_over(work, now_ms)
-            else:
-                work.engine_retries += 1
-                self._works.unset_attempt(work)
-                work.plan = "fresh"
-                self._queue(work, now_ms, front=True)
+            self._works.unset_attempt(work)
+            work.plan = "again"
+            self._queue(work, now_ms, front=True)
 
     # Deliveries
 
+    def generated_ends(self, ends: Mapping[int, int]) -> None:
+        """So far these partitions of `generated` reach, at least."""
+        for partition, end in ends.items():
+            self._generated_ends[partition] = max(end, self._generated_ends.get(partition, 0))
+
     def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
+        if not isinstance(receipt, DeadLetterSent):
+            self.generated_ends({receipt.partition: offset + 1})
         if isinstance(receipt, FenceSent):
             work = self._works.by_attempt.get(receipt.attempt_id)
             if work is not None and work.phase is Phase.FENCING:
                 self._works.set_phase(work, Phase.READING)
                 self._effects.append(
                     AskReadBack(
-                        work.response_id, work.attempt_id, work.partition, work.request.opened_offset, offset
+                        work.response_id, work.attempt_id, work.partition, work.reads_from, offset
                     )
                 )  # fmt: skip
         elif isinstance(receipt, FrameSent):
@@ -397,3 +495,7 @@ class Attempts:
                 continue
             self._stop(work, "undelivered")
             self._wait(work, "takeover", now_ms + RETRY_MS)
+
+
+def _keep_ms(work: Work, now_ms: int) -> int:
+    return max(work.request.deadline_ms - now_ms, 0) + KEPT_BEYOND_DEADLINE_MS

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from gpu_consumers.claim import AskClaim, FinishClaim, ReleaseClaim
 from gpu_consumers.engines.port import EngineRequest
 from streams.log.offset_tracker import OffsetTracker
 
 
 @dataclass(frozen=True, slots=True)
 class FenceSent:
+    partition: int
     response_id: str
     attempt_id: str
 
@@ -16,12 +18,14 @@ class FenceSent:
 class FrameSent:
     """`finished` are the attempts whose last row it holds."""
 
+    partition: int
     attempt_ids: frozenset[str]
     finished: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EndingSent:
+    partition: int
     response_id: str
     attempt_id: str
 
@@ -47,15 +51,6 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class AskClaim:
-    """`only_begun`: claim it if somebody has begun it, else leave it to whoever has a slot for it."""
-
-    response_id: str
-    attempt_id: str
-    only_begun: bool
-
-
-@dataclass(frozen=True, slots=True)
 class AskReadBack:
     """Fold partition `partition` of `generated` from `first_offset` up to and including `fence_offset`."""
 
@@ -76,14 +71,20 @@ class Abort:
     attempt_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FinishClaim:
-    response_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseClaim:
-    response_id: str
-
-
 Effect = Publish | AskClaim | AskReadBack | Submit | Abort | FinishClaim | ReleaseClaim
+
+__all__ = [
+    "Abort",
+    "AskClaim",
+    "AskReadBack",
+    "DeadLetterSent",
+    "Effect",
+    "EndingSent",
+    "FenceSent",
+    "FinishClaim",
+    "FrameSent",
+    "Publish",
+    "Receipt",
+    "ReleaseClaim",
+    "Submit",
+]

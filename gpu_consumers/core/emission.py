@@ -35,7 +35,8 @@ class Emission:
     # Tokens
 
     def step(self, deltas: Sequence[EngineDelta], now_us: int) -> list[tuple[Work, EngineDelta]]:
-        """One engine step: one frame per partition, in the order of the deltas. Returns the works that failed in it.
+        """One engine step: one frame per partition, in the order of the deltas. Returns what is not to be published: of
+        works that failed, and of those on trial.
 
         Under load, rows that neither begin nor end an answer may wait for the next step (`HeldRows`).
         """
@@ -44,14 +45,14 @@ class Emission:
         held_since_us = held.since_us if held else now_us
         may_wait = held.may_wait(len(deltas), now_us)
         frames: _Frames = {}
-        failed: list[tuple[Work, EngineDelta]] = []
+        kept_back: list[tuple[Work, EngineDelta]] = []
         tokens = 0
         for delta in deltas:
             work = self._works.by_attempt.get(delta.request_id)
             if work is None or work.phase is not Phase.RUNNING:
                 continue
-            if delta.error is not None:
-                failed.append((work, delta))
+            if delta.error is not None or work.is_suspect:
+                kept_back.append((work, delta))
                 continue
             row, row_us = delta, now_us
             if held and (earlier := held.pop(delta.request_id)) is not None:
@@ -81,7 +82,7 @@ class Emission:
         if tokens:
             self.generated_tokens += tokens
             self._observer.tokens(tokens)
-        return failed
+        return kept_back
 
     def tick(self, now_ms: int) -> None:
         if self._held.overdue(now_ms * 1_000):
@@ -122,7 +123,7 @@ class Emission:
                     partition,
                     self._config.worker_id,
                     columns.encode(self._config.worker_id, since_us),
-                    FrameSent(frozenset(columns.attempt_ids), tuple(columns.finished_ids)),
+                    FrameSent(partition, frozenset(columns.attempt_ids), tuple(columns.finished_ids)),
                 )
             )
 
@@ -137,10 +138,13 @@ class Emission:
             attempt_id=work.attempt_id,
             worker_id=self._config.worker_id,
             kind=kind,
+            pool=self._config.pool,
+            model=self._config.model,
+            since_offset=work.reads_from if kind == "takeover" else 0,
         )
-        self._generated(work, fence, FenceSent(work.response_id, work.attempt_id))
+        self._generated(work, fence, FenceSent(work.partition, work.response_id, work.attempt_id))
 
-    def ending(self, work: Work, code: EndingCode, now_ms: int, *, param: str | None = None) -> None:
+    def ending(self, work: Work, code: EndingCode, now_ms: int, *, message: str = "", param: str | None = None) -> None:
         """Of its attempt, if it has one: then it counts only while that is the current one."""
         request = work.request
         ending = Ending(
@@ -150,7 +154,7 @@ class Emission:
             code=code,
             written_by="worker",
             attempt_id=work.attempt_id or None,
-            message=ENDINGS[code].message,
+            message=message or ENDINGS[code].message,
             param=param,
             endpoint=request.endpoint,
             requested_model=request.requested_model,
@@ -158,7 +162,7 @@ class Emission:
             accepted_at_ms=request.accepted_at_ms,
             prompt_tokens=work.prompt_tokens,
         )
-        self._generated(work, ending, EndingSent(work.response_id, work.attempt_id))
+        self._generated(work, ending, EndingSent(work.partition, work.response_id, work.attempt_id))
 
     def account(self, work: Work, outcome: str, now_ms: int) -> None:
         """The unpriced record of what an attempt cost; once per attempt that was in the engine."""

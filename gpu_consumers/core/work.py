@@ -33,7 +33,13 @@ class Phase(Enum):
 ENGAGED = frozenset({Phase.CLAIMING, Phase.FENCING, Phase.READING, Phase.RUNNING})
 _IN_SLOT = frozenset({Phase.CLAIMING, Phase.RUNNING})
 
-Plan = Literal["claim", "fresh", "takeover", "generate"]
+Plan = Literal["claim", "again", "fresh", "takeover", "generate"]
+"""`claim`: ask whether it is ours. `again`: it was, and its engine was lost before it said anything. `fresh`: it is
+ours, and counted. `takeover`: fence and read back. `generate`: that has been done, and nothing stands in the way."""
+
+SUSPECT_LOSSES = 2
+"""A worker is lost for many reasons, so one loss says little; who was in an engine that died is suspect at once."""
+MAX_LOSSES = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +54,22 @@ class Work:
     plan: Plan = "claim"
     sources: list[tuple[OffsetTracker, int]] = field(default_factory=list)
     attempt_id: str = ""
-    claimed: bool = False
+    claimed_as: str = ""
+    """The attempt under which it is ours among the claims; empty: it is not."""
+    is_counted: bool = False
+    """Its claim counts already that it enters an engine."""
+    may_keep: bool = True
+    """Its claim is asked for again while it runs, if it has none."""
     must_take_over: bool = False
     cancelled: bool = False
-    engine_retries: int = 0
+    losses: int = 0
+    """How often it was lost with its worker or engine before it had said anything."""
+    lost_here: bool = False
+    is_cleared: bool = False
+    """It has been alone in an engine since, and got its first token."""
+    generated_end: int = 0
+    """What is known of its partition of `generated` before any attempt of this worker: it reaches so far."""
+    reads_from: int = 0
     retry_at_ms: int = 0
     submitted_at_ms: int = 0
     first_token_at_ms: int = 0
@@ -65,6 +83,12 @@ class Work:
     def __post_init__(self) -> None:
         self.response_id = self.request.response_id
         self.partition = self.request.generated_partition
+        self.reads_from = self.generated_end = self.request.opened_offset
+
+    @property
+    def is_suspect(self) -> bool:
+        """It may be what killed those who tried it."""
+        return not self.is_cleared and (self.lost_here or self.losses >= SUSPECT_LOSSES)
 
     @property
     def waits_for_claim(self) -> bool:
@@ -88,10 +112,22 @@ class Works:
     def __init__(self) -> None:
         self.by_response: dict[str, Work] = {}
         self.by_attempt: dict[str, Work] = {}
-        self.slots_taken = 0
+        self._in_slots: set[str] = set()
+
+    @property
+    def is_trial_on(self) -> bool:
+        """Who is in the engine is to be alone there."""
+        return len(self._in_slots) == 1 and all(self.by_response[each].is_suspect for each in self._in_slots)
+
+    @property
+    def slots_taken(self) -> int:
+        return len(self._in_slots)
 
     def set_phase(self, work: Work, phase: Phase) -> None:
-        self.slots_taken += (phase in _IN_SLOT) - (work.phase in _IN_SLOT)
+        if phase in _IN_SLOT:
+            self._in_slots.add(work.response_id)
+        else:
+            self._in_slots.discard(work.response_id)
         work.phase = phase
 
     def set_attempt(self, work: Work) -> None:

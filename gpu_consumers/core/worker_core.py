@@ -6,7 +6,7 @@ the life of one piece of work.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from gpu_consumers.claim import Claim
@@ -161,13 +161,21 @@ class WorkerCore:
         """The answer to `AskClaim`; None when the store did not answer."""
         self._attempts.claimed(response_id, attempt_id, claim, now_ms)
 
-    def read_back(self, response_id: str, attempt_id: str, decision: Decision, now_ms: int) -> None:
-        """The answer to `AskReadBack`."""
-        self._attempts.read_back(response_id, attempt_id, decision, now_ms)
+    def read_back(self, response_id: str, attempt_id: str, decision: Decision, attempts: int, now_ms: int) -> None:
+        """The answer to `AskReadBack`: what the log says, and how many attempts it holds, this one included."""
+        self._attempts.read_back(response_id, attempt_id, decision, attempts, now_ms)
 
-    def read_back_failed(self, response_id: str, attempt_id: str, now_ms: int) -> None:
-        """The log could not be read; tried again with a new fence."""
-        self._attempts.read_back_failed(response_id, attempt_id, now_ms)
+    def is_read_back(self, response_id: str, attempt_id: str) -> bool:
+        """Whether the answer to this `AskReadBack` is still waited for."""
+        return self._attempts.is_read_back(response_id, attempt_id)
+
+    def lease_renewed(self, stood: bool, now_ms: int) -> None:
+        """The claim store answers; `stood` as `ClaimStore.renew` says."""
+        self._attempts.lease_renewed(stood, now_ms)
+
+    def generated_ends(self, ends: Mapping[int, int]) -> None:
+        """So far these partitions of `generated` reach, at least. Told before anything is read."""
+        self._attempts.generated_ends(ends)
 
     def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
@@ -190,7 +198,10 @@ class WorkerCore:
     def deltas(self, deltas: Sequence[EngineDelta], now_us: int) -> None:
         """One engine step."""
         for work, delta in self._emission.step(deltas, now_us):
-            self._attempts.failed(work, delta, now_us // 1_000)
+            if delta.error is not None:
+                self._attempts.failed(work, delta, now_us // 1_000)
+            else:
+                self._attempts.cleared(work, now_us // 1_000)
 
     # Draining
 
@@ -217,7 +228,6 @@ class WorkerCore:
         accepts_seed: bool,
         now_ms: int,
     ) -> WorkerState:
-        scheduler = self._slots.scheduler
         return WorkerState(
             worker_id=self.config.worker_id,
             pool=self.config.pool,
@@ -229,12 +239,12 @@ class WorkerCore:
             lane_partitions=self._lanes.partitions(),
             home_partitions=list(self.config.home_partitions),
             running=stats.running,
-            waiting=len(scheduler) + stats.waiting,
-            queued_tokens=scheduler.queued_tokens,
+            waiting=len(self._slots) + stats.waiting,
+            queued_tokens=self._slots.queued_tokens,
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=stats.kv_blocks_total,
-            oldest_waiting_ms=max(scheduler.oldest_waiting_ms(now_ms).values()),
+            oldest_waiting_ms=max(self._slots.oldest_waiting_ms(now_ms).values()),
             tokens_per_second=tokens_per_second,
             accepts_seed=accepts_seed,
         )
@@ -244,7 +254,7 @@ class WorkerCore:
         return self._emission.generated_tokens
 
     def waiting(self) -> dict[Lane, int]:
-        return self._slots.scheduler.waiting()
+        return self._slots.waiting()
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
-        return self._slots.scheduler.oldest_waiting_ms(now_ms)
+        return self._slots.oldest_waiting_ms(now_ms)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gpu_consumers.claim import ClaimRequest, ClaimStore, ClaimsUnavailable
-from gpu_consumers.core.effects import AskClaim
+from gpu_consumers.claim import AskClaim, ClaimStore, ClaimsUnavailable, FinishClaim, ReleaseClaim
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.metrics import WorkerMetrics
 
@@ -36,32 +35,34 @@ class Claiming:
         self._after_event = after_event
         # Asked for by the core, bounded by what it engages at once. The marks also hold what the store could not take.
         self._asks: list[AskClaim] = []
-        self._finished: list[str] = []
-        self._released: list[str] = []
+        self._finished: list[FinishClaim] = []
+        self._released: list[ReleaseClaim] = []
         self._asked = asyncio.Event()
 
     def ask(self, ask: AskClaim) -> None:
         self._asks.append(ask)
         self._asked.set()
 
-    def finish(self, response_id: str) -> None:
-        self._finished.append(response_id)
+    def finish(self, mark: FinishClaim) -> None:
+        self._finished.append(mark)
         self._asked.set()
 
-    def release(self, response_id: str) -> None:
-        self._released.append(response_id)
+    def release(self, mark: ReleaseClaim) -> None:
+        self._released.append(mark)
         self._asked.set()
 
     async def keep_lease(self) -> None:
         while True:
             try:
-                await self._store.renew()
+                stood = await self._store.renew()
             except ClaimsUnavailable as error:
                 self._metrics.claim_failures.inc()
                 _log.warning("claims_unavailable", what="renew", error=str(error))
             else:
                 if self._finished or self._released:
                     self._asked.set()  # it answers again: what it missed is told now
+                self._core.lease_renewed(stood, self._now_ms())
+                self._after_event()
             await asyncio.sleep(self._lease_ms / 4_000)
 
     async def ask_claims(self) -> None:
@@ -70,8 +71,7 @@ class Claiming:
             self._asked.clear()
             asks, self._asks = self._asks, []
             if asks:
-                requests = [ClaimRequest(ask.response_id, ask.attempt_id, ask.only_begun) for ask in asks]
-                claims = await self._store.claim(requests)
+                claims = await self._store.claim(asks)
                 if unanswered := claims.count(None):
                     self._metrics.claim_failures.inc()
                     _log.warning("claims_unavailable", what="claim", unanswered=unanswered, asked=len(claims))

@@ -4,50 +4,31 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
 from gpu_consumers.core.effects import AskReadBack
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.takeover import Decision, ReadBack
-from schemas.codec import Undecodable, decode
-from schemas.generated import GENERATED
+from gpu_consumers.takeover import PartitionReadBack, ReadBack
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import read_offsets
 from streams.topics import Topic
 
-READ_BACK_TIMEOUT_S = 30.0
+PATIENCE_S = 10.0
+"""Without a record for so long, the partition is opened anew; nothing is read twice."""
+RETRY_S = 0.5
+FAR_OFFSETS = 20_000
+"""Who reads back farther has a pass of his own: what waited for hours holds up nothing that has just begun."""
 
 _log = structlog.get_logger()
-
-
-def read_back(consumer: LogConsumer, topic: str, asks: Sequence[AskReadBack], stop: threading.Event) -> list[Decision]:
-    """One pass over a partition for all `asks`, which are of that partition.
-
-    Raises LogError, also after `READ_BACK_TIMEOUT_S` and when `stop` is set.
-    """
-    source = TopicPartition(topic, asks[0].partition)
-    folds = [ReadBack(ask.response_id, ask.attempt_id) for ask in asks]
-    needles = [ask.response_id.encode() for ask in asks]
-    offsets = range(min(ask.first_offset for ask in asks), max(ask.fence_offset for ask in asks) + 1)
-    for record in read_offsets(consumer, {source: offsets}, time.monotonic() + READ_BACK_TIMEOUT_S, stop=stop):
-        value = record.value or b""
-        # Most records are of other responses: looking for the id costs a fraction of parsing.
-        if not any(needle in value for needle in needles):
-            continue
-        try:
-            parsed = decode(GENERATED, value)
-        except Undecodable:
-            continue  # every reader of `generated` passes over it alike
-        for fold in folds:
-            fold.fold(parsed)
-    return [fold.decision() for fold in folds]
+_Range = tuple[int, bool]
+"""A partition, and whether its asks go far back."""
 
 
 class ReadingBack:
-    """`reader` opens an independent consumer, for one read-back."""
+    """`reader` opens an independent consumer, for one pass."""
 
     def __init__(
         self,
@@ -56,20 +37,24 @@ class ReadingBack:
         reader: Callable[[], LogConsumer],
         now_ms: Callable[[], int],
         after_event: Callable[[], None],
+        guarded: Callable[[Callable[[], None]], None],
     ) -> None:
+        """`guarded` calls what it is given, and lets the worker fail with what that raises."""
         self._core = core
         self._generated = generated
         self.reader = reader
         self._now_ms = now_ms
         self._after_event = after_event
-        self._asks: defaultdict[int, list[AskReadBack]] = defaultdict(list)
+        self._guarded = guarded
+        self._loop = asyncio.get_running_loop()
+        self._asks: defaultdict[_Range, list[AskReadBack]] = defaultdict(list)
         self._asked = asyncio.Event()
-        # Threads of their own, one per partition: what hangs holds up no other, and not the end of the process.
-        self._threads = ThreadPoolExecutor(generated.partitions, "read-back")
+        # Threads of their own, one per pass: what hangs holds up no other, and not the end of the process.
+        self._threads = ThreadPoolExecutor(2 * generated.partitions, "read-back")
         self._stop = threading.Event()
 
     def ask(self, ask: AskReadBack) -> None:
-        self._asks[ask.partition].append(ask)
+        self._asks[ask.partition, ask.fence_offset - ask.first_offset > FAR_OFFSETS].append(ask)
         self._asked.set()
 
     def close(self) -> None:
@@ -77,34 +62,51 @@ class ReadingBack:
         self._threads.shutdown(wait=False)
 
     async def ask_read_backs(self) -> None:
-        reading: set[int] = set()
+        reading: set[_Range] = set()
         async with asyncio.TaskGroup() as readers:
             while True:
                 await self._asked.wait()
                 self._asked.clear()
-                for partition in self._asks.keys() - reading:
-                    reading.add(partition)
-                    readers.create_task(self._read_partition(partition, reading))
+                for asked in self._asks.keys() - reading:
+                    reading.add(asked)
+                    readers.create_task(self._read(asked, reading))
 
-    async def _read_partition(self, partition: int, reading: set[int]) -> None:
+    async def _read(self, asked: _Range, reading: set[_Range]) -> None:
         """Until nothing more is asked of it; whatever is asked meanwhile goes into the next pass."""
-        while asks := self._asks.pop(partition, []):
-            try:
-                decisions = await asyncio.get_running_loop().run_in_executor(self._threads, self._read, asks)
-            except LogError as error:
-                _log.warning("read_back_failed", partition=partition, error=str(error))
-                for ask in asks:
-                    self._core.read_back_failed(ask.response_id, ask.attempt_id, self._now_ms())
-            else:
-                for ask, decision in zip(asks, decisions, strict=True):
-                    _log.info("taken_over", response_id=ask.response_id, decision=decision)
-                    self._core.read_back(ask.response_id, ask.attempt_id, decision, self._now_ms())
-            self._after_event()
-        reading.remove(partition)
+        while asks := self._asks.pop(asked, []):
+            work = PartitionReadBack(asks)
+            while work.end:
+                try:
+                    await self._loop.run_in_executor(self._threads, self._pass, asked[0], work)
+                except LogError as error:
+                    _log.warning("read_back_failed", partition=asked[0], at=work.next_offset, error=str(error))
+                    await asyncio.sleep(RETRY_S)
+                # What ended meanwhile, of a cancel or at its deadline, is not to be read on for.
+                work.keep(lambda ask: self._core.is_read_back(ask.response_id, ask.attempt_id))
+        reading.remove(asked)
 
-    def _read(self, asks: Sequence[AskReadBack]) -> list[Decision]:
+    def _pass(self, partition: int, work: PartitionReadBack) -> None:
+        """Runs in a thread, for as long as records come. Raises LogError; what was read until then is done with."""
+        source = TopicPartition(self._generated.name, partition)
+        offsets = range(work.next_offset, work.end)
         consumer = self.reader()
         try:
-            return read_back(consumer, self._generated.name, asks, self._stop)
+            deadline_s = time.monotonic() + PATIENCE_S
+            for record in read_offsets(
+                consumer, {source: offsets}, deadline_s, patience_s=PATIENCE_S, stop=self._stop
+            ):  # fmt: skip
+                self._tell(work.fold(record.offset, record.value))
+            self._tell(work.pass_by(offsets.stop))
         finally:
             consumer.close()
+
+    def _tell(self, answers: list[ReadBack]) -> None:
+        if answers and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._guarded, lambda: self._answered(answers))
+
+    def _answered(self, answers: list[ReadBack]) -> None:
+        for answer in answers:
+            ask = answer.ask
+            _log.info("taken_over", response_id=ask.response_id, decision=answer.decision, attempts=answer.attempts)
+            self._core.read_back(ask.response_id, ask.attempt_id, answer.decision, answer.attempts, self._now_ms())
+        self._after_event()

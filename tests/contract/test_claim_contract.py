@@ -1,6 +1,7 @@
 """Claims: the Redis script against the table in memory, and what happens to claims in time."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any, Literal
@@ -12,19 +13,31 @@ from hypothesis import HealthCheck, given, settings
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, ClaimTable, RedisClaims
+from gpu_consumers.claim import AskClaim, Claim, ClaimsUnavailable, ClaimTable, FinishClaim, RedisClaims, ReleaseClaim
 from streams.redis_client import connect_redis
 from streams.script_pipeline import MAX_BATCH, ScriptPipeline
 
 LONG_MS = 600_000
+
+
+class _AnyMs(int):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and 0 < other <= LONG_MS
+
+    __hash__ = int.__hash__
+
+
+ANY_MS = _AnyMs()
+"""Equal to any time for which a lease may still stand."""
 _regions = count()
 
-Step = tuple[Literal["claim", "take_over", "finish", "release", "resign"], str, str]
+Step = tuple[Literal["begin", "take", "look", "finish", "release", "renew", "resign"], str, str, int]
 STEPS: st.SearchStrategy[list[Step]] = st.lists(
     st.tuples(
-        st.sampled_from(["claim", "claim", "take_over", "finish", "release", "resign"]),
+        st.sampled_from(["begin", "begin", "take", "look", "finish", "release", "renew", "resign"]),
         st.sampled_from(["a/1", "a/2", "b/1"]),
         st.sampled_from(["r1", "r2"]),
+        st.integers(0, 5),
     ),
     max_size=25,
 )
@@ -54,24 +67,25 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
         region = f"claims{next(_regions)}"
         stores = {name: claims(client, region, name) for name in ("a/1", "a/2", "b/1")}
         table = ClaimTable(LONG_MS)
-        for number, (what, incarnation, response_id) in enumerate(script):
-            store = stores[incarnation]
-            if what in ("claim", "take_over"):
-                request = ClaimRequest(response_id, f"att_{number}", only_begun=what == "take_over")
-                [found] = await store.claim([request])
-                expected = table.claim(incarnation, request, 0)
+        for what, incarnation, response_id, number in script:
+            store, attempt_id = stores[incarnation], f"att_{number}"
+            if what in ("begin", "take", "look"):
+                ask = AskClaim(response_id, attempt_id, what, generated_end=number)
+                [found] = await store.claim([ask])
+                expected = table.claim(incarnation, ask, 0)
                 assert found is not None
-                assert found.state == expected.state
-                if found.state == "expired":
-                    assert found.previous_attempt_id == expected.previous_attempt_id
                 if found.state == "leased":
                     assert 0 < found.retry_in_ms <= LONG_MS
+                assert dataclasses.replace(found, retry_in_ms=expected.retry_in_ms) == expected
             elif what == "finish":
-                await store.finish([response_id])
-                table.finish(incarnation, response_id)
+                await store.finish([FinishClaim(response_id)])
+                table.finish(incarnation, FinishClaim(response_id))
             elif what == "release":
-                await store.release([response_id])
-                table.release(incarnation, response_id)
+                mark = ReleaseClaim(response_id, attempt_id, uncount=bool(number % 2))
+                await store.release([mark])
+                table.release(incarnation, mark)
+            elif what == "renew":
+                assert await store.renew() == table.renew(incarnation, 0)
             else:
                 await store.resign()
                 table.resign(incarnation)
@@ -82,13 +96,13 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
 
 async def test_of_many_that_claim_at_once_one_gets_it(redis: Redis, region: str) -> None:
     workers = [claims(redis, region, f"w{number}/1") for number in range(20)]
-    answers = await asyncio.gather(*(worker.claim([ClaimRequest("r", "att")]) for worker in workers))
+    answers = await asyncio.gather(*(worker.claim([AskClaim("r", "att")]) for worker in workers))
     assert sorted(answer.state for [answer] in answers if answer is not None) == ["fresh"] + ["leased"] * 19
 
 
 async def test_one_renewal_keeps_everything_and_its_absence_loses_everything(redis: Redis, region: str) -> None:
     holder, other = claims(redis, region, "a/1", lease_ms=400), claims(redis, region, "b/1")
-    requests = [ClaimRequest(f"r{number}", f"att{number}") for number in range(50)]
+    requests = [AskClaim(f"r{number}", f"att{number}") for number in range(50)]
     assert {claim and claim.state for claim in await holder.claim(requests)} == {"fresh"}
     for _ in range(4):
         await asyncio.sleep(0.15)
@@ -97,33 +111,70 @@ async def test_one_renewal_keeps_everything_and_its_absence_loses_everything(red
     assert [claim.state for claim in leased] == ["leased"] * 50
     assert all(0 < claim.retry_in_ms <= 400 for claim in leased)
     await asyncio.sleep(leased[0].retry_in_ms / 1_000 + 0.02)
-    assert await other.claim(requests) == [Claim("expired", f"att{number}") for number in range(50)]
+    assert await other.claim(requests) == [Claim("expired", f"att{number}", begun=1) for number in range(50)]
 
 
 async def test_what_nobody_began_is_left_alone_by_who_asks_for_begun_work_only(redis: Redis, region: str) -> None:
     holder, heir = claims(redis, region, "a/1", lease_ms=100), claims(redis, region, "b/1")
-    await holder.claim([ClaimRequest("begun", "att_old")])
-    asked = [ClaimRequest(each, "att_new", only_begun=True) for each in ("begun", "unheard")]
+    await holder.claim([AskClaim("begun", "att_old")])
+    asked = [AskClaim(each, "att_new", "look") for each in ("begun", "unheard")]
     assert [claim and claim.state for claim in await heir.claim(asked)] == ["leased", "fresh"]
     await asyncio.sleep(0.15)
-    assert await heir.claim(asked) == [Claim("expired", "att_old"), Claim("fresh")]
-    assert await holder.claim([ClaimRequest("unheard", "att")]) == [Claim("fresh")]
+    assert await heir.claim(asked) == [Claim("expired", "att_old", begun=1), Claim("fresh")]
+    assert await holder.claim([AskClaim("unheard", "att")]) == [Claim("fresh")]
 
 
 async def test_a_worker_that_was_overtaken_cannot_call_the_work_finished(redis: Redis, region: str) -> None:
     zombie, heir, third = (claims(redis, region, name, lease_ms=100) for name in ("a/1", "b/1", "c/1"))
-    await zombie.claim([ClaimRequest("r", "att_zombie")])
+    await zombie.claim([AskClaim("r", "att_zombie")])
     await asyncio.sleep(0.15)
-    assert await heir.claim([ClaimRequest("r", "att_heir")]) == [Claim("expired", "att_zombie")]
-    await zombie.finish(["r"])
+    assert await heir.claim([AskClaim("r", "att_heir")]) == [Claim("expired", "att_zombie", begun=1)]
+    await zombie.finish([FinishClaim("r")])
     await asyncio.sleep(0.15)
-    assert await third.claim([ClaimRequest("r", "att_third")]) == [Claim("expired", "att_heir")]
+    assert await third.claim([AskClaim("r", "att_third")]) == [Claim("expired", "att_heir", begun=2)]
+
+
+async def test_a_claim_is_of_the_response_whichever_pool_asks(redis: Redis, region: str) -> None:
+    first = claims(redis, region, "a/1", lease_ms=100)
+    second = RedisClaims(redis, region=region, pool="another", incarnation="b/1", lease_ms=LONG_MS)
+    await first.claim([AskClaim("r", "att_a", generated_end=7)])
+    assert await second.claim([AskClaim("r", "att_b")]) == [Claim("leased", "att_a", ANY_MS, 1, 7)]
+    await asyncio.sleep(0.15)
+    assert await second.claim([AskClaim("r", "att_b", generated_end=99)]) == [Claim("expired", "att_a", 0, 1, 7)]
+
+
+async def test_a_late_release_frees_no_newer_claim(redis: Redis, region: str) -> None:
+    holder, other = claims(redis, region, "a/1"), claims(redis, region, "b/1")
+    await holder.claim([AskClaim("r", "att_old")])
+    await holder.claim([AskClaim("r", "att_new")])
+    await holder.release([ReleaseClaim("r", "att_old")])
+    assert await other.claim([AskClaim("r", "att")]) == [Claim("leased", "att_new", ANY_MS, 2)]
+    await holder.release([ReleaseClaim("r", "att_new", uncount=True)])
+    assert await other.claim([AskClaim("r", "att")]) == [Claim("expired", "att_new", 0, 1)]
+
+
+async def test_a_lease_that_was_lost_with_the_stores_memory_is_noticed(redis: Redis, region: str) -> None:
+    store = claims(redis, region)
+    assert not await store.renew()
+    assert await store.renew()
+    await redis.delete(*[key async for key in redis.scan_iter(f"sluice:{region}:*")])
+    assert not await store.renew()
+
+
+async def test_what_ended_is_remembered_beyond_its_deadline(redis: Redis, region: str) -> None:
+    """A commit may be held for as long by another response: its record is read again until then."""
+    store = claims(redis, region)
+    day_ms = 24 * 3_600_000
+    await store.claim([AskClaim("r", "att", keep_ms=day_ms)])
+    await store.finish([FinishClaim("r", keep_ms=day_ms)])
+    [key] = [key async for key in redis.scan_iter(f"sluice:{region}:*:claim:*")]
+    assert day_ms - 10_000 < await redis.pttl(key) <= day_ms
 
 
 async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
     store = claims(redis, region)
-    await store.claim([ClaimRequest("r1", "att1"), ClaimRequest("r2", "att2")])
-    await store.finish(["r2", "r3"])
+    await store.claim([AskClaim("r1", "att1"), AskClaim("r2", "att2")])
+    await store.finish([FinishClaim("r2"), FinishClaim("r3")])
     keys = [key async for key in redis.scan_iter(f"sluice:{region}:*")]
     assert len(keys) == 3
     assert all([await redis.pttl(key) > 0 for key in keys])
@@ -132,8 +183,8 @@ async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
 async def test_a_store_that_does_not_answer_says_so() -> None:
     client = connect_redis("redis://127.0.0.1:1/0", timeout_ms=200, decode_responses=True)
     store = claims(client, "nowhere")
-    assert await store.claim([ClaimRequest("r1", "a"), ClaimRequest("r2", "b")]) == [None, None]
-    for call in (store.renew(), store.finish(["r"]), store.release(["r"])):
+    assert await store.claim([AskClaim("r1", "a"), AskClaim("r2", "b")]) == [None, None]
+    for call in (store.renew(), store.finish([FinishClaim("r")]), store.release([ReleaseClaim("r", "att")])):
         with pytest.raises(ClaimsUnavailable):
             await call
     with pytest.raises(ClaimsUnavailable):
@@ -143,13 +194,15 @@ async def test_a_store_that_does_not_answer_says_so() -> None:
 
 async def test_all_calls_of_a_store_share_one_connection(redis: Redis, region: str) -> None:
     store = claims(redis, region)
-    await store.claim([ClaimRequest("r", "att")])
+    await store.claim([AskClaim("r", "att")])
     connections = len(await redis.client_list())
-    await asyncio.gather(store.finish(["r"]), store.release(["r"]), store.claim([ClaimRequest("s", "att")]))
+    await asyncio.gather(
+        store.finish([FinishClaim("r")]), store.release([ReleaseClaim("r", "att")]), store.claim([AskClaim("s", "att")])
+    )
     assert len(await redis.client_list()) == connections
-    assert await store.claim([ClaimRequest("r", "att"), ClaimRequest("s", "att")]) == [
-        Claim("finished"),
-        Claim("expired", "att"),
+    assert await store.claim([AskClaim("r", "att"), AskClaim("s", "att")]) == [
+        Claim("finished", begun=1),
+        Claim("expired", "att", begun=1),
     ]
 
 
@@ -158,9 +211,9 @@ async def test_a_claim_that_failed_leaves_the_answers_of_the_others(
 ) -> None:
     """Beyond `MAX_BATCH` a call is sent as several batches, of which one may fail alone."""
     holder, other = claims(redis, region, "a/1"), claims(redis, region, "b/1")
-    requests = [ClaimRequest(f"r{number}", f"att{number}") for number in range(MAX_BATCH + 20)]
+    requests = [AskClaim(f"r{number}", f"att{number}") for number in range(MAX_BATCH + 20)]
     await holder.claim(requests)
-    await other.claim([ClaimRequest("warm", "att")])
+    await other.claim([AskClaim("warm", "att")])
     exchange = ScriptPipeline._exchange
     batches = count()
 
@@ -176,7 +229,7 @@ async def test_a_claim_that_failed_leaves_the_answers_of_the_others(
 
 async def test_the_script_survives_a_flushed_script_cache(redis: Redis, redis_url: str, region: str) -> None:
     store = claims(redis, region)
-    await store.claim([ClaimRequest("r1", "att1")])
+    await store.claim([AskClaim("r1", "att1")])
     with sync_redis.Redis.from_url(redis_url) as admin:
         admin.script_flush()
-    assert await store.claim([ClaimRequest("r2", "att2")]) == [Claim("fresh")]
+    assert await store.claim([AskClaim("r2", "att2")]) == [Claim("fresh")]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpu_consumers.claim import Claim, ClaimRequest, ClaimsUnavailable, RedisClaims
+from gpu_consumers.claim import AskClaim, ClaimsUnavailable, FinishClaim, RedisClaims
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
@@ -101,7 +101,7 @@ class Region:
             if isinstance(parsed, Opened):
                 self.prefixes[parsed.response_id] = AcceptedPrefix(parsed.choices)
             elif isinstance(parsed, Fence):
-                verdict = self.prefixes[parsed.response_id].fence(parsed)
+                verdict = self.prefixes[parsed.response_id].fence(parsed, record.offset)
                 if verdict != "current":
                     void = AttemptVoid(
                         response_id=parsed.response_id, scope=SCOPE, attempt_id=parsed.attempt_id,
@@ -283,7 +283,7 @@ class HangsOnPartition0(KafkaConsumer):
 async def test_a_partition_that_cannot_be_read_holds_up_neither_other_takeovers_nor_the_end(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_consumers.shell.reading_back.READ_BACK_TIMEOUT_S", 3_600)
+    monkeypatch.setattr("gpu_consumers.shell.reading_back.PATIENCE_S", 3_600)
     async with worker(region, "a", drain_timeout_s=0.2):
         ids = [await region.request(max_tokens=50_000) for _ in range(4)]
         await region.until(lambda: all(region.accepted(response_id) > 3 for response_id in ids))
@@ -314,13 +314,13 @@ async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
         finish, refused, told = claims.finish, asyncio.Event(), asyncio.Event()
         marked: list[str] = []
 
-        async def away(_response_ids: Sequence[str]) -> None:
+        async def away(_marks: Sequence[FinishClaim]) -> None:
             refused.set()
             raise ClaimsUnavailable("scripted")
 
-        async def back(response_ids: Sequence[str]) -> None:
-            await finish(response_ids)
-            marked.extend(response_ids)
+        async def back(marks: Sequence[FinishClaim]) -> None:
+            await finish(marks)
+            marked.extend(mark.response_id for mark in marks)
             told.set()
 
         monkeypatch.setattr(claims, "finish", away)
@@ -331,7 +331,9 @@ async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
             monkeypatch.setattr(claims, "finish", back)
             await told.wait()
         assert marked == [response_id]
-        assert await claims.claim([ClaimRequest(response_id, "att_other")]) == [Claim("finished")]
+        [claim] = await claims.claim([AskClaim(response_id, "att_other")])
+        assert claim is not None
+        assert claim.state == "finished"
 
 
 async def test_a_flood_of_batch_work_leaves_room_for_interactive_work(region: Region) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from gpu_consumers.claim import Claim, ClaimRequest, ClaimTable
+from gpu_consumers.claim import Claim, ClaimTable
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.effects import (
     Abort,
@@ -23,7 +23,7 @@ from gpu_consumers.core.effects import (
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
-from gpu_consumers.takeover import ReadBack
+from gpu_consumers.takeover import PartitionReadBack
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import EndingCode
@@ -68,6 +68,8 @@ class Region:
     claims_up: bool = True
     claims_lost: bool = False
     requests: dict[str, AdmittedRequest] = field(default_factory=dict)
+    poison: dict[int, bool] = field(default_factory=dict)
+    """First tokens of prompts that kill the engine, before they get a token; True: and its worker."""
     commits_checked: int = 0
 
     def __post_init__(self) -> None:
@@ -116,20 +118,21 @@ class Region:
             records = self.log.records(TOPICS.generated.name, partition)[self._judged[partition] :]
             self._judged[partition] += len(records)
             for record in records:
-                self._fold(GENERATED.validate_json(record.value or b""))
+                self._fold(GENERATED.validate_json(record.value or b""), record.offset)
 
-    def _fold(self, record: Opened | Fence | Frame | Ending) -> None:
+    def _fold(self, record: Opened | Fence | Frame | Ending, offset: int) -> None:
         if isinstance(record, Opened):
             self.prefixes[record.response_id] = AcceptedPrefix(record.choices)
             self.text[record.response_id] = []
             self.tokens[record.response_id] = []
         elif isinstance(record, Fence):
-            verdict = self.prefixes[record.response_id].fence(record)
+            prefix = self.prefixes[record.response_id]
+            verdict = prefix.fence(record, offset)
             if verdict != "current":
                 self.control(
                     AttemptVoid(
                         response_id=record.response_id, scope=SCOPE, attempt_id=record.attempt_id,
-                        worker_id=record.worker_id, why=verdict,
+                        worker_id=record.worker_id, why=verdict, begun_offset=prefix.begun_offset,
                     )
                 )  # fmt: skip
         elif isinstance(record, Ending):
@@ -188,6 +191,9 @@ class Worker:
         self.engine: SimulatedCore | None = None
         self.dies_after: int | None = None
         self.kill_engine = False
+        self.deaths = 0
+        self.killed_with: list[int] = []
+        """Of each death: how many answers that had said something were in the engine."""
         self.late_rounds = 0
         self.producer = region.log.producer(f"{worker_id}-producer")
         self.lanes: MemoryConsumer = region.log.consumer("workers.pool", worker_id)
@@ -231,7 +237,8 @@ class Worker:
         if self.engine is None and self.engine_starts:
             self.engine = SimulatedCore(ENGINE)
             core.engine_started(now_ms)
-        region.claims.renew(self.incarnation, now_ms)
+        if region.claims_up:
+            core.lease_renewed(region.claims.renew(self.incarnation, now_ms), now_ms)
         arrived, self.claims_on_their_way = self.claims_on_their_way, []
         for answer in arrived:
             core.claimed(*answer, now_ms)
@@ -248,9 +255,11 @@ class Worker:
             if self.late_rounds:
                 self.late_rounds -= 1
             elif self.engine is not None:
+                self._take_poison(self.engine)
                 core.deltas(self.engine.step(now_ms / 1_000), now_ms * 1_000)
         except EngineDied:
             self.engine = None
+            self.deaths += 1
             core.engine_died(now_ms)
         core.tick(now_ms)
         self._run_effects()
@@ -259,6 +268,16 @@ class Worker:
         self._run_effects()
         self.producer.poll()
         self._commit(core.to_commit())
+
+    def _take_poison(self, engine: SimulatedCore) -> None:
+        live = list(engine._requests.values())
+        for running in live:
+            kills_worker = self.region.poison.get(running.request.prompt_token_ids[0])
+            if kills_worker is not None:
+                self.killed_with.append(sum(other.produced > 0 for other in live))
+                if kills_worker:
+                    raise Died
+                raise EngineDied("poisoned")
 
     def _run_effects(self) -> None:
         while effects := self.core.effects():
@@ -283,21 +302,22 @@ class Worker:
                         core.delivered(receipt, offset, region.now_ms)
 
                 self.producer.produce(topic, value, key=key, partition=partition, on_delivery=on_delivery)
-            case AskClaim(response_id, attempt_id, only_begun):
+            case AskClaim(response_id, attempt_id):
                 self.claims_asked += 1
                 claim: Claim | None = None
                 if region.claims_up:
-                    request = ClaimRequest(response_id, attempt_id, only_begun)
-                    claim = region.claims.claim(self.incarnation, request, now_ms)
+                    claim = region.claims.claim(self.incarnation, effect, now_ms)
                 if self.claims_are_late:
                     self.claims_on_their_way.append((response_id, attempt_id, claim))
                 else:
                     core.claimed(response_id, attempt_id, claim, now_ms)
-            case AskReadBack(response_id, attempt_id, partition, first_offset, fence_offset):
-                fold = ReadBack(response_id, attempt_id)
-                for record in region.log.records(TOPICS.generated.name, partition)[first_offset : fence_offset + 1]:
-                    fold.fold(GENERATED.validate_json(record.value or b""))
-                core.read_back(response_id, attempt_id, fold.decision(), now_ms)
+            case AskReadBack():
+                fold = PartitionReadBack([effect])
+                for record in region.log.records(TOPICS.generated.name, effect.partition)[fold.next_offset : fold.end]:
+                    for answer in fold.fold(record.offset, record.value):
+                        core.read_back(
+                            answer.ask.response_id, answer.ask.attempt_id, answer.decision, answer.attempts, now_ms
+                        )
             case Submit(request):
                 self.submitted.append(request.request_id)
                 if self.engine is not None:
@@ -306,11 +326,12 @@ class Worker:
                 self.aborted.append(attempt_id)
                 if self.engine is not None:
                     self.engine.abort(attempt_id, now_ms / 1_000)
-            case FinishClaim(response_id):
+            case FinishClaim():
                 if region.claims_up:
-                    region.claims.finish(self.incarnation, response_id)
-            case ReleaseClaim(response_id):
-                region.claims.release(self.incarnation, response_id)
+                    region.claims.finish(self.incarnation, effect)
+            case ReleaseClaim():
+                if region.claims_up:
+                    region.claims.release(self.incarnation, effect)
 
     def crash(self) -> None:
         self.producer.crash()
@@ -333,6 +354,12 @@ class Fleet:
         )
         self.all.append(worker)
         return worker
+
+    def poison(self, response_id: str, *, kills_worker: bool = False) -> str:
+        """From now on it kills every engine that it enters, or the whole worker."""
+        first_token = self.region.requests[response_id].prompt_token_ids[0]
+        self.region.poison[first_token] = kills_worker
+        return response_id
 
     def crash(self, name: str) -> None:
         if name in self.workers:

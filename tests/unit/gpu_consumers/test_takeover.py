@@ -1,8 +1,9 @@
 """What a worker decides after reading back."""
 
+from gpu_consumers.core.effects import AskReadBack
 from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.frames import FrameColumns
-from gpu_consumers.takeover import ReadBack
+from gpu_consumers.takeover import PartitionReadBack, ReadBack
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
@@ -40,15 +41,19 @@ def ending(attempt_id: str | None) -> Ending:
     )  # fmt: skip
 
 
-def folded(*records: Opened | Fence | Frame | Ending) -> ReadBack:
-    fold = ReadBack("r", "mine")
-    for record in records:
-        fold.fold(record)
-    return fold
+def read_back(*records: Opened | Fence | Frame | Ending, first_offset: int = 0) -> ReadBack:
+    """Of the attempt `mine`, whose fence is asked for where it stands, or else at the end."""
+    fences = [at for at, record in enumerate(records) if isinstance(record, Fence) and record.attempt_id == "mine"]
+    fold = PartitionReadBack([AskReadBack("r", "mine", 0, first_offset, fences[0] if fences else len(records) - 1)])
+    for offset in range(fold.next_offset, fold.end):
+        if answers := fold.fold(offset, records[offset].encode()):
+            return answers[0]
+    [answer] = fold.pass_by(fold.end)
+    return answer
 
 
 def decide(*records: Opened | Fence | Frame | Ending) -> str:
-    return folded(*records).decision()
+    return read_back(*records).decision
 
 
 def test_without_tokens_the_fenced_attempt_may_begin() -> None:
@@ -80,5 +85,62 @@ def test_a_fence_that_is_not_there_is_superseded() -> None:
 
 
 def test_tokens_are_counted_for_the_continuation_to_come() -> None:
-    fold = folded(OPENED, fence("old", "fresh"), frame("old", 1, 3), frame("old", 4, 2), fence("mine"))
-    assert fold.accepted_tokens == 5
+    answer = read_back(OPENED, fence("old", "fresh"), frame("old", 1, 3), frame("old", 4, 2), fence("mine"))
+    assert (answer.accepted_tokens, answer.attempts) == (5, 2)
+
+
+def takeovers(count: int, tokens: int) -> tuple[list[bytes], list[AskReadBack]]:
+    """A partition of a dead worker's answers, each taken over: frames of all of them, then their fences."""
+    names = [f"r{number}" for number in range(count)]
+    records = [fence(f"att_{name}", "fresh", name).encode() for name in names]
+    for token in range(1, tokens + 1):
+        columns = FrameColumns()
+        for name in names:
+            columns.add(SCOPE, name, token, EngineDelta(f"att_{name}", 0, [7], "x", [1]))
+        records.append(columns.encode("w", 5))
+    asks = []
+    for name in names:
+        asks.append(AskReadBack(name, f"mine_{name}", 0, 0, len(records)))
+        records.append(fence(f"mine_{name}", "takeover", name).encode())
+    return records, asks
+
+
+def test_many_takeovers_look_at_each_row_once() -> None:
+    records, asks = takeovers(count=1_000, tokens=5)
+    fold = PartitionReadBack(asks)
+    answers = [answer for offset, value in enumerate(records) for answer in fold.fold(offset, value)]
+    assert [(answer.ask, answer.decision) for answer in answers] == [(ask, "interrupted") for ask in asks]
+    rows = 1_000 + 5 * 1_000 + 1_000
+    # The records that hold one of the last few asks alone need not be parsed.
+    assert fold.rows_folded <= rows
+
+
+def test_a_read_back_that_was_interrupted_goes_on_where_it_stopped() -> None:
+    records, asks = takeovers(count=20, tokens=10)
+    fold = PartitionReadBack(asks)
+    answers: list[ReadBack] = []
+    while fold.end:
+        for offset in range(fold.next_offset, min(fold.next_offset + 3, fold.end)):
+            answers += fold.fold(offset, records[offset])
+    assert [answer.decision for answer in answers] == ["interrupted"] * 20
+    assert fold.rows_folded <= 20 + 10 * 20 + 20
+
+
+def test_each_ask_is_folded_from_its_own_beginning() -> None:
+    """Before it there may be an attempt that a short read-back must not count: the fence is void then, for all."""
+    before = (OPENED, fence("old", "fresh"), frame("old", 1, 3), fence("mine"))
+    assert read_back(*before, first_offset=3).decision == "generate"
+    records = [record.encode() for record in (*before, fence("other", response_id="s"))]
+    fold = PartitionReadBack([AskReadBack("s", "other", 0, 0, 4), AskReadBack("r", "mine", 0, 3, 3)])
+    answers = [answer for offset, value in enumerate(records) for answer in fold.fold(offset, value)]
+    assert [(answer.ask.response_id, answer.decision) for answer in answers] == [("r", "generate"), ("s", "generate")]
+
+
+def test_what_nobody_waits_for_any_more_is_not_read_on_for() -> None:
+    records, asks = takeovers(count=3, tokens=1)
+    fold = PartitionReadBack(asks)
+    fold.fold(0, records[0])
+    fold.keep(lambda ask: ask.response_id == "r1")
+    assert fold.end == asks[1].fence_offset + 1
+    fold.keep(lambda _: False)
+    assert fold.end == 0

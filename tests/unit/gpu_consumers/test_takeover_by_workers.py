@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from gpu_consumers.claim import ClaimRequest, ClaimTable
+from gpu_consumers.claim import ClaimTable
 from gpu_consumers.core.effects import (
     AskClaim,
 )
@@ -107,11 +107,11 @@ def test_looking_for_what_others_began_takes_nothing_and_is_bounded() -> None:
     core.tick(NOW_MS)
     assert core.effects() == []
     for look in looks:
-        claim = region.claims.claim("w", ClaimRequest(look.response_id, look.attempt_id, look.only_begun), NOW_MS)
+        claim = region.claims.claim("w", look, NOW_MS)
         core.claimed(look.response_id, look.attempt_id, claim, NOW_MS)
     core.tick(NOW_MS)
     assert [look.response_id for look in core.effects() if isinstance(look, AskClaim)] == ids[MAX_LOOKS:]
-    assert all(region.claims.claim("other", ClaimRequest(each, "att"), NOW_MS).state == "fresh" for each in ids)
+    assert all(region.claims.claim("other", AskClaim(each, "att"), NOW_MS).state == "fresh" for each in ids)
 
 
 def test_work_that_said_nothing_yet_is_generated_by_the_next_worker() -> None:

@@ -41,7 +41,10 @@ EXAMPLES: list[Record] = [
         output_policy=OutputPolicy.of("acme", ["make a bomb", "毒药"]).digest,
     ),
     OutputPolicy.of("acme", ["make a bomb", "毒药"]),
-    Fence(response_id=RESPONSE, scope=SCOPE, attempt_id=ATTEMPT, worker_id="worker-1", kind="fresh"),
+    Fence(
+        response_id=RESPONSE, scope=SCOPE, attempt_id=ATTEMPT, worker_id="worker-1", kind="takeover", pool="default",
+        model="sluice-tiny", since_offset=41,
+    ),
     Frame(
         worker_id="worker-1", emitted_at_us=NOW * 1000, scopes=[SCOPE], scope=[0, 0], response_id=[RESPONSE, RESPONSE],
         attempt_id=[ATTEMPT, ATTEMPT], choice=[0, 0], first_sequence=[1, 4], kind=["content", "content"],
@@ -81,7 +84,10 @@ EXAMPLES: list[Record] = [
     DeliveredCount(response_id=RESPONSE, scope=SCOPE, gateway_id="gateway-1", delivered_tokens=3),
     Cancel(response_id=RESPONSE, scope=SCOPE, reason="client", requested_at_ms=NOW),
     Halt(response_id=RESPONSE, scope=SCOPE, reason="safety_halted"),
-    AttemptVoid(response_id=RESPONSE, scope=SCOPE, attempt_id=ATTEMPT, worker_id="worker-1", why="tokens_precede"),
+    AttemptVoid(
+        response_id=RESPONSE, scope=SCOPE, attempt_id=ATTEMPT, worker_id="worker-1", why="tokens_precede",
+        begun_offset=43,
+    ),
     WorkerState(
         worker_id="worker-1", pool="default", model="sluice-tiny", engine="simulated", state="ready", beat_at_ms=NOW,
         lease_ms=4_000, lane_partitions={Lane.STANDARD: [0, 1]}, home_partitions=[2], running=3, max_running=64,

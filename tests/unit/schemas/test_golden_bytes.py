@@ -8,6 +8,7 @@ import pytest
 from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.export import RECORDS, json_schemas
+from schemas.generated import Fence
 from schemas.request import AdmittedRequest
 from tests.unit.schemas.examples import EXAMPLES
 
@@ -46,6 +47,15 @@ def test_a_request_of_before_a_sampling_parameter_was_added_asks_for_its_default
                   "spaces_between_special_tokens", "repetition_detection"):  # fmt: skip
         del value["sampling"][added]
     assert decode(AdmittedRequest, json.dumps(value).encode()) == example
+
+
+def test_a_fence_of_before_it_told_where_it_reads_back_from_reads_back_everything() -> None:
+    [example] = [example for example in EXAMPLES if isinstance(example, Fence)]
+    value = json.loads(example.encode())
+    for added in ("pool", "model", "since_offset"):
+        del value[added]
+    fence = decode(Fence, json.dumps(value).encode())
+    assert (fence.pool, fence.model, fence.since_offset) == ("", "", 0)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=_name)

@@ -15,8 +15,10 @@ def fresh(attempt_id: str) -> Fence:
     return Fence(response_id="r", scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind="fresh")
 
 
-def takeover(attempt_id: str) -> Fence:
-    return Fence(response_id="r", scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind="takeover")
+def takeover(attempt_id: str, since_offset: int = 0) -> Fence:
+    return Fence(
+        response_id="r", scope=SCOPE, attempt_id=attempt_id, worker_id="w", kind="takeover", since_offset=since_offset
+    )
 
 
 def ending(attempt_id: str | None, code: EndingCode = EndingCode.GENERATION_INTERRUPTED) -> Ending:
@@ -28,7 +30,7 @@ def ending(attempt_id: str | None, code: EndingCode = EndingCode.GENERATION_INTE
 
 def test_rows_of_the_current_attempt_extend_the_prefix_and_a_finish_ends_it() -> None:
     prefix = AcceptedPrefix()
-    assert prefix.fence(fresh("a")) == "current"
+    assert prefix.fence(fresh("a"), 0) == "current"
     assert prefix.row("a", 0, 1, 3, "") == (RowVerdict.ACCEPTED, 0)
     assert prefix.row("a", 0, 4, 0, "stop") == (RowVerdict.ACCEPTED, 0)
     assert (prefix.accepted_tokens, prefix.finished, prefix.terminal) == (3, {0: "stop"}, EndingCode.COMPLETED)
@@ -43,11 +45,11 @@ def test_nothing_counts_before_the_first_fence() -> None:
 
 def test_a_fresh_fence_supersedes_an_attempt_without_tokens_but_none_with_tokens() -> None:
     prefix = AcceptedPrefix()
-    prefix.fence(fresh("a"))
-    assert prefix.fence(fresh("b")) == "current"
+    prefix.fence(fresh("a"), 0)
+    assert prefix.fence(fresh("b"), 0) == "current"
     assert prefix.row("a", 0, 1, 1, "") == (RowVerdict.VOID, 0)
     prefix.row("b", 0, 1, 1, "")
-    assert prefix.fence(fresh("c")) == "tokens_precede"
+    assert prefix.fence(fresh("c"), 0) == "tokens_precede"
     assert prefix.row("b", 0, 2, 1, "") == (RowVerdict.ACCEPTED, 0)
     assert (prefix.attempt_id, prefix.attempts) == ("b", 2)
 
@@ -55,38 +57,47 @@ def test_a_fresh_fence_supersedes_an_attempt_without_tokens_but_none_with_tokens
 def test_a_fresh_fence_does_not_supersede_a_finished_choice() -> None:
     """An empty choice has no tokens, yet readers have been told that it is over."""
     prefix = AcceptedPrefix(choices=2)
-    prefix.fence(fresh("a"))
+    prefix.fence(fresh("a"), 0)
     assert prefix.row("a", 0, 1, 0, "stop") == (RowVerdict.ACCEPTED, 0)
-    assert prefix.fence(fresh("b")) == "tokens_precede"
+    assert prefix.fence(fresh("b"), 0) == "tokens_precede"
     assert prefix.attempt_id == "a"
 
 
 def test_a_takeover_continues_behind_the_accepted_tokens() -> None:
     prefix = AcceptedPrefix()
-    prefix.fence(fresh("a"))
+    prefix.fence(fresh("a"), 0)
     prefix.row("a", 0, 1, 3, "")
-    assert prefix.fence(takeover("b")) == "current"
+    assert prefix.fence(takeover("b"), 0) == "current"
     assert prefix.row("a", 0, 4, 1, "stop") == (RowVerdict.VOID, 0)
     assert prefix.row("b", 0, 4, 1, "length") == (RowVerdict.ACCEPTED, 0)
     assert (prefix.accepted_tokens, prefix.terminal) == (4, EndingCode.COMPLETED)
 
 
+def test_a_takeover_that_left_an_attempt_out_of_its_read_back_does_not_count() -> None:
+    """Claims, which say where a read-back may begin, can be lost; the log decides all the same."""
+    prefix = AcceptedPrefix()
+    prefix.fence(fresh("a"), 10)
+    assert prefix.fence(takeover("b", since_offset=11), 20) == "tokens_precede"
+    assert prefix.row("a", 0, 1, 1, "") == (RowVerdict.ACCEPTED, 0)
+    assert prefix.fence(takeover("c", since_offset=10), 30) == "current"
+
+
 @pytest.mark.parametrize("late", [fresh("a"), takeover("a")])
 def test_a_late_copy_of_a_superseded_fence_changes_nothing(late: Fence) -> None:
     prefix = AcceptedPrefix()
-    prefix.fence(late)
-    prefix.fence(takeover("b"))
-    assert prefix.fence(late) == "superseded"
+    prefix.fence(late, 0)
+    prefix.fence(takeover("b"), 0)
+    assert prefix.fence(late, 0) == "superseded"
     assert prefix.row("b", 0, 1, 2, "") == (RowVerdict.ACCEPTED, 0)
-    assert prefix.fence(late) == "superseded"
+    assert prefix.fence(late, 0) == "superseded"
     assert prefix.row("a", 0, 1, 5, "") == (RowVerdict.VOID, 0)
-    assert prefix.fence(takeover("b")) == "current"
+    assert prefix.fence(takeover("b"), 0) == "current"
     assert (prefix.attempts, prefix.accepted_tokens) == (2, 2)
 
 
 def test_known_tokens_are_counted_out_and_missing_ones_are_a_gap() -> None:
     prefix = AcceptedPrefix()
-    prefix.fence(fresh("a"))
+    prefix.fence(fresh("a"), 0)
     prefix.row("a", 0, 1, 4, "")
     assert prefix.row("a", 0, 2, 2, "") == (RowVerdict.DUPLICATE, 2)
     assert prefix.row("a", 0, 3, 4, "") == (RowVerdict.ACCEPTED, 2)
@@ -99,7 +110,7 @@ def test_known_tokens_are_counted_out_and_missing_ones_are_a_gap() -> None:
 @pytest.mark.parametrize("choice", [-1, 2])
 def test_a_row_of_a_choice_that_the_response_does_not_have_counts_for_nothing(choice: int) -> None:
     prefix = AcceptedPrefix(choices=2)
-    prefix.fence(fresh("a"))
+    prefix.fence(fresh("a"), 0)
     assert prefix.row("a", choice, 1, 1, "") == (RowVerdict.INVALID, 0)
     assert prefix.row("a", choice, 1, 0, "stop") == (RowVerdict.INVALID, 0)
     assert (prefix.accepted_tokens, prefix.finished, prefix.terminal) == (0, {}, None)
@@ -107,7 +118,7 @@ def test_a_row_of_a_choice_that_the_response_does_not_have_counts_for_nothing(ch
 
 def test_a_known_row_may_still_bring_its_finish() -> None:
     prefix = AcceptedPrefix()
-    prefix.fence(fresh("a"))
+    prefix.fence(fresh("a"), 0)
     prefix.row("a", 0, 1, 4, "")
     assert prefix.row("a", 0, 3, 2, "stop") == (RowVerdict.ACCEPTED, 2)
     assert (prefix.accepted_tokens, prefix.terminal) == (4, EndingCode.COMPLETED)
@@ -115,7 +126,7 @@ def test_a_known_row_may_still_bring_its_finish() -> None:
 
 def test_the_last_choice_to_finish_ends_the_response() -> None:
     prefix = AcceptedPrefix(choices=2)
-    prefix.fence(fresh("a"))
+    prefix.fence(fresh("a"), 0)
     prefix.row("a", 1, 1, 1, "stop")
     assert prefix.row("a", 1, 1, 1, "stop") == (RowVerdict.DUPLICATE, 1)
     assert prefix.terminal is None
@@ -126,12 +137,12 @@ def test_the_last_choice_to_finish_ends_the_response() -> None:
 
 def test_the_first_ending_that_counts_is_the_terminal() -> None:
     prefix = AcceptedPrefix()
-    prefix.fence(fresh("a"))
-    prefix.fence(takeover("b"))
+    prefix.fence(fresh("a"), 0)
+    prefix.fence(takeover("b"), 0)
     assert not prefix.ending(ending("a"))
     assert prefix.ending(ending(None, EndingCode.CANCELLED))
     assert not prefix.ending(ending("b"))
-    assert prefix.fence(takeover("c")) == "ended"
+    assert prefix.fence(takeover("c"), 0) == "ended"
     assert prefix.row("b", 0, 1, 1, "") == (RowVerdict.VOID, 0)
     assert prefix.terminal is EndingCode.CANCELLED
 
@@ -139,7 +150,7 @@ def test_the_first_ending_that_counts_is_the_terminal() -> None:
 def test_a_frame_is_folded_row_by_row_into_the_responses_that_are_asked_for() -> None:
     asked = {"r": AcceptedPrefix(choices=2), "other": AcceptedPrefix()}
     for prefix in asked.values():
-        prefix.fence(fresh("a"))
+        prefix.fence(fresh("a"), 0)
     rows = [
         ("r", "a", 0, 1, 2, ""),
         ("unknown", "a", 0, 1, 9, ""),

@@ -1,8 +1,9 @@
 """The fence rule under thousands of random interleavings of crashes, zombies, lost claims, copies and late records.
 
 A model of one response: its partition of `generated` is a list, every worker has an outbox whose records reach the list
-later or never. Tokens are named after the attempt that generated them, so a reader can see who wrote what. Claims are
-not modelled because they may be lost at any moment: any worker may begin afresh or take over at any time.
+later or never. Tokens are named after the attempt that generated them, so a reader can see who wrote what. Of claims
+only the place is modelled from which a takeover reads back: they may be lost at any moment, so any worker may begin
+afresh or take over at any time, with the place of any claim that ever was.
 """
 
 import random
@@ -49,10 +50,10 @@ class Reader:
     terminals: list[EndingCode] = field(default_factory=list)
     void_fences: list[Fence] = field(default_factory=list)
 
-    def fold(self, entry: LogEntry) -> None:
+    def fold(self, entry: LogEntry, offset: int) -> None:
         ended = self.prefix.terminal is not None
         if isinstance(entry, Fence):
-            if self.prefix.fence(entry) != "current":
+            if self.prefix.fence(entry, offset) != "current":
                 self.void_fences.append(entry)
         elif isinstance(entry, Ending):
             self.prefix.ending(entry)
@@ -86,17 +87,27 @@ class Response:
         self.log: list[LogEntry] = []
         self.reader = Reader()
         self.attempts: dict[str, Attempt] = {}
+        self.claimed_from: int | None = None
+
+    def claim(self) -> int:
+        """Where the log ended at the first claim that is still known."""
+        if self.claimed_from is None:
+            self.claimed_from = len(self.log)
+        return self.claimed_from
+
+    def lose_claim(self) -> None:
+        self.claimed_from = None
 
     def begin_afresh(self) -> None:
         """The claim is new, or was lost: no read-back. The fence and the first rows may be on their way for long."""
         attempt = self._attempt(())
         attempt.outbox.append(self._fence(attempt, "fresh"))
 
-    def take_over(self) -> None:
-        """The claim shows an older attempt: the fence is acknowledged, then the log is read up to it."""
+    def take_over(self, since: int = 0) -> None:
+        """The claim shows an older attempt: the fence is acknowledged, then the log is read up to it, from `since`."""
         attempt = self._attempt(())
-        self._append(self._fence(attempt, "takeover"))
-        self._read_back(attempt)
+        self._append(self._fence(attempt, "takeover", since))
+        self._read_back(attempt, since)
 
     def generate(self, attempt: Attempt, tokens: int, finish: bool) -> None:
         """One engine step, published to the outbox; also by a zombie, whom nobody told."""
@@ -136,7 +147,7 @@ class Response:
         if attempt.alive and attempt.running:
             attempt.running = False
             if self.reader.prefix.terminal is None:
-                self.take_over()
+                self.take_over(since=self.reader.prefix.begun_offset or 0)
 
     def repeat(self, at: int) -> None:
         """A copy of an older record arrives: a delivery that was thought lost."""
@@ -149,8 +160,8 @@ class Response:
     def check(self) -> None:
         """One order for all: no fork, no gap, at most one terminal."""
         again = Reader()
-        for entry in self.log:
-            again.fold(entry)
+        for offset, entry in enumerate(self.log):
+            again.fold(entry, offset)
         assert again == self.reader, "a reader that starts over sees the same"
         text, prefix = self.reader.text, self.reader.prefix
         assert len(self.reader.terminals) == (prefix.terminal is not None)
@@ -167,10 +178,10 @@ class Response:
         self.attempts[attempt.attempt_id] = attempt
         return attempt
 
-    def _read_back(self, attempt: Attempt) -> None:
+    def _read_back(self, attempt: Attempt, since: int) -> None:
         reader = Reader()
-        for entry in self.log:
-            reader.fold(entry)
+        for offset, entry in enumerate(self.log[since:], start=since):
+            reader.fold(entry, offset)
         if reader.prefix.terminal is not None:
             attempt.running = False
         elif not reader.text or self.continues:
@@ -179,15 +190,16 @@ class Response:
             attempt.running = False
             attempt.outbox.append(_ending(EndingCode.GENERATION_INTERRUPTED, attempt.attempt_id))
 
-    def _fence(self, attempt: Attempt, kind: Literal["fresh", "takeover"]) -> Fence:
+    def _fence(self, attempt: Attempt, kind: Literal["fresh", "takeover"], since: int = 0) -> Fence:
         # Checked where it is decoded; here it would only take time.
         return Fence.model_construct(
-            response_id="r", scope=SCOPE, attempt_id=attempt.attempt_id, worker_id="w", kind=kind
+            response_id="r", scope=SCOPE, attempt_id=attempt.attempt_id, worker_id="w", kind=kind,
+            since_offset=since,
         )  # fmt: skip
 
     def _append(self, entry: LogEntry) -> None:
         self.log.append(entry)
-        self.reader.fold(entry)
+        self.reader.fold(entry, len(self.log) - 1)
 
 
 def _ending(code: EndingCode, attempt_id: str | None) -> Ending:
@@ -204,7 +216,13 @@ def live(chance: random.Random, seed_moves: int, continues: bool) -> Response:
         alive = [attempt for attempt in response.attempts.values() if attempt.alive]
         move = chance.random()
         if not alive or move < 0.08:
-            response.begin_afresh() if chance.random() < 0.5 else response.take_over()
+            if chance.random() < 0.3:
+                response.lose_claim()
+            since = response.claim()
+            if chance.random() < 0.5:
+                response.begin_afresh()
+            else:
+                response.take_over(chance.choice([0, since]))
         elif move < 0.40:
             response.generate(chance.choice(alive), chance.randint(0, 3), chance.random() < 0.1)
         elif move < 0.78:
@@ -254,13 +272,18 @@ class Interleaving(RuleBasedStateMachine):
     def _attempts(self) -> list[Attempt]:
         return [attempt for attempt in self.response.attempts.values() if attempt.alive]
 
-    @rule()
-    def begin_afresh(self) -> None:
+    @rule(is_claimed=st.booleans())
+    def begin_afresh(self, is_claimed: bool) -> None:
+        if is_claimed:
+            self.response.claim()
         self.response.begin_afresh()
 
-    @rule()
-    def take_over(self) -> None:
-        self.response.take_over()
+    @rule(is_whole=st.booleans(), is_lost=st.booleans())
+    def take_over(self, is_whole: bool, is_lost: bool) -> None:
+        if is_lost:
+            self.response.lose_claim()
+        since = self.response.claim()
+        self.response.take_over(0 if is_whole else since)
 
     @precondition(lambda self: self._attempts())
     @rule(data=st.data(), tokens=st.integers(0, 3), finish=st.booleans())

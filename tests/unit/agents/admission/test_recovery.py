@@ -69,7 +69,7 @@ def fence(response_id: str, attempt_id: str) -> Fence:
 def rebuilt(*records: Opened | Ending | Frame | Fence, now_ms: int = NOW) -> dict[str, Restored]:
     """By the first thing that is said of an id, as the store takes it."""
     rebuild = Rebuild(now_ms)
-    restored = [reservation for record in records for reservation in rebuild.add(record, 6, NOW)]
+    restored = [reservation for record in records for reservation in rebuild.add(record, 6, 0, NOW)]
     return {reservation.response_id: reservation for reservation in reversed([*restored, *rebuild.open()])}
 
 
@@ -104,13 +104,13 @@ def test_what_has_ended_is_not_kept_in_memory() -> None:
     rebuild = Rebuild(NOW)
     for number in range(1_000):
         response_id = f"r{number}"
-        assert rebuild.add(opened(response_id), 6, NOW) == []
-        assert rebuild.add(fence(response_id, "a"), 6, NOW) == []
-        [restored] = rebuild.add(frame(response_id, "a", "stop"), 6, NOW)
+        assert rebuild.add(opened(response_id), 6, 0, NOW) == []
+        assert rebuild.add(fence(response_id, "a"), 6, 0, NOW) == []
+        [restored] = rebuild.add(frame(response_id, "a", "stop"), 6, 0, NOW)
         assert (restored.response_id, restored.ended) == (response_id, True)
-        [refused] = rebuild.add(ending(f"refused-{number}", EndingCode.OVERLOADED), 6, NOW)
+        [refused] = rebuild.add(ending(f"refused-{number}", EndingCode.OVERLOADED), 6, 0, NOW)
         assert refused.refusal is not None
-    rebuild.add(opened("open"), 6, NOW)
+    rebuild.add(opened("open"), 6, 0, NOW)
     assert [reservation.response_id for reservation in rebuild.open()] == ["open"]
 
 
@@ -359,13 +359,13 @@ def test_rows_that_only_carry_tokens_are_not_decoded() -> None:
 
 def test_a_response_ends_with_the_finish_of_its_last_choice_though_its_tokens_were_passed_over() -> None:
     rebuild = Rebuild(NOW)
-    rebuild.add(opened("r").model_copy(update={"choices": 2}), 6, NOW)
-    rebuild.add(fence("r", "a"), 6, NOW)
+    rebuild.add(opened("r").model_copy(update={"choices": 2}), 6, 0, NOW)
+    rebuild.add(fence("r", "a"), 6, 0, NOW)
     first = frame("r", "a", "stop").model_copy(update={"first_sequence": [40]})
-    assert rebuild.add(first, 6, NOW) == []
+    assert rebuild.add(first, 6, 0, NOW) == []
     second = frame("r", "a", "length").model_copy(update={"first_sequence": [90], "choice": [1]})
-    assert [restored.ended for restored in rebuild.add(second, 6, NOW)] == [True]
-    assert rebuild.add(second, 6, NOW) == []
+    assert [restored.ended for restored in rebuild.add(second, 6, 0, NOW)] == [True]
+    assert rebuild.add(second, 6, 0, NOW) == []
 
 
 async def test_a_rebuild_that_takes_too_long_ends_the_process(redis_url: str) -> None:

@@ -1,0 +1,131 @@
+"""Answers whose claims the store did not take, or lost, or answered late."""
+
+from gpu_consumers.claim import AskClaim, ClaimTable
+from gpu_consumers.core.effects import AskReadBack, ReleaseClaim
+from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Fence
+from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
+
+
+def test_an_answer_begun_while_the_store_was_away_survives_a_rebalance_after_it() -> None:
+    fleet = Fleet("a")
+    fleet.region.claims_up, fleet.region.claims_lost = False, True
+    ids = [fleet.region.request(max_tokens=300, partition=partition) for partition in (0, 1)]
+    fleet.run(300)
+    fleet.region.claims_up = True
+    fleet.run(100)
+    for response_id in ids:
+        begun_at = fleet.region.prefixes[response_id].begun_offset
+        assert begun_at is not None
+        assert fleet.region.claims._held[response_id].generated_end <= begun_at
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
+    assert [len(worker.submitted) for worker in fleet.all] == [2, 0]
+
+
+def test_an_answer_whose_claim_was_lost_with_the_stores_memory_survives_a_rebalance_after_it() -> None:
+    fleet = Fleet("a")
+    ids = [fleet.region.request(max_tokens=300, partition=partition) for partition in (0, 1)]
+    fleet.run(300)
+    fleet.region.claims, fleet.region.claims_lost = ClaimTable(LEASE_MS), True
+    fleet.run(100)
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
+
+
+def test_what_runs_is_claimed_again_once_and_counted_once() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300)
+    fleet.run(300)
+    [worker] = fleet.all
+    asked = worker.claims_asked
+    fleet.region.claims.resign(worker.incarnation)  # its lease ran out: it was stopped for a while
+    fleet.run(1_000)
+    assert worker.claims_asked == asked + 1
+    other = fleet.region.claims.claim("x/1", AskClaim(response_id, "att_x"), fleet.region.now_ms)
+    assert (other.state, other.begun) == ("leased", 1)
+
+
+def test_a_claim_that_is_answered_after_the_engine_died_enters_the_next_engine() -> None:
+    fleet = Fleet("a")
+    [worker] = fleet.all
+    fleet.run(20)
+    worker.claims_are_late = True
+    response_id = fleet.region.request()
+    fleet.run(20)
+    assert worker.claims_on_their_way
+    worker.kill_engine, worker.engine_starts = True, False
+    arriving, worker.claims_on_their_way = worker.claims_on_their_way, []
+    fleet.run(20)
+    worker.claims_on_their_way = arriving
+    fleet.run(100)
+    assert not worker.submitted
+    worker.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_a_takeover_reads_back_from_where_the_first_claim_was_made() -> None:
+    fleet = Fleet("a")
+    for _ in range(20):
+        fleet.region.request(max_tokens=30)
+    waiting = fleet.region.request(max_tokens=300)
+    opened_offset = fleet.region.requests[waiting].opened_offset
+    while not fleet.region.tokens.get(waiting):
+        fleet.run(20)
+        fleet.region.judge()
+    begun_at = fleet.region.prefixes[waiting].begun_offset
+    assert begun_at is not None
+    fleet.crash("a")
+    heir = fleet.start("b")
+    asked: list[AskReadBack] = []
+    run = heir._run
+
+    def watch(effect: object) -> None:
+        if isinstance(effect, AskReadBack):
+            asked.append(effect)
+        run(effect)  # type: ignore[arg-type]
+
+    heir._run = watch  # type: ignore[method-assign]
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(waiting) is EndingCode.GENERATION_INTERRUPTED
+    [ask] = [each for each in asked if each.response_id == waiting]
+    assert opened_offset + 10 < ask.first_offset <= begun_at
+
+
+def test_a_read_back_from_a_claim_that_forgot_an_attempt_is_done_again_from_that_one() -> None:
+    """`b` began anew behind `a`, whose claim was lost, and died: its claim says nothing of `a`."""
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300)
+    fleet.run(500)
+    zombie = fleet.workers.pop("a")
+    zombie.lanes.drop()
+    fleet.region.claims, fleet.region.claims_lost = ClaimTable(LEASE_MS), True
+    now_ms = fleet.region.now_ms
+    ends = len(fleet.region.log.records(TOPICS.generated.name, 0))
+    fleet.region.claims.claim("b/1", AskClaim(response_id, "att_b", generated_end=ends), now_ms)
+    fleet.region.claims.resign("b/1")
+    fleet.start("c")
+    fleet.run(300)
+    check(fleet.region)
+    takeovers = [each for each in fleet.region.records(TOPICS.generated.name, Fence, GENERATED) if each.kind != "fresh"]
+    begun_at = fleet.region.prefixes[response_id].begun_offset
+    assert [fence.since_offset for fence in takeovers] == [ends, begun_at]
+    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+
+
+def test_a_release_names_what_it_releases() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300)
+    fleet.run(300)
+    [worker] = fleet.all
+    worker.core.drain()
+    worker.core.hand_over()
+    [release] = [effect for effect in worker.core.effects() if isinstance(effect, ReleaseClaim)]
+    assert (release.response_id, release.attempt_id) == (response_id, worker.submitted[0])

@@ -1,0 +1,184 @@
+"""A request that kills whoever works on it is tried a bounded number of times, and not with others' answers."""
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+
+from gpu_consumers.claim import ClaimTable
+from gpu_consumers.core.slots import MAX_HOLD_MS
+from gpu_consumers.core.work import MAX_LOSSES
+from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Ending, Fence
+from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, Worker, check
+
+
+def entered(fleet: Fleet, response_id: str) -> int:
+    """How often it was in an engine."""
+    attempts = {
+        fence.attempt_id
+        for fence in fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+        if fence.response_id == response_id
+    }
+    return sum(attempt in attempts for worker in fleet.all for attempt in worker.submitted)
+
+
+def in_engine(worker: Worker) -> set[str]:
+    return set() if worker.engine is None else set(worker.engine._requests)
+
+
+def ending_of(fleet: Fleet, response_id: str) -> Ending:
+    [ending] = [
+        ending
+        for ending in fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+        if ending.response_id == response_id
+    ]
+    assert isinstance(ending, Ending)
+    return ending
+
+
+def test_what_kills_its_engine_is_tried_three_times_then_ends_with_a_reason() -> None:
+    fleet = Fleet("a")
+    fleet.poison(fleet.region.request())
+    [killer] = fleet.region.requests
+    fleet.settle()
+    assert entered(fleet, killer) == MAX_LOSSES
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert "3 times" in ending_of(fleet, killer).message
+
+
+def test_who_was_in_an_engine_that_died_enters_alone_and_takes_no_answer_with_it() -> None:
+    fleet = Fleet("a", max_running=8)
+    [worker] = fleet.all
+    answers = [fleet.region.request(max_tokens=400) for _ in range(3)]
+    fleet.run(200)
+    killer = fleet.poison(fleet.region.request())
+    fleet.run(100)
+    assert {fleet.region.terminal(each) for each in answers} == {EndingCode.GENERATION_INTERRUPTED}, "the first time"
+    later = [fleet.region.request(max_tokens=100) for _ in range(6)]
+    fleet.settle()
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert {fleet.region.terminal(each) for each in later} == {EndingCode.COMPLETED}
+    assert worker.deaths == MAX_LOSSES
+    assert worker.killed_with == [3, 0, 0]
+
+
+def test_the_innocent_of_an_engines_death_are_answered_in_full() -> None:
+    fleet = Fleet("a", max_running=8)
+    fleet.poison(fleet.region.request())
+    innocent = [fleet.region.request(max_tokens=50) for _ in range(5)]
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in innocent} == {EndingCode.COMPLETED}
+
+
+def test_what_kills_its_worker_is_tried_three_times_by_all_of_them_together() -> None:
+    fleet = Fleet("a")
+    killer = fleet.poison(fleet.region.request(), kills_worker=True)
+    fleet.settle("abc")
+    assert entered(fleet, killer) == MAX_LOSSES
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+
+
+def test_what_killed_two_workers_waits_until_nobody_can_die_with_it() -> None:
+    fleet = Fleet("a")
+    killer = fleet.poison(fleet.region.request(), kills_worker=True)
+    while len(fleet.all) < 3:
+        fleet.run(100)
+        if not fleet.workers:
+            heir = fleet.start(f"w{len(fleet.all)}")
+    running = [fleet.region.request(max_tokens=600, partition=1) for _ in range(2)]
+    fleet.run(200)
+    assert len(in_engine(heir)) == 2
+    fleet.run(LEASE_MS + 500)
+    assert entered(fleet, killer) == 2, "not beside the answers that run"
+    late = fleet.region.request(max_tokens=5)
+    fleet.run(500)
+    assert fleet.region.terminal(late) is None, "others wait, so that its moment comes"
+    fleet.run(600 * 20)
+    assert {fleet.region.terminal(each) for each in running} == {EndingCode.COMPLETED}
+    assert not fleet.workers
+    fleet.settle("z")
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert fleet.region.terminal(late) is EndingCode.COMPLETED
+
+
+def test_others_do_not_wait_for_ever_for_a_suspects_moment() -> None:
+    fleet = Fleet("a")
+    killer = fleet.poison(fleet.region.request(), kills_worker=True)
+    while len(fleet.all) < 3:
+        fleet.run(100)
+        if not fleet.workers:
+            fleet.start(f"w{len(fleet.all)}")
+    fleet.region.request(max_tokens=5_000, partition=1)
+    fleet.run(LEASE_MS + 500)
+    late = fleet.region.request(max_tokens=5)
+    fleet.run(MAX_HOLD_MS + 500)
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert "no moment" in ending_of(fleet, killer).message
+    assert fleet.region.terminal(late) is EndingCode.COMPLETED
+
+
+def test_a_worker_that_is_stopped_cleanly_makes_nobody_suspect() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request()
+    for number in range(5):
+        fleet.run(20)
+        leaving = fleet.workers.popitem()[1]
+        leaving.lanes.close()
+        leaving.core.drain()
+        leaving.core.hand_over()
+        leaving._run_effects()
+        leaving.producer.flush(1)
+        fleet.start(f"b{number}")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_when_the_claims_lose_the_count_the_fences_in_the_log_still_bound_it() -> None:
+    fleet = Fleet("a")
+    killer = fleet.poison(fleet.region.request(), kills_worker=True)
+    for number in range(40):
+        fleet.run(500)
+        for claims in fleet.region.claims._held.values():
+            claims.begun = 0
+        if not fleet.workers:
+            fleet.start(f"b{number}")
+        if fleet.region.terminal(killer) is not None:
+            break
+        fleet.run(LEASE_MS)
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert entered(fleet, killer) <= 12
+
+
+def test_without_a_claim_store_an_engine_s_deaths_are_counted_by_its_worker() -> None:
+    fleet = Fleet("a")
+    fleet.region.claims_up, fleet.region.claims_lost = False, True
+    killer = fleet.poison(fleet.region.request())
+    fleet.settle()
+    assert (fleet.region.terminal(killer), entered(fleet, killer)) == (EndingCode.ENGINE_FAILED, MAX_LOSSES)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=6),
+    st.sampled_from([2, 8]),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whoever_kills_whom_each_ends_and_no_killer_is_tried_more_often(
+    requests: list[tuple[bool, bool, int]], max_running: int, claims_are_lost: bool
+) -> None:
+    """Each of them: whether it kills, whether its worker too, and how many steps pass before the next."""
+    fleet = Fleet("a", "b", max_running=max_running)
+    killers = []
+    for kills, kills_worker, steps in requests:
+        response_id = fleet.region.request(max_tokens=20, partition=steps % 2)
+        if kills:
+            killers.append(fleet.poison(response_id, kills_worker=kills_worker))
+        fleet.run(20 * steps)
+    if claims_are_lost:
+        fleet.region.claims, fleet.region.claims_lost = ClaimTable(LEASE_MS), True
+    fleet.settle("ab", limit_ms=400_000)
+    check(fleet.region)
+    for killer in killers:
+        assert fleet.region.terminal(killer) in (EndingCode.ENGINE_FAILED, EndingCode.GENERATION_INTERRUPTED)
+        assert entered(fleet, killer) <= MAX_LOSSES + claims_are_lost * MAX_LOSSES
