@@ -19,6 +19,9 @@ class Limits(BaseModel):
     requests_per_minute: int = Field(default=6_000, ge=1, le=10**9)
     tokens_per_minute: int = Field(default=10_000_000, ge=1, le=10**12)
     concurrent_responses: int = Field(default=2_000, ge=1, le=10**6)
+    concurrent_jobs: int = Field(
+        default=2_000, ge=1, le=10**6, description="Of the batch lane: producers' jobs beyond it wait."
+    )
     max_output_tokens: int = Field(default=4_096, ge=1, le=131_072)
 
 

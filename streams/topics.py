@@ -102,6 +102,8 @@ class Topics:
         self.screened = Topic(
             name("admission.screened"), "response id", Admission, p.requests, WORK_RETENTION_MS, extra=_PLAIN
         )
+        # Jobs of tenants that have all of their places in the queues of the pools, so that others get by.
+        self.aside = Topic(name("admission.aside"), "response id", Admission, p.intake, WORK_RETENTION_MS, extra=_PLAIN)
         # The only place where unreleased text stands.
         self.generated = Topic(
             name("generated"), "response id; worker id for frames", GENERATED, p.generated, WORK_RETENTION_MS,
@@ -152,7 +154,8 @@ class Topics:
     def all(self, tenants: Iterable[str]) -> list[Topic]:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
-            self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.generated,
+            self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.aside,
+            self.generated,
             self.responses, self.usage, self.control, self.workers, self.verdicts, self.policies, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),

@@ -2,7 +2,8 @@
 
 *Fused*: one agent on `requests` runs all stages. *Split*: one agent per stage, with topics in between, so that one
 stage can be scaled alone; then `requests → validated → reserved → screened → lanes`. Jobs have two agents of their own
-in front of that: `intake.batch → jobs.<pool>`, where they wait while the queue of that pool is full.
+in front of that: `intake.batch → jobs.<pool>`, where they wait for room in the queue of that pool and in the quota of
+their tenant, and `aside` for those of tenants that have all of their places there.
 
 Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
@@ -68,12 +69,13 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
         return lambda record: pipeline.handle_admission(record, (stage,))
 
     async def handle_queued_job(record: LogRecord) -> None:
-        await pipeline.handle_queued_job(record, STAGES[1:] if fused else ())
+        await pipeline.handle_queued_job(record, STAGES[1:] if fused else STAGES[1:2])
 
     agents = [
         Binding("requests", topics.requests.name, lambda record: pipeline.handle_request(record, first)),
         Binding("intake", topics.intake_batch.name, lambda record: pipeline.handle_job(record), jobs_per_second),
         *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
+        Binding("aside", topics.aside.name, handle_queued_job),
     ]
     if not fused:
         for before, stage in pairwise(STAGES):

@@ -5,7 +5,7 @@ Either becomes a `Request` for the stages, or is refused, or buried.
 
 from dataclasses import dataclass
 
-from agents.admission.refusals import RETRY_AFTER_MS, Buried, Origin, Refused
+from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused
 from agents.admission.services import Services
 from agents.quota.store import Refusal
 from schemas.base import Scope
@@ -56,8 +56,7 @@ def read_request(record: LogRecord, services: Services) -> Request | Refused:
         raise Buried("invalid", "reply_to.partition: there is no such partition")
     if abs(record.timestamp_ms - request.accepted_at_ms) > services.trust_window_ms:
         untrusted = Buried("untrusted", "accepted_at_ms is too far from the broker's append time")
-        refusal = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
-        return Refused(Origin.of(request), refusal, buried=untrusted, unproved=True)
+        return Refused(Origin.of(request), UNAVAILABLE, buried=untrusted, unproved=True)
     return request
 
 

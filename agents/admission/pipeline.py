@@ -4,6 +4,11 @@ An event ends in one of these ways, and only then may be acknowledged: admitted,
 Whatever else happens is retried a bounded number of times; a log that does not take an outcome raises MustEnd,
 after which the process ends without acknowledging.
 
+A producer's job that gets `NotYet` (its tenant's quota or its pool has no room) keeps its place in the queue and is
+tried again. A tenant has few places: where all are taken, its next job steps aside, into a topic where only such jobs
+stand, so that others get by. Nobody keeps a place for long, since the commit stands behind it: then the job goes to the
+end of the queue that it came from.
+
 While the quota store is away, an event waits for it: only the store knows whether an earlier delivery was admitted, and
 where that stands in `generated`; an ending written without asking could be a second one. After the event's deadline it
 can only be refused, and the refusal waits as well. What was opened ends at its deadline meanwhile, by post-safety; the
@@ -11,7 +16,7 @@ rest waits in Kafka, as if admission itself were away.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
@@ -20,12 +25,13 @@ import structlog
 
 from agents import metrics
 from agents.admission.entrances import intake, read_request
+from agents.admission.in_order import Pace
+from agents.admission.places import Place, Places
 from agents.admission.publication import MustEnd, Publication, Publisher, RecordTooLarge
 from agents.admission.refusals import DEADLINE_PASSED, TOO_LARGE, UNAVAILABLE, Buried, Origin, Refused
-from agents.admission.routing import overloaded
 from agents.admission.services import Services
-from agents.admission.stages import STAGES, Stage, StageResult
-from agents.quota.store import EpochLost, Finished, QuotaUnavailable
+from agents.admission.stages import ROOM, STAGES, Stage, StageResult
+from agents.quota.store import EpochLost, Finished, NotYet, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission
 from schemas.codec import Undecodable, decode
@@ -35,6 +41,11 @@ from streams.log.port import LogRecord
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.8
 HOLD_S = 0.25
+PLACES = 64
+"""Of one tenant, in each queue of jobs."""
+STAY_MS = 60_000
+ASIDE_PER_SECOND = 20
+"""Jobs that go round in the topic of those that stepped aside: each is written anew."""
 STORE_HOLD_S = 10.0
 """More than one attempt at a silent store can take."""
 _log = structlog.get_logger()
@@ -44,6 +55,23 @@ Recover = Callable[[], Awaitable[None]]
 """Rebuilds the quota store after `EpochLost`; returns when decisions may be taken again, or raises MustEnd."""
 Destination = Callable[[Admission], str]
 """The topic that an admission goes to."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """One event's stay in a queue. It takes a place only when it has to wait."""
+
+    places: Places | None
+    place: Place | None = None
+
+    def may_go_on(self, holder: Hashable, now_ms: int) -> bool:
+        if self.place is None and self.places is not None:
+            self.place = self.places.take(holder, now_ms)
+        return self.place is not None and now_ms < self.place.until_ms
+
+    def end(self) -> None:
+        if self.place is not None:
+            self.place.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +86,8 @@ class Pipeline:
     """Told that a record waits on purpose, for so many seconds."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     output_policies: OutputPolicyWriter = field(default_factory=OutputPolicyWriter)
+    places: Places = field(default_factory=lambda: Places(PLACES, STAY_MS))
+    rounds: Pace = field(default_factory=lambda: Pace(ASIDE_PER_SECOND))
 
     @property
     def publication(self) -> Publication:
@@ -73,11 +103,12 @@ class Pipeline:
         await self._handle(record, "intake", lambda job: intake(job, self.services), STAGES[:1], self._jobs_of_pool)
 
     async def handle_queued_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES[1:]) -> None:
-        """A record of a pool's `admission.jobs`: waits while the pool is full, then goes through `stages`.
+        """A record of a pool's `admission.jobs`, or of `admission.aside`: waits for room, then goes through `stages`.
 
-        Without any (split) it goes where requests go behind the first stage.
+        One of these is the quota stage, so that nobody waits among requests.
         """
-        await self._handle(record, "jobs", self._read_queued_job, stages, self._behind(stages or STAGES[:1]))
+        behind = self._behind(stages)
+        await self._handle(record, "jobs", self._read_admission, (ROOM, *stages), behind, self.places)
 
     async def handle_admission(self, record: LogRecord, stages: Sequence[Stage]) -> None:
         """A record of a topic between two stages."""
@@ -93,17 +124,6 @@ class Pipeline:
     async def _read_request(self, record: LogRecord) -> StageResult:
         return read_request(record, self.services)
 
-    async def _read_queued_job(self, record: LogRecord) -> StageResult:
-        """Waits, unread by anybody else, until there is room, or until the job has expired."""
-        job = await self._read_admission(record)
-        services = self.services
-        while (now_ms := services.clock_ms()) < job.request.deadline_ms:
-            if not overloaded(services.workers.live(job.pool, now_ms), job.lane, services.queue_bound):
-                return job
-            self.on_hold(record, 10 * HOLD_S)
-            await self.sleep(HOLD_S)
-        return Refused(Origin.of(job), DEADLINE_PASSED)
-
     async def _read_admission(self, record: LogRecord) -> Admission:
         try:
             return decode(Admission, record.value)
@@ -117,9 +137,14 @@ class Pipeline:
         read: Callable[[LogRecord], Awaitable[StageResult]],
         stages: Sequence[Stage],
         destination: Destination | None,
+        places: Places | None = None,
     ) -> None:
-        """`destination`: where an admission goes behind these stages; None: it is decided by them, and published."""
+        """`destination`: where an admission goes behind these stages; None: it is decided by them, and published.
+
+        `places`: where jobs wait; None: nobody waits here.
+        """
         metrics.ADMISSION_IN_FLIGHT.inc()
+        waiting = _Waiting(places)
         try:
             event = await self._read(record, first_stage, read)
             if event is None:
@@ -127,7 +152,12 @@ class Pipeline:
             for stage in stages:
                 if not isinstance(event, Request | Admission):
                     break
-                event = await self._stage(record, stage, event)
+                result = await self._until_it_may(record, stage, event, waiting)
+                if isinstance(result, NotYet):
+                    assert isinstance(event, Admission), "only jobs wait, and only behind the first stage"
+                    await self._requeue(record, event, waiting)
+                    return
+                event = result
             try:
                 await self._conclude(record, destination, event)
             except RecordTooLarge:
@@ -137,8 +167,35 @@ class Pipeline:
                 _log.warning("record_too_large", response_id=event.response_id)
                 await self._refuse(record, Refused(Origin.of(event), TOO_LARGE))
         finally:
+            waiting.end()
             metrics.ADMISSION_IN_FLIGHT.dec()
         metrics.ADMISSION_SECONDS.observe(max(self.services.clock_ms() - record.timestamp_ms, 0) / 1_000)
+
+    async def _until_it_may(
+        self, record: LogRecord, stage: Stage, event: Request | Admission, waiting: "_Waiting"
+    ) -> StageResult | NotYet:
+        """The stage's result; NotYet when the event has no place to wait in, or none any more."""
+        while isinstance(result := await self._stage(record, stage, event), NotYet):
+            now_ms = self.services.clock_ms()
+            origin = Origin.of(event)
+            if now_ms >= origin.deadline_ms:
+                return Refused(origin, DEADLINE_PASSED)
+            if not waiting.may_go_on((record.topic, origin.scope.tenant_id), now_ms):
+                return result
+            self.on_hold(record, 10 * HOLD_S)
+            await self.sleep(HOLD_S)
+        return result
+
+    async def _requeue(self, record: LogRecord, job: Admission, waiting: "_Waiting") -> None:
+        """Writes the job again. A crash after it: both are handled, and quota decides once."""
+        aside = self.services.topics.aside.name
+        if record.topic == aside:
+            wait_s = self.rounds.wait_s(self.services.clock_ms() / 1_000)
+            self.on_hold(record, wait_s + STORE_HOLD_S)
+            await self.sleep(wait_s)
+        to = aside if waiting.place is None else record.topic
+        await self.publisher.publish(to, job.encode(), key=job.response_id)
+        metrics.admission_outcome("requeued").inc()
 
     async def _read(
         self, record: LogRecord, stage: str, read: Callable[[LogRecord], Awaitable[StageResult]]
@@ -153,7 +210,7 @@ class Pipeline:
             await self._bury(record, stage, Buried("stage_failed", type(error).__name__))
         return None
 
-    async def _stage(self, record: LogRecord, stage: Stage, event: Request | Admission) -> StageResult:
+    async def _stage(self, record: LogRecord, stage: Stage, event: Request | Admission) -> StageResult | NotYet:
         """The stage's result, after bounded retries; an ending where they were in vain."""
         started = perf_counter()
         origin = Origin.of(event)

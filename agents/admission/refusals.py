@@ -5,7 +5,7 @@ A refusal answers somebody who is known to have asked; where nobody is, there is
 
 from dataclasses import dataclass, field
 
-from agents.quota.store import Refusal, jittered_ms
+from agents.quota.store import RETRY_AFTER_MS, Refusal, jittered_ms
 from schemas.admission import Admission
 from schemas.base import Scope
 from schemas.dead_letter import DeadReason
@@ -13,9 +13,6 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending
 from schemas.request import ReplyTo, Request
 from schemas.verdict import Verdict
-
-RETRY_AFTER_MS = 1_000
-"""Advice where nothing is known of how long it will take."""
 
 
 class Buried(Exception):

@@ -5,7 +5,6 @@ process has routed since; `choose` and `overloaded` decide on it.
 """
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -63,12 +62,18 @@ class QueueBound:
 
 @dataclass(slots=True)
 class _Known:
+    """`routed`: by response, since when and how many tokens; the oldest first."""
+
     state: WorkerState
-    routed: deque[tuple[int, int]] = field(default_factory=deque)
+    routed: dict[str, tuple[int, int]] = field(default_factory=dict)
     routed_tokens: int = 0
 
-    def drop_oldest(self) -> None:
-        self.routed_tokens -= self.routed.popleft()[1]
+    def drop(self, response_id: str) -> None:
+        self.routed_tokens -= self.routed.pop(response_id, (0, 0))[1]
+
+    def drop_before(self, at_ms: int) -> None:
+        while self.routed and next(iter(self.routed.values()))[0] <= at_ms:
+            self.drop(next(iter(self.routed)))
 
 
 class WorkersView:
@@ -91,18 +96,23 @@ class WorkersView:
             if state.beat_at_ms < known.state.beat_at_ms:
                 return
             known.state = state
-            while known.routed and known.routed[0][0] <= state.beat_at_ms - PICKUP_MS:
-                known.drop_oldest()
+            known.drop_before(state.beat_at_ms - PICKUP_MS)
 
-    def routed(self, worker_id: str | None, tokens: int, now_ms: int) -> None:
-        """Counts what was just sent to a worker, until a heartbeat can have included it."""
+    def routed(self, worker_id: str | None, response_id: str, tokens: int, now_ms: int) -> None:
+        """Counts what is on its way to a worker, once, until a heartbeat can have included it."""
         with self._lock:
             known = self._workers.get(worker_id) if worker_id else None
-            if known is not None:
-                known.routed.append((now_ms, tokens))
+            if known is not None and response_id not in known.routed:
+                known.routed[response_id] = (now_ms, tokens)
                 known.routed_tokens += tokens
                 if len(known.routed) > MAX_ROUTED:
-                    known.drop_oldest()
+                    known.drop(next(iter(known.routed)))
+
+    def not_routed(self, worker_id: str | None, response_id: str) -> None:
+        """It goes elsewhere, or nowhere."""
+        with self._lock:
+            if worker_id and (known := self._workers.get(worker_id)) is not None:
+                known.drop(response_id)
 
     def live(self, pool: str, now_ms: int) -> list[Load]:
         """Ready workers of the pool whose lease has not run out, ordered by id."""

@@ -7,6 +7,9 @@
 | pre-safety | `Admission`    | … with a verdict       | the tenant's deny phrases                          |
 | routing    | `Admission`    | … with a decision      | a full queue                                       |
 
+A producer's job is not refused for what passes: where a limit of its tenant or the queue of its pool has no room, it
+gets `NotYet`, and waits (`agents.admission.pipeline`).
+
 What enters is read by `agents.admission.entrances`. `STAGES` is the table as data; `agents.admission.pipeline` runs it,
 `agents.admission.app` binds it to Faust. Nothing here knows of Faust, and nothing here publishes. Stages depend on the
 world through `Services` alone.
@@ -20,10 +23,10 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 
 from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, Origin, Refused
-from agents.admission.routing import choose, drain_ms, overloaded
+from agents.admission.routing import Load, choose, drain_ms, overloaded
 from agents.admission.services import Services, Tokenizer
 from agents.quota.limits import limits_of
-from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
+from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
 from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
@@ -38,6 +41,7 @@ THREADED_CHARS = 20_000
 """From here on tokenising takes milliseconds and leaves the event loop."""
 
 StageResult = Request | Admission | Refused | Finished
+"""What becomes of an event."""
 
 
 def _chars(messages: Sequence[Message]) -> int:
@@ -141,15 +145,42 @@ def _output_bound(sampling: Sampling, tenant: Tenant, context_window: int, promp
     return max_tokens
 
 
-async def quota(admission: Admission, services: Services) -> StageResult:
+def may_wait(request: Request) -> bool:
+    """A producer's job: nobody holds a connection for it."""
+    return request.reply_to.results_topic is not None
+
+
+def _full(loads: Sequence[Load]) -> Refusal:
+    return Refusal(
+        code=EndingCode.OVERLOADED,
+        message="rejected-overloaded: the queue is full; nothing was generated.",
+        retry_after_ms=drain_ms(loads),
+    )
+
+
+async def room(admission: Admission, services: Services) -> StageResult | NotYet:
+    """Where jobs wait for their pool: before they hold anything."""
+    loads = services.workers.live(admission.pool, services.clock_ms())
+    return NotYet(_full(loads)) if overloaded(loads, admission.lane, services.queue_bound) else admission
+
+
+async def quota(admission: Admission, services: Services) -> StageResult | NotYet:
     """Reserves prompt plus bounded output. An earlier delivery's outcome is replayed. Raises QuotaUnavailable."""
     tenant_id = admission.scope.tenant_id
     limits = limits_of(tenant_id, services.directory)
     tokens = len(admission.prompt_token_ids) + admission.max_tokens
     outcome = await services.quota.reserve(
-        tenant_id, limits, admission.response_id, tokens=tokens, deadline_ms=admission.request.deadline_ms
+        tenant_id,
+        limits,
+        admission.response_id,
+        lane=admission.lane,
+        tokens=tokens,
+        deadline_ms=admission.request.deadline_ms,
+        may_wait=may_wait(admission.request) and tokens <= limits.tokens_per_minute,
     )
     match outcome:
+        case NotYet():
+            return outcome
         case Reserved(held):
             return admission.model_copy(update={"reserved_tokens": held})
         case Decided(decision, held):
@@ -203,42 +234,37 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
     return admission.model_copy(update={"verdict": verdict})
 
 
-async def routing(admission: Admission, services: Services) -> StageResult:
+async def routing(admission: Admission, services: Services) -> StageResult | NotYet:
     """Pool, lane and partitions, stored before anybody hears of them. Raises QuotaUnavailable."""
     if admission.decision is not None:
         return admission
     now_ms = services.clock_ms()
     loads = services.workers.live(admission.pool, now_ms)
     if overloaded(loads, admission.lane, services.queue_bound):
-        refusal = Refusal(
-            code=EndingCode.OVERLOADED,
-            message="rejected-overloaded: the queue is full; nothing was generated.",
-            retry_after_ms=drain_ms(loads),
-        )
-        return Refused(Origin.of(admission), refusal)
+        return NotYet(_full(loads)) if may_wait(admission.request) else Refused(Origin.of(admission), _full(loads))
     counts = services.topics.counts
     route = choose(
         loads, admission.lane, admission.response_id, lane_partitions=counts.lane, generated_partitions=counts.generated
     )
-    tenant_id = admission.scope.tenant_id
-    outcome = await services.quota.decide(
-        tenant_id,
-        limits_of(tenant_id, services.directory),
-        admission.response_id,
-        Decision(
-            pool=admission.pool,
-            lane=admission.lane,
-            lane_partition=route.lane_partition,
-            generated_partition=route.generated_partition,
-            worker_id=route.worker_id,
-        ),
-        tokens=admission.reserved_tokens,
-        deadline_ms=admission.request.deadline_ms,
+    wanted = Decision(
+        pool=admission.pool,
+        lane=admission.lane,
+        lane_partition=route.lane_partition,
+        generated_partition=route.generated_partition,
+        worker_id=route.worker_id,
     )
+    tokens = len(admission.prompt_token_ids) + admission.max_tokens
+    # Counted before anything is awaited: who looks meanwhile must see it.
+    services.workers.routed(wanted.worker_id, admission.response_id, tokens, now_ms)
+    outcome: Outcome | None = None
+    try:
+        outcome = await _decide(admission, wanted, services)
+    finally:
+        if not isinstance(outcome, Decided) or outcome.decision.worker_id != wanted.worker_id:
+            services.workers.not_routed(wanted.worker_id, admission.response_id)
     match outcome:
         case Decided(decision, held):
-            tokens = len(admission.prompt_token_ids) + admission.max_tokens
-            services.workers.routed(decision.worker_id, tokens, now_ms)
+            services.workers.routed(decision.worker_id, admission.response_id, tokens, now_ms)
             return admission.model_copy(update={"decision": decision, "reserved_tokens": held})
         case Refusal():
             return Refused(Origin.of(admission), outcome, stored=True)
@@ -250,14 +276,29 @@ async def routing(admission: Admission, services: Services) -> StageResult:
             raise AssertionError("decide always decides")
 
 
+async def _decide(admission: Admission, wanted: Decision, services: Services) -> Outcome:
+    tenant_id = admission.scope.tenant_id
+    return await services.quota.decide(
+        tenant_id,
+        limits_of(tenant_id, services.directory),
+        admission.response_id,
+        wanted,
+        tokens=admission.reserved_tokens,
+        deadline_ms=admission.request.deadline_ms,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One row of the table. `topic_after`: where its events wait when the stages are split; None: it publishes."""
 
     name: str
-    function: Callable[..., Awaitable[StageResult]]
+    function: Callable[..., Awaitable[StageResult | NotYet]]
     topic_after: Callable[[Topics], str] | None
 
+
+ROOM = Stage("room", room, None)
+"""In front of the others where jobs wait."""
 
 STAGES: tuple[Stage, ...] = (
     Stage("validation", validation, lambda topics: topics.validated.name),

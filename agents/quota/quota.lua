@@ -1,16 +1,20 @@
 -- Quota of one tenant: check, then reserve, in one step. Described in agents/quota/store.py.
 --
--- KEYS  bucket (hash), active (sorted set of response ids by deadline), reservation (hash); all under one hash tag
--- ARGV  operation, epoch, now_ms ('' = Redis' own clock), requests/minute, tokens/minute, concurrency, response id, keep_ms,
---       then the operation's own arguments, and at last the server's run_id
+-- KEYS  bucket (hash), active and jobs (sorted sets of response ids by deadline), reservation (hash), two hashes of what was
+--       refused; all under one hash tag
+-- ARGV  operation, epoch, now_ms ('' = Redis' own clock), requests/minute, tokens/minute, concurrent responses, concurrent
+--       jobs, response id, keep_ms, how many refusals are kept, then the operation's own arguments, and at last the
+--       server's run_id
 --
 -- Numbers are doubles, exact below 2^53. Limits of 10^9 requests and 10^12 tokens per minute keep every product that
 -- is stored below that.
 
-local bucket, active, reservation = KEYS[1], KEYS[2], KEYS[3]
+local bucket, reservation, refused = KEYS[1], KEYS[4], {KEYS[5], KEYS[6]}
+local active = {responses = KEYS[2], jobs = KEYS[3]}
 local operation, epoch = ARGV[1], ARGV[2]
-local requests_per_minute, tokens_per_minute, concurrency = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local response_id, keep_ms = ARGV[7], tonumber(ARGV[8])
+local requests_per_minute, tokens_per_minute = tonumber(ARGV[4]), tonumber(ARGV[5])
+local concurrency = {responses = tonumber(ARGV[6]), jobs = tonumber(ARGV[7])}
+local response_id, keep_ms, refusals_kept = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 
 local MINUTE_MS = 60000
 local HOUR_MS = 3600000
@@ -91,26 +95,61 @@ local function lifetime_ms(deadline_ms)
   return math.max(deadline_ms - now_ms, 0) + keep_ms
 end
 
-local function hold(count, deadline_ms)
-  tokens = tokens - count
-  redis.call('ZADD', active, string.format('%.0f', deadline_ms), response_id)
-  -- What a lost settlement left behind, long past its deadline; its reservation has expired too.
-  redis.call('ZREMRANGEBYSCORE', active, '-inf', string.format('%.0f', now_ms - keep_ms))
-  if redis.call('PTTL', active) < lifetime_ms(deadline_ms) then
-    redis.call('PEXPIRE', active, lifetime_ms(deadline_ms))
+local function live_at_least(key, ms)
+  if redis.call('PTTL', key) < ms then
+    redis.call('PEXPIRE', key, ms)
   end
 end
 
+-- `kind` of work: 'responses' or 'jobs', each with a concurrency of its own.
+local function hold(kind, count, deadline_ms)
+  tokens = tokens - count
+  redis.call('ZADD', active[kind], string.format('%.0f', deadline_ms), response_id)
+  -- What a lost settlement left behind, long past its deadline; its reservation has expired too.
+  redis.call('ZREMRANGEBYSCORE', active[kind], '-inf', string.format('%.0f', now_ms - keep_ms))
+  live_at_least(active[kind], lifetime_ms(deadline_ms))
+end
+
+local function is_over()
+  redis.call('ZREM', active.responses, response_id)
+  redis.call('ZREM', active.jobs, response_id)
+end
+
+-- What was refused, by the part of the id that is unique, in two hashes by turns: when the one that takes is full, the other
+-- is dropped and takes. So the last half of `refusals_kept` is known at least, and never more than all of it.
+local unique = string.match(response_id, '[^_]*$')
+
+local function refusal_known()
+  return redis.call('HGET', refused[1], unique) or redis.call('HGET', refused[2], unique)
+end
+
+-- For as long as an earlier delivery's refusal can be contradicted: until the request could not be admitted any more.
+local function remember_refusal(code, deadline_ms)
+  local taking = tonumber(redis.call('HGET', bucket, 'refused_in')) or 1
+  if redis.call('HLEN', refused[taking]) >= refusals_kept / 2 then
+    taking = 3 - taking
+    redis.call('UNLINK', refused[taking])
+    redis.call('HSET', bucket, 'refused_in', taking)
+  end
+  redis.call('HSET', refused[taking], unique, code)
+  live_at_least(refused[taking], math.min(math.max(deadline_ms - now_ms, 0) + REDELIVERY_MS, keep_ms))
+end
+
 local stored = redis.call('HMGET', reservation, 'state', 'tokens', 'decision', 'refusal')
-local state, held, decision, refusal = stored[1], tonumber(stored[2]) or 0, stored[3], stored[4]
+local state, held, decision = stored[1], tonumber(stored[2]) or 0, stored[3]
+local refused_as = not state and refusal_known()
+if state == 'refused' then
+  -- Stored by the release before, each with its words.
+  refused_as = cjson.decode(stored[4]).code
+end
 
 local function create(new_state, deadline_ms, ...)
   redis.call('HSET', reservation, 'state', new_state, ...)
   redis.call('PEXPIRE', reservation, lifetime_ms(deadline_ms))
 end
 
-local function create_reserved(count, deadline_ms, ...)
-  hold(count, deadline_ms)
+local function create_reserved(kind, count, deadline_ms, ...)
+  hold(kind, count, deadline_ms)
   create('reserved', deadline_ms, 'tokens', string.format('%.0f', count), ...)
   save_bucket()
 end
@@ -118,20 +157,21 @@ end
 local function return_held()
   if state ~= 'reserved' then return end
   tokens = tokens + held
-  redis.call('ZREM', active, response_id)
+  is_over()
   save_bucket()
 end
 
--- For as long as an earlier delivery's refusal can be contradicted: until the request could not be admitted any more.
-local function store_refusal(text, deadline_ms)
+local function store_refusal(code, deadline_ms)
   redis.call('DEL', reservation)
-  redis.call('HSET', reservation, 'state', 'refused', 'refusal', text)
-  redis.call('PEXPIRE', reservation, math.min(math.max(deadline_ms - now_ms, 0) + REDELIVERY_MS, keep_ms))
+  remember_refusal(code, deadline_ms)
 end
 
 -- The outcome that an earlier call stored for this id.
 local function outcome()
-  if state == 'refused' then return {'refused', refusal} end
+  if refused_as and string.find(refused_as, '^rate_limited') then
+    return {'refused', refused_as, cjson.encode({code = refused_as, retry_after_ms = 1000, limits = limits()})}
+  end
+  if refused_as then return {'refused', refused_as} end
   if state == 'refunded' then return {'refunded'} end
   if state == 'settled' then return {'finished'} end
   if decision then return {'decided', decision, held} end
@@ -139,8 +179,8 @@ local function outcome()
 end
 
 if operation == 'reserve' then
-  local count, deadline_ms = tonumber(ARGV[9]), tonumber(ARGV[10])
-  if state then return outcome() end
+  local count, deadline_ms, kind, may_wait = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13], ARGV[14] == '1'
+  if state or refused_as then return outcome() end
   local code, wait_ms
   if backlog + MINUTE_MS > requests_per_minute * MINUTE_MS then
     code = 'rate_limited_requests'
@@ -148,26 +188,28 @@ if operation == 'reserve' then
   elseif count > tokens then
     code = 'rate_limited_tokens'
     wait_ms = gain_ms(count - tokens, tokens_per_minute)
-  elseif redis.call('ZCARD', active) >= concurrency then
+  elseif redis.call('ZCARD', active[kind]) >= concurrency[kind] then
     code = 'rate_limited_concurrency'
     wait_ms = 1000
   end
   if code then
-    refusal = cjson.encode({code = code, retry_after_ms = wait_ms, limits = limits()})
-    store_refusal(refusal, deadline_ms)
+    local told = cjson.encode({code = code, retry_after_ms = wait_ms, limits = limits()})
+    if may_wait then return {'wait', told} end
+    store_refusal(code, deadline_ms)
     save_bucket()
-    return {'refused', refusal}
+    return {'refused', code, told}
   end
   backlog = backlog + MINUTE_MS
-  create_reserved(count, deadline_ms)
+  create_reserved(kind, count, deadline_ms)
   return {'reserved', count}
 end
 
 if operation == 'decide' then
-  local count, deadline_ms, wanted = tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
+  local count, deadline_ms, kind, wanted = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13], ARGV[14]
+  if refused_as then return outcome() end
   if not state then
     -- The reservation was lost between two stages; the decision must not be.
-    create_reserved(count, deadline_ms, 'decision', wanted)
+    create_reserved(kind, count, deadline_ms, 'decision', wanted)
     return {'decided', wanted, count}
   end
   if state ~= 'reserved' or decision then return outcome() end
@@ -176,23 +218,23 @@ if operation == 'decide' then
 end
 
 if operation == 'refuse' then
-  local wanted, deadline_ms = ARGV[9], tonumber(ARGV[10])
-  if state == 'refused' or state == 'settled' or state == 'reserved' and decision then return outcome() end
+  local code, deadline_ms = ARGV[11], tonumber(ARGV[12])
+  if refused_as or state == 'settled' or state == 'reserved' and decision then return outcome() end
   -- A refund is no outcome: nothing is held, and the response may still have to end, where it was opened if it was.
   if decision then return {'decided', decision, 0} end
   return_held()
-  store_refusal(wanted, deadline_ms)
-  return {'refused', wanted}
+  store_refusal(code, deadline_ms)
+  return {'refused', code}
 end
 
 if operation == 'settle' then
-  local choice, used = ARGV[9], tonumber(ARGV[10])
+  local choice, used = ARGV[11], tonumber(ARGV[12])
+  if refused_as then return {'refused'} end
   if not state then return {'unknown'} end
-  if state == 'refused' then return {'refused', refusal} end
   if redis.call('HSETNX', reservation, 'choice_' .. choice, used) == 0 then return {'duplicate'} end
   if state == 'reserved' then
     tokens = tokens + held
-    redis.call('ZREM', active, response_id)
+    is_over()
   end
   if state ~= 'settled' then
     -- Kept for hours and asked for seldom: made anew, as Redis never turns a hash back into its compact form.
@@ -208,7 +250,7 @@ end
 
 if operation == 'refund' then
   if state ~= 'reserved' then
-    redis.call('ZREM', active, response_id)
+    is_over()
     return {'unchanged'}
   end
   return_held()
@@ -218,8 +260,8 @@ if operation == 'refund' then
 end
 
 if operation == 'restore' then
-  local new_state, count, deadline_ms, wanted = ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
-  if state and (decision or state == 'refused' or state == 'settled') then return {'unchanged'} end
+  local new_state, count, deadline_ms, kind, wanted = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14], ARGV[15]
+  if refused_as or decision or state == 'settled' then return {'unchanged'} end
   -- What is there, but neither decided nor ended, may be what was written before a crash; the log knows what came then.
   if new_state == 'refused' then
     return_held()
@@ -227,7 +269,7 @@ if operation == 'restore' then
   elseif state then
     redis.call('HSET', reservation, 'decision', wanted)
   elseif new_state == 'reserved' then
-    create_reserved(count, deadline_ms, 'decision', wanted)
+    create_reserved(kind, count, deadline_ms, 'decision', wanted)
   else
     create('settled', deadline_ms)
   end

@@ -4,17 +4,23 @@
 
 - requests per minute by GCRA (the virtual scheduling algorithm of ITU-T I.371, in integers); a full minute may burst;
 - tokens per minute by a token bucket that may go into debt; a full minute may burst;
-- concurrent responses by a set of what is reserved.
+- concurrent responses by a set of what is reserved; work of the batch lane has a set and a limit of its own
+  (`concurrent_jobs`), so it never takes the places of those who wait for an answer.
+
+Who may wait is told `NotYet` where a limit has no room, and nothing is stored; everybody else is refused.
 
 **A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it
 was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set
-once, so a redelivered request is never routed twice; and a refusal, so it is never admitted later. `refunded` returns
-what nobody settled and is no outcome: such a response can still be refused, or settled.
+once, so a redelivered request is never routed twice. A refusal is kept as its bare code, so that what was refused is
+never admitted later. `refunded` returns what nobody settled and is no outcome: such a response can still be refused, or
+settled.
 
 **Memory** is bounded. A request whose acknowledgement was lost may come again when the longest outage is over, so a
 route and the end of its response live until the deadline plus `OUTCOME_KEEP_MS`; once it has settled, in a form of some
-200 bytes. A refusal lives until the deadline and 15 minutes, but no longer than `OUTCOME_KEEP_MS`: after that nothing
-but a refusal can come of a redelivery, in the same place, and a flood that is refused must not fill the store.
+200 bytes. A refusal costs some 130 bytes until the deadline and 15 minutes, but no longer than `OUTCOME_KEEP_MS`: after
+that nothing but a refusal can come of a redelivery, in the same place. Of a tenant's refusals no more than
+`REFUSALS_KEPT` are known, at least the last half of them: a flood that is refused must not fill the store. What a crash
+leaves to be delivered again is among these; what is older would be decided anew.
 
 **Epoch**: each tenant's hash carries the region's epoch, which begins with the `run_id` of the Redis that it was begun
 on. If Redis lost its memory, or was started again and may have lost the last second of it, the first call of any tenant
@@ -25,14 +31,15 @@ import hashlib
 import uuid
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from schemas.admission import Decision
-from schemas.endings import EndingCode
+from schemas.endings import ENDINGS, EndingCode
+from schemas.request import Lane
 from streams import redis_keys
 from streams.directory import Limits
 from streams.script_pipeline import Answer, Script, ScriptPipeline
@@ -40,7 +47,12 @@ from streams.topics import LONGEST_OUTAGE_MS
 
 OUTCOME_KEEP_MS = LONGEST_OUTAGE_MS + 900_000
 """The quarter of an hour is for starting again and for catching up."""
-
+REFUSALS_KEPT = 10_000
+"""Per tenant, at most."""
+RETRY_AFTER_MS = 1_000
+"""Advice where nothing is known of how long it will take."""
+_ACTIVE = ("active", "jobs")
+"""What is reserved: responses, and work of the batch lane."""
 
 _EPOCH_SCRIPT = """
 local wanted, now_ms, run_id = ARGV[1], ARGV[2], ARGV[3]
@@ -94,6 +106,16 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class NotYet:
+    """There is no room now. Nothing is stored: ask again, after `refusal.retry_after_ms` or so.
+
+    `refusal` is what somebody who cannot wait would be told.
+    """
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The response has ended and is settled: nothing is left to do for its request."""
 
@@ -126,6 +148,7 @@ class Overdue:
 
 
 Outcome = Reserved | Decided | Refusal | Refunded | Finished
+"""What stands for a response."""
 
 
 class QuotaUnavailable(Exception):
@@ -140,8 +163,16 @@ class QuotaStore(Protocol):
     """Every method is atomic and idempotent per response id and raises QuotaUnavailable."""
 
     async def reserve(
-        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
-    ) -> Outcome:
+        self,
+        tenant_id: str,
+        limits: Limits,
+        response_id: str,
+        *,
+        tokens: int,
+        deadline_ms: int,
+        lane: Lane = Lane.STANDARD,
+        may_wait: bool = False,
+    ) -> Outcome | NotYet:
         """Takes from all limits or from none. The first outcome of an id stands."""
 
     async def decide(
@@ -152,9 +183,10 @@ class QuotaStore(Protocol):
     async def refuse(
         self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
     ) -> Outcome:
-        """Stores the refusal and returns what was held, unless a route is stored; returns what stands.
+        """Stores the refusal's code and returns what was held, unless a route is stored; returns what stands.
 
-        That is the refusal, the route (then the ending belongs where it points), or `Finished`.
+        That is the refusal (a bare code, if it is an earlier one with another), the route (then the ending belongs
+        where it points), or `Finished`.
         """
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
@@ -177,11 +209,18 @@ class RedisQuota:
     """The quota store on Redis. `now_ms` replaces Redis' own clock, for tests."""
 
     def __init__(
-        self, redis: "Redis", region: str, *, keep_ms: int = OUTCOME_KEEP_MS, now_ms: int | None = None
+        self,
+        redis: "Redis",
+        region: str,
+        *,
+        keep_ms: int = OUTCOME_KEEP_MS,
+        now_ms: int | None = None,
+        refusals_kept: int = REFUSALS_KEPT,
     ) -> None:
         self._redis = redis
         self._region = region
         self._keep_ms = keep_ms
+        self._refusals_kept = refusals_kept
         self.now_ms = now_ms
         self._epoch = ""
         self._scripts = ScriptPipeline(redis, with_run_id=True)
@@ -193,7 +232,7 @@ class RedisQuota:
         return redis_keys.quota_epoch(self._region)
 
     def _keys(self, tenant_id: str, response_id: str) -> list[str]:
-        names = ("bucket", "active", f"response:{response_id}")
+        names = ("bucket", *_ACTIVE, f"response:{response_id}", "refused:1", "refused:2")
         return [redis_keys.quota(self._region, tenant_id, name) for name in names]
 
     async def read_epoch(self) -> str | None:
@@ -268,26 +307,41 @@ class RedisQuota:
             self._keys(tenant_id, response_id),
             [
                 operation, epoch, now, limits.requests_per_minute, limits.tokens_per_minute,
-                limits.concurrent_responses, response_id, self._keep_ms, *arguments,
+                limits.concurrent_responses, limits.concurrent_jobs, response_id, self._keep_ms, self._refusals_kept,
+                *arguments,
             ],
         )  # fmt: skip
 
     async def reserve(
-        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
-    ) -> Outcome:
-        return _outcome(await self._call("reserve", tenant_id, limits, response_id, tokens, deadline_ms))
+        self,
+        tenant_id: str,
+        limits: Limits,
+        response_id: str,
+        *,
+        tokens: int,
+        deadline_ms: int,
+        lane: Lane = Lane.STANDARD,
+        may_wait: bool = False,
+    ) -> Outcome | NotYet:
+        arguments = (tokens, deadline_ms, _kind_of_work(lane), int(may_wait))
+        answer = await self._call("reserve", tenant_id, limits, response_id, *arguments)
+        if _text(answer[0]) == "wait":
+            return NotYet(Refusal.model_validate_json(_text(answer[1])))
+        return _outcome(answer)
 
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
-        arguments = (tokens, deadline_ms, _stored(decision))
+        arguments = (tokens, deadline_ms, _kind_of_work(decision.lane), _stored(decision))
         return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments))
 
     async def refuse(
         self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
     ) -> Outcome:
-        arguments = (_stored(refusal), deadline_ms)
-        return _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments))
+        arguments = (refusal.code.value, deadline_ms)
+        outcome = _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments))
+        # Nobody has kept the words; those of the same refusal are the same.
+        return refusal if isinstance(outcome, Refusal) and outcome.code is refusal.code else outcome
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
         return _text((await self._call("settle", tenant_id, limits, response_id, choice, used_tokens))[0])
@@ -296,23 +350,32 @@ class RedisQuota:
         return _text((await self._call("refund", tenant_id, limits, response_id))[0]) == "refunded"
 
     async def overdue(self, tenant_id: str, before_ms: int, limit: int, *, skip: int = 0) -> list[Overdue]:
-        prefix = self._keys(tenant_id, "")
         try:
-            due = await self._redis.zrangebyscore(prefix[1], "-inf", before_ms, start=skip, num=limit, withscores=True)
+            due: list[Any] = []
+            for key in self._active(tenant_id):
+                due += await self._redis.zrangebyscore(
+                    key, "-inf", before_ms, start=0, num=skip + limit, withscores=True
+                )
             overdue = []
-            for entry in due:
-                raw, deadline_ms = entry[0], float(entry[1])
-                decision = await self._redis.hget(f"{prefix[2]}{_text(raw)}", "decision")
+            for entry in sorted(due, key=lambda entry: float(entry[1]))[skip : skip + limit]:
+                response_id, deadline_ms = _text(entry[0]), float(entry[1])
+                decision = await self._redis.hget(self._reservation(tenant_id, response_id), "decision")
                 route = Decision.model_validate_json(decision) if decision else None
-                overdue.append(Overdue(_text(raw), int(deadline_ms), route))
+                overdue.append(Overdue(response_id, int(deadline_ms), route))
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
         return overdue
 
+    def _active(self, tenant_id: str) -> list[str]:
+        return [redis_keys.quota(self._region, tenant_id, name) for name in _ACTIVE]
+
+    def _reservation(self, tenant_id: str, response_id: str) -> str:
+        return redis_keys.quota(self._region, tenant_id, f"response:{response_id}")
+
     async def active_count(self, tenant_id: str) -> int:
-        """Responses that are reserved now."""
+        """Responses and jobs that are reserved now."""
         try:
-            return int(await self._redis.zcard(self._keys(tenant_id, "")[1]))
+            return sum([int(await self._redis.zcard(key)) for key in self._active(tenant_id)])
         except RedisError as error:
             raise QuotaUnavailable(_kind(error)) from error
 
@@ -323,10 +386,13 @@ class RedisQuota:
         QuotaUnavailable.
         """
         state = "refused" if reservation.decision is None else "settled" if reservation.ended else "reserved"
-        payload = reservation.decision or reservation.refusal
-        if payload is None:
+        if reservation.decision is not None:
+            lane, payload = reservation.decision.lane, _stored(reservation.decision)
+        elif reservation.refusal is not None:
+            lane, payload = Lane.STANDARD, reservation.refusal.code.value
+        else:
             raise ValueError("a reservation without decision needs a refusal")
-        arguments = (state, reservation.tokens, reservation.deadline_ms, _stored(payload))
+        arguments = (state, reservation.tokens, reservation.deadline_ms, _kind_of_work(lane), payload)
         try:
             answer = await self._run(
                 epoch, "restore", reservation.tenant_id, limits, reservation.response_id, *arguments
@@ -348,7 +414,7 @@ def _outcome(answer: Answer) -> Outcome:
     if kind == "decided":
         return Decided(Decision.model_validate_json(_text(answer[1])), int(answer[2]))
     if kind == "refused":
-        return Refusal.model_validate_json(_text(answer[1]))
+        return Refusal.model_validate_json(_text(answer[2])) if len(answer) > 2 else _refusal_again(_text(answer[1]))
     if kind == "refunded":
         return Refunded()
     if kind == "finished":
@@ -356,8 +422,18 @@ def _outcome(answer: Answer) -> Outcome:
     raise ValueError(f"quota.lua answered {kind!r}")
 
 
-def _stored(value: Decision | Refusal) -> str:
-    return value.model_dump_json(exclude_defaults=True)
+def _refusal_again(stored: str) -> Refusal:
+    """What is still known of an earlier refusal, with advice for now."""
+    code = EndingCode(stored)
+    return Refusal(code=code, retry_after_ms=RETRY_AFTER_MS if ENDINGS[code].retryable else None)
+
+
+def _kind_of_work(lane: Lane) -> str:
+    return "jobs" if lane is Lane.BATCH else "responses"
+
+
+def _stored(decision: Decision) -> str:
+    return decision.model_dump_json(exclude_defaults=True)
 
 
 def _text(value: object) -> str:

@@ -91,8 +91,11 @@ def test_a_late_heartbeat_does_not_undo_a_newer_one() -> None:
 def test_what_was_routed_counts_until_a_heartbeat_can_have_included_it() -> None:
     view = WorkersView()
     view.update("worker-1", worker())
-    view.routed("worker-1", 300, NOW)
-    view.routed("worker-1", 500, NOW + 100)
+    view.routed("worker-1", "r1", 300, NOW)
+    view.routed("worker-1", "r2", 500, NOW + 100)
+    view.routed("worker-1", "r2", 500, NOW + 100)
+    view.routed("worker-1", "r3", 900, NOW + 100)
+    view.not_routed("worker-1", "r3")
     [load] = view.live("default", NOW)
     assert (load.routed_tokens, load.routed_requests) == (800, 2)
     view.update("worker-1", worker(beat_at_ms=NOW + PICKUP_MS, queued_tokens=300))
@@ -107,7 +110,7 @@ def test_requests_spread_over_equal_workers_between_heartbeats() -> None:
     chosen = []
     for i in range(30):
         route = choose(view.live("default", NOW), Lane.STANDARD, f"r{i}", lane_partitions=8, generated_partitions=8)
-        view.routed(route.worker_id, 100, NOW)
+        view.routed(route.worker_id, f"r{i}", 100, NOW)
         chosen.append(route.worker_id)
     assert {name: chosen.count(name) for name in ("a", "b", "c")} == {"a": 10, "b": 10, "c": 10}
 

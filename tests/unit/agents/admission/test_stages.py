@@ -162,8 +162,8 @@ async def test_phrases_are_compiled_once_however_often_the_settings_are_read(wor
 async def test_advice_to_wait_is_jittered_once(world: World) -> None:
     limits = world.directory.all["acme"].limits
     await world.quota.reserve("acme", limits, "other", tokens=490, deadline_ms=NOW + 1)
+    raw = await world.quota.reserve("acme", limits, "as much", tokens=15, deadline_ms=NOW)
     await world.pipeline.handle_request(world.record(world.request()))
-    raw = await world.quota.reserve("acme", limits, RESPONSE, tokens=1, deadline_ms=NOW)
     [ending] = world.log.endings
     assert isinstance(raw, Refusal)
     assert raw.retry_after_ms is not None

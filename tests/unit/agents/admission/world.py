@@ -195,12 +195,15 @@ class World:
         signed = sign_request(SECRET, topic, value) if headers is None else headers
         return LogRecord(topic, 1, 41, request.response_id.encode(), value, tuple(signed), NOW + 2)
 
-    async def submit(self, job: LogRecord) -> None:
-        """A producer's job, through the queue of its pool where it gets there."""
-        seen = len(self.log.records)
-        await self.pipeline.handle_job(job)
-        for record in self.log.records[seen:]:
-            if record.topic.startswith("local.admission.jobs."):
+    async def submit(self, *jobs: LogRecord) -> None:
+        """Producers' jobs, and what becomes of them in the queues, until nothing waits in a queue any more."""
+        read = len(self.log.records)
+        for job in jobs:
+            await self.pipeline.handle_job(job)
+        while read < len(self.log.records):
+            record = self.log.records[read]
+            read += 1
+            if record.topic.startswith(("local.admission.jobs.", "local.admission.aside")):
                 await self.pipeline.handle_queued_job(record)
 
     def job(

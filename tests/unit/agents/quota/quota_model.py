@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 
 from agents.quota.store import (
     OUTCOME_KEEP_MS,
+    REFUSALS_KEPT,
+    RETRY_AFTER_MS,
     Decided,
     Finished,
+    NotYet,
     Outcome,
     Overdue,
     QuotaUnavailable,
@@ -15,12 +18,12 @@ from agents.quota.store import (
     Reserved,
 )
 from schemas.admission import Decision
-from schemas.endings import EndingCode
+from schemas.endings import ENDINGS, EndingCode
+from schemas.request import Lane
 from streams.directory import Limits
 
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
-REDELIVERY_MS = 900_000
 
 
 @dataclass
@@ -30,7 +33,7 @@ class Reservation:
     deadline_ms: int
     expires_ms: int
     decision: Decision | None = None
-    refusal: Refusal | None = None
+    lane: Lane = Lane.STANDARD
     choices: set[int] = field(default_factory=set)
 
 
@@ -41,12 +44,14 @@ class TenantModel:
     limits: Limits
     now_ms: int
     keep_ms: int = OUTCOME_KEEP_MS
-    redelivery_ms: int = REDELIVERY_MS
     at_ms: int | None = None
     backlog: int = 0
     tokens: int = 0
     carry: int = 0
     reservations: dict[str, Reservation] = field(default_factory=dict)
+    refusals_kept: int = REFUSALS_KEPT
+    refused: tuple[dict[str, EndingCode], dict[str, EndingCode]] = field(default_factory=lambda: ({}, {}))
+    taking: int = 0
 
     def _advance(self) -> None:
         per_minute = self.limits.tokens_per_minute
@@ -74,6 +79,15 @@ class TenantModel:
     def active(self) -> set[str]:
         return {id_ for id_, reservation in self.reservations.items() if reservation.state == "reserved"}
 
+    def _active_like(self, lane: Lane) -> int:
+        batch = lane is Lane.BATCH
+        return sum((self.reservations[id_].lane is Lane.BATCH) == batch for id_ in self.active)
+
+    def _refused_as(self, response_id: str) -> EndingCode | None:
+        if response_id in self.reservations:
+            return None
+        return self.refused[0].get(response_id) or self.refused[1].get(response_id)
+
     def figures(self) -> dict[str, int]:
         limits = self.limits
         return {
@@ -86,9 +100,12 @@ class TenantModel:
         }
 
     def _stored(self, response_id: str) -> Outcome:
+        if code := self._refused_as(response_id):
+            figures = self.figures() if code.startswith("rate_limited") else {}
+            return Refusal(
+                code=code, retry_after_ms=RETRY_AFTER_MS if ENDINGS[code].retryable else None, limits=figures
+            )
         reservation = self.reservations[response_id]
-        if reservation.refusal is not None:
-            return reservation.refusal
         if reservation.state == "refunded":
             return Refunded()
         if reservation.state == "settled":
@@ -97,15 +114,17 @@ class TenantModel:
             return Decided(reservation.decision, reservation.tokens)
         return Reserved(reservation.tokens)
 
-    def _add(self, response_id: str, state: str, tokens: int, deadline_ms: int) -> Reservation:
+    def _add(self, response_id: str, tokens: int, deadline_ms: int, lane: Lane) -> Reservation:
         lifetime = max(deadline_ms - self.now_ms, 0) + self.keep_ms
-        reservation = Reservation(state, tokens, deadline_ms, self.now_ms + lifetime)
+        reservation = Reservation("reserved", tokens, deadline_ms, self.now_ms + lifetime, lane=lane)
         self.reservations[response_id] = reservation
         return reservation
 
-    def reserve(self, response_id: str, tokens: int, deadline_ms: int) -> Outcome:
+    def reserve(
+        self, response_id: str, tokens: int, deadline_ms: int, lane: Lane = Lane.STANDARD, *, may_wait: bool = False
+    ) -> Outcome | NotYet:
         self._advance()
-        if response_id in self.reservations:
+        if response_id in self.reservations or self._refused_as(response_id):
             return self._stored(response_id)
         limits, refused = self.limits, None
         over = self.backlog + MINUTE_MS - limits.requests_per_minute * MINUTE_MS
@@ -113,54 +132,64 @@ class TenantModel:
             refused = (EndingCode.RATE_LIMITED_REQUESTS, math.ceil(over / limits.requests_per_minute))
         elif tokens > self.tokens:
             refused = (EndingCode.RATE_LIMITED_TOKENS, self._gain_ms(tokens - self.tokens, limits.tokens_per_minute))
-        elif len(self.active) >= limits.concurrent_responses:
+        elif self._active_like(lane) >= (limits.concurrent_jobs if lane is Lane.BATCH else limits.concurrent_responses):
             refused = (EndingCode.RATE_LIMITED_CONCURRENCY, 1_000)
         if refused:
             refusal = Refusal(code=refused[0], retry_after_ms=refused[1], limits=self.figures())
-            self._add_refused(response_id, refusal, deadline_ms)
-        else:
-            self.backlog += MINUTE_MS
-            self.tokens -= tokens
-            self._add(response_id, "reserved", tokens, deadline_ms)
+            if may_wait:
+                return NotYet(refusal)
+            self._remember_refusal(response_id, refusal)
+            return refusal
+        self.backlog += MINUTE_MS
+        self.tokens -= tokens
+        self._add(response_id, tokens, deadline_ms, lane)
         return self._stored(response_id)
 
     def decide(self, response_id: str, decision: Decision, tokens: int, deadline_ms: int) -> Outcome:
         self._advance()
+        if self._refused_as(response_id):
+            return self._stored(response_id)
         reservation = self.reservations.get(response_id)
         if reservation is None:
             self.tokens -= tokens
-            reservation = self._add(response_id, "reserved", tokens, deadline_ms)
+            reservation = self._add(response_id, tokens, deadline_ms, decision.lane)
         if reservation.state == "reserved" and reservation.decision is None:
             reservation.decision = decision
         return self._stored(response_id)
 
-    def _add_refused(self, response_id: str, refusal: Refusal, deadline_ms: int) -> None:
-        reservation = self._add(response_id, "refused", 0, deadline_ms)
-        reservation.refusal = refusal
-        lifetime = max(deadline_ms - self.now_ms, 0) + self.redelivery_ms
-        reservation.expires_ms = self.now_ms + min(lifetime, self.keep_ms)
+    def _remember_refusal(self, response_id: str, refusal: Refusal) -> None:
+        """Time makes no difference here: by then nothing but a refusal could come of it."""
+        self.reservations.pop(response_id, None)
+        if len(self.refused[self.taking]) >= self.refusals_kept / 2:
+            self.taking = 1 - self.taking
+            self.refused[self.taking].clear()
+        self.refused[self.taking][response_id] = refusal.code
 
     def refuse(self, response_id: str, refusal: Refusal, deadline_ms: int) -> Outcome:
         self._advance()
+        if code := self._refused_as(response_id):
+            return refusal if refusal.code is code else self._stored(response_id)
         reservation = self.reservations.get(response_id)
         if reservation is None:
-            self._add_refused(response_id, refusal, deadline_ms)
-        elif reservation.state in ("reserved", "refunded") and reservation.decision is None:
+            self._remember_refusal(response_id, refusal)
+            return refusal
+        if reservation.state in ("reserved", "refunded") and reservation.decision is None:
             if reservation.state == "reserved":
                 self.tokens += reservation.tokens
                 self._cap()
-            self._add_refused(response_id, refusal, deadline_ms)
-        elif reservation.state == "refunded" and reservation.decision is not None:
+            self._remember_refusal(response_id, refusal)
+            return refusal
+        if reservation.state == "refunded" and reservation.decision is not None:
             return Decided(reservation.decision, 0)
         return self._stored(response_id)
 
     def settle(self, response_id: str, choice: int, used: int) -> str:
         self._advance()
+        if self._refused_as(response_id):
+            return "refused"
         reservation = self.reservations.get(response_id)
         if reservation is None:
             return "unknown"
-        if reservation.state == "refused":
-            return "refused"
         if choice in reservation.choices:
             return "duplicate"
         reservation.choices.add(choice)
@@ -200,9 +229,17 @@ class ModelQuota:
         return tenant
 
     async def reserve(
-        self, tenant_id: str, limits: Limits, response_id: str, *, tokens: int, deadline_ms: int
-    ) -> Outcome:
-        return self._tenant(tenant_id, limits).reserve(response_id, tokens, deadline_ms)
+        self,
+        tenant_id: str,
+        limits: Limits,
+        response_id: str,
+        *,
+        tokens: int,
+        deadline_ms: int,
+        lane: Lane = Lane.STANDARD,
+        may_wait: bool = False,
+    ) -> Outcome | NotYet:
+        return self._tenant(tenant_id, limits).reserve(response_id, tokens, deadline_ms, lane, may_wait=may_wait)
 
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
