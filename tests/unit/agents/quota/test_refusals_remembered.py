@@ -10,8 +10,9 @@ from redis.asyncio import Redis
 from agents.quota.store import RedisQuota, Refusal, Reserved
 from schemas.endings import EndingCode
 from streams.directory import Limits
-from streams.ids import mint_response_id
+from streams.ids import ResponseIds
 
+IDS = ResponseIds("local", [b"a secret"])
 NOW = 1_790_000_000_000
 NARROW = Limits(requests_per_minute=1)
 WIDE = Limits()
@@ -42,8 +43,8 @@ async def used_bytes(client: Redis) -> int:
 async def test_a_flood_of_one_tenant_s_refusals_fills_no_store_and_others_are_admitted(
     client: Redis, quota: RedisQuota
 ) -> None:
-    assert await reserve(quota, "loud", NARROW, mint_response_id("local", 3)) == Reserved(1)
-    ids = [mint_response_id("local", number % 64) for number in range(100_000)]
+    assert await reserve(quota, "loud", NARROW, IDS.mint(3)) == Reserved(1)
+    ids = [IDS.mint(number % 64) for number in range(100_000)]
     before_bytes, most_bytes = await used_bytes(client), 0
     for start in range(0, len(ids), 1_000):
         outcomes = await asyncio.gather(*(reserve(quota, "loud", NARROW, id_) for id_ in ids[start : start + 1_000]))
@@ -51,7 +52,7 @@ async def test_a_flood_of_one_tenant_s_refusals_fills_no_store_and_others_are_ad
         if start % 10_000 == 0:
             most_bytes = max(most_bytes, await used_bytes(client) - before_bytes)
     assert most_bytes < 4 * 1024 * 1024
-    assert await reserve(quota, "other", WIDE, mint_response_id("local", 3)) == Reserved(1)
+    assert await reserve(quota, "other", WIDE, IDS.mint(3)) == Reserved(1)
     # What a crash can leave unacknowledged is among the last; those are refused alike, though there is room now.
     assert quota.now_ms is not None
     quota.now_ms += 120_000
