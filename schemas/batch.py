@@ -11,16 +11,20 @@ KEY_ID_HEADER = "sluice-key-id"
 TENANT_HEADER = "sluice-tenant"
 CUSTOM_ID_HEADER = "sluice-custom-id"
 EXPIRES_HEADER = "sluice-expires-ms"
+CHAT_URL = "/v1/chat/completions"
 
 
 class BatchJob(Record):
     """The value of a record on `intake.batch`. Record headers carry tenant, key id, custom id, expiry and signature.
 
-    `body` is the body of `POST /v1/chat/completions`; the same checks apply, and the same names in errors.
+    `body` is the body of `POST /v1/chat/completions`; the same checks apply, and the same names in errors. The other
+    fields are those of a line of OpenAI's batch files; what is not among them is refused.
     """
 
     type: Literal["job"] = "job"
-    url: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+    custom_id: Identifier | None = Field(default=None, description="If given, that of the record's header.")
+    method: str = Field(default="POST", json_schema_extra={"const": "POST"})
+    url: str = Field(default=CHAT_URL, json_schema_extra={"const": CHAT_URL})
     body: dict[str, Any]
 
 

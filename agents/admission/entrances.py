@@ -15,13 +15,12 @@ from schemas.batch import (
     KEY_ID_HEADER,
     SIGNATURE_HEADER,
     TENANT_HEADER,
-    BatchJob,
 )
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
+from streams.dialects.batch_line import parse_job
 from streams.dialects.neutral import RequestError, end_user_pseudonym
-from streams.dialects.openai_chat import parse_chat_request
 from streams.directory import ProducerKey
 from streams.ids import parse_response_id
 from streams.log.port import LogRecord
@@ -73,12 +72,10 @@ async def intake(record: LogRecord, services: Services) -> Request | Refused:
         return Refused(origin, refusal, stored=True)
     genuine = job.origin(services, "intake.batch", job.custom_id, job.expires_ms)
     try:
-        body = decode(BatchJob, job.value).body
+        chat = parse_job(job.value, job.custom_id)
     except Undecodable as error:
         refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=f"The job cannot be read: {error}"[:2_000])
         return Refused(genuine, refusal, buried=Buried(error.reason, error.detail))
-    try:
-        chat = parse_chat_request(body)
     except RequestError as error:
         return Refused(genuine, Refusal(code=error.code, message=error.message[:2_000], param=error.param))
     end_user = end_user_pseudonym(services.pseudonym_secret, job.tenant_id, chat.user)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -157,6 +158,43 @@ async def test_a_bad_job_of_a_known_key_is_answered_on_the_results_topic(
     [ending] = world.log.endings
     assert (ending.code, ending.param) == (code, param)
     assert (ending.reply_to.results_topic, ending.reply_to.custom_id) == ("local.results.acme", "line-1")
+
+
+LINE: dict[str, Any] = {
+    "custom_id": "line-1",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10},
+}
+
+
+async def test_a_line_of_openais_batch_files_is_a_job(world: World) -> None:
+    await world.submit(world.job(json.dumps(LINE).encode()))
+    [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.batch")
+    assert (work.reply_to.custom_id, work.max_tokens) == ("line-1", 10)
+    assert not world.log.endings
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "param"),
+    [
+        ({"custom_id": "line-2"}, EndingCode.INVALID_REQUEST, "custom_id"),
+        ({"custom_id": 7}, EndingCode.INVALID_REQUEST, None),
+        ({"method": "GET"}, EndingCode.UNSUPPORTED_PARAMETER, "method"),
+        ({"url": "/v1/embeddings"}, EndingCode.UNSUPPORTED_PARAMETER, "url"),
+        ({"completion_window": float("nan")}, EndingCode.UNSUPPORTED_PARAMETER, "completion_window"),
+        ({"body": {**LINE["body"], "tools": [{}]}}, EndingCode.UNSUPPORTED_PARAMETER, "tools"),
+    ],
+    ids=str,
+)
+async def test_a_line_that_asks_for_something_else_is_refused_by_name(
+    world: World, changes: dict[str, object], code: EndingCode, param: str | None
+) -> None:
+    await world.submit(world.job(json.dumps({**LINE, **changes}).encode()))
+    [ending] = world.log.endings
+    assert (ending.code, ending.param) == (code, param)
+    assert (param or "custom_id") in ending.message
+    assert ending.reply_to.custom_id == "line-1"
 
 
 @pytest.mark.parametrize("forgery", [{"key": OTHER_KEY}, {"expires_ms": NOW}])

@@ -1,0 +1,33 @@
+"""A producer's job: a line of OpenAI's batch files, as the value of a record."""
+
+from pydantic import ConfigDict
+
+from schemas.batch import CHAT_URL, BatchJob
+from schemas.codec import decode
+from schemas.endings import EndingCode
+from streams.dialects.neutral import ChatRequest, RequestError
+from streams.dialects.openai_chat import parse_chat_request
+
+
+class _Line(BatchJob):
+    """A job that remembers what no job has."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def parse_job(value: bytes, custom_id: str) -> ChatRequest:
+    """`custom_id` is the one that was signed. Raises Undecodable for what is no job, RequestError naming the field."""
+    job = decode(_Line, value)
+    for name in job.model_extra or ():
+        raise _unsupported(name[:200], f"{name[:200]} is not supported.")
+    if job.method != "POST":
+        raise _unsupported("method", "method: only POST is supported.")
+    if job.url != CHAT_URL:
+        raise _unsupported("url", f"url: only {CHAT_URL} is supported.")
+    if job.custom_id not in (None, custom_id):
+        raise RequestError(EndingCode.INVALID_REQUEST, "custom_id differs from that of the header.", "custom_id")
+    return parse_chat_request(job.body)
+
+
+def _unsupported(param: str, message: str) -> RequestError:
+    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, message, param)
