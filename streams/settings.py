@@ -195,6 +195,18 @@ class RedisSettings(_Section):
         return value
 
 
+class TenantShareSettings(_Section):
+    """Of one gateway, for any one tenant. Half of what there is, or far beyond what quota lets through."""
+
+    requests_per_s: int = Field(default=1_000, ge=1, description="Refused ones too; ten times that at once.")
+    log_bytes_per_s: int = Field(
+        default=16_777_216, ge=1_024, description="Of accepted requests, before quota decides; ten times that at once."
+    )
+    connections: int = Field(default=10_000, ge=1, description="Requests and WebSockets served at once.")
+    open_responses: int = Field(default=10_000, ge=1)
+    body_bytes: int = Field(default=268_435_456, ge=1_024, description="Of bodies that are being read at once.")
+
+
 class GatewaySettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65_535)
@@ -216,8 +228,12 @@ class GatewaySettings(_Section):
     trusted_proxies: list[str] = Field(
         default=["127.0.0.1", "::1"], description="Their `X-Forwarded-For` and `X-Forwarded-Proto` are believed."
     )
+    allowed_origins: list[str] = Field(
+        default=[], description="Whose pages may ask beside the gateway's own (`https://chat.example`); `*`: anybody's."
+    )
     head_timeout_ms: int = Field(default=10_000, ge=10, description="For the complete head of a request.")
     max_open_responses: int = Field(default=20_000, ge=1, description="Accepted by this gateway and not ended.")
+    tenant_share: TenantShareSettings = TenantShareSettings()
     viewer_lag_bytes: int = Field(
         default=4_194_304, ge=65_536, description="Of memory that a response may take for viewers that lag behind it."
     )

@@ -12,6 +12,8 @@ class CloseReason(StrEnum):
     NORMAL = "normal"
     GOING_AWAY = "going_away"
     OVERLOADED = "overloaded"
+    RATE_LIMITED_CONNECTIONS = "rate_limited_connections"
+    RATE_LIMITED_BYTES = "rate_limited_bytes"
     UNAUTHENTICATED = "unauthenticated"
     AUTH_TIMEOUT = "auth_timeout"
     ORIGIN_REFUSED = "origin_refused"
@@ -38,6 +40,12 @@ CLOSINGS: dict[CloseReason, CloseRule] = {
     CloseReason.NORMAL: CloseRule(1000, "The client closed.", False),
     CloseReason.GOING_AWAY: CloseRule(1001, "The gateway is stopping.", True),
     CloseReason.OVERLOADED: CloseRule(1013, "Too many connections are open at this gateway.", True),
+    CloseReason.RATE_LIMITED_CONNECTIONS: CloseRule(
+        1013, "Your organisation has as many connections at this gateway as one may.", True
+    ),
+    CloseReason.RATE_LIMITED_BYTES: CloseRule(
+        1013, "Your organisation sends more at once to this gateway than one may.", True
+    ),
     CloseReason.NOT_TEXT: CloseRule(1003, "Messages are JSON objects in text frames.", True),
     CloseReason.TOO_MANY_ERRORS: CloseRule(1008, "Too many messages could not be understood.", True),
     CloseReason.TOO_LARGE: CloseRule(1009, "The message is larger than the limit.", True),

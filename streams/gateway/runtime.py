@@ -116,9 +116,12 @@ class GatewayRuntime:
             ownership=self.pump,
             metrics=self._metrics,
         )
-        self._sockets = StreamEndpoint(self.gateway)
-        http = build_app(self.gateway, usage, registry)
-        self.edge = Edge(http, self._sockets, self._metrics, max_connections=options.max_connections)
+        self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
+        http = build_app(self.gateway, usage)
+        self.edge = Edge(
+            http, self._sockets, self.gateway, max_connections=options.max_connections,
+            allowed_origins=options.allowed_origins,
+        )  # fmt: skip
         self.server_config = ServerConfig(self.edge, options, self._metrics)
 
     async def start(self) -> None:

@@ -15,6 +15,7 @@ from schemas.request import OnDisconnect
 from schemas.responses import Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.backlog import Backlog, HistoryEntry
+from streams.gateway.fan_out.opened import Opened
 from streams.gateway.fan_out.spans import SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES, Span, memory_bytes
 from streams.gateway.fan_out.stream import Stream, Viewer
 from streams.ids import is_response_id
@@ -61,7 +62,8 @@ class Hub:
         self._elsewhere_grace_ms = disconnect_grace_ms if elsewhere_grace_ms is None else elsewhere_grace_ms
         self._max_ended = max_ended
         self._streams: dict[str, Stream] = {}
-        self._opened: set[str] = set()
+        self.opened = Opened()
+        """Accepted here and not ended; neither jobs, which nobody accepted here, nor what waits for history."""
         self.backlog = Backlog(max_bytes=max_unkept_bytes, max_ended=max_unkept_ended)
         """What history lacks. Answer a slice of it with `kept`."""
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -83,8 +85,7 @@ class Hub:
 
     @property
     def open_responses(self) -> int:
-        """Accepted here and not ended; neither jobs, which nobody accepted here, nor what waits for history."""
-        return len(self._opened)
+        return len(self.opened)
 
     @property
     def viewers(self) -> int:
@@ -105,7 +106,7 @@ class Hub:
         stream = Stream(response_id, partition, scope, 1, now_ms)
         stream.opened_here, stream.on_disconnect = True, on_disconnect
         self._streams[response_id] = stream
-        self._opened.add(response_id)
+        self.opened.add(response_id, scope.tenant_id)
         return stream
 
     def has_ended(self, response_id: str) -> bool:
@@ -116,7 +117,7 @@ class Hub:
     def forget(self, response_id: str) -> None:
         """Drops what memory holds of it; for a response that was not accepted after all."""
         stream = self._streams.pop(response_id, None)
-        self._opened.discard(response_id)
+        self.opened.discard(response_id)
         self._unmet.pop(response_id, None)
         if stream is not None:
             self.backlog.forget(stream)
@@ -236,7 +237,7 @@ class Hub:
         if stream.next_sequence is not None and record.sequence_number > stream.next_sequence:
             self._break(stream)
         self._unmet.pop(record.response_id, None)
-        self._opened.discard(record.response_id)
+        self.opened.discard(record.response_id)
         stream.terminal = record
         stream.active_at_ms = now_ms
         stream.unwatched_since_ms = None

@@ -45,6 +45,14 @@ def error_response(
     return JSONResponse(body, status_code=status, headers=advice)
 
 
+def api_error_response(error: ApiError, *, closes: bool = False) -> JSONResponse:
+    """`closes`: the body may still be on its way, and is not read."""
+    headers = {"connection": "close"} if closes else {}
+    return error_response(
+        error.status, error.body, headers=headers, retry_after_ms=error.retry_after_ms, retryable=error.retryable
+    )
+
+
 def ending_response(terminal: Terminal, headers: Mapping[str, str]) -> JSONResponse:
     """The HTTP answer of a response that ended in an error."""
     rule = ENDINGS[terminal.code]

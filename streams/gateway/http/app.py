@@ -7,7 +7,6 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
 from schemas.endings import ENDINGS
@@ -15,7 +14,7 @@ from schemas.usage_query import BUCKET_WIDTHS, GROUPS
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_error import ending_error, error_object
 from streams.gateway.errors import ApiError
-from streams.gateway.http.answers import error_response
+from streams.gateway.http.answers import api_error_response, error_response
 from streams.gateway.http.body import ClientDisconnect
 from streams.gateway.http.chats import ChatApi
 from streams.gateway.http.models import ModelApi
@@ -34,14 +33,9 @@ def _templates() -> Environment:
     return Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
 
 
-def is_loopback(request: Request) -> bool:
-    """Whether the peer is on this machine. The server has put a proxy's client in the place of the proxy."""
-    return request.client is not None and request.client.host in ("127.0.0.1", "::1")
-
-
-def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry) -> FastAPI:
+def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     """The ASGI application for HTTP. WebSockets are served by `streams.gateway.websocket.session`."""
-    app = FastAPI(title="Sluice", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
+    app = FastAPI(title="Sluice", version="1", docs_url=None, redoc_url=None, redirect_slashes=False, responses=ERRORS)
     chats, models, figures = ChatApi(gateway), ModelApi(gateway), UsageApi(gateway, usage)
     body = {
         "requestBody": {
@@ -103,13 +97,6 @@ def build_app(gateway: Gateway, usage: UsageReader, registry: CollectorRegistry)
         why = gateway.why_not_ready()
         return PlainTextResponse(why or "ready", status_code=200 if why is None else 503)
 
-    @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
-    async def metrics(request: Request) -> Response:
-        """Prometheus metrics, for this machine alone; every process shows its own on its health port."""
-        if not is_loopback(request):
-            raise HTTPException(404, "Not Found")
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return HTMLResponse(_templates().get_template("docs.html").render(api=app.openapi()))
@@ -134,10 +121,7 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:
         gateway.metrics.refused.labels(error.code).inc()
-        headers = {"connection": "close"} if error.status in (408, 413) else {}
-        return error_response(
-            error.status, error.body, headers=headers, retry_after_ms=error.retry_after_ms, retryable=error.retryable
-        )
+        return api_error_response(error, closes=error.status in (408, 413, 429))
 
     @app.exception_handler(RequestError)
     async def request_error(_request: Request, error: RequestError) -> Response:

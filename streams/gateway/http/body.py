@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from streams.gateway.errors import ApiError
+from streams.gateway.tenant_shares import BodyHold
 
 BODY_TIMEOUT_S = 30.0
 MAX_DISCARDED_BYTES = 134_217_728
 
 
-async def read_json_body(request: Request, max_bytes: int) -> bytes:
-    """What is said to be JSON, not parsed. Raises ApiError 408, 413 or 415, ClientDisconnect."""
+async def read_json_body(request: Request, max_bytes: int, held: BodyHold) -> bytes:
+    """What is said to be JSON, not parsed. Raises ApiError 408, 413, 415 or 429, ClientDisconnect."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "unsupported_media_type", "The body must be JSON, with content-type: application/json.")
@@ -27,11 +28,15 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in chunks:
-                body += chunk
-                if too_large or len(body) > max_bytes:
+                try:
+                    if too_large or len(body) + len(chunk) > max_bytes:
+                        raise _too_large(max_bytes)
+                    held.grow(len(chunk))
+                except ApiError:
                     body.clear()
                     await _discard(chunks)
-                    raise _too_large(max_bytes)
+                    raise
+                body += chunk
     except TimeoutError:
         raise ApiError(408, "request_timeout", f"The body took more than {BODY_TIMEOUT_S:g} s.") from None
     return bytes(body)

@@ -57,10 +57,7 @@ class ChatApi:
         self._settings = gateway.settings.gateway
 
     async def chat(self, request: Request) -> Response:
-        principal = self._gateway.authenticate(api_key_of(request.headers))
-        body = await read_json_body(request, self._settings.max_body_bytes)
-        chat = await self._gateway.parsing(len(body), lambda: parse_chat_request(parse_json_object(body)))
-        response_id, follower = await self._gateway.submit(principal, chat, traceparent=traceparent_of(request.headers))
+        response_id, follower, chat = await self._accept(request)
         headers = {"x-request-id": response_id}
         departure = asyncio.ensure_future(departed(request.receive))
         departure.add_done_callback(lambda task: None if task.cancelled() else follower.abandon())
@@ -82,6 +79,17 @@ class ChatApi:
             departure.cancel()
             if not (chat.stream and follower.is_handed_over):
                 self._gateway.release(follower)
+
+    async def _accept(self, request: Request) -> tuple[str, Follower, ChatRequest]:
+        """The response's id, its first viewer, and what was asked for, without its messages: they may be large."""
+        principal = self._gateway.authenticate(api_key_of(request.headers))
+        with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+            body = await read_json_body(request, self._settings.max_body_bytes, held)
+            chat = await self._gateway.parsing(len(body), lambda: parse_chat_request(parse_json_object(body)))
+            response_id, follower = await self._gateway.submit(
+                principal, chat, traceparent=traceparent_of(request.headers)
+            )
+        return response_id, follower, chat.model_copy(update={"messages": []})
 
     def _streaming(
         self, follower: Follower, first: Event | None, headers: dict[str, str], model: str, form: ChatEventsForm

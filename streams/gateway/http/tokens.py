@@ -68,25 +68,27 @@ class TokenApi:
 
     async def tokenise(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes)
-        asked = await self._gateway.parsing(len(body), lambda: parse_tokenise(parse_json_object(body)))
-        model = model_of(self._gateway.catalog, principal.tenant, asked.model)
-        if asked.chars > model.context_window * MAX_CHARS_PER_TOKEN:
-            message = endless_message(model.context_window, asked.chars)
-            raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, asked.param)
-        async with self._turn(principal.tenant.tenant_id):
-            return JSONResponse(await beside_the_loop(lambda: self._tokens_object(model, asked)))
+        with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+            body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
+            asked = await self._gateway.parsing(len(body), lambda: parse_tokenise(parse_json_object(body)))
+            model = model_of(self._gateway.catalog, principal.tenant, asked.model)
+            if asked.chars > model.context_window * MAX_CHARS_PER_TOKEN:
+                message = endless_message(model.context_window, asked.chars)
+                raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, asked.param)
+            async with self._turn(principal.tenant.tenant_id):
+                return JSONResponse(await beside_the_loop(lambda: self._tokens_object(model, asked)))
 
     async def detokenise(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes)
-        asked = await self._gateway.parsing(len(body), lambda: parse_detokenise(parse_json_object(body)))
-        model = model_of(self._gateway.catalog, principal.tenant, asked.model)
-        if len(asked.token_ids) > model.context_window:
-            message = overflow_message(model.context_window, len(asked.token_ids))
-            raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, "tokens")
-        async with self._turn(principal.tenant.tenant_id):
-            return JSONResponse({"prompt": await beside_the_loop(lambda: self._text(model, asked.token_ids))})
+        with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+            body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
+            asked = await self._gateway.parsing(len(body), lambda: parse_detokenise(parse_json_object(body)))
+            model = model_of(self._gateway.catalog, principal.tenant, asked.model)
+            if len(asked.token_ids) > model.context_window:
+                message = overflow_message(model.context_window, len(asked.token_ids))
+                raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, "tokens")
+            async with self._turn(principal.tenant.tenant_id):
+                return JSONResponse({"prompt": await beside_the_loop(lambda: self._text(model, asked.token_ids))})
 
     @asynccontextmanager
     async def _turn(self, tenant_id: str) -> AsyncIterator[None]:

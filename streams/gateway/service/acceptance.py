@@ -19,6 +19,7 @@ from streams.gateway.service.keys import Principal
 from streams.gateway.service.ports import Ownership, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.viewing import Viewing
+from streams.gateway.tenant_shares import TenantShares
 from streams.ids import ResponseIds
 from streams.keyring import Purpose
 from streams.log.port import LogError, ProducerQueueFull, RecordTooLarge
@@ -33,7 +34,7 @@ _log = structlog.get_logger()
 class Acceptance:
     def __init__(
         self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, cancels: Cancels,
-        ownership: Ownership, metrics: GatewayMetrics,
+        ownership: Ownership, metrics: GatewayMetrics, shares: TenantShares,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._ids = ids
@@ -44,6 +45,7 @@ class Acceptance:
         self._cancels = cancels
         self._ownership = ownership
         self._metrics = metrics
+        self._shares = shares
         self._request_secret = settings.keyring(Purpose.REQUEST_SIGNING).current
         self._pseudonym_secret = settings.keyring(Purpose.END_USER_PSEUDONYMS).current
         self._next_partition = 0
@@ -51,16 +53,19 @@ class Acceptance:
     async def submit(self, principal: Principal, chat: ChatRequest, *, traceparent: str = "") -> tuple[str, Follower]:
         """The response id and its first viewer, once the log has acknowledged the request. Release the follower.
 
-        Raises ApiError 503 when this gateway is full or the log does not take the request in time, and 413 when it
-        never takes one so large.
+        Raises ApiError 503 when this gateway is full or the log does not take the request in time, 413 when it never
+        takes one so large, and 429 when the tenant has its share of either.
         """
         if self._hub.open_responses >= self._settings.gateway.max_open_responses:
             raise unavailable("Too many responses are open at this gateway.", EndingCode.OVERLOADED.value)
+        tenant_id = principal.tenant.tenant_id
+        self._shares.check_open_responses(self._hub.opened.of(tenant_id))
         request = self._request(principal, chat, traceparent)
+        value = request.encode()
+        self._shares.spend_log_bytes(tenant_id, len(value))
         response_id, partition = request.response_id, request.reply_to.partition
         self._hub.open(response_id, partition, request.scope, chat.on_disconnect, monotonic_ms())
         follower = self._viewing.follow(response_id, partition, request.scope, 0)
-        value = request.encode()
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
                 headers = sign_request(self._request_secret, self._topic, value)

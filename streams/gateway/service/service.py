@@ -24,6 +24,7 @@ from streams.gateway.service.ports import Ownership, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.viewing import Viewing
+from streams.gateway.tenant_shares import TenantShares
 from streams.settings import Settings
 
 MEETINGS_AT_ONCE = 256
@@ -51,6 +52,7 @@ class Gateway:
         self.catalog = catalog
         self.hub = hub
         self.metrics = metrics
+        self.shares = TenantShares(settings.gateway.tenant_share)
         self._history = history
         self._ownership = ownership
         self._background = Background()
@@ -58,7 +60,9 @@ class Gateway:
         self._viewing = Viewing(hub, history)
         self._cancels = Cancels(sender, settings.topics.control.name, self._background)
         ids = settings.response_ids
-        self._acceptance = Acceptance(settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics)
+        self._acceptance = Acceptance(
+            settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics, self.shares
+        )
         lookup = Lookup(ids, settings.topics, hub, history)
         self._patience = Patience(settings.gateway.admission_timeout_ms)
         self._resumption = Resumption(hub, history, self._viewing, lookup, ownership, self._patience)

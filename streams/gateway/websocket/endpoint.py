@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Collection
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 from starlette.types import Receive, Scope, Send
 
-from streams.gateway.closing import CLOSINGS, CloseReason
+from streams.gateway.closing import CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.request_headers import api_key_of, traceparent_of
 from streams.gateway.service.service import Gateway
@@ -23,18 +22,20 @@ def _offered_key(subprotocols: list[str]) -> str | None:
     return next((name.removeprefix(prefix) for name in subprotocols if name.startswith(prefix)), None)
 
 
-def origin_allowed(origin: str | None, host: str, allowed_origins: Collection[str] | None) -> bool:
-    """Programs send no `Origin`; pages of the gateway itself may always connect. `None` allows every page.
+def origin_allowed(origin: str | None, host: str, allowed_origins: Collection[str]) -> bool:
+    """Programs send no `Origin`; pages of the gateway itself may always connect. `*` allows every page.
 
     Keys are never in cookies, so another site's page has nothing of its visitor's to use.
     """
-    return allowed_origins is None or origin is None or origin in allowed_origins or urlsplit(origin).netloc == host
+    if origin is None or "*" in allowed_origins or origin in allowed_origins:
+        return True
+    return origin.partition("://")[2] == host
 
 
 class StreamEndpoint:
     """The ASGI endpoint of `/v1/stream`."""
 
-    def __init__(self, gateway: Gateway, allowed_origins: Collection[str] | None = None) -> None:
+    def __init__(self, gateway: Gateway, allowed_origins: Collection[str] = ()) -> None:
         self._gateway = gateway
         self._allowed_origins = allowed_origins
         self._open: dict[Socket, asyncio.Future[None]] = {}
@@ -60,8 +61,9 @@ class StreamEndpoint:
                 frames.admit()  # Before its first message can come.
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
         if not origin_allowed(headers.get("origin"), headers.get("host", ""), self._allowed_origins):
-            reason = CloseReason.ORIGIN_REFUSED
-            await send({"type": "websocket.close", "code": CLOSINGS[reason].websocket_code, "reason": reason.value})
+            closing = closing_message(CloseReason.ORIGIN_REFUSED)
+            await send({"type": "websocket.send", "text": closing.encode()})
+            await send({"type": "websocket.close", "code": closing.code, "reason": closing.reason})
             return
         socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames)
         if self._gateway.stopping:

@@ -5,11 +5,12 @@ then neither messages nor pongs can pile up.
 """
 
 from asyncio.transports import BaseTransport
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import PayloadTooBig
-from websockets.frames import CloseCode, Frame
+from websockets.frames import Frame
 
 from streams.gateway.closing import CloseReason, closing_message
 from streams.gateway.lingering import Lingering
@@ -47,11 +48,17 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
         self._unread = b""
         self._joined = bytearray()
         self._fragments = 0
+        self._delivered_bytes = 0
+        self._hold: Callable[[int], bool] | None = None
         self.conn.max_message_size = min(self.config.ws_max_size, MAX_STRANGERS_MESSAGE_BYTES)
 
     def admit(self) -> None:
         """The peer's key is known: its messages may be as large as any."""
         self.conn.max_message_size = self.config.ws_max_size
+
+    def account_to(self, hold: Callable[[int], bool]) -> None:
+        """`hold` takes how many bytes of messages are held, and says whether they may be."""
+        self._hold = hold
 
     # The connection
 
@@ -62,6 +69,8 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.config.open_connections.closed(self.transport)
         self._unread = b""
+        if self._hold is not None:
+            self._hold(0)
         super().connection_lost(exc)
 
     def handle_connect(self, event: object) -> None:
@@ -100,6 +109,9 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
             self._read_on()
 
     async def receive(self) -> Any:
+        if self.queue.empty():
+            self._delivered_bytes = 0  # Whoever asks for the next message is done with the last one.
+            self._account()
         message = await super().receive()
         self._read_on()
         return message
@@ -119,12 +131,19 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
             super().data_received(piece)
             if self.conn.handshake_exc is not None and not self.handshake_complete:
                 self._refuse_handshake()
+            if not self._account():
+                self._refuse_message(CloseReason.RATE_LIMITED_BYTES)
         if self.lingers or self.transport.is_closing():
             self._unread = b""
         elif self._unread or not self._may_read:
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
+
+    def _account(self) -> bool:
+        """Whether what is held of messages may be."""
+        held_bytes = self._delivered_bytes + len(self._joined) + len(self.conn.reader.buffer)
+        return self._hold is None or self.lingers or self._hold(held_bytes)
 
     @property
     def _may_read(self) -> bool:
@@ -140,8 +159,7 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
     def _begin_message(self, kind: str, event: Frame) -> None:
         self.curr_msg_data_type = kind  # type: ignore[assignment]
         if event.fin:
-            self.frames = [bytes(event.data)]
-            self.send_receive_event_to_app()
+            self._deliver(bytes(event.data))
         else:
             self._joined, self._fragments = bytearray(event.data), 1
 
@@ -152,25 +170,31 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
         self._joined += event.data
         self._fragments += 1
         if self._fragments > MAX_FRAGMENTS:
-            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "too many fragments")
-            self._refuse_message()
+            self._refuse_message(CloseReason.TOO_LARGE)
         elif event.fin:
             joined, self._joined = bytes(self._joined), bytearray()
-            self.frames = [joined]
-            self.send_receive_event_to_app()
+            self._deliver(joined)
+
+    def _deliver(self, message: bytes) -> None:
+        self._delivered_bytes += len(message)
+        self.frames = [message]
+        self.send_receive_event_to_app()
 
     # Closing
 
     def handle_parser_exception(self) -> None:
         if isinstance(self.conn.parser_exc, PayloadTooBig):
-            self._refuse_message()
+            self._refuse_message(CloseReason.TOO_LARGE)
         else:
             self._end()
 
-    def _refuse_message(self) -> None:
+    def _refuse_message(self, reason: CloseReason) -> None:
+        closing = closing_message(reason)
         if not self.close_sent:
-            # The close frame waits in `conn` already; what says it in our own words goes before it.
-            self.transport.write(text_frame(closing_message(CloseReason.TOO_LARGE).encode().encode()))
+            # A close frame of the library's own waits in `conn`; what says it in our own words goes before it.
+            self.transport.write(text_frame(closing.encode().encode()))
+        if self.conn.close_sent is None:
+            self.conn.fail(closing.code, closing.reason)
         self._end()
 
     def _end(self) -> None:

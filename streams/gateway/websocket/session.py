@@ -6,7 +6,8 @@ finds its deltas joined into larger ones; what it has not read costs the gateway
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
 
@@ -65,6 +66,8 @@ class Frames(Protocol):
     def write_frame(self, frame: bytes) -> None: ...
 
     def admit(self) -> None: ...
+
+    def account_to(self, hold: Callable[[int], bool]) -> None: ...
 
 
 class Socket:
@@ -128,15 +131,22 @@ class Socket:
             if message is None:
                 return None
             api_key = message.api_key if isinstance(message, AuthMessage) else ""
-        if not self._authenticate(api_key):
+        if (principal := self._authenticate(api_key)) is None:
             return None
-        if self._frames is not None:
-            self._frames.admit()
-        while self._closing is None and (message := await self._next_message()) is not None:
-            await self._room.wait()
-            # A socket may outlive its key.
-            if (principal := self._authenticate(api_key)) is not None:
-                self._understand(principal, message)
+        with ExitStack() as share:
+            try:
+                share.enter_context(self._gateway.shares.connection(principal.tenant.tenant_id))
+            except ApiError:
+                return self._close(CloseReason.RATE_LIMITED_CONNECTIONS)
+            held = share.enter_context(self._gateway.shares.body(principal.tenant.tenant_id))
+            if self._frames is not None:
+                self._frames.admit()
+                self._frames.account_to(held.set)
+            while self._closing is None and (message := await self._next_message()) is not None:
+                await self._room.wait()
+                # A socket may outlive its key.
+                if (known := self._authenticate(api_key)) is not None:
+                    self._understand(known, message)
         return None
 
     def _authenticate(self, api_key: str | None) -> Principal | None:
@@ -175,7 +185,23 @@ class Socket:
             await self._room.wait()
         return None
 
+    def _may_ask(self, principal: Principal, message: ClientMessage) -> bool:
+        """Whether it is within the tenant's share; says so if not. What costs nothing always is."""
+        if not isinstance(message, RequestMessage | ResumeMessage | CancelMessage):
+            return True
+        try:
+            self._gateway.shares.spend_request(principal.tenant.tenant_id)
+        except ApiError as error:
+            if isinstance(message, RequestMessage):
+                self._refuse(error, request_id=message.request_id)
+            else:
+                self._refuse(error, response_id=message.response_id)
+            return False
+        return True
+
     def _understand(self, principal: Principal, message: ClientMessage) -> None:
+        if not self._may_ask(principal, message):
+            return
         match message:
             case RequestMessage(request_id=request_id):
                 if request_id in self._requests:
@@ -210,8 +236,10 @@ class Socket:
         try:
             if message.body.get("stream", True) is not True:
                 raise _invalid("A WebSocket always streams: stream may only be true.", "body.stream")
-            chat = await self._gateway.parsing(chars, partial(parse_chat_request, {**message.body, "stream": True}))
-            response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
+            with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+                held.grow(chars)
+                chat = await self._gateway.parsing(chars, partial(parse_chat_request, {**message.body, "stream": True}))
+                response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
             self._refuse(error, request_id)

@@ -59,12 +59,10 @@ async def test_usage_is_asked_for_the_keys_own_tenant(stack: Stack) -> None:
             assert answer.json()["error"]["param"] == query.split("=")[0]
 
 
-async def test_health_metrics_docs_and_the_page_need_no_key(stack: Stack) -> None:
+async def test_health_docs_and_the_page_need_no_key(stack: Stack) -> None:
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
         assert (await http.get("/healthz")).text == "ok"
         assert (await http.get("/readyz")).text == "ready"
-        assert "sluice_gateway_open_viewers" in (await http.get("/metrics")).text
-        assert (await http.get("/metrics", headers={"x-forwarded-for": "203.0.113.9"})).status_code == 404
         docs = (await http.get("/docs")).text
         assert "/v1/chat/completions" in docs
         assert "repetition_penalty" in docs
@@ -151,7 +149,7 @@ async def test_a_gateway_full_of_connections_says_so_and_stays_healthy(redis_url
                     await refused.recv()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1013
-            for path in ("/readyz", "/healthz", "/metrics"):
+            for path in ("/readyz", "/healthz"):
                 assert (await http.get(path)).status_code == 200
             for request in stack.pipeline.requests():
                 stack.pipeline.start(request)
@@ -246,3 +244,77 @@ async def test_a_raw_half_request_disturbs_nobody(stack: Stack) -> None:
         answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
         assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
         await answering
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/healthz", 200),
+        ("GET", "/v1/models", 200),
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/models/huge", 404),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/usage?start_time=x", 400),
+        ("POST", "/v1/chat/completions", 415),
+        ("GET", "/v1/responses/resp_x", 404),
+        ("OPTIONS", "/v1/models", 405),
+    ],
+)
+async def test_every_answer_has_an_id_of_its_own(stack: Stack, method: str, path: str, status: int) -> None:
+    async with client(stack) as http:
+        answers = [await http.request(method, path) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [status] * 2
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert len(ids) == 2
+    assert all(each.startswith("req_") for each in ids)
+
+
+async def test_refusals_without_a_route_have_an_id_too(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "fullid", max_connections=1)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None):
+            full = await http.get("/v1/models")
+        assert (full.status_code, full.headers["x-request-id"][:4]) == (503, "req_")
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        nobody = await http.get("/v1/models", headers={"authorization": "Bearer wrong"})
+        assert (nobody.status_code, nobody.headers["x-request-id"][:4]) == (401, "req_")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v1/models", "/", "/docs", "/openapi.json", "/v1/nothing"])
+async def test_head_answers_as_get_does_without_a_body(stack: Stack, path: str) -> None:
+    async with client(stack) as http:
+        got, asked = await http.get(path), await http.head(path)
+        assert (asked.status_code, asked.content) == (got.status_code, b"")
+        assert asked.headers["content-type"] == got.headers["content-type"]
+        assert asked.headers["content-length"] == got.headers["content-length"]
+        assert (await http.get("/healthz")).text == "ok", "the connection goes on"
+
+
+async def test_head_of_a_stream_watches_nothing(stack: Stack) -> None:
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["a"])
+        await until(lambda: stack.runtime.hub.released_tokens == 1, "it runs")
+        async with asyncio.timeout(10):
+            asked = await http.head(f"/v1/responses/{request.response_id}?stream=true")
+        assert (asked.status_code, asked.content) == (200, b"")
+        await until(lambda: stack.runtime.hub.viewers == 1, "only who asked for it watches")
+        stack.pipeline.end(request, 2)
+        await asking
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/models/tiny/", "/healthz/", "/docs/"])
+async def test_a_slash_at_the_end_changes_nothing(stack: Stack, path: str) -> None:
+    async with client(stack) as http:
+        answer = await http.get(path)
+        same = await http.get(path.rstrip("/"))
+    assert (answer.status_code, answer.content) == (200, same.content)
+
+
+@pytest.mark.parametrize("header", ["forwarded", "x-forwarded-for", "x-real-ip", "via", "none"])
+async def test_metrics_are_on_the_health_port_alone(stack: Stack, header: str) -> None:
+    """A proxy on the same machine makes everybody local, and not every proxy says that it is one."""
+    async with client(stack, **{header: "203.0.113.9"}) as http:
+        assert (await http.get("/metrics")).status_code == 404

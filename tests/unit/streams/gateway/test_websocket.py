@@ -410,7 +410,8 @@ def test_pages_of_other_origins_can_be_kept_out() -> None:
     assert origin_allowed("http://gw:8080", "gw:8080", allowed)
     assert not origin_allowed("https://evil.example", "gw:8080", allowed)
     assert not origin_allowed("null", "gw:8080", allowed)
-    assert origin_allowed("https://evil.example", "gw:8080", None)
+    assert not origin_allowed("https://evil.example", "gw:8080", ())
+    assert origin_allowed("https://evil.example", "gw:8080", ["*"])
 
 
 @pytest.mark.parametrize("is_transient", [True, False])

@@ -1,0 +1,200 @@
+"""No tenant can spend another's share of a gateway: every case, on real sockets, with another tenant beside."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from streams.gateway.tenant_shares import BURST_S, Bucket
+from tests.unit.streams.gateway.gateway_stack import (
+    KEY,
+    OTHER_KEY,
+    Stack,
+    gateway_settings,
+    memory_log,
+    serving,
+    until,
+)
+from tests.unit.streams.gateway.http_clients import HELLO
+
+_regions = iter(f"share{number}" for number in range(1_000))
+
+
+@asynccontextmanager
+async def shared(redis_url: str, **share: int) -> AsyncIterator[Stack]:
+    """A gateway that gives each tenant so much."""
+    settings = gateway_settings(redis_url, next(_regions), tenant_share=share)
+    async with serving(settings, memory_log(settings)) as stack:
+        yield stack
+
+
+def client(stack: Stack, key: str = KEY) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=stack.url, headers={"x-api-key": key}, timeout=20, trust_env=False)
+
+
+def dial(stack: Stack, key: str = KEY) -> connect:
+    return connect(stack.websocket_url, additional_headers={"x-api-key": key}, proxy=None)
+
+
+async def hear(socket: ClientConnection) -> Any:
+    async with asyncio.timeout(20):
+        return json.loads(await socket.recv())
+
+
+async def other_tenant_is_answered(stack: Stack) -> None:
+    requests = len(stack.pipeline.requests())
+    async with client(stack, OTHER_KEY) as other:
+        asking = asyncio.ensure_future(other.post("/v1/chat/completions", json=HELLO))
+        await until(lambda: len(stack.pipeline.requests()) > requests, "it is accepted")
+        [request] = [r for r in stack.pipeline.requests() if r.scope.tenant_id == "beta"]
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["ok"])
+        stack.pipeline.end(request, 2)
+        assert (await asking).status_code == 200
+
+
+def is_refused(answer: httpx.Response, code: str) -> None:
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, code)
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    assert int(answer.headers["retry-after-ms"]) >= 1_000
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.headers["x-should-retry"] == "true"
+
+
+async def test_requests_per_second_refused_ones_too(redis_url: str) -> None:
+    async with shared(redis_url, requests_per_s=1) as stack, client(stack) as http:
+        answers = [await http.post("/v1/chat/completions", content=b"{}") for _ in range(BURST_S + 1)]
+        assert {answer.status_code for answer in answers[:-1]} == {415}
+        is_refused(answers[-1], "rate_limited_requests")
+        async with dial(stack) as socket:
+            await socket.send(json.dumps({"type": "request", "request_id": "r1", "body": HELLO}))
+            refused = await hear(socket)
+            assert (refused["error"]["code"], refused["request_id"]) == ("rate_limited_requests", "r1")
+            assert refused["retry_after_ms"] >= 1_000
+            await socket.send(json.dumps({"type": "cancel", "response_id": "resp_x"}))
+            assert (await hear(socket))["error"]["code"] == "rate_limited_requests"
+            await socket.send(json.dumps({"type": "ping"}))
+            assert (await hear(socket))["type"] == "pong"
+        assert stack.pipeline.requests() == []
+        await other_tenant_is_answered(stack)
+
+
+async def test_bytes_on_the_log(redis_url: str) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": "x" * 8_000}]}
+    async with shared(redis_url, log_bytes_per_s=1_024) as stack, client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+        request = await stack.pipeline.next_request()
+        is_refused(await http.post("/v1/chat/completions", json=body), "rate_limited_bytes")
+        async with dial(stack) as socket:
+            await socket.send(json.dumps({"type": "request", "request_id": "r1", "body": body}))
+            refused = await hear(socket)
+            assert (refused["error"]["code"], refused["request_id"]) == ("rate_limited_bytes", "r1")
+            assert refused["retry_after_ms"] >= 1_000
+        assert len(stack.pipeline.requests()) == 1, "nothing of what was refused is on the log"
+        await other_tenant_is_answered(stack)
+        stack.pipeline.end(request, 1)
+        await asking
+
+
+async def test_connections(redis_url: str) -> None:
+    async with shared(redis_url, connections=2) as stack, client(stack) as http:
+        async with AsyncExitStack() as opened:
+            socket = await opened.enter_async_context(dial(stack))
+            await socket.send(json.dumps({"type": "ping"}))
+            assert (await hear(socket))["type"] == "pong"
+            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+            request = await stack.pipeline.next_request()
+            is_refused(await http.get("/v1/models"), "rate_limited_connections")
+            async with dial(stack) as refused:
+                closing = await hear(refused)
+            assert (closing["type"], closing["code"], closing["reason"]) == (
+                "closing",
+                1013,
+                "rate_limited_connections",
+            )
+            assert closing["resumable"]
+            assert (await http.get("/healthz")).status_code == 200
+            await other_tenant_is_answered(stack)
+            stack.pipeline.end(request, 1)
+            await asking
+            assert (await http.get("/v1/models")).status_code == 200
+        await until(lambda: stack.runtime.edge.connections == 0, "all have gone")
+        async with dial(stack) as first, dial(stack) as second:
+            for socket in (first, second):
+                await socket.send(json.dumps({"type": "ping"}))
+                assert (await hear(socket))["type"] == "pong"
+
+
+async def test_open_responses(redis_url: str) -> None:
+    async with shared(redis_url, open_responses=2) as stack, client(stack) as http:
+        asking = [asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO)) for _ in range(2)]
+        await until(lambda: len(stack.pipeline.requests()) == 2, "both are accepted")
+        ours = stack.pipeline.requests()
+        is_refused(await http.post("/v1/chat/completions", json=HELLO), "rate_limited_concurrency")
+        async with dial(stack) as socket:
+            await socket.send(json.dumps({"type": "request", "request_id": "r1", "body": HELLO}))
+            assert (await hear(socket))["error"]["code"] == "rate_limited_concurrency"
+        await other_tenant_is_answered(stack)
+        for request in ours:
+            stack.pipeline.end(request, 1)
+        await asyncio.gather(*asking)
+        again = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
+        await until(lambda: len(stack.pipeline.requests()) == 4, "there is room again")
+        stack.pipeline.end(stack.pipeline.requests()[-1], 1)
+        for request in stack.pipeline.requests():
+            stack.pipeline.end(request, 1)
+        await again
+
+
+async def test_memory_of_bodies_over_http(redis_url: str) -> None:
+    async def half_a_body() -> AsyncIterator[bytes]:
+        yield b" " * 60_000
+        await more.wait()
+        yield b"{}"
+
+    more = asyncio.Event()
+    async with shared(redis_url, body_bytes=100_000) as stack, client(stack) as http:
+        http.headers["content-type"] = "application/json"
+        slow = asyncio.ensure_future(http.post("/v1/chat/completions", content=half_a_body()))
+        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 60_000, "half of it is held")
+        is_refused(await http.post("/v1/chat/completions", content=b" " * 60_000), "rate_limited_bytes")
+        await other_tenant_is_answered(stack)
+        more.set()
+        assert (await slow).status_code == 400
+        assert (await http.post("/v1/chat/completions", content=b" " * 60_000)).status_code == 400
+        assert stack.runtime.gateway.shares.body_bytes("acme") == 0
+
+
+@pytest.mark.parametrize("way", ["fragments", "one frame"])
+async def test_memory_of_messages_that_never_end(redis_url: str, way: str) -> None:
+    async with shared(redis_url, body_bytes=100_000) as stack, dial(stack) as first, dial(stack) as second:
+        for socket in (first, second):
+            await socket.send(json.dumps({"type": "ping"}))
+            assert (await hear(socket))["type"] == "pong"
+        if way == "fragments":
+            message = b"\x01\xfe" + (60_000).to_bytes(2, "big") + b"\0\0\0\0" + b" " * 60_000
+        else:
+            message = b"\x81\xff" + (90_000).to_bytes(8, "big") + b"\0\0\0\0" + b" " * 60_000
+        first.transport.write(message)
+        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") >= 60_000, "it is held")
+        second.transport.write(message)
+        closing = await hear(second)
+        assert (closing["type"], closing["code"], closing["reason"]) == ("closing", 1013, "rate_limited_bytes")
+        await other_tenant_is_answered(stack)
+        first.transport.abort()
+        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
+
+
+def test_a_bucket_refills_with_time_and_says_when() -> None:
+    bucket = Bucket(rate=2, now_s=0.0)
+    assert [bucket.take(1, 0.0) for _ in range(2 * BURST_S)] == [None] * 2 * BURST_S
+    assert bucket.take(1, 0.0) == 501
+    assert bucket.take(1, 0.5) is None
+    assert bucket.take(10_000, 0.5) == BURST_S * 1_000 + 1, "what never fits waits until all is there"
+    assert bucket.take(10_000, 0.5 + BURST_S) is None
+    assert bucket.take(1, 0.5 + BURST_S) is not None, "and is paid back"
