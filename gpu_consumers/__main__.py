@@ -24,9 +24,10 @@ from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.ids import mint_attempt_id
-from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.consumer_thread import ConsumerThread
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log.port import LogError
+from streams.log.producer_thread import ProducerThread
 from streams.redis_client import connect_quota
 from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog

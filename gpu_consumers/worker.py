@@ -39,8 +39,9 @@ from gpu_consumers.shell.lane_reading import LaneReading
 from gpu_consumers.shell.reading_back import ReadingBack
 from schemas.codec import Undecodable, decode
 from schemas.worker import WorkerState
-from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
+from streams.log.producer_thread import ProducerThread
 from streams.settings import WorkerSettings
 
 TICK_S = 0.05

@@ -20,8 +20,8 @@ from schemas.request import AdmittedRequest
 from streams.directory import TenantDirectory
 from streams.ids import stable_partition
 from streams.log import port as log
-from streams.log.consumer_thread import ProducerThread
 from streams.log.port import LogError, LogProducer, LogRecord
+from streams.log.producer_thread import ProducerThread
 from streams.topics import Topics
 
 

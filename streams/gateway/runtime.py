@@ -28,8 +28,9 @@ from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.service import Gateway
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
-from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
+from streams.log.producer_thread import ProducerThread
 from streams.settings import Settings
 
 GROUP = "gateways"

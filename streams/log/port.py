@@ -6,10 +6,13 @@ starts from; nothing is committed that was not asked for.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 MAX_RECORD_BYTES = 4_194_304
+COMMIT_TIMEOUT_S = 5.0
+"""How long a commit is waited for."""
 MAX_METADATA_BYTES = 4_096
 """Of a commit, per partition: what a broker takes by default (`offset.metadata.max.bytes`)."""
 
@@ -148,6 +151,15 @@ class LogConsumer(Protocol):
 
         Raises LogError (not retriable: the partition is lost), and ValueError when metadata has no offset to stand
         beside or more than `MAX_METADATA_BYTES`; then nothing was committed.
+        """
+
+    def start_commit(
+        self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
+    ) -> Future[None]:
+        """As `commit`, without waiting for the group's coordinator; what is wrong with the call is raised at once.
+
+        While the coordinator is away the outcome stays open: wait with a deadline, and cancel. Commits are made in the
+        order in which they were begun; inside `on_revoke` this one is made when it returns.
         """
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:

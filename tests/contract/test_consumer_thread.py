@@ -3,15 +3,19 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
-from streams.log.consumer_thread import POLL_RETRY_S, ConsumerThread, ProducerThread
+from streams.log.consumer_thread import POLL_RETRY_S, ConsumerThread
 from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.kafka import consumer as kafka_consumer
 from streams.log.port import Committed, LogError, LogRecord, TopicPartition
+from streams.log.producer_thread import ProducerThread
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import HOUR_MS, Topic
@@ -168,6 +172,75 @@ async def test_who_gets_a_partition_back_can_tell_at_once_how_far_another_has_re
             await second.commit({moved: 2})
         await poll_until(2)
     assert found[-1] == {moved: Committed(2)}
+
+
+class SlowCoordinator(Consumer):
+    """librdkafka's client; its commits made outside of rebalance callbacks wait until the coordinator answers."""
+
+    answers = threading.Event()
+
+    def commit(self, *arguments: Any, **options: Any) -> Any:
+        if threading.current_thread().name == "log-commit":
+            self.asked.set()
+            assert self.answers.wait(DEADLINE_S)
+        return super().commit(*arguments, **options)
+
+    asked = threading.Event()
+
+
+@pytest.fixture
+def slow_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SlowCoordinator]]:
+    SlowCoordinator.answers.clear()
+    SlowCoordinator.asked.clear()
+    monkeypatch.setattr(kafka_consumer, "Consumer", SlowCoordinator)
+    yield SlowCoordinator
+    SlowCoordinator.answers.set()
+
+
+async def test_records_come_while_a_commit_waits_for_its_coordinator(
+    kafka_settings: KafkaSettings, topic: str, group: str, slow_coordinator: type[SlowCoordinator]
+) -> None:
+    place = TopicPartition(topic, 0)
+    await write(kafka_settings, topic, 1)
+    async with consuming(kafka_settings, group) as consumer:
+        await consumer.subscribe([topic])
+        await read(consumer, 1)
+        committing = asyncio.ensure_future(consumer.commit({place: 1}))
+        assert await asyncio.to_thread(slow_coordinator.asked.wait, DEADLINE_S)
+        await write(kafka_settings, topic, 3)
+        assert [record.offset for record in await read(consumer, 3)] == [1, 2, 3]
+        assert not committing.done()
+        slow_coordinator.answers.set()
+        await committing
+        assert await consumer.committed([place]) == {place: Committed(1)}
+
+
+async def test_a_commit_that_waits_holds_up_no_balance_and_what_is_committed_then_counts(
+    kafka_settings: KafkaSettings, topic: str, group: str, slow_coordinator: type[SlowCoordinator]
+) -> None:
+    places = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+    await write(kafka_settings, topic, 5)
+    revoked: list[TopicPartition] = []
+    async with consuming(kafka_settings, group) as first:
+
+        async def on_revoke(partitions: Sequence[TopicPartition]) -> None:
+            with pytest.raises(LogError, match="a balance began"):
+                await committing
+            if not revoked:
+                await first.commit(dict.fromkeys(partitions, 4))
+            revoked.extend(partitions)
+
+        await first.subscribe([topic], on_revoke=on_revoke)
+        await read(first, 5)
+        committing = asyncio.ensure_future(first.commit({places[0]: 1}))
+        assert await asyncio.to_thread(slow_coordinator.asked.wait, DEADLINE_S)
+        async with consuming(kafka_settings, group) as second:
+            await second.subscribe([topic])
+            async with asyncio.timeout(DEADLINE_S):
+                while not revoked:
+                    await asyncio.gather(first.poll(0.1), second.poll(0.1))
+            assert await second.committed(revoked) == dict.fromkeys(revoked, Committed(4))
+            slow_coordinator.answers.set()
 
 
 async def test_a_slow_loop_does_not_hold_up_the_group_and_loses_nothing(

@@ -12,7 +12,7 @@ from streams.log.port import (
     LogRecord,
     TopicPartition,
 )
-from tests.contract.logs import Log, nothing_more, numbers, poll_until, read, values, write
+from tests.contract.logs import DEADLINE_S, Log, nothing_more, numbers, poll_until, read, values, write
 
 
 def test_a_partition_is_read_in_the_order_of_its_offsets(log: Log, group: str) -> None:
@@ -104,6 +104,19 @@ def test_nothing_is_committed_that_was_not_asked_for(log: Log, group: str) -> No
     assert second.committed(places) == {places[0]: Committed(None), places[1]: Committed(3)}
     second.subscribe([topic])
     assert len(read(second, 17)) == 17
+
+
+def test_commits_that_were_begun_are_made_in_that_order_while_their_member_reads_on(log: Log, group: str) -> None:
+    topic = log.topic(1)
+    place = TopicPartition(topic, 0)
+    write(log, topic, numbers(0, 9))
+    consumer = log.consumer(group)
+    consumer.subscribe([topic])
+    read(consumer, 4, at_once=2)
+    begun = [consumer.start_commit({place: offset}, metadata={place: f"at {offset}"}) for offset in (1, 2, 4)]
+    assert values(read(consumer, 6)) == numbers(4, 9)
+    assert [outcome.result(DEADLINE_S) for outcome in begun] == [None] * 3
+    assert consumer.committed([place]) == {place: Committed(4, "at 4")}
 
 
 def test_a_commit_may_go_back(log: Log, group: str) -> None:

@@ -31,9 +31,10 @@ from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from schemas.worker import WorkerState
 from streams.accepted_prefix import AcceptedPrefix, fold_frame
 from streams.ids import mint_attempt_id
-from streams.log.consumer_thread import ConsumerThread, ProducerThread
+from streams.log.consumer_thread import ConsumerThread
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import LogRecord, TopicPartition
+from streams.log.producer_thread import ProducerThread
 from streams.provisioning import provision
 from streams.redis_client import connect_redis
 from streams.settings import KafkaSettings, WorkerSettings

@@ -1,73 +1,90 @@
-"""Commits with a deadline, beside the thread that polls."""
+"""Commits beside the thread that polls: no poll waits for the group's coordinator."""
 
 import threading
 import time
-from concurrent.futures import Future, wait
-from queue import SimpleQueue
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
 
 from streams.log.kafka.client import require_success, translated
-from streams.log.port import LogError
+from streams.log.port import COMMIT_TIMEOUT_S, LogError
 
-COMMIT_TIMEOUT_S = 5.0
+_RETRY_S = 0.005
+
+
+class _Job(NamedTuple):
+    positions: list[NativePartition]
+    deadline_s: float
+    outcome: Future[None]
 
 
 class Committer:
-    """Gives commits a deadline. librdkafka's own waits for as long as the group's coordinator is away.
+    """One commit is under way at a time, in the order in which they were asked for: a late one undoes no newer one.
 
-    One commit is outstanding at a time, so an old one that comes through late cannot undo a newer one.
+    librdkafka's own waits for as long as the group's coordinator is away.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._outstanding: Future[None] = Future()
-        self._outstanding.set_result(None)
-        self._jobs: SimpleQueue[tuple[list[NativePartition], Future[None]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def commit(self, positions: list[NativePartition], deadline_s: float, *, in_callback: bool) -> None:
-        """Raises LogError, retriable when the deadline (of `time.monotonic`) passed or an older commit hangs.
-
-        While a rebalance callback runs, only its own thread gets through to librdkafka; the coordinator, which has
-        just called, is there then.
-        """
-        self._wait(deadline_s)
-        if in_callback:
-            self._commit(positions)
-            return
+    def start(self, positions: list[NativePartition]) -> Future[None]:
+        """The outcome may be cancelled until the commit begins."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log-commit", daemon=True)
             self._thread.start()
-        self._outstanding = Future()
-        self._jobs.put((positions, self._outstanding))
-        self._wait(deadline_s).result()
+        job = _Job(positions, time.monotonic() + COMMIT_TIMEOUT_S, Future())
+        self._jobs.put(job)
+        return job.outcome
+
+    def commit_in_callback(self, positions: list[NativePartition]) -> None:
+        """For rebalance callbacks: only their own thread gets through to librdkafka while they run.
+
+        The coordinator, which has just called, is there then. What waits for the thread is refused: it is older.
+        """
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                break
+            if job is not None and job.outcome.set_running_or_notify_cancel():
+                job.outcome.set_exception(LogError("commit: a balance began", retriable=True))
+        self._commit(positions, time.monotonic() + COMMIT_TIMEOUT_S)
 
     def close(self) -> None:
         """Raises LogError when a commit still hangs: the consumer must not be closed under it."""
         if self._thread is not None:
-            self._wait(time.monotonic() + COMMIT_TIMEOUT_S)
             self._jobs.put(None)
             self._thread.join(timeout=COMMIT_TIMEOUT_S)
+            if self._thread.is_alive():
+                raise LogError("commit: the group's coordinator does not answer", retriable=True)
             self._thread = None
-
-    def _wait(self, deadline_s: float) -> Future[None]:
-        if not wait([self._outstanding], max(0.0, deadline_s - time.monotonic())).done:
-            raise LogError("commit: the group's coordinator does not answer", retriable=True)
-        return self._outstanding
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            positions, outcome = job
+            if not job.outcome.set_running_or_notify_cancel():
+                continue
             try:
-                self._commit(positions)
-            except Exception as error:  # noqa: BLE001 - raised in the thread that commits
-                outcome.set_exception(error)
+                self._commit(job.positions, job.deadline_s)
+            except Exception as error:  # noqa: BLE001 - raised where the outcome is awaited
+                job.outcome.set_exception(error)
             else:
-                outcome.set_result(None)
+                job.outcome.set_result(None)
 
-    def _commit(self, positions: list[NativePartition]) -> None:
-        with translated("commit"):
-            done = self._consumer.commit(offsets=positions, asynchronous=False)
-        require_success(done or [], "commit")
+    def _commit(self, positions: list[NativePartition], deadline_s: float) -> None:
+        while True:
+            try:
+                with translated("commit"):
+                    done = self._consumer.commit(offsets=positions, asynchronous=False)
+                require_success(done or [], "commit")
+            except LogError as error:
+                # A balance under way refuses commits for a moment; librdkafka completes it without our polling.
+                if not error.retriable or time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(_RETRY_S)
+            else:
+                return

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -16,9 +17,10 @@ from streams.log.kafka.client import (
     settled,
     translated,
 )
-from streams.log.kafka.committer import COMMIT_TIMEOUT_S, Committer
+from streams.log.kafka.committer import Committer
 from streams.log.kafka.config import client_config
 from streams.log.port import (
+    COMMIT_TIMEOUT_S,
     MAX_RECORD_BYTES,
     Committed,
     LogError,
@@ -203,28 +205,29 @@ class KafkaConsumer:
     def commit(
         self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
     ) -> None:
+        outcome = self.start_commit(offsets, metadata=metadata)
+        if not wait([outcome], COMMIT_TIMEOUT_S).done:
+            outcome.cancel()
+            raise LogError("commit: the group's coordinator does not answer", retriable=True)
+        outcome.result()
+
+    def start_commit(
+        self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
+    ) -> Future[None]:
         self._require_group()
         metadata = metadata or {}
         check_metadata(offsets, metadata)
-        if not offsets:
-            return
         # The broker would accept any partition from a living member; it must not undo another member's position.
         if self._subscribed and (foreign := [partition for partition in offsets if partition not in self._owned]):
             raise LogError(f"commit: not assigned: {foreign}", retriable=False)
-        wanted = [
-            native_position(partition, offset, metadata.get(partition, "")) for partition, offset in offsets.items()
-        ]
-        deadline_s = time.monotonic() + COMMIT_TIMEOUT_S
-        while True:
-            try:
-                self._committer.commit(wanted, deadline_s, in_callback=self._in_callback)
-            except LogError as error:
-                # A balance under way refuses commits for a moment; librdkafka completes it without our polling.
-                if not error.retriable or time.monotonic() >= deadline_s:
-                    raise
-                time.sleep(_RETRY_S)
-            else:
-                return
+        wanted = [native_position(place, offset, metadata.get(place, "")) for place, offset in offsets.items()]
+        if wanted and not self._in_callback:
+            return self._committer.start(wanted)
+        if wanted:
+            self._committer.commit_in_callback(wanted)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         self._require_group()

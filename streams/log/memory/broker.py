@@ -1,6 +1,8 @@
 """The broker in memory: topics, groups and who owns what. Its clients are beside it."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -45,6 +47,8 @@ class MemoryBroker:
         self._clock_ms = clock_ms or count(1).__next__
         self._topics: dict[str, list[StoredPartition]] = {}
         self._groups: dict[str, Group] = {}
+        self._coordinator_is_away = False
+        self._commits: deque[tuple[Group, dict[TopicPartition, Committed], Future[None]]] = deque()
         self.script = FaultScript(faults)
 
     def create_topic(self, name: str, partitions: int) -> None:
@@ -81,6 +85,26 @@ class MemoryBroker:
 
     def committed(self, group: str, partition: TopicPartition) -> Committed:
         return self.group(group).committed.get(partition, Committed(None))
+
+    def commit(self, group: Group, committed: dict[TopicPartition, Committed]) -> Future[None]:
+        outcome: Future[None] = Future()
+        self._commits.append((group, committed, outcome))
+        if not self._coordinator_is_away:
+            self.coordinator_returns()
+        return outcome
+
+    def coordinator_leaves(self) -> None:
+        """Commits stay undecided from now on; records are read and written as before."""
+        self._coordinator_is_away = True
+
+    def coordinator_returns(self) -> None:
+        """It makes the commits that waited for it, in order, but for those that were cancelled."""
+        self._coordinator_is_away = False
+        while self._commits:
+            group, committed, outcome = self._commits.popleft()
+            if outcome.set_running_or_notify_cancel():
+                group.committed.update(committed)
+                outcome.set_result(None)
 
     def partition_count(self, topic: str) -> int:
         """0 when there is no such topic."""

@@ -1,6 +1,7 @@
 """The consumer of the log in memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Literal
 
 from streams.log.memory.broker import Group, MemoryBroker
@@ -96,6 +97,15 @@ class MemoryConsumer:
     def commit(
         self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
     ) -> None:
+        outcome = self.start_commit(offsets, metadata=metadata)
+        if not outcome.done():
+            outcome.cancel()
+            raise LogError("commit: the group's coordinator does not answer", retriable=True)
+        outcome.result()
+
+    def start_commit(
+        self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
+    ) -> Future[None]:
         self._require_life()
         self._require_group()
         metadata = metadata or {}
@@ -104,9 +114,8 @@ class MemoryConsumer:
             raise LogError("commit: no longer a member of the group", retriable=False)
         if self.topics:
             self._require_owned(offsets)
-        committed = self._group.committed
-        for partition, offset in offsets.items():
-            committed[partition] = Committed(offset, metadata.get(partition, ""))
+        committed = {place: Committed(offset, metadata.get(place, "")) for place, offset in offsets.items()}
+        return self._log.commit(self._group, committed)
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         self._require_life()

@@ -18,7 +18,7 @@ from streams.gateway.runtime import SWEEP_S
 from streams.gateway.service import acceptance
 from streams.gateway.service.cancels import Cancels
 from streams.gateway.service.refusals import unavailable
-from streams.log.consumer_thread import ProducerThread
+from streams.log.producer_thread import ProducerThread
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, memory_log, serving, until
 

@@ -91,6 +91,21 @@ def test_a_lost_member_commits_in_vain_and_is_told() -> None:
     assert zombie.assignment() == []
 
 
+def test_a_coordinator_that_is_away_leaves_commits_undecided_and_makes_them_when_it_is_back() -> None:
+    log = log_with(records=3)
+    consumer = joined(log, "c")
+    log.coordinator_leaves()
+    assert offsets(consumer.poll(10, 0)) == [0, 1, 2]
+    with pytest.raises(LogError, match="does not answer") as caught:
+        consumer.commit({PLACE: 1})
+    assert caught.value.retriable
+    begun = [consumer.start_commit({PLACE: offset}) for offset in (2, 3)]
+    assert begun[1].cancel()
+    assert (log.committed("g", PLACE), begun[0].done()) == (Committed(None), False)
+    log.coordinator_returns()
+    assert (log.committed("g", PLACE), begun[0].done()) == (Committed(2), True)
+
+
 def test_duplicates_are_stored_twice_by_a_producer_and_handed_out_twice_by_a_consumer() -> None:
     log = log_with(Fault(FaultKind.DUPLICATE, "p", at=2), Fault(FaultKind.DUPLICATE, "c", at=1))
     producer = log.producer("p")
