@@ -10,6 +10,7 @@ from schemas.batch import BatchJob, BatchResult
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.parked import Parked
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Request
 from schemas.responses import Release, Started, Terminal
@@ -19,7 +20,8 @@ from schemas.worker import WorkerState
 
 RECORDS: tuple[type[Record], ...] = (
     AdmittedRequest, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount, Ending,
-    Fence, Frame, Halt, Opened, OutputPolicy, Release, Request, Started, Terminal, UsageEvent, Verdict, WorkerState,
+    Fence, Frame, Halt, Opened, OutputPolicy, Parked, Release, Request, Started, Terminal, UsageEvent, Verdict,
+    WorkerState,
 )  # fmt: skip
 """Every record that travels on a topic."""
 

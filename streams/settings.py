@@ -262,6 +262,9 @@ class PostSafetySettings(_Section):
     gap_ms: int = Field(default=2_000, ge=1)
     unclaimed_cancel_ms: int = Field(default=5_000, ge=0, description="Then a cancel that no worker answered ends it.")
     max_open_responses: int = Field(default=50_000, ge=1)
+    park_after_ms: int = Field(
+        default=30_000, ge=1, description="What waits so long without a worker no longer holds the commit."
+    )
 
 
 class WorkerSettings(_Section):

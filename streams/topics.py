@@ -11,6 +11,7 @@ from schemas.batch import BatchJob, BatchResult
 from schemas.control import CONTROL
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED
+from schemas.parked import Parked
 from schemas.policy import OutputPolicy
 from schemas.request import LANES, AdmittedRequest, Lane, Request
 from schemas.responses import RESPONSES
@@ -120,6 +121,16 @@ class Topics:
             name("policies"), "tenant and digest", OutputPolicy, 1, WORK_RETENTION_MS + 2 * HOUR_MS,
             extra={**_APPEND_TIME, "cleanup.policy": "compact,delete"},
         )  # fmt: skip
+        # What of a partition of `generated` waits stands in the partition of the same number. Small segments, cleaned
+        # early: whoever takes a partition over reads all of it.
+        self.parked = Topic(
+            name("parked"), "owner and response id", Parked, p.generated, WORK_RETENTION_MS,
+            extra={
+                **_APPEND_TIME, "cleanup.policy": "compact,delete", "segment.bytes": str(2**24),
+                "segment.ms": str(HOUR_MS // 6), "delete.retention.ms": str(HOUR_MS // 6),
+                "min.cleanable.dirty.ratio": "0.1",
+            },
+        )  # fmt: skip
         self.dead_letters = Topic(name("dead-letters"), "origin", DeadLetter, 1, 30 * DAY_MS)
 
     def _name(self, suffix: str) -> str:
@@ -154,9 +165,9 @@ class Topics:
     def all(self, tenants: Iterable[str]) -> list[Topic]:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
-            self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.aside,
-            self.generated,
-            self.responses, self.usage, self.control, self.workers, self.verdicts, self.policies, self.dead_letters,
+            self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.aside, self.generated,
+            self.responses, self.usage, self.control, self.workers, self.verdicts, self.policies, self.parked,
+            self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

@@ -37,6 +37,7 @@ def run(settings: Settings) -> int:
         generated=KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", client_id),
         control=KafkaConsumer(settings.kafka, None, f"{client_id}-control", fetch_wait_ms=QUIET_FETCH_WAIT_MS),
         policies=KafkaConsumer(settings.kafka, None, f"{client_id}-policies"),
+        parked=KafkaConsumer(settings.kafka, None, f"{client_id}-parked"),
         producer=KafkaProducer(settings.kafka, client_id),
         metrics=Metrics(),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from agents.post_safety.parking import Position
 from streams.log.offset_tracker import OffsetTracker
 
 
@@ -14,7 +15,7 @@ class CommitGate:
     def __init__(self) -> None:
         self._deliveries = OffsetTracker()
         self._next_ticket = 0
-        self._proposed: dict[int, int] = {}
+        self._proposed: dict[int, Position] = {}
         self._barrier = 0
 
     @property
@@ -38,12 +39,12 @@ class CommitGate:
         """Nothing is proposed."""
         return not self._proposed
 
-    def propose(self, offsets: Mapping[int, int]) -> None:
-        """Offsets per partition, to be committed once all that has a ticket by now is acknowledged."""
-        self._proposed = dict(offsets)
+    def propose(self, positions: Mapping[int, Position]) -> None:
+        """Positions per partition, to be committed once all that has a ticket by now is acknowledged."""
+        self._proposed = dict(positions)
         self._barrier = self._next_ticket
 
-    def ready(self) -> dict[int, int]:
+    def ready(self) -> dict[int, Position]:
         """What may be committed now; empty while deliveries are outstanding."""
         watermark = self._deliveries.watermark
         return dict(self._proposed) if watermark is None or watermark >= self._barrier else {}

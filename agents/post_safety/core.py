@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from agents.post_safety.effects import Effect
 from agents.post_safety.fold import Fold, Phrases
 from agents.post_safety.own_endings import write_ending
-from agents.post_safety.state import Gap, Partition
+from agents.post_safety.parking import Position, Restart
+from agents.post_safety.partition import Partition
+from agents.post_safety.state import Gap
 from agents.post_safety.timers import Timers
 from schemas.control import Cancel
 from schemas.endings import EndingCode
@@ -32,6 +34,7 @@ class PostSafety:
     """
 
     def __init__(self, settings: PostSafetySettings, phrases: Phrases) -> None:
+        self._settings = settings
         self._partitions: dict[int, Partition] = {}
         self.counts: Counter[str] = Counter()
         self._timers = Timers(settings)
@@ -42,35 +45,45 @@ class PostSafety:
         return sum(len(partition.responses) for partition in self._partitions.values())
 
     @property
+    def parked_responses(self) -> int:
+        return sum(partition.parked for partition in self._partitions.values())
+
+    @property
     def partitions(self) -> list[int]:
         return sorted(self._partitions)
 
-    def assign(self, partition: int, committed: int | None) -> None:
-        """A partition comes, to be folded from `committed` on (None: from wherever it begins)."""
-        state = self._partitions[partition] = Partition(partition)
-        if committed is not None:
-            state.tracker.committed(committed)
-            state.next_offset = committed
+    def assign(self, partition: int, restart: Restart, owner: str) -> list[Effect]:
+        """A partition comes. `owner` names this member's writing to `parked`; no other ever had that name."""
+        state = self._partitions[partition] = Partition(partition, restart, owner)
+        return [effect for parked in restart.parked for effect in self._fold.parked(state, parked)]
 
     def revoke(self, partition: int) -> None:
         """The partition is another's now; its state is forgotten."""
         self._partitions.pop(partition, None)
 
     def remember_ended(self, partition: int, response_id: str) -> None:
-        """A response that ended below the commit: its late records are void."""
-        self._partitions[partition].remember_ended(response_id)
+        """A response that was opened or ended below where reading resumed: if it is not open, its records are void."""
+        state = self._partitions[partition]
+        if response_id not in state.responses:
+            state.remember_ended(response_id)
 
     def next_offset(self, partition: int) -> int:
         """Records below it have been folded."""
         return self._partitions[partition].next_offset
 
-    def to_commit(self) -> dict[int, int]:
-        """Per partition the offset below which every response has ended, where it has moved."""
-        offsets = {number: state.tracker.to_commit() for number, state in self._partitions.items()}
-        return {number: offset for number, offset in offsets.items() if offset is not None}
+    def park(self, now_ms: int) -> list[Effect]:
+        """Parks responses that wait. Before `to_commit`: what is parked holds no commit."""
+        before_ms = now_ms - self._settings.park_after_ms
+        return [effect for state in self._partitions.values() for effect in state.park(before_ms)]
 
-    def committed(self, partition: int, offset: int) -> None:
-        self._partitions[partition].tracker.committed(offset)
+    def to_commit(self) -> dict[int, Position]:
+        """Per partition where it has moved; to be committed once everything that was sent before is acknowledged."""
+        positions = {number: state.to_commit() for number, state in self._partitions.items()}
+        return {number: position for number, position in positions.items() if position is not None}
+
+    def committed(self, partition: int, position: Position) -> list[Effect]:
+        """The commit was acknowledged."""
+        return self._partitions[partition].committed(position)
 
     def went_live(self, partition: int) -> list[Effect]:
         """The log has been read up to where it ended when the partition came. Writes the endings that were due."""
@@ -91,23 +104,26 @@ class PostSafety:
                 continue
             gap = Gap(response.prefix.attempt_id, timestamp_ms, response.prefix.next_sequence + 1)
             self._timers.watch_gap(state, response, gap)
-        state.tracker.started(offset)
-        state.tracker.finished(offset)
-        state.next_offset = offset + 1
+        state.read(offset)
+        state.folded(offset)
 
     def fold(
         self, record: Opened | Fence | Frame | Ending, partition: int, offset: int, timestamp_ms: int
     ) -> list[Effect]:
         """Takes the next record of a partition; `timestamp_ms` is its append time."""
         state = self._partitions[partition]
-        state.tracker.started(offset)
-        state.next_offset = offset + 1
-        if isinstance(record, Opened):
-            # Stays open in the tracker until the response has ended.
-            return self._fold.opened(state, record, offset, self.open_responses)
-        state.tracker.finished(offset)
+        state.read(offset)
+        effects = self._take(state, record, offset, timestamp_ms)
+        state.folded(offset, None if isinstance(record, Frame) else record.response_id)
+        return effects
+
+    def _take(
+        self, state: Partition, record: Opened | Fence | Frame | Ending, offset: int, timestamp_ms: int
+    ) -> list[Effect]:
         if isinstance(record, Frame):
             return self._fold.frame(state, record, timestamp_ms)
+        if isinstance(record, Opened):
+            return self._fold.opened(state, record, offset, timestamp_ms, self.open_responses)
         if isinstance(record, Fence):
             return self._fold.fence(state, record, offset)
         return self._fold.ending(state, record, timestamp_ms)

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 from schemas.base import ScopedRecord
 from schemas.batch import BatchResult
 from schemas.generated import Kind
+from schemas.parked import Parked
 
-Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated"]
+Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated", "parked"]
 
 ReleasedRow = tuple[bytes, str, int, int, Kind, str, list[int], int]
 """A row of `Release`: encoded scope without its trace context, response id, choice, first sequence, kind, text, text
@@ -23,11 +24,11 @@ class Released(NamedTuple):
 
 
 class Emit(NamedTuple):
-    """A record for a topic; without `partition` the key decides."""
+    """A record for a topic, None to remove what the key names; without `partition` the key decides."""
 
     channel: Channel
     key: str
-    record: ScopedRecord | BatchResult
+    record: ScopedRecord | BatchResult | Parked | None
     partition: int | None = None
 
 

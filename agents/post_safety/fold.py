@@ -8,12 +8,14 @@ from agents.post_safety import outcome
 from agents.post_safety.effects import Effect, Emit, Outbox, Released
 from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.own_endings import say_halted, stop_workers, write_ending
-from agents.post_safety.state import Gap, Partition, Response, Tally
+from agents.post_safety.partition import Partition
+from agents.post_safety.state import Gap, Response, Tally
 from agents.post_safety.timers import Timers
 from agents.safety.phrases import PhraseSet
 from schemas.control import AttemptVoid
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.parked import Parked
 from schemas.responses import Started
 from streams.accepted_prefix import AcceptedPrefix, RowVerdict
 
@@ -30,29 +32,15 @@ class Fold:
         self._timers = timers
         self._counts = counts
 
-    def opened(self, state: Partition, opened: Opened, offset: int, open_responses: int) -> list[Effect]:
+    def opened(
+        self, state: Partition, opened: Opened, offset: int, timestamp_ms: int, open_responses: int
+    ) -> list[Effect]:
         """`open_responses` is how many this process has without this one."""
-        response_id = opened.response_id
-        if response_id in state.responses or response_id in state.ended:
+        if opened.response_id in state.responses or opened.response_id in state.ended:
             self._counts["duplicate_opened"] += 1
-            state.tracker.finished(offset)
             return []
-        phrases = self._phrases(opened)
-        response = state.responses[response_id] = Response(
-            response_id=response_id,
-            reply_partition=opened.reply_to.partition,
-            opened=opened,
-            opened_offset=offset,
-            prefix=AcceptedPrefix(choices=opened.choices),
-            hold=HoldBack(phrases or PhraseSet(())),
-            tallies=[Tally() for _ in range(opened.choices)],
-            scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
-            keeps_text=opened.reply_to.results_topic is not None,
-        )
-        self._timers.watch_opened(state, response)
-        if phrases is None:
-            self._counts["without_policy"] += 1
-            response.hold.halt()
+        response = self._open(state, opened, offset, timestamp_ms, held_offset=offset)
+        if response.hold.halted:
             return [_say_started(response), *self._say_halted(state, response)]
         if self._timers.sheds(state, open_responses + 1):
             self._counts["overloaded"] += 1
@@ -60,9 +48,14 @@ class Fold:
             return write_ending(state, response, EndingCode.OVERLOADED)
         return [_say_started(response)]
 
+    def parked(self, state: Partition, parked: Parked) -> list[Effect]:
+        """A response that waits since before the partition was resumed. That it started has been said."""
+        response = self._open(state, parked.opened, parked.opened_offset, 0, held_offset=None)
+        return self._say_halted(state, response) if response.hold.halted else []
+
     def fence(self, state: Partition, fence: Fence, offset: int) -> list[Effect]:
         response = state.responses.get(fence.response_id)
-        # `Opened` precedes every fence and is read again until the end: a response that is not open has ended.
+        # `Opened` precedes every fence, and is read again, here or parked, until the end: what is not open has ended.
         if response is None:
             self._counts["void_fences"] += 1
             return [_say_void(fence, fence.attempt_id, fence.worker_id, "ended")]
@@ -71,6 +64,8 @@ class Fold:
         if verdict != "current":
             self._counts["void_fences"] += 1
             return [_say_void(fence, fence.attempt_id, fence.worker_id, verdict, response.prefix.begun_offset)]
+        if response.held_offset is None:
+            response.held_offset = offset
         response.attempt_worker_id = fence.worker_id
         if not response.prefix.accepted_tokens:
             response.worker_began_at_ms = fence.stage_ms.get("worker")
@@ -180,9 +175,33 @@ class Fold:
         if ending is not None and ending.written_by != "worker" and not response.halt_written:
             effects.append(stop_workers(response.opened, code))
         effects += outcome.of_response(response, code, ending, timestamp_ms)
-        state.close(response)
+        effects += state.close(response)
         self._counts[f"ended_{code.value}"] += 1
         return effects
+
+    def _open(
+        self, state: Partition, opened: Opened, offset: int, timestamp_ms: int, *, held_offset: int | None
+    ) -> Response:
+        phrases = self._phrases(opened)
+        response = Response(
+            response_id=opened.response_id,
+            reply_partition=opened.reply_to.partition,
+            opened=opened,
+            opened_offset=offset,
+            opened_at_ms=timestamp_ms,
+            held_offset=held_offset,
+            prefix=AcceptedPrefix(choices=opened.choices),
+            hold=HoldBack(phrases or PhraseSet(())),
+            tallies=[Tally() for _ in range(opened.choices)],
+            scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
+            keeps_text=opened.reply_to.results_topic is not None,
+        )
+        if phrases is None:
+            self._counts["without_policy"] += 1
+            response.hold.halt()
+        state.open(response)
+        self._timers.watch_opened(state, response)
+        return response
 
     def _say_halted(self, state: Partition, response: Response) -> list[Effect]:
         self._counts["halted"] += 1

@@ -3,7 +3,8 @@
 import hashlib
 
 from agents.post_safety.effects import Effect, Emit
-from agents.post_safety.state import Partition, Response
+from agents.post_safety.partition import Partition
+from agents.post_safety.state import Response
 from schemas.control import Halt
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Opened

@@ -4,8 +4,10 @@ A crash is repaired by reading again from the commit: the core then decides alik
 and `results.<tenant>` recognise what they have seen.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -14,10 +16,12 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from agents.post_safety.commits import CommitGate
 from agents.post_safety.core import PostSafety
 from agents.post_safety.effects import Effect, Emit, Released
+from agents.post_safety.parking import plan_restart
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
 from agents.post_safety.unreadable import named_responses
 from agents.safety.output_policies import OutputPolicyReader
+from schemas.batch import BatchResult
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.control import CONTROL, Cancel
 from schemas.dead_letter import DeadLetter
@@ -33,6 +37,7 @@ from streams.log.port import (
     ProducerQueueFull,
     TopicPartition,
 )
+from streams.log.reading import kept_offsets, read_offsets
 from streams.settings import PostSafetySettings
 from streams.topics import Topics
 
@@ -48,6 +53,8 @@ QUEUE_FULL_TIMEOUT_S = 10.0
 REVOKE_TIMEOUT_S = 2.0
 """Shorter than the session timeout, so that a rebalance is not held up by deliveries."""
 CLOSE_TIMEOUT_S = 10.0
+PARKED_READ_TIMEOUT_S = 10.0
+"""For all entries of the partitions that come. Then they are rebuilt as if nothing were parked."""
 _IDLE_POLL_S = 0.02
 _MAX_RECORDS = 500
 
@@ -80,6 +87,14 @@ class Metrics:
             "sluice_post_safety_failed_results", "Batch results that went to dead letters instead.", registry=registry
         )
         self.open_responses = Gauge("sluice_post_safety_open_responses", "Responses without an end.", registry=registry)
+        self.parked_responses = Gauge(
+            "sluice_post_safety_parked_responses", "Open ones that do not hold the commit.", registry=registry
+        )
+        self.parked_distrusted = Counter(
+            "sluice_post_safety_parked_distrusted",
+            "Partitions rebuilt from the oldest open response, because what was parked is not what the commit says.",
+            registry=registry,
+        )
         self.outstanding = Gauge(
             "sluice_post_safety_outstanding_records", "Sent and not yet acknowledged.", registry=registry
         )
@@ -94,8 +109,8 @@ class Metrics:
 class PostSafetyProcess:
     """One member of group `post-safety`. Single-threaded: everything happens inside `step`.
 
-    `control` and `policies` are independent readers. `clock_ms` is Unix time, close to the brokers'; `monotonic_s`
-    never runs backwards.
+    `control`, `policies` and `parked` are independent readers. `clock_ms` is Unix time, close to the brokers';
+    `monotonic_s` never runs backwards; `new_owner` gives a name that nobody had.
     """
 
     def __init__(
@@ -107,18 +122,22 @@ class PostSafetyProcess:
         generated: LogConsumer,
         control: LogConsumer,
         policies: LogConsumer,
+        parked: LogConsumer,
         producer: LogProducer,
         metrics: Metrics,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic_s: Callable[[], float] = time.monotonic,
+        new_owner: Callable[[], str] = partial(secrets.token_hex, 8),
     ) -> None:
         self._topics = topics
         self._generated = generated
         self._control = control
+        self._parked = parked
         self._producer = producer
         self._metrics = metrics
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
+        self._new_owner = new_owner
         self._policies = OutputPolicyReader(policies, topics.policies.name)
         self._core = PostSafety(settings, ResponsePhrases(self._policies, directory))
         self._regrouper = Regrouper(settings.regroup_ms)
@@ -129,6 +148,7 @@ class PostSafetyProcess:
             "verdicts": topics.verdicts.name,
             "control": topics.control.name,
             "generated": topics.generated.name,
+            "parked": topics.parked.name,
         }
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
@@ -143,6 +163,7 @@ class PostSafetyProcess:
     def start(self) -> None:
         """Reads the policies, finds its place in `control` and joins the group. Raises LogError."""
         self._policies.read()
+        self._parked.partitions(self._topics.parked.name)  # must exist: what waits is written there
         self._generated.subscribe(
             [self._topics.generated.name],
             on_assign=self._assigned,
@@ -176,7 +197,10 @@ class PostSafetyProcess:
         # 3 Publish what is due. After a crash: as in 2.
         self._send_due()
         self._deliver(0)
-        # 4 Commit below what is ended and acknowledged. After a crash: that is not read again, and need not be.
+        # 4 Park what waits. After a crash: the commit is older, and what is parked above it is passed over.
+        # 5 Commit below what is ended or parked, and acknowledged. After a crash: that is not read again, and need not
+        # be; entries of what ended there say so.
+        # 6 Remove entries of what ended there. After a crash: the next owner does.
         self._commit_when_due(quiet=not records)
         self._export()
 
@@ -186,6 +210,7 @@ class PostSafetyProcess:
         self._generated.close()
         self._control.close()
         self._policies.close()
+        self._parked.close()
 
     def _now_ms(self) -> float:
         return self._monotonic_s() * 1_000
@@ -206,17 +231,41 @@ class PostSafetyProcess:
     def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self._joined = True
         positions = self._generated.committed(partitions)
+        entries = self._read_parked([place.partition for place in partitions])
         for place in partitions:
-            number, committed = place.partition, positions[place].offset
+            number, committed = place.partition, positions[place]
             low, high = self._generated.watermarks(place)
-            self._core.assign(number, committed)
-            self._starts[number] = low if committed is None else max(low, committed - ENDED_READ_BACK_RECORDS)
+            found = None if entries is None else entries[number]
+            restart = plan_restart(committed.offset, committed.metadata, found, high)
+            if restart.distrust is not None:
+                self._metrics.parked_distrusted.inc()
+                _log.error("parked_not_used", partition=number, reason=restart.distrust, rebuilt_from=restart.offset)
+            self._publish(self._core.assign(number, restart, self._new_owner()))
+            begin = low if restart.offset is None else max(low, restart.offset)
+            self._starts[number] = max(low, begin - ENDED_READ_BACK_RECORDS)
             self._generated.seek(place, self._starts[number])
-            if (low if committed is None else max(low, committed)) >= high:
+            if begin >= high:
                 self._publish(self._core.went_live(number))
             else:
                 self._ends[number] = high
         _log.info("partitions_assigned", partitions=[place.partition for place in partitions])
+
+    def _read_parked(self, numbers: Sequence[int]) -> dict[int, dict[str, bytes]] | None:
+        """The latest entries of these partitions by key; None if they could not be read."""
+        places = [TopicPartition(self._topics.parked.name, number) for number in numbers]
+        entries: dict[int, dict[str, bytes]] = {number: {} for number in numbers}
+        try:
+            offsets = kept_offsets(self._parked, places)
+            for record in read_offsets(self._parked, offsets, time.monotonic() + PARKED_READ_TIMEOUT_S):
+                key = (record.key or b"").decode(errors="replace")
+                if record.value is None:
+                    entries[record.partition].pop(key, None)
+                else:
+                    entries[record.partition][key] = record.value
+        except LogError as error:
+            _log.error("parked_not_read", error=str(error))
+            return None
+        return entries
 
     def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
         try:
@@ -296,10 +345,10 @@ class PostSafetyProcess:
                 self._emit(effect)
 
     def _emit(self, effect: Emit) -> None:
-        value = effect.record.encode()
-        if effect.channel == "results":
+        value = None if effect.record is None else effect.record.encode()
+        if isinstance(effect.record, BatchResult):
             topic = self._topics.results(effect.record.scope.tenant_id).name
-            self._send_result(topic, effect.key, value)
+            self._send_result(topic, effect.key, effect.record.encode())
             return
         if isinstance(effect.record, Terminal) and effect.partition is not None:
             # A response's tokens stand before its terminal.
@@ -321,7 +370,7 @@ class PostSafetyProcess:
     def _send(
         self,
         topic: str,
-        value: bytes,
+        value: bytes | None,
         *,
         key: str | None = None,
         partition: int | None = None,
@@ -360,7 +409,9 @@ class PostSafetyProcess:
                 raise
             self._failed_results.append((ticket, topic, value, error))
 
-    def _produce(self, topic: str, value: bytes, key: str | None, partition: int | None, delivered: OnDelivery) -> None:
+    def _produce(
+        self, topic: str, value: bytes | None, key: str | None, partition: int | None, delivered: OnDelivery
+    ) -> None:
         """Waits for room in the producer's queue. Raises ProducerQueueFull after `QUEUE_FULL_TIMEOUT_S`."""
         deadline_s = self._monotonic_s() + QUEUE_FULL_TIMEOUT_S
         while True:
@@ -418,26 +469,31 @@ class PostSafetyProcess:
         if self._gate.is_idle and now_ms >= self._commit_due_ms:
             self._commit_due_ms = now_ms + COMMIT_EVERY_MS
             self._commit_latest_ms = now_ms + COMMIT_DELAY_MS
+            self._publish(self._core.park(self._clock_ms()))
             # Rows that still wait are of open responses: a terminal sends what waits in front of it.
             self._gate.propose(self._core.to_commit())
         if quiet or now_ms >= self._commit_latest_ms:
             self._commit_ready()
 
     def _commit_ready(self) -> None:
-        offsets = self._gate.ready()
-        if not offsets:
+        positions = {
+            TopicPartition(self._topics.generated.name, number): position
+            for number, position in self._gate.ready().items()
+        }
+        if not positions:
             return
         self._gate.done()
         try:
             self._generated.commit(
-                {TopicPartition(self._topics.generated.name, number): offset for number, offset in offsets.items()}
+                {place: position.offset for place, position in positions.items()},
+                metadata={place: position.metadata for place, position in positions.items()},
             )
         except LogError as error:
             # Tried again with the next proposal; a partition that is lost is taken away by the next poll.
             _log.warning("commit_failed", error=str(error), retriable=error.retriable)
             return
-        for number, offset in offsets.items():
-            self._core.committed(number, offset)
+        for place, position in positions.items():
+            self._publish(self._core.committed(place.partition, position))
 
     def _settle(self, timeout_s: float) -> None:
         """Publishes everything, and commits if all of it is acknowledged in time."""
@@ -457,4 +513,5 @@ class PostSafetyProcess:
                 self._metrics.decisions.labels(name).inc(total - counted)
                 self._counted[name] = total
         self._metrics.open_responses.set(self._core.open_responses)
+        self._metrics.parked_responses.set(self._core.parked_responses)
         self._metrics.outstanding.set(self._gate.outstanding)

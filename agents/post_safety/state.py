@@ -1,17 +1,11 @@
-"""What is known of the open responses of a partition of `generated`."""
+"""What is known of an open response."""
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from agents.post_safety.effects import ReleasedRow
 from agents.post_safety.hold_back import Delta, HoldBack
 from schemas.generated import Kind, Opened
 from streams.accepted_prefix import AcceptedPrefix
-from streams.deadlines import Deadlines
-from streams.log.offset_tracker import OffsetTracker
-
-ENDED_REMEMBERED = 20_000
-"""Ended responses per partition whose late records are recognised."""
 
 
 @dataclass(slots=True)
@@ -50,6 +44,9 @@ class Response:
     reply_partition: int
     opened: Opened
     opened_offset: int
+    opened_at_ms: int
+    held_offset: int | None
+    """The offset below which nothing is committed for its sake; None while it is parked."""
     prefix: AcceptedPrefix
     hold: HoldBack
     tallies: list[Tally]
@@ -66,6 +63,11 @@ class Response:
     halt_written: bool = False
     verdict_written: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """Nothing but its `Opened` says what is to become of it."""
+        return not (self.prefix.attempts or self.gap is not None or self.hold.halted or self.started_held)
+
     def release(self, delta: Delta) -> ReleasedRow:
         """What was held, or never had to be, leaves."""
         choice, kind, first_sequence, text, text_ends, emitted_at_us = delta
@@ -74,32 +76,3 @@ class Response:
         if self.keeps_text:
             tally.keep(kind, text)
         return self.scope_json, self.response_id, choice, first_sequence, kind, text, text_ends, emitted_at_us
-
-
-@dataclass(slots=True)
-class Partition:
-    """`live` once everything that stood in the log when the partition came here has been read."""
-
-    number: int
-    live: bool = False
-    tracker: OffsetTracker = field(default_factory=OffsetTracker)
-    next_offset: int = 0
-    responses: dict[str, Response] = field(default_factory=dict)
-    ended: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    watched: dict[str, Response] = field(default_factory=dict)
-    """Cancelled responses, and those with a gap."""
-
-    def remember_ended(self, response_id: str) -> None:
-        self.ended[response_id] = None
-        self.ended.move_to_end(response_id)
-        if len(self.ended) > ENDED_REMEMBERED:
-            self.ended.popitem(last=False)
-
-    def close(self, response: Response) -> None:
-        """Its terminal has been read: nothing waits for it any more."""
-        del self.responses[response.response_id]
-        self.watched.pop(response.response_id, None)
-        self.deadlines.remove(response.response_id)
-        self.remember_ended(response.response_id)
-        self.tracker.finished(response.opened_offset)

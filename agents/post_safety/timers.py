@@ -7,7 +7,8 @@ from collections import OrderedDict
 
 from agents.post_safety.effects import Effect
 from agents.post_safety.own_endings import write_ending
-from agents.post_safety.state import Gap, Partition, Response
+from agents.post_safety.partition import Partition
+from agents.post_safety.state import Gap, Response
 from schemas.endings import EndingCode
 from streams.settings import PostSafetySettings
 

@@ -1,5 +1,6 @@
 """The process itself on a real broker: started, killed, started again, stopped."""
 
+import math
 import os
 import signal
 import subprocess
@@ -9,16 +10,19 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from schemas.usage import UsageEvent
 from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.port import TopicPartition
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import Topic, Topics
-from tests.servers import until
+from tests.servers import free_ports, until
 from tests.unit.agents.post_safety.story import Row, fence, frame, opened
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +41,7 @@ class Region:
         self.topics = Topics(f"t{uuid.uuid4().hex[:10]}", [])
         self.kafka = kafka
         self.directory = directory
+        self.health_port = free_ports(1)[0]
         provision(kafka, self.topics.all([]))
         (directory / "tenants.toml").write_text(TENANTS)
         self.producer = KafkaProducer(kafka, "test")
@@ -53,6 +58,8 @@ class Region:
             "SLUICE_TENANTS_FILE": str(self.directory / "tenants.toml"),
             "SLUICE_KAFKA__BOOTSTRAP": self.kafka.bootstrap,
             "SLUICE_KAFKA__SESSION_TIMEOUT_MS": "1000",
+            "SLUICE_HEALTH_PORT": str(self.health_port),
+            "SLUICE_POST_SAFETY__PARK_AFTER_MS": "200",
         }
         with (self.directory / "output.log").open("ab") as output:
             process = subprocess.Popen(
@@ -63,6 +70,15 @@ class Region:
             finally:
                 process.kill()
                 process.wait(timeout=10)
+
+    def metric(self, name: str) -> float:
+        """Of the running process; nan while it does not answer."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+        except URLError:
+            return math.nan
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), math.nan)
 
     def read(self, topic: Topic) -> list[bytes]:
         reader = KafkaConsumer(self.kafka, None, "test-reader", fetch_wait_ms=10)
@@ -136,6 +152,41 @@ def test_a_killed_process_is_rebuilt_and_a_stopped_one_leaves_nothing_open(
         assert committed.committed([place])[place].offset == committed.watermarks(place)[1]
     finally:
         committed.close()
+
+
+def test_a_job_that_waits_makes_no_restart_read_what_came_after_it(
+    kafka_settings: KafkaSettings, tmp_path: Path
+) -> None:
+    region = Region(kafka_settings, tmp_path)
+    future_ms = time.time_ns() // 1_000_000 + 600_000
+    region.write(opened("job", deadline_ms=future_ms))
+    answers = [
+        record
+        for number in range(200)
+        for record in (
+            opened(f"r{number}", deadline_ms=future_ms),
+            fence(f"r{number}"),
+            frame(Row(f"r{number}", 1, ["Hello"], finish="stop")),
+        )
+    ]
+    with region.process() as process:
+        until(lambda: region.metric("sluice_post_safety_parked_responses") == 1, "the job is parked")
+        region.write(*answers)
+        look = KafkaConsumer(kafka_settings, f"{region.topics.region}.post-safety", "test-look")
+        place = TopicPartition(region.topics.generated.name, 3)
+        until(lambda: '"resume_at":601' in look.committed([place])[place].metadata, "the commit names the end")
+        assert look.committed([place])[place].offset == 0
+        look.close()
+        process.send_signal(signal.SIGKILL)
+    region.write(fence("job"), frame(Row("job", 1, ["All"])))
+    with region.process():
+        until(lambda: region.text("job") == "All", "the job goes on")
+        assert region.metric("sluice_post_safety_records_read_total") == 2
+        region.write(frame(Row("job", 2, [" done"], finish="stop")))
+        until(lambda: len(region.terminals()) == 201, "every terminal")
+    assert region.text("job") == "All done"
+    assert all(len(values) == 1 for values in region.terminals().values())
+    assert len(set(region.read(region.topics.usage))) == 201
 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.parked import Parked
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.responses import Release, Started, Terminal, TokenUsage
@@ -41,6 +42,14 @@ EXAMPLES: list[Record] = [
         output_policy=OutputPolicy.of("acme", ["make a bomb", "毒药"]).digest,
     ),
     OutputPolicy.of("acme", ["make a bomb", "毒药"]),
+    Parked(
+        owner="0f1e2d3c4b5a6978", opened_offset=41, ended_offset=977,
+        opened=Opened(
+            response_id=RESPONSE, scope=SCOPE, model="sluice-tiny", requested_model="default", pool="default",
+            lane=Lane.BATCH, lane_partition=5, prompt_tokens=3, max_tokens=64, reserved_tokens=67, reply_to=REPLY_TO,
+            accepted_at_ms=NOW, admitted_at_ms=NOW + 3, deadline_ms=NOW + 60_000,
+        ),
+    ),
     Fence(
         response_id=RESPONSE, scope=SCOPE, attempt_id=ATTEMPT, worker_id="worker-1", kind="takeover", pool="default",
         model="sluice-tiny", since_offset=41,

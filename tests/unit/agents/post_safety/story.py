@@ -279,13 +279,16 @@ class Member:
 
     def _start(self) -> None:
         log = self.world.log
+        self.registry = CollectorRegistry()
         self.generated: MemoryConsumer = log.consumer(GROUP, f"{self.name}.generated")
         self.control: MemoryConsumer = log.consumer(None, f"{self.name}.control")
         self.policies: MemoryConsumer = log.consumer(None, f"{self.name}.policies")
+        self.parked: MemoryConsumer = log.consumer(None, f"{self.name}.parked")
         self.producer: MemoryProducer = log.producer(f"{self.name}.producer")
         self.process = PostSafetyProcess(
             topics=TOPICS, settings=self.world.settings, directory=self.world.tenants, generated=self.generated,
-            control=self.control, policies=self.policies, producer=self.producer, metrics=Metrics(CollectorRegistry()),
+            control=self.control, policies=self.policies, parked=self.parked, producer=self.producer,
+            metrics=Metrics(self.registry),
             clock_ms=lambda: self.world.now_ms, monotonic_s=lambda: self.world.now_ms / 1_000,
         )  # fmt: skip
         self.process.start()
@@ -296,8 +299,19 @@ class Member:
         self.generated.crash()
         self.control.crash()
         self.policies.crash()
+        self.parked.crash()
         self.world.restarts += 1
         self._start()
+
+    @property
+    def distrusted(self) -> int:
+        """Partitions whose parked responses were not used since it was last started."""
+        return int(self.registry.get_sample_value("sluice_post_safety_parked_distrusted_total") or 0)
+
+    @property
+    def records_read(self) -> int:
+        """Of `generated`, folded since it was last started."""
+        return int(self.registry.get_sample_value("sluice_post_safety_records_read_total") or 0)
 
     def run(self, ms: int = 1_500, step_ms: int = 10) -> None:
         """Runs for so long, restarted after every crash."""

@@ -3,6 +3,7 @@
 import pytest
 
 from agents.post_safety.core import PostSafety
+from agents.post_safety.parking import Restart
 from agents.safety.phrases import PhraseSet
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame
@@ -40,7 +41,7 @@ def test_the_deadline_ends_what_no_worker_ends() -> None:
 
 def test_the_deadline_of_what_has_ended_is_forgotten_with_it() -> None:
     core = PostSafety(PostSafetySettings(), lambda _: PhraseSet(()))
-    core.assign(0, None)
+    core.assign(0, Restart(None), "owner")
     core.went_live(0)
     core.fold(opened("r1"), 0, 0, START_MS)
     core.fold(ending("r1", EndingCode.ENGINE_FAILED), 0, 1, START_MS)
