@@ -14,10 +14,11 @@ from typing import Any, Final
 class NotOffered:
     """`asks_for_nothing`: the values, beside null, that are accepted. `why` follows the name in the refusal."""
 
-    asks_for_nothing: tuple[Any, ...] = ()
-    why: str = ""
+    asks_for_nothing: tuple[Any, ...]
+    why: str
 
 
+_TOOLS = "tools are not called yet"
 _ONE = "a request has one answer"
 _GRAMMAR = "answers are not bound to a grammar yet"
 _LOGPROBS = "probabilities are not given to clients yet"
@@ -31,12 +32,12 @@ _ENGINE = "it is the engine's own"
 
 NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     # In this order: the first that asks for something is named, and nobody means `tool_choice` without `tools`.
-    "tools": NotOffered(([],)),
-    "functions": NotOffered(([],)),
-    "tool_choice": NotOffered(("none", "auto")),
-    "function_call": NotOffered(("none", "auto")),
-    "parallel_tool_calls": NotOffered((True, False)),
-    "web_search_options": NotOffered(),
+    "tools": NotOffered(([],), _TOOLS),
+    "functions": NotOffered(([],), _TOOLS),
+    "tool_choice": NotOffered(("none", "auto"), _TOOLS),
+    "function_call": NotOffered(("none", "auto"), _TOOLS),
+    "parallel_tool_calls": NotOffered((True, False), _TOOLS),
+    "web_search_options": NotOffered((), _TOOLS),
     "n": NotOffered((1,), _ONE),
     "best_of": NotOffered((1,), _ONE),
     "use_beam_search": NotOffered((False,), _ONE),
@@ -57,13 +58,13 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "reasoning_effort": NotOffered(("none",), _REASONING),
     "include_reasoning": NotOffered((True,), _REASONING),
     "thinking_token_budget": NotOffered((), _REASONING),
-    "verbosity": NotOffered(("medium",)),
+    "verbosity": NotOffered(("medium",), "an answer is as long as the model makes it"),
     "audio": NotOffered((), _TEXT),
     "modalities": NotOffered((["text"],), _TEXT),
-    "prediction": NotOffered(),
-    "store": NotOffered((False,)),
-    "moderation": NotOffered(),
-    "echo": NotOffered((False,)),
+    "prediction": NotOffered((), _ENGINE),
+    "store": NotOffered((False,), "answers are kept for a while, and no longer"),
+    "moderation": NotOffered((), "the tenant's own policy holds"),
+    "echo": NotOffered((False,), "an answer does not repeat its prompt"),
     "add_generation_prompt": NotOffered((True,), _TEMPLATE),
     "continue_final_message": NotOffered((False,), _TEMPLATE),
     "add_special_tokens": NotOffered((False,), _TEMPLATE),
@@ -112,12 +113,12 @@ HINTS: Final[Mapping[str, type]] = {
 """Dropped, whatever they say: names with the JSON type that they must have."""
 
 NOT_OFFERED_IN_MESSAGE: Final[Mapping[str, NotOffered]] = {
-    "tool_calls": NotOffered(([],)),
-    "tool_call_id": NotOffered(),
-    "function_call": NotOffered(),
-    "refusal": NotOffered(),
+    "tool_calls": NotOffered(([],), _TOOLS),
+    "tool_call_id": NotOffered((), _TOOLS),
+    "function_call": NotOffered((), _TOOLS),
+    "refusal": NotOffered((), _TEXT),
     "audio": NotOffered((), _TEXT),
-    "annotations": NotOffered(([],)),
+    "annotations": NotOffered(([],), _TEXT),
     "prefix": NotOffered((False,), _TEMPLATE),
 }
 HINTS_IN_MESSAGE: Final[Mapping[str, type]] = {
@@ -132,6 +133,8 @@ HINTS_IN_MESSAGE: Final[Mapping[str, type]] = {
 """What clients echo of an answer, or say to another provider's cache."""
 HINTS_IN_PART: Final[Mapping[str, type]] = {"cache_control": dict, "annotations": list}
 
-NOT_OFFERED_IN_STREAM_OPTIONS: Final[Mapping[str, NotOffered]] = {"include_obfuscation": NotOffered((False,))}
+NOT_OFFERED_IN_STREAM_OPTIONS: Final[Mapping[str, NotOffered]] = {
+    "include_obfuscation": NotOffered((False,), "an event is as long as its text")
+}
 NOT_OFFERED_ROLES: Final = ("tool", "function")
 NOT_OFFERED_PARTS: Final = ("image_url", "input_audio", "file", "refusal")
