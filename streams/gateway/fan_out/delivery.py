@@ -65,12 +65,15 @@ class Follower:
             self._behind = False
             return
         response_id = viewer.stream.response_id
+        viewer.reads_history = True
         try:
             replay = await self._history.read(self._tenant_id, response_id, viewer.after, until=viewer.until)
             reason = CloseReason.REPLAY_UNAVAILABLE
         except HistoryUnavailable as error:
             replay = None
             reason = CloseReason.REPLAY_LATE if error.is_transient else CloseReason.REPLAY_UNAVAILABLE
+        finally:
+            viewer.reads_history = False
         self._behind = False
         if replay is not None:
             self.show(replay)
@@ -85,9 +88,11 @@ class Follower:
 
     def poll(self) -> Event | None:
         """The next event, None when there is none now. After `Behind`, call `catch_up`."""
-        if self._replayed:
-            return self._replayed.popleft()
         viewer = self.viewer
+        if self._replayed:
+            if viewer is not None:
+                viewer.goes_on()
+            return self._replayed.popleft()
         if viewer is None:
             return None
         if self._behind:

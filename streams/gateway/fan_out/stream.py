@@ -30,13 +30,15 @@ class Viewer:
     """One reader of one response. `on_ready` is called when there is something to take, once until all is taken."""
 
     __slots__ = ("_closed", "_ended", "_idle_since_ms", "_on_ready", "_position", "_takes", "_takes_seen",
-                 "after", "delivered_tokens", "ready", "started_taken", "stream")  # fmt: skip
+                 "after", "delivered_tokens", "reads_history", "ready", "started_taken", "stream")  # fmt: skip
 
     def __init__(self, stream: "Stream", after: int, on_ready: Callable[["Viewer"], None]) -> None:
         self.stream = stream
         self.after = after
         self.delivered_tokens = 0
         self.ready = False
+        self.reads_history = False
+        """It waits for history, not history for it: no judgement of its pace."""
         self.started_taken = after > 0
         self._on_ready = on_ready
         self._position = stream.trimmed
@@ -155,9 +157,16 @@ class Viewer:
         self._closed = self._closed or reason
         self.wake()
 
+    def goes_on(self) -> None:
+        """It took something that is not of the hub's: its pace is no reason to close it."""
+        self._takes += 1
+
     def stalled_ms(self, now_ms: int) -> int:
-        """How long something has been ready without a `take`, as far as calls of this method can tell."""
-        if not self.ready or self._takes != self._takes_seen:
+        """How long something has been ready without a `take`, as far as calls of this method can tell.
+
+        Time in which it reads history does not count.
+        """
+        if not self.ready or self.reads_history or self._takes != self._takes_seen:
             self._takes_seen = self._takes
             self._idle_since_ms = None
         elif self._idle_since_ms is None:

@@ -99,6 +99,7 @@ class Socket:
         self._message_chars = 0
         self._closing: CloseReason | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._send_began_s: float | None = None
 
     async def run(self, api_key: str | None) -> None:
         """Serves the accepted connection until either side closes it."""
@@ -286,7 +287,7 @@ class Socket:
         watched = Watched(response_id, follower, request_id, Timing(self._gateway.metrics))
         self._watched[response_id] = watched
         follower.on_ready = partial(self._deliver, watched)
-        follower.on_stalled = self._stalled
+        follower.on_stalled = partial(self._stalled, watched)
         if follower.has_more:
             self._enqueue(watched)
 
@@ -315,9 +316,14 @@ class Socket:
             if self._wake is not None and not self._wake.done():
                 self._wake.set_result(None)
 
-    def _stalled(self) -> None:
-        """The writer has hung in a send for too long: nothing can be said to this client any more."""
-        if self._writer is not None:
+    def _stalled(self, watched: Watched) -> None:
+        """The hub serves this response no longer. Nothing more can be said to a client in whose send the writer hangs;
+        any other is told, and keeps its other responses.
+        """
+        began_s = self._send_began_s
+        if began_s is None or asyncio.get_running_loop().time() - began_s < self._stall_s / 2:
+            self._enqueue(watched)
+        elif self._writer is not None:
             self._writer.cancel()
 
     # Writing
@@ -367,7 +373,9 @@ class Socket:
 
     async def _send_in_time(self, text: str) -> None:
         async with asyncio.timeout(self._stall_s):
+            self._send_began_s = asyncio.get_running_loop().time()
             await self._send({"type": "websocket.send", "text": text})
+            self._send_began_s = None
 
     async def _write_all(self) -> None:
         send, ready, outbox = self._send, self._ready, self._outbox
@@ -388,7 +396,9 @@ class Socket:
                     watched.timing.delivered(event, watched.accepted_at_ms)
                     if watched.follower.viewer is not None:
                         # The hub notices when it stalls: a token's way must not pay for a timer.
+                        self._send_began_s = loop.time()
                         await send({"type": "websocket.send", "text": watched.delta(event).decode()})
+                        self._send_began_s = None
                     else:
                         await self._send_in_time(watched.delta(event).decode())
                 elif event is not None:

@@ -107,6 +107,18 @@ def test_a_viewer_that_does_not_take_is_closed_after_the_stall_time() -> None:
     assert not quick.closed, "a viewer with nothing to take is not slow"
 
 
+def test_who_reads_history_is_not_judged_by_its_pace() -> None:
+    watched = open_with(["a"])
+    reading, replaying = viewer_of(watched), viewer_of(watched)
+    reading.reads_history = True
+    for now_ms in range(0, 5_000, 500):
+        replaying.goes_on()
+        assert watched.sweep(now_ms, OWNED).stalled == []
+    reading.reads_history = False
+    watched.sweep(5_000, OWNED)
+    assert watched.sweep(6_000, OWNED).stalled == [reading, replaying]
+
+
 def test_a_viewer_that_lags_beyond_the_bound_is_closed_when_history_has_the_text() -> None:
     watched = open_with(["x" * 1_000])
     slow = viewer_of(watched)

@@ -3,11 +3,15 @@
 import asyncio
 import json
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Container, MutableMapping
 from typing import Any
 
-from websockets.asyncio.client import connect
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
 
+from streams.gateway.fan_out.hub import Hub, Sweep
+from streams.gateway.history.replay import Replay
+from streams.gateway.history.store import RedisHistory
 from streams.gateway.http.chat_events import ChatEvents, ChatEventsForm
 from streams.gateway.http.sse import SseResponse
 from streams.gateway.websocket.deaf_peers import DeafPeers
@@ -80,6 +84,63 @@ async def test_a_deaf_websocket_is_cut_off(redis_url: str) -> None:
         await until(lambda: stack.runtime.hub.viewers == 0, "the deaf viewer is given up")
         await until(lambda: not stack.server.server_state.connections, "and so is its connection")
         client.transport.abort()
+
+
+async def test_who_waits_for_history_keeps_its_socket_and_all_its_responses(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = gateway_settings(redis_url, "patient", viewer_stall_ms=300)
+    sweeps, may_read = 0, asyncio.Event()
+    sweep, read = Hub.sweep, RedisHistory.read
+
+    def counted(hub: Hub, now_ms: int, owned: Container[int]) -> Sweep:
+        nonlocal sweeps
+        sweeps += 1
+        return sweep(hub, now_ms, owned)
+
+    async def late(*arguments: Any, **options: Any) -> Replay:
+        await may_read.wait()
+        return await read(*arguments, **options)
+
+    async with (
+        serving(settings, memory_log(settings)) as stack,
+        connect(stack.websocket_url, additional_headers={"x-api-key": KEY}, proxy=None) as first,
+        connect(stack.websocket_url, additional_headers={"x-api-key": KEY}, proxy=None) as second,
+        asyncio.timeout(20),
+    ):
+        await first.send(json.dumps({"type": "request", "request_id": "1", "body": HELLO}))
+        old = await stack.pipeline.next_request()
+        await second.send(json.dumps({"type": "request", "request_id": "1", "body": HELLO}))
+        live = await stack.pipeline.next_request()
+        for request in (old, live):
+            stack.pipeline.start(request)
+            stack.pipeline.release(request, 1, ["one "])
+        await heard(first, "one ")
+        await heard(second, "one ")
+        hub = stack.runtime.hub
+        await until(lambda: (stream := hub.get(old.response_id)) and stream.trimmed, "its beginning stands in history")
+        monkeypatch.setattr(RedisHistory, "read", late)
+        monkeypatch.setattr(Hub, "sweep", counted)
+        await second.send(json.dumps({"type": "resume", "response_id": old.response_id}))
+        await until(lambda: (stream := hub.get(old.response_id)) and len(stream.viewers) == 2, "it waits for history")
+        stack.pipeline.release(old, 2, ["two "])
+        await until(lambda: sweeps >= 4, "it has waited for longer than a slow viewer may")
+        stack.pipeline.release(live, 2, ["two "])
+        await heard(second, "two ")
+        may_read.set()
+        texts = await heard(second, "two ")
+        assert "".join(texts) == "one two "
+
+
+async def heard(socket: ClientConnection, last: str) -> list[str]:
+    """The texts up to one that ends with `last`."""
+    texts: list[str] = []
+    while not (texts and texts[-1].endswith(last)):
+        message = json.loads(await socket.recv())
+        assert message["type"] not in ("error", "closing"), message
+        if message["type"] == "delta":
+            texts.append(message["text"])
+    return texts
 
 
 async def test_a_deaf_client_of_a_whole_answer_is_cut_off(redis_url: str) -> None:
