@@ -8,15 +8,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 import structlog
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from jinja2 import TemplateError
 
 from schemas.endings import EndingCode
-from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, ChatTokenizer
+from streams.chat_tokenizer import ChatTokenizer
 from streams.dialects.neutral import RequestError
-from streams.dialects.openai_error import endless_message, overflow_message
+from streams.dialects.openai_error import overflow_message
 from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
 from streams.directory import Model
 from streams.gateway.errors import ApiError
@@ -30,6 +31,9 @@ from streams.gateway.service.service import Gateway
 TOKENISING_TIMEOUT_S = 30.0
 """How long a request waits for its turn."""
 TOKENISING_AT_ONCE = 2
+MIN_LONGEST_CHARS = 262_144
+CHARS_PER_TOKEN_AT_MOST = 8
+"""Of the context window; ordinary text has half of it. Characters may become four tokens each, all held in memory."""
 
 _log = structlog.get_logger()
 _Made = TypeVar("_Made")
@@ -37,6 +41,10 @@ _Made = TypeVar("_Made")
 
 async def beside_the_loop(work: Callable[[], _Made]) -> _Made:
     return await asyncio.to_thread(work)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 class _Tokenizers:
@@ -72,11 +80,12 @@ class TokenApi:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
             asked = await self._gateway.parsing(len(body), lambda: parse_tokenise(parse_json_object(body)))
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
-            if asked.chars > model.context_window * MAX_CHARS_PER_TOKEN:
-                message = endless_message(model.context_window, asked.chars)
-                raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, asked.param)
+            longest = max(MIN_LONGEST_CHARS, model.context_window * CHARS_PER_TOKEN_AT_MOST)
+            if asked.chars > longest:
+                message = f"{asked.param}: at most {longest} characters are tokenised at once."
+                raise RequestError(EndingCode.INVALID_REQUEST, message, asked.param)
             async with self._turn(principal.tenant.tenant_id):
-                return JSONResponse(await beside_the_loop(lambda: self._tokens_object(model, asked)))
+                return _json(await beside_the_loop(lambda: orjson.dumps(self._tokens_object(model, asked))))
 
     async def detokenise(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
@@ -88,7 +97,8 @@ class TokenApi:
                 message = overflow_message(model.context_window, len(asked.token_ids))
                 raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, "tokens")
             async with self._turn(principal.tenant.tenant_id):
-                return JSONResponse({"prompt": await beside_the_loop(lambda: self._text(model, asked.token_ids))})
+                text = await beside_the_loop(lambda: self._text(model, asked.token_ids))
+                return _json(orjson.dumps({"prompt": text}))
 
     @asynccontextmanager
     async def _turn(self, tenant_id: str) -> AsyncIterator[None]:
