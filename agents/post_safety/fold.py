@@ -172,7 +172,7 @@ class Fold:
         if hold.halted and code is EndingCode.COMPLETED:
             # Complete means that all of it was released.
             code = EndingCode.SAFETY_HALTED
-        if ending is not None and ending.written_by != "worker" and not response.halt_written:
+        if ending is not None and ending.written_by != "worker":
             effects.append(stop_workers(response.opened, code))
         effects += outcome.of_response(response, code, ending, timestamp_ms)
         effects += state.close(response)

@@ -14,7 +14,7 @@ from schemas.verdict import Verdict
 def write_ending(
     state: Partition, response: Response, code: EndingCode, *, attempt_id: str | None = None
 ) -> list[Effect]:
-    """Writes an ending, which counts where it comes back in the log, and stops whoever generates the response.
+    """Writes an ending, which counts where it comes back in the log. There it stops whoever generates the response.
 
     With `attempt_id` the ending is void once another attempt has begun, so it does not stand in another's way.
     """
@@ -34,11 +34,7 @@ def write_ending(
         accepted_at_ms=opened.accepted_at_ms,
         prompt_tokens=opened.prompt_tokens,
     )
-    effects: list[Effect] = [Emit("generated", opened.response_id, ending, state.number)]
-    if attempt_id is None:
-        response.halt_written = True
-        effects.append(stop_workers(opened, code))
-    return effects
+    return [Emit("generated", opened.response_id, ending, state.number)]
 
 
 def say_halted(state: Partition, response: Response) -> list[Effect]:
@@ -61,6 +57,9 @@ def say_halted(state: Partition, response: Response) -> list[Effect]:
 
 
 def stop_workers(opened: Opened, code: EndingCode) -> Emit:
-    """Tells whoever has the response, or will find it in a lane, that it is no longer wanted."""
+    """Tells whoever has the response, or will find it in a lane, that it has ended.
+
+    Not before the ending was read: if that is lost, nobody else would answer until the deadline.
+    """
     halt = Halt(response_id=opened.response_id, scope=opened.scope, reason=code.value)
     return Emit("control", opened.response_id, halt)

@@ -60,7 +60,6 @@ class Response:
     cancelled_at_ms: int | None = None
     gap: Gap | None = None
     ending_written: bool = False
-    halt_written: bool = False
     verdict_written: bool = False
 
     @property

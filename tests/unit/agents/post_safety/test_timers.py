@@ -4,10 +4,13 @@ import pytest
 
 from agents.post_safety.core import PostSafety
 from agents.post_safety.parking import Restart
+from agents.post_safety.process import DeliveryFailed
 from agents.safety.phrases import PhraseSet
+from schemas.control import Halt
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame
 from schemas.responses import RESPONSES, Started
+from streams.log.memory import Fault, FaultKind
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
     DEADLINE_MS,
@@ -47,7 +50,7 @@ def test_the_deadline_of_what_has_ended_is_forgotten_with_it() -> None:
     core.fold(ending("r1", EndingCode.ENGINE_FAILED), 0, 1, START_MS)
     core.fold(opened("r2", deadline_ms=DEADLINE_MS + 1), 0, 2, START_MS)
     assert core.tick(DEADLINE_MS) == []
-    assert len(core.tick(DEADLINE_MS + 1)) == 2, "an ending and a halt"
+    assert len(core.tick(DEADLINE_MS + 1)) == 1
 
 
 def test_what_ended_during_an_outage_gets_no_ending_of_ours() -> None:
@@ -248,3 +251,33 @@ def test_a_response_without_a_policy_shows_nothing_while_it_would_be_shed() -> N
     world.write(opened("r1"), opened("r2", tenant_id="gone"), fence("r2"), frame(Row("r2", 1, ["Hi"])))
     member.run()
     assert (world.answer("r2").text, world.answer("r2").terminal.code) == ("", EndingCode.SAFETY_HALTED)
+
+
+@pytest.mark.parametrize("code", [EndingCode.OVERLOADED, EndingCode.CANCELLED, EndingCode.SAFETY_HALTED])
+def test_no_worker_is_stopped_for_an_ending_that_was_never_stored(code: EndingCode) -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=1 if code is EndingCode.OVERLOADED else 10))
+    member = Member(world)
+    world.write(opened("r1", tenant_id="open"))
+    member.run(100)
+    # What is sent for it is `Started` (of what is not shed) and a verdict (of what is halted), then the ending.
+    before = {EndingCode.OVERLOADED: 0, EndingCode.CANCELLED: 1, EndingCode.SAFETY_HALTED: 2}[code]
+    sent = world.log.script.records_passed("ps.producer")
+    world.log.inject(Fault(FaultKind.FAIL, "ps.producer", sent + before + 1))
+    world.write(opened("r2"))
+    if code is EndingCode.CANCELLED:
+        world.cancel("r2")
+    if code is EndingCode.SAFETY_HALTED:
+        world.write(fence("r2"), frame(Row("r2", 1, ["To", " make", " a", " bomb", " you"])))
+    with pytest.raises(DeliveryFailed):
+        member.run(1_000)
+    assert not world.endings()
+    assert not [record for record in world.control() if isinstance(record, Halt)]
+    member.kill()
+    member.run(1_000)
+    if code is EndingCode.OVERLOADED:  # there is room now
+        world.write(fence("r2"), frame(Row("r2", 1, ["Hi"], finish="stop")))
+        member.run(1_000)
+        assert world.answer("r2").terminal.code is EndingCode.COMPLETED
+    else:
+        assert world.answer("r2").terminal.code is code
+        assert [record.reason for record in world.control() if isinstance(record, Halt)] == [code.value]
