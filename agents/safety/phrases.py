@@ -1,10 +1,11 @@
 """Deny and allow phrases over normalised text, for whole texts and for text that arrives in pieces.
 
-**Normalised text** is a sequence of words with single spaces between them. Each code point is folded on its own (so the
-result does not depend on how a text is cut): NFKD and case folding, diacritics dropped, common look-alikes of Latin
-letters (Cyrillic, Greek, small capitals, letters in boxes) replaced by them, invisible code points removed. Whatever is
-neither letter, digit nor mark separates words. A character of a script that is written without spaces is a word by
-itself.
+**Normalised text** is a sequence of words with single spaces between them. Each code point is folded on its own, a mark
+with the character before it (so the result does not depend on how a text is cut): NFKD and case folding, diacritics
+dropped, common look-alikes of Latin letters (Cyrillic, Greek, small capitals, letters in boxes) replaced by them,
+invisible code points removed. Other marks (vowel signs and points, viramas) stay in words of their own script and are
+dropped in others. Whatever is neither letter, digit nor mark separates words. A character of a script that is written
+without spaces is a word by itself.
 
 **A phrase matches** where its words stand in a row: `bad` matches `Bád!` and `BA<soft hyphen>D`, but not `badge`;
 `do it` matches `do,  it`. An **allow phrase** lifts every denial that lies inside one of its own matches.
@@ -70,11 +71,27 @@ def _fold_part(char: str) -> str:
     # Overlays and what stands above or below a letter; the lower classes carry meaning (viramas, vowel points).
     if combining == 1 or combining >= 200:
         return ""
-    if category[0] not in "LNM":
+    if category[0] == "M":
+        return char  # `_mark_after` decides
+    if category[0] not in "LN":
         return _SPACE
-    if any(first <= ord(char) <= last for first, last in _UNSPACED):
+    if _is_unspaced(char):
         return f" {char} "
     return _LOOK_ALIKE.get(char, char)
+
+
+def _is_unspaced(char: str) -> bool:
+    return any(first <= ord(char) <= last for first, last in _UNSPACED)
+
+
+def _mark_after(before: str, mark: str) -> str:
+    """What becomes of a mark behind that folded character (a space in front of all): it stays in its own script.
+
+    Scripts whose words have marks stand in blocks of 128 code points; one in a block beside its letter's is dropped.
+    """
+    if _is_unspaced(mark):
+        return f" {mark} " if before == _SPACE else ""
+    return mark if ord(before) >> 7 == ord(mark) >> 7 else ""
 
 
 class _FoldTable(dict[int, str]):
@@ -86,12 +103,33 @@ class _FoldTable(dict[int, str]):
 
 
 _FOLD = _FoldTable()
+# Marks that are not folded away: `_mark_after` looks at them.
+_MARKS = frozenset(
+    char
+    for char in map(chr, range(0x0300, 0x1F000))
+    if unicodedata.category(char)[0] == "M" and _fold_code_point(char) == char
+)
+_ANY_MARK = re.compile(f"[{''.join(sorted(_MARKS))}]")
+_FIRST_INVISIBLE = "\u00ad"
+"""No code point below it is a mark, or folds to nothing."""
 
 
-def _fold(text: str) -> str:
-    """Folded text, runs of spaces collapsed; it may begin and end with one."""
+def _fold(text: str, before: str) -> str:
+    """Folded text behind `before`, the last folded character, runs of spaces collapsed; may begin and end with one."""
     folded = text.translate(_FOLD)
+    if not text.isascii() and _ANY_MARK.search(folded):
+        chars = ""
+        for char in folded:
+            chars += _mark_after(chars[-1:] or before, char) if char in _MARKS else char
+        folded = chars
     return _RUN_OF_SPACES.sub(_SPACE, folded) if "  " in folded else folded
+
+
+def _context(before: str, text: str) -> str:
+    """Of the last folded character what matters to the next piece: for most, whether it is a space."""
+    if text[:1] < _FIRST_INVISIBLE or ((first := _FOLD[ord(text[0])]) and first[0] not in _MARKS):
+        return _SPACE if before == _SPACE else "a"
+    return before
 
 
 _fold_piece = lru_cache(maxsize=65_536)(_fold)  # pieces are tokens of a vocabulary
@@ -111,7 +149,10 @@ def normalise(text: str) -> Normalised:
     chars: list[str] = []
     origins: list[int] = []
     for index, char in enumerate(text):
-        for part in _FOLD[ord(char)]:
+        folded = _FOLD[ord(char)]
+        if not folded.isascii() and _ANY_MARK.search(folded):
+            folded = _fold(char, chars[-1] if chars else _SPACE)
+        for part in folded:
             if part != _SPACE or (chars and chars[-1] != _SPACE):
                 chars.append(part)
                 origins.append(index)
@@ -227,12 +268,12 @@ class StreamMatcher:
     more. `hold_from` never decreases.
     """
 
-    __slots__ = ("_after_space", "_node", "_phrases", "_undecided", "hold_from", "match", "position")
+    __slots__ = ("_before", "_node", "_phrases", "_undecided", "hold_from", "match", "position")
 
     def __init__(self, phrases: PhraseSet) -> None:
         self._phrases = phrases
         self._node = phrases._start
-        self._after_space = True
+        self._before = _SPACE  # the last character of the normalised text
         self._undecided: list[Match] = []  # denials that an allow phrase may still lift
         self.position = 0
         self.hold_from = 0
@@ -240,11 +281,12 @@ class StreamMatcher:
 
     def feed(self, text: str) -> None:
         """Takes the next piece of the text."""
-        folded = _fold_piece(text) if len(text) <= _MAX_CACHED_CHARS else _fold(text)
-        if self._after_space and folded[:1] == _SPACE:
+        before = _context(self._before, text)
+        folded = _fold_piece(text, before) if len(text) <= _MAX_CACHED_CHARS else _fold(text, before)
+        if before == _SPACE and folded[:1] == _SPACE:
             folded = folded[1:]
         if folded and self.match is None:
-            self._after_space = folded[-1] == _SPACE
+            self._before = folded[-1]
             self._advance(folded)
 
     def passes(self, text: str) -> bool:
@@ -254,10 +296,12 @@ class StreamMatcher:
         """
         if self.hold_from != self.position or len(text) > _MAX_CACHED_CHARS:
             return False
-        after = _passage(self._phrases, self._node, self._after_space, text)
+        after = _passage(self._phrases, self._node, _context(self._before, text), text)
         if after is None:
             return False
-        self._node, self._after_space, moved = after
+        self._node, before, moved = after
+        if moved:
+            self._before = before
         self.position = self.hold_from = self.position + moved
         return True
 
@@ -265,8 +309,8 @@ class StreamMatcher:
         """The text ends: a phrase at its very end is complete, and nothing is held any more. A new text may follow."""
         if self.match is not None:
             return
-        if not self._after_space:
-            self._after_space = True
+        if self._before != _SPACE:
+            self._before = _SPACE
             self._advance(_SPACE)
         if self._undecided:
             self._decide()
@@ -327,14 +371,14 @@ class StreamMatcher:
 
 
 @lru_cache(maxsize=65_536)
-def _passage(phrases: PhraseSet, node: int, after_space: bool, text: str) -> tuple[int, bool, int] | None:
+def _passage(phrases: PhraseSet, node: int, before: str, text: str) -> tuple[int, str, int] | None:
     """Where a matcher that holds nothing stands behind `text`, and how far it moved; None when it holds something then.
 
-    Without anything held, `node` and `after_space` are all of a matcher's state but its position.
+    Without anything held, `node` and `before` are all of a matcher's state but its position.
     """
     matcher = StreamMatcher(phrases)
-    matcher._node, matcher._after_space = node, after_space
+    matcher._node, matcher._before = node, before
     matcher.feed(text)
     if matcher.match is not None or matcher.hold_from != matcher.position:
         return None
-    return matcher._node, matcher._after_space, matcher.position
+    return matcher._node, matcher._before, matcher.position

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from agents.safety.phrases import PhraseSet, StreamMatcher, normalise
 
-WORDS = ["do", "it", "bad", "badge", "a", "ab", "b", "敏", "感", "é", "e\u0301", "\u200b", "ｂａｄ"]
+MARKS = ["\u05b0", "\u064e", "\u093c", "\u093e", "\u0e31", "\u3099"]
+WORDS = ["do", "it", "bad", "badge", "a", "ab", "b", "敏", "感", "é", "e\u0301", "\u200b", "ｂａｄ", "कि", "ก", "כ"]
 GAPS = [" ", "  ", ", ", "\n", "-", ""]
-texts = st.lists(st.one_of(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=14).map("".join)
+texts = st.lists(st.one_of(st.sampled_from(WORDS), st.sampled_from(MARKS), st.sampled_from(GAPS)), max_size=14).map(
+    "".join
+)
 phrases = st.lists(
     st.lists(st.sampled_from(["do", "it", "bad", "a", "ab", "b", "敏", "感", "é"]), min_size=1, max_size=3).map(
         " ".join
@@ -57,6 +60,14 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
         ("ｂａｄ", "bad"),
         ("b̶a̶d̶", "bad"),
         ("bаd", "bad"),  # Cyrillic а
+        ("b\u05b0ad", "bad"),  # a Hebrew point, an Arabic vowel, a nukta, a Devanagari and a Thai vowel sign, a virama
+        ("ba\u064ed", "bad"),
+        ("b\u093cad", "bad"),
+        ("b\u093ead", "bad"),
+        ("ba\u0e31d", "bad"),
+        ("bad\u094d", "bad"),
+        ("\u093ebad", "bad"),
+        ("b\u05b0\u064ea\u200d\u093ed", "bad"),
         ("🅑🅰🅳", "bad"),
         ("(bad)", "bad"),
         ("badge", None),
@@ -80,6 +91,12 @@ def test_what_matches_and_where(text: str, found: str | None) -> None:
         assert match is not None
         span = text[match.start : match.end]
         assert normalise(span).text == normalise(found).text == match.phrase
+
+
+@pytest.mark.parametrize(("text", "phrase"), [("कि", "का"), ("क़", "क"), ("שׁ", "ש"), ("كَتَبَ", "كتب"), ("กัน", "กิน")])
+def test_a_mark_of_a_letter_s_own_script_makes_another_word(text: str, phrase: str) -> None:
+    assert PhraseSet([phrase]).first_match(f"so {text} there") is None
+    assert PhraseSet([text]).first_match(f"so {text} there") is not None
 
 
 def test_the_span_is_given_in_characters_of_the_original() -> None:
