@@ -18,7 +18,8 @@ from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSett
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.scheduler import home_partitions
-from gpu_consumers.worker import FLUSH_S, Ports, Worker, WorkerFailed
+from gpu_consumers.shell.engine_keeping import WorkerFailed
+from gpu_consumers.worker import FLUSH_S, Ports, Worker
 from streams.directory import Model, Pool
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom

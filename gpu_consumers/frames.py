@@ -91,10 +91,9 @@ class HeldRows:
     def __init__(self, hold_us: int, min_rows: int) -> None:
         self._hold_us = hold_us
         self._min_rows = min_rows
-        self._rows: dict[str, EngineDelta] = {}
+        self._rows: dict[str, tuple[EngineDelta, int]] = {}
         self._last_step_us = 0
-        self.since_us = 0
-        """When the oldest of them was generated."""
+        self._since_us = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -102,20 +101,21 @@ class HeldRows:
     def may_wait(self, rows: int, now_us: int) -> bool:
         """Whether the rows of this step, which has so many, may wait for the next one. Call it once for each step."""
         step_us, self._last_step_us = now_us - self._last_step_us, now_us
-        age_us = now_us - self.since_us if self._rows else 0
+        age_us = now_us - self._since_us if self._rows else 0
         return rows >= self._min_rows and age_us + step_us <= self._hold_us
 
-    def put(self, row: EngineDelta, now_us: int) -> None:
-        if not self._rows:
-            self.since_us = now_us
-        self._rows[row.request_id] = row
+    def put(self, row: EngineDelta, row_us: int) -> None:
+        """`row_us`: when the oldest token in it was generated."""
+        self._since_us = min(self._since_us, row_us) if self._rows else row_us
+        self._rows[row.request_id] = row, row_us
 
-    def pop(self, attempt_id: str) -> EngineDelta | None:
+    def pop(self, attempt_id: str) -> tuple[EngineDelta, int] | None:
+        """With its own time: it may be younger than the oldest row here."""
         return self._rows.pop(attempt_id, None)
 
-    def pop_all(self) -> list[EngineDelta]:
+    def pop_all(self) -> list[tuple[EngineDelta, int]]:
         rows, self._rows = list(self._rows.values()), {}
         return rows
 
     def overdue(self, now_us: int) -> bool:
-        return bool(self._rows) and now_us - self.since_us >= self._hold_us
+        return bool(self._rows) and now_us - self._since_us >= self._hold_us

@@ -31,10 +31,11 @@ from gpu_consumers.core.effects import (
     Submit,
 )
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied
+from gpu_consumers.engines.port import Engine
 from gpu_consumers.membership import Membership
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell.claiming import Claiming
+from gpu_consumers.shell.engine_keeping import EngineKeeping, WorkerFailed
 from gpu_consumers.shell.lane_reading import LaneReading
 from gpu_consumers.shell.reading_back import ReadingBack
 from schemas.codec import Undecodable, decode
@@ -50,17 +51,10 @@ HEARTBEAT_S = 1.0
 CONTROL_LOOK_BACK_MS = 300_000
 BEATS_LOOK_BACK_MS = 10_000
 POSITIONS_TIMEOUT_S = 30.0
-RESTART_BACKOFF_S = 0.5
-MAX_RESTART_BACKOFF_S = 30.0
-STABLE_ENGINE_S = 600.0
 FLUSH_S = 10.0
 
 _log = structlog.get_logger()
 _Life = Literal["starting", "ready", "draining", "failed"]
-
-
-class WorkerFailed(Exception):
-    """The worker cannot go on; its process ends with an error and is started again."""
 
 
 @dataclass
@@ -94,7 +88,7 @@ class Worker:
         self._metrics = metrics
         self._clock_us = clock_us
         self._topics = core.config.topics
-        self._life: _Life = "starting"
+        self._is_draining = False
         self._membership = Membership(core.config.worker_id, core.config.pool)
         self._lanes: LaneReading | None = None
         self._claiming = Claiming(
@@ -103,9 +97,17 @@ class Worker:
         self._reading_back = ReadingBack(
             core, self._topics.generated, ports.reader, self._now_ms, self._after_event, self._guarded
         )
-        self._engine_died = asyncio.Event()
+        self._engine = EngineKeeping(
+            core, ports.engine, metrics, settings,
+            clock_us=clock_us, carry_out=self._carry_out, after_event=self._after_event, guarded=self._guarded,
+            on_state=self._send_state,
+        )  # fmt: skip
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens_at_beat = (0, 0)
+
+    @property
+    def _life(self) -> _Life:
+        return "draining" if self._is_draining else self._engine.state
 
     @property
     def not_ready(self) -> str | None:
@@ -117,8 +119,9 @@ class Worker:
         background: list[asyncio.Future[None]] = [
             asyncio.create_task(run(), name=run.__name__)
             for run in (
-                self._keep_engine, self._read_control, self._keep_time, self._claiming.keep_lease, self._beat,
-                self._claiming.ask_claims, self._reading_back.ask_read_backs, self._commit_often,
+                self._engine.keep_engine, self._engine.watch_engine, self._read_control, self._keep_time, self._beat,
+                self._claiming.keep_lease, self._claiming.ask_claims, self._reading_back.ask_read_backs,
+                self._commit_often,
             )
         ]  # fmt: skip
         lanes = asyncio.create_task(self._read_lanes(), name="_read_lanes")
@@ -156,7 +159,7 @@ class Worker:
     async def _drain(self, background: "list[asyncio.Future[None]]") -> None:
         """Leaves the lanes, finishes what runs, hands over what is not done in time."""
         _log.info("draining", attempts=self._core.unfinished_attempts)
-        self._life = "draining"
+        self._is_draining = True
         self._core.drain()
         self._send_state()
         await self._leave_lanes()
@@ -188,13 +191,9 @@ class Worker:
                     case Publish():
                         self._publish(effect)
                     case Submit(request):
-                        try:
-                            self._ports.engine.submit(request)
-                        except EngineDied as death:
-                            # After this event, not inside it: the core is still being carried out.
-                            asyncio.get_running_loop().call_soon(self._on_died, death)
+                        self._engine.submit(request)
                     case Abort(attempt_id):
-                        self._ports.engine.abort(attempt_id)
+                        self._engine.abort(attempt_id)
                     case AskClaim():
                         self._claiming.ask(effect)
                     case FinishClaim():
@@ -265,6 +264,7 @@ class Worker:
 
     async def _read_control(self) -> None:
         control = self._ports.control
+        await self._learn_generated_ends()
         await control.assign(await self._control_positions())
         self._membership.listening(self._now_ms())
         while True:
@@ -313,6 +313,16 @@ class Worker:
                 _log.warning("control_positions_failed", error=str(error))
                 await asyncio.sleep(0.2)
 
+    async def _learn_generated_ends(self) -> None:
+        """Of the home partitions; only a help, for read-backs that begin there."""
+        for number in self._core.config.home_partitions:
+            try:
+                _, end = await self._ports.control.watermarks(TopicPartition(self._topics.generated.name, number))
+            except LogError as error:
+                _log.warning("generated_end_unknown", partition=number, error=str(error))
+            else:
+                self._core.generated_ends({number: end})
+
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
@@ -323,52 +333,6 @@ class Worker:
             await asyncio.sleep(COMMIT_S)
             if self._lanes is not None:
                 await self._lanes.commit()
-
-    # Engine
-
-    async def _keep_engine(self) -> None:
-        """Starts it, and again when it died, with growing pauses. Raises WorkerFailed when it dies too often."""
-        restarts = 0
-        while True:
-            self._engine_died.clear()
-            started_s = time.monotonic()
-            try:
-                await self._ports.engine.start(self._on_step, self._on_died)
-            except EngineDied as error:
-                _log.error("engine_not_started", error=str(error))
-            else:
-                _log.info("engine_started", took_s=round(time.monotonic() - started_s, 1))
-                started_s = time.monotonic()
-                if self._life != "draining":
-                    self._life = "ready"
-                self._core.engine_started(self._now_ms())
-                self._after_event()
-                self._send_state()
-                await self._engine_died.wait()
-            self._metrics.engine_deaths.inc()
-            restarts = 1 if time.monotonic() - started_s > STABLE_ENGINE_S else restarts + 1
-            if self._life != "draining":
-                self._life = "starting" if restarts <= self._settings.max_engine_restarts else "failed"
-            self._send_state()
-            if restarts > self._settings.max_engine_restarts:
-                raise WorkerFailed(f"the engine died {restarts} times")
-            await asyncio.sleep(min(RESTART_BACKOFF_S * 2 ** (restarts - 1), MAX_RESTART_BACKOFF_S))
-
-    def _on_step(self, deltas: list[EngineDelta]) -> None:
-        self._guarded(lambda: self._step(deltas))
-
-    def _step(self, deltas: list[EngineDelta]) -> None:
-        self._core.deltas(deltas, self._clock_us())
-        self._carry_out()
-
-    def _on_died(self, death: EngineDied) -> None:
-        _log.error("engine_died", error=str(death))
-        self._engine_died.set()
-        self._guarded(self._lose_engine)
-
-    def _lose_engine(self) -> None:
-        self._core.engine_died(self._now_ms())
-        self._after_event()
 
     # Heartbeat
 

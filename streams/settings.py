@@ -286,6 +286,12 @@ class WorkerSettings(_Section):
     )
     drain_timeout_s: float = Field(default=30, gt=0)
     max_engine_restarts: int = Field(default=5, ge=0)
+    engine_answers_s: float = Field(
+        default=30, gt=0, description="An engine that does not answer for so long hangs. Longer than its longest step."
+    )
+    engine_silence_s: float = Field(
+        default=60, gt=0, description="One that has requests and gives no token for so long hangs."
+    )
 
 
 class BillingSettings(_Section):

@@ -42,7 +42,6 @@ class Emission:
         """
         now_ms = now_us // 1_000
         held = self._held
-        held_since_us = held.since_us if held else now_us
         may_wait = held.may_wait(len(deltas), now_us)
         frames: _Frames = {}
         kept_back: list[tuple[Work, EngineDelta]] = []
@@ -55,11 +54,12 @@ class Emission:
                 kept_back.append((work, delta))
                 continue
             row, row_us = delta, now_us
-            if held and (earlier := held.pop(delta.request_id)) is not None:
+            if held and (waited := held.pop(delta.request_id)) is not None:
+                earlier, since_us = waited
                 if earlier.choice == delta.choice:
-                    row, row_us = joined(earlier, delta), held_since_us
+                    row, row_us = joined(earlier, delta), since_us
                 else:
-                    self._add_row(frames, work, earlier, held_since_us)
+                    self._add_row(frames, work, earlier, since_us)
             if count := len(delta.token_ids):
                 tokens += count
                 work.next_sequence += count
@@ -109,8 +109,7 @@ class Emission:
             frames.clear()
 
     def _add_held(self, frames: _Frames) -> None:
-        since_us = self._held.since_us
-        for row in self._held.pop_all():
+        for row, since_us in self._held.pop_all():
             self._add_row(frames, self._works.by_attempt[row.request_id], row, since_us)
 
     def _publish_frames(self, frames: _Frames) -> None:

@@ -143,6 +143,11 @@ class Works:
         return work if work is not None and work.attempt_id == attempt_id else None
 
     @property
+    def is_generating(self) -> bool:
+        """Whether an attempt is in the engine."""
+        return any(work.phase is Phase.RUNNING for work in self.by_attempt.values())
+
+    @property
     def unfinished_attempts(self) -> int:
         """Attempts that are begun and not yet acknowledged to their end."""
         return sum(work.phase in ENGAGED or work.phase is Phase.CLOSING for work in self.by_response.values())

@@ -203,6 +203,11 @@ class WorkerCore:
             else:
                 self._attempts.cleared(work, now_us // 1_000)
 
+    @property
+    def is_generating(self) -> bool:
+        """Whether an attempt is in the engine."""
+        return self._works.is_generating
+
     # Draining
 
     def drain(self) -> None:

@@ -81,6 +81,12 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> None:
         """Frees what the request holds within milliseconds. Unknown and ended requests are ignored."""
 
+    async def probe(self) -> None:
+        """Returns soon where the engine works, busy or not, and not where it hangs. Raises EngineDied when dead."""
+
+    def kill(self, why: str) -> None:
+        """Ends an engine that hangs, whatever it does: `on_died` is called. Does nothing when dead."""
+
     def stats(self) -> EngineStats: ...
 
     async def close(self) -> None:

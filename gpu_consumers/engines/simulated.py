@@ -53,6 +53,9 @@ class SimulatedEngineSettings(BaseModel):
     script_share: float = Field(default=1.0, ge=0, le=1, description="Share of the prompts answered by the script.")
     die_after_tokens: int = Field(default=0, ge=0, description="0: never. Counted from each start.")
     max_deaths: int = Field(default=1, ge=0)
+    hang_after_tokens: int = Field(
+        default=0, ge=0, description="0: never. As often as `max_deaths`; says nothing of it."
+    )
     refuse_every: int = Field(default=0, ge=0, description="Every n-th request ends with an error. 0: none.")
     stall_after_tokens: int = Field(default=0, ge=0, description="0: never. Then nothing moves for `stall_ms`, once.")
     stall_ms: float = Field(default=0.0, ge=0)
@@ -103,6 +106,8 @@ class SimulatedCore:
         self._inter_token_s = settings.inter_token_ms / 1_000
         self._dies = bool(settings.die_after_tokens) and starts <= settings.max_deaths
         self._stalls = bool(settings.stall_after_tokens)
+        self._hang_after = settings.hang_after_tokens if starts <= settings.max_deaths else 0
+        self.hangs = False
         self._not_before_s = 0.0
         self._requests: dict[str, _Running] = {}
         self._waiting: list[tuple[int, int, _Running]] = []
@@ -146,6 +151,8 @@ class SimulatedCore:
     @property
     def next_due_s(self) -> float | None:
         """None when nothing will ever be due without another call."""
+        if self.hangs:
+            return None
         if self._refused:
             return 0.0
         due = min(
@@ -156,6 +163,8 @@ class SimulatedCore:
 
     def step(self, now_s: float) -> list[EngineDelta]:
         """The deltas due by `now_s`, oldest first. Raises EngineDied."""
+        if self.hangs:
+            return []
         deltas = list(self._refused)
         self._refused.clear()
         if now_s < self._not_before_s:
@@ -175,6 +184,7 @@ class SimulatedCore:
         self.produced_tokens += sum(len(delta.token_ids) for delta in deltas)
         if self._dies and self.produced_tokens >= self.settings.die_after_tokens:
             raise EngineDied(f"died after {self.produced_tokens} tokens, as its settings say")
+        self.hangs = bool(self._hang_after) and self.produced_tokens >= self._hang_after
         if self._stalls and self.produced_tokens >= self.settings.stall_after_tokens:
             self._stalls = False
             self._not_before_s = now_s + self.settings.stall_ms / 1_000
@@ -425,6 +435,18 @@ class SimulatedEngine:
         if self._core is not None:
             self._core.abort(request_id, monotonic())
             self._schedule()
+
+    async def probe(self) -> None:
+        if self._core is None:
+            raise EngineDied("the engine is not running")
+        if self._core.hangs:
+            await self._loop.create_future()
+
+    def kill(self, why: str) -> None:
+        if self._core is not None:
+            self._core = None
+            self._cancel_timer()
+            self._on_died(EngineDied(why))
 
     def stats(self) -> EngineStats:
         return EngineStats(kv_blocks_total=self._settings.kv_blocks) if self._core is None else self._core.stats()

@@ -115,6 +115,7 @@ class VllmEngine:
         self._creating: asyncio.Task[Any] | None = None
         self._start_cancelled = threading.Event()
         self._others: set[int | None] = set()
+        self._processes: set[int] = set()
 
     @property
     def accepts_seed(self) -> bool:
@@ -125,6 +126,8 @@ class VllmEngine:
         self._loop = asyncio.get_running_loop()
         self._on_step = on_step
         self._on_died = on_died
+        if self._llm is not None:
+            raise RuntimeError("the engine runs: a second one does not fit beside it")
         try:
             await self._cancel_start()
             await self._shut_down_fully()
@@ -134,6 +137,11 @@ class VllmEngine:
             # A thread cannot be cancelled: it goes on, until `close` makes it end.
             self._llm = await asyncio.shield(self._creating)
             self._creating = None
+            self._processes = {
+                child.pid
+                for child in multiprocessing.active_children()
+                if child.pid is not None and child.pid not in self._others
+            }
         # Whatever keeps vLLM from starting (a wrong argument, no memory, a dead child) comes as any exception at all.
         except Exception as error:
             raise EngineDied(f"vLLM did not start: {type(error).__name__}: {error}") from error
@@ -302,6 +310,25 @@ class VllmEngine:
             await self._llm.abort(request_id)
         except EngineDeadError as error:
             self._died(error)
+
+    async def probe(self) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._llm is None:
+            raise EngineDied("the engine is not running")
+        try:
+            # Answered by the loop that makes the steps, between two of them; `check_health` asks nobody.
+            await self._llm.is_sleeping()
+        except EngineDeadError as error:
+            self._died(error)
+            raise EngineDied(str(error)) from error
+
+    def kill(self, why: str) -> None:
+        if self._llm is None:
+            return
+        for process_id in self._processes:
+            _kill_with_children(process_id)
+        self._died(TimeoutError(why))
 
     def stats(self) -> EngineStats:
         # vLLM reports with each step. Once nothing is in it there are no steps, and nothing is held.

@@ -295,6 +295,48 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind(client: Client)
     assert not client.died
 
 
+async def test_an_engine_answers_while_it_is_busy(client: Client) -> None:
+    for number in range(8):
+        client.submit(f"busy-{number}", max_tokens=200)
+    await client.until(lambda: client.deltas["busy-0"])
+    async with asyncio.timeout(20):
+        for _ in range(5):
+            await client.engine.probe()
+    for number in range(8):
+        client.engine.abort(f"busy-{number}")
+    assert not client.died
+
+
+async def test_an_engine_that_hangs_does_not_answer_and_can_be_ended(client: Client) -> None:
+    if isinstance(client.engine, SimulatedEngine):
+        client = Client(SimulatedEngine(SIMULATED.model_copy(update={"hang_after_tokens": 5})))
+        await client.engine.start(client.on_step, client.on_died)
+        client.submit("hangs")
+        await client.until(lambda: len(client.tokens("hangs")) >= 5)
+    else:
+        client.submit("hangs", max_tokens=1_500)
+        await client.until(lambda: client.deltas["hangs"])
+        for child in psutil.Process().children(recursive=True):
+            if _is_of_vllm(child) and "resource_tracker" not in " ".join(child.cmdline()):
+                child.suspend()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await client.engine.probe()
+    assert not client.died
+    client.engine.kill("it hangs")
+    await client.until(lambda: client.died, timeout_s=10)
+    assert "it hangs" in str(client.died[0])
+    with pytest.raises(EngineDied):
+        await client.engine.probe()
+    client.died.clear()
+    async with asyncio.timeout(120):
+        await client.engine.start(client.on_step, client.on_died)
+    client.submit("again-alive", max_tokens=10)
+    await client.ended("again-alive")
+    if isinstance(client.engine, SimulatedEngine):
+        await client.engine.close()
+
+
 async def test_a_dead_engine_says_so_once_refuses_work_and_starts_again(client: Client) -> None:
     """The last test of the module: it leaves vLLM's engine restarted."""
     if isinstance(client.engine, SimulatedEngine):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpu_consumers.claim import AskClaim, ClaimsUnavailable, FinishClaim, RedisClaims
+from gpu_consumers.claim import AskClaim, Claim, ClaimsUnavailable, FinishClaim, RedisClaims
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
@@ -335,6 +335,43 @@ async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
         [claim] = await claims.claim([AskClaim(response_id, "att_other")])
         assert claim is not None
         assert claim.state == "finished"
+
+
+async def test_an_engine_that_hangs_is_started_again_and_its_answers_end(region: Region) -> None:
+    hangs = ENGINE.model_copy(update={"hang_after_tokens": 40})
+    async with worker(region, "a", hangs, engine_answers_s=0.5) as running:
+        cut_off = [await region.request(max_tokens=5_000) for _ in range(2)]
+        await region.ended(*cut_off)
+        assert {region.terminal(each) for each in cut_off} == {EndingCode.GENERATION_INTERRUPTED}
+        later = await region.request()
+        await region.ended(later)
+        assert running.metrics.engine_deaths._value.get() == 1
+    assert region.terminal(later) is EndingCode.COMPLETED
+
+
+async def test_an_answer_begun_while_redis_was_away_survives_a_rebalance_after_it(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with worker(region, "a") as running:
+        claims = running.ports.claims
+        claim, renew = claims.claim, claims.renew
+
+        async def unanswered(asks: Sequence[AskClaim]) -> list[Claim | None]:
+            return [None] * len(asks)
+
+        async def refused() -> bool:
+            raise ClaimsUnavailable("scripted")
+
+        monkeypatch.setattr(claims, "claim", unanswered)
+        monkeypatch.setattr(claims, "renew", refused)
+        ids = [await region.request(max_tokens=800) for _ in range(4)]
+        await region.until(lambda: all(region.accepted(each) > 3 for each in ids))
+        monkeypatch.setattr(claims, "claim", claim)
+        monkeypatch.setattr(claims, "renew", renew)
+        await region.until(lambda: all(work.claimed_as for work in running.core._works.by_response.values()))
+        async with worker(region, "b"):
+            await region.ended(*ids, timeout_s=60)
+    assert {region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
 
 
 async def test_a_flood_of_batch_work_leaves_room_for_interactive_work(region: Region) -> None:

@@ -41,7 +41,7 @@ def test_rows_that_no_step_follows_are_overdue() -> None:
     held.put(row("b"), 6)
     assert not held.overdue(30_004)
     assert held.overdue(30_005)
-    assert [each.request_id for each in held.pop_all()] == ["a", "b"]
+    assert [each.request_id for each, _ in held.pop_all()] == ["a", "b"]
     assert not held
     assert not held.overdue(10**9)
 

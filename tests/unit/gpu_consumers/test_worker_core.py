@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_consumers.engines.port import EngineStats
+from gpu_consumers.engines.port import EngineDelta, EngineStats
 from schemas.base import Scope
 from schemas.control import Halt
 from schemas.dead_letter import DeadLetter
@@ -60,6 +60,26 @@ def test_a_late_engine_gives_several_steps_at_once_and_their_order_stays() -> No
     fleet.settle()
     check(fleet.region)
     assert all(fleet.region.terminal(each) is EndingCode.COMPLETED for each in (early, *late))
+
+
+def test_a_whole_answer_in_one_late_step_stays_in_its_order() -> None:
+    """Its first token leaves at once, its middle might wait for the next step, and its end comes with it."""
+    fleet = Fleet("a")
+    early = fleet.region.request(max_tokens=30)
+    fleet.run_until_told(early, tokens=4)
+    fleet.run(20)  # its row waits now
+    core = fleet.all[0].core
+    fleet.region.request(max_tokens=30)
+    short = fleet.region.request(max_tokens=3)
+    fleet.workers["a"].late_rounds = 1  # what the engine gives instead is told here
+    fleet.run(20)
+    attempt_id = core._works.by_response[short].attempt_id
+    middle = [EngineDelta(attempt_id, 0, [token], "x", [1]) for token in (1, 2)]
+    end = EngineDelta(attempt_id, 0, [3], "x", [1], finish="length")
+    core.deltas([*middle, end], (fleet.region.now_ms + 5) * 1_000)
+    fleet.run(100)
+    assert fleet.region.terminal(short) is EndingCode.COMPLETED
+    assert fleet.region.tokens[short] == [1, 2, 3]
 
 
 def test_one_step_makes_one_record_per_partition_and_scopes_are_shared_without_trace() -> None:
