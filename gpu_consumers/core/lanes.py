@@ -1,75 +1,123 @@
 """The partitions of lanes that a worker reads: what of them is open, what may be committed, when reading stops."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
+from gpu_consumers.core import finished_offsets
 from gpu_consumers.core.config import CoreConfig
 from schemas.request import LANES, Lane
 from streams.log.offset_tracker import OffsetTracker
-from streams.log.port import LogRecord, TopicPartition
+from streams.log.port import Committed, LogRecord, TopicPartition
 
 LANE_SHARES: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
 """The part of the bounds of uncommitted work that a lane and those below it may fill: the rest is for higher ones."""
 
 
+MAX_SPAN = 10
+"""Times `max_uncommitted_records`: how far a partition is read beyond its oldest open record, whatever has ended."""
+
+
+class _Partition:
+    """One assigned partition. `ended` is what its last owner said has ended above its commit."""
+
+    def __init__(self, ended: Iterable[range] = ()) -> None:
+        self.tracker = OffsetTracker()
+        self.next_offset = 0
+        self.untold = 0
+        """Offsets that have ended, and that the last commit had no room to say so of."""
+        self._ended = deque(ended)
+        self._last_commit = Committed(None)
+
+    def read(self, record: LogRecord) -> bool:
+        """Whether it is news, and open from now on."""
+        if record.offset < self.next_offset:
+            return False
+        self.next_offset = record.offset + 1
+        self.tracker.started(record.offset, len(record.value or b""))
+        while self._ended and self._ended[0].stop <= record.offset:
+            self._ended.popleft()
+        if self._ended and record.offset in self._ended[0]:
+            self.tracker.finished(record.offset)
+            return False
+        return True
+
+    def to_commit(self) -> Committed | None:
+        """None when the last commit says as much."""
+        mark = self.tracker.watermark
+        if mark is None:
+            return None
+        ahead = (range(max(each.start, self.next_offset), each.stop) for each in self._ended)
+        ended = [*self.tracker.finished_above(), *(each for each in ahead if each)]
+        metadata, self.untold = finished_offsets.encode(mark, ended)
+        commit = Committed(mark, metadata)
+        return commit if commit != self._last_commit else None
+
+    def committed(self, commit: Committed) -> None:
+        self._last_commit = commit
+
+
 class Lanes:
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
-        self._trackers: dict[TopicPartition, OffsetTracker] = {}
-        self._next_offsets: dict[TopicPartition, int] = {}
+        self._partitions: dict[TopicPartition, _Partition] = {}
 
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        for partition in partitions:
-            self._trackers[partition] = OffsetTracker()
-            self._next_offsets[partition] = 0
+    def assign(self, commits: Mapping[TopicPartition, Committed]) -> None:
+        """With what the last commit of each said."""
+        for source, commit in commits.items():
+            ended = () if commit.offset is None else finished_offsets.decode(commit.offset, commit.metadata)
+            self._partitions[source] = _Partition(ended)
 
-    def revoke(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetTracker]:
-        """Those of them that were assigned, with what was tracked."""
-        return {partition: self._trackers.pop(partition) for partition in partitions if partition in self._trackers}
+    def revoke(self, sources: Iterable[TopicPartition]) -> tuple[set[int], dict[TopicPartition, Committed]]:
+        """Of those that were assigned: the ids of their trackers, and what is to be committed of them."""
+        gone = {source: self._partitions.pop(source) for source in sources if source in self._partitions}
+        return {id(partition.tracker) for partition in gone.values()}, _to_commit(gone)
 
     def read(self, record: LogRecord) -> OffsetTracker | None:
         """Its partition's tracker, in which it is open from now on; None when it is to be ignored.
 
-        Records of partitions that are not assigned (any more) are: their owner reads them again. So are repeated ones.
+        Records of partitions that are not assigned (any more) are: their owner reads them again. So are repeated ones,
+        and those of which a commit says that they have ended.
         """
-        tracker = self._trackers.get(record.source)
-        if tracker is None or record.offset < self._next_offsets[record.source]:
-            return None
-        self._next_offsets[record.source] = record.offset + 1
-        tracker.started(record.offset, len(record.value or b""))
-        return tracker
+        partition = self._partitions.get(record.source)
+        return partition.tracker if partition is not None and partition.read(record) else None
 
-    def to_commit(self) -> dict[TopicPartition, int]:
-        """Offsets below which everything ended."""
-        return to_commit(self._trackers)
+    def to_commit(self) -> dict[TopicPartition, Committed]:
+        """Offsets below which everything ended, and what has ended above them."""
+        return _to_commit(self._partitions)
 
-    def committed(self, offsets: dict[TopicPartition, int]) -> None:
-        for partition, offset in offsets.items():
-            if (tracker := self._trackers.get(partition)) is not None:
-                tracker.committed(offset)
+    def committed(self, commits: Mapping[TopicPartition, Committed]) -> None:
+        for source, commit in commits.items():
+            if (partition := self._partitions.get(source)) is not None:
+                partition.committed(commit)
 
     def over_share(self) -> set[TopicPartition]:
         """The assigned partitions of which no further records are to be read for now.
 
         When the open records of a lane and those below it together fill its share of the bounds (`LANE_SHARES`), all
-        of these stop: whatever waits in lower lanes, a higher one has room of its own. A partition stops alone when
-        so many records from its oldest open one on are not committed: after a crash all of them are read again.
+        of these stop: whatever waits in lower lanes, a higher one has room of its own. Others stop alone (`held_up`).
         """
-        over = {
-            source
-            for source, tracker in self._trackers.items()
-            if tracker.uncommitted_count >= self._config.max_uncommitted_records
-        }
+        over = self.held_up()
         up_to_here: set[TopicPartition] = set()
         records = size_bytes = 0
         for lane in reversed(LANES):
             topic = self._config.topics.lane(self._config.pool, lane).name
-            own = {source: tracker for source, tracker in self._trackers.items() if source.topic == topic}
+            own = {source: each.tracker for source, each in self._partitions.items() if source.topic == topic}
             records += sum(tracker.open_count for tracker in own.values())
             size_bytes += sum(tracker.open_bytes for tracker in own.values())
             up_to_here |= own.keys()
             if self._fills(records, size_bytes, LANE_SHARES[lane]):
                 over |= up_to_here
         return over
+
+    def held_up(self) -> set[TopicPartition]:
+        """Those that one long answer stops: after a crash too much behind it would be read, or worked at, again."""
+        most = self._config.max_uncommitted_records
+        return {
+            source
+            for source, partition in self._partitions.items()
+            if (partition.untold and partition.tracker.open_count + partition.untold >= most)
+            or partition.tracker.uncommitted_count >= MAX_SPAN * most
+        }
 
     def _fills(self, records: int, size_bytes: int, share: float) -> bool:
         config = self._config
@@ -79,13 +127,13 @@ class Lanes:
         )
 
     def partitions(self) -> dict[Lane, list[int]]:
-        """The assigned ones, by lane."""
+        """By lane, the assigned ones that are not held up: others are not to be sent anything."""
         lanes: dict[Lane, list[int]] = {lane: [] for lane in LANES}
         names = {self._config.topics.lane(self._config.pool, lane).name: lane for lane in LANES}
-        for partition in sorted(self._trackers):
-            lanes[names[partition.topic]].append(partition.partition)
+        for source in sorted(self._partitions.keys() - self.held_up()):
+            lanes[names[source.topic]].append(source.partition)
         return lanes
 
 
-def to_commit(trackers: Mapping[TopicPartition, OffsetTracker]) -> dict[TopicPartition, int]:
-    return {partition: offset for partition, tracker in trackers.items() if (offset := tracker.to_commit()) is not None}
+def _to_commit(partitions: Mapping[TopicPartition, _Partition]) -> dict[TopicPartition, Committed]:
+    return {source: commit for source, partition in partitions.items() if (commit := partition.to_commit()) is not None}

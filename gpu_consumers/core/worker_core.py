@@ -14,7 +14,7 @@ from gpu_consumers.core.attempts import Attempts
 from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
 from gpu_consumers.core.effects import Effect, Receipt
 from gpu_consumers.core.emission import Emission
-from gpu_consumers.core.lanes import Lanes, to_commit
+from gpu_consumers.core.lanes import Lanes
 from gpu_consumers.core.remembered import MAX_RECENT, Remembered
 from gpu_consumers.core.slots import Slots
 from gpu_consumers.core.work import Work, Works
@@ -26,7 +26,7 @@ from schemas.control import CONTROL, AttemptVoid, Cancel
 from schemas.request import AdmittedRequest, Lane
 from schemas.worker import WorkerState
 from streams.log.offset_tracker import OffsetTracker
-from streams.log.port import LogRecord, TopicPartition
+from streams.log.port import Committed, LogRecord, TopicPartition
 
 
 class WorkerCore:
@@ -58,18 +58,18 @@ class WorkerCore:
 
     # Lanes
 
-    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        self._lanes.assign(partitions)
+    def assigned(self, commits: Mapping[TopicPartition, Committed]) -> None:
+        """These partitions are its own from now on; with what the last commit of each said."""
+        self._lanes.assign(commits)
 
-    def revoked(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def revoked(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """What to commit before they go. Unstarted work of theirs is forgotten, started work goes on."""
-        gone = self._lanes.revoke(partitions)
-        trackers = set(map(id, gone.values()))
+        trackers, commits = self._lanes.revoke(partitions)
         for work in list(self._works.by_response.values()):
             work.sources = [source for source in work.sources if id(source[0]) not in trackers]
             if not work.sources:
                 self._attempts.leave(work)
-        return to_commit(gone)
+        return commits
 
     def lane_records(self, records: Sequence[LogRecord], now_ms: int) -> None:
         """Records of partitions that are not assigned (any more) are ignored, and so are repeated ones."""
@@ -105,12 +105,12 @@ class WorkerCore:
             self._scopes.clear()
         return self._scopes.setdefault(scope, scope)
 
-    def to_commit(self) -> dict[TopicPartition, int]:
-        """Offsets below which everything ended."""
+    def to_commit(self) -> dict[TopicPartition, Committed]:
+        """Offsets below which everything ended, and as metadata what has ended above them."""
         return self._lanes.to_commit()
 
-    def committed(self, offsets: dict[TopicPartition, int]) -> None:
-        self._lanes.committed(offsets)
+    def committed(self, commits: Mapping[TopicPartition, Committed]) -> None:
+        self._lanes.committed(commits)
 
     def over_share(self) -> set[TopicPartition]:
         """The assigned partitions of which no further records are to be read for now."""

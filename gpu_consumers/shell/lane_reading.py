@@ -1,15 +1,17 @@
 """One membership in the group that reads a pool's lanes: records to the core, commits from it."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from gpu_consumers.core.worker_core import WorkerCore
 from schemas.request import LANES
 from streams.log.consumer_thread import ConsumerThread
-from streams.log.port import LogError, TopicPartition
+from streams.log.port import Committed, LogError, TopicPartition
 
 POLL_S = 0.05
+LAST_COMMITS_S = 3.0
 
 _log = structlog.get_logger()
 
@@ -57,16 +59,9 @@ class LaneReading:
 
     async def commit(self) -> None:
         """What may be committed now, if there is anything."""
-        offsets = self._core.to_commit()
-        if not offsets:
-            return
-        try:
-            await self._consumer.commit(offsets)
-        except LogError as error:
-            # Not ours any more, or the group is being balanced: the partition's next owner reads again.
-            _log.warning("commit_failed", error=str(error))
-        else:
-            self._core.committed(offsets)
+        commits = self._core.to_commit()
+        if await self._committed(commits):
+            self._core.committed(commits)
 
     async def leave(self) -> None:
         await self._consumer.close()
@@ -74,24 +69,41 @@ class LaneReading:
     async def _on_assign(self, partitions: Sequence[TopicPartition]) -> None:
         # One that was paused when it left may still be: what is in this set is resumed when its lane has room.
         self._paused.update(partitions)
-        self._core.assigned(partitions)
+        self._core.assigned(await self._last_commits(partitions))
         self._on_partitions()
 
     async def _on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
         self._paused.difference_update(partitions)
-        offsets = self._core.revoked(partitions)
-        if offsets:
-            try:
-                await self._consumer.commit(offsets)
-            except LogError as error:
-                # The partition's next owner reads again what was not committed.
-                _log.warning("commit_failed", error=str(error))
+        await self._committed(self._core.revoked(partitions))
         self._on_partitions()
 
     async def _on_lost(self, partitions: Sequence[TopicPartition]) -> None:
         self._paused.difference_update(partitions)
         self._core.revoked(partitions)
         self._on_partitions()
+
+    async def _committed(self, commits: Mapping[TopicPartition, Committed]) -> bool:
+        offsets = {source: commit.offset for source, commit in commits.items() if commit.offset is not None}
+        if not offsets:
+            return False
+        try:
+            await self._consumer.commit(
+                offsets, metadata={source: commits[source].metadata for source in offsets if commits[source].metadata}
+            )
+        except LogError as error:
+            # Not ours any more, or the group is being balanced: the partition's next owner reads again.
+            _log.warning("commit_failed", error=str(error))
+            return False
+        return True
+
+    async def _last_commits(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed]:
+        try:
+            async with asyncio.timeout(LAST_COMMITS_S):
+                return await self._consumer.committed(partitions)
+        except (LogError, TimeoutError) as error:
+            # They only save work: what has ended is known to the claims, and to the log.
+            _log.warning("last_commits_unknown", error=str(error))
+            return dict.fromkeys(partitions, Committed(None))
 
     async def _share(self) -> None:
         """Pauses the partitions of lanes over their share and resumes the others."""

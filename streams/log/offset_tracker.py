@@ -1,6 +1,7 @@
 """Which offset of a partition may be committed: the one below which all work is finished."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 
 class OffsetTracker:
@@ -35,6 +36,16 @@ class OffsetTracker:
     @property
     def open_bytes(self) -> int:
         return self._open_bytes
+
+    def finished_above(self) -> Iterator[range]:
+        """What lies above the watermark and is not open, ascending."""
+        previous: int | None = None
+        for offset in self._open:
+            if previous is not None and offset > previous + 1:
+                yield range(previous + 1, offset)
+            previous = offset
+        if previous is not None and self._next is not None and self._next > previous + 1:
+            yield range(previous + 1, self._next)
 
     @property
     def uncommitted_count(self) -> int:

@@ -20,6 +20,7 @@ from gpu_consumers.core.effects import (
     ReleaseClaim,
     Submit,
 )
+from gpu_consumers.core.finished_offsets import decode
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
@@ -31,7 +32,7 @@ from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from streams.accepted_prefix import AcceptedPrefix
 from streams.log.memory import MemoryConsumer, MemoryLog
-from streams.log.port import TopicPartition
+from streams.log.port import Committed, TopicPartition
 from streams.topics import Partitions, Topics
 
 TOPICS = Topics("test", ["pool"], Partitions(lane=2, generated=2, control=1))
@@ -201,7 +202,7 @@ class Worker:
         self.control.assign({TopicPartition(TOPICS.control.name, 0): 0})
         self.lanes.subscribe(
             [TOPICS.lane("pool", lane).name for lane in LANES],
-            on_assign=self.core.assigned,
+            on_assign=self._assigned,
             on_revoke=self._revoked,
             on_lost=self._lost,
         )
@@ -211,6 +212,9 @@ class Worker:
         self.claims_are_late = False
         self.claims_on_their_way: list[tuple[str, str, Claim | None]] = []
 
+    def _assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        self.core.assigned(self.lanes.committed(partitions))
+
     def _revoked(self, partitions: Iterable[TopicPartition]) -> None:
         self._commit(self.core.revoked(partitions))
 
@@ -218,18 +222,22 @@ class Worker:
         """They are another's already: what would be committed is too late."""
         self.core.revoked(partitions)
 
-    def _commit(self, offsets: dict[TopicPartition, int]) -> None:
-        if not offsets:
+    def _commit(self, commits: dict[TopicPartition, Committed]) -> None:
+        if not commits:
             return
         self.region.judge()
         if not self.region.claims_lost:
-            for partition, offset in offsets.items():
-                for record in self.region.log.records(partition.topic, partition.partition)[:offset]:
+            for partition, commit in commits.items():
+                assert commit.offset is not None
+                above = [offset for ended in decode(commit.offset, commit.metadata) for offset in ended]
+                records = self.region.log.records(partition.topic, partition.partition)
+                for record in [*records[: commit.offset], *(records[offset] for offset in above)]:
                     response_id = AdmittedRequest.model_validate_json(record.value or b"").response_id
                     assert self.region.terminal(response_id) is not None, "a commit passed unfinished work"
                     self.region.commits_checked += 1
-        self.lanes.commit(offsets)
-        self.core.committed(offsets)
+        offsets = {partition: commit.offset for partition, commit in commits.items() if commit.offset is not None}
+        self.lanes.commit(offsets, metadata={partition: commits[partition].metadata for partition in offsets})
+        self.core.committed(commits)
 
     def step(self) -> None:
         region, core = self.region, self.core

@@ -11,7 +11,7 @@ from gpu_consumers.core.worker_core import WorkerCore
 from schemas.endings import EndingCode
 from schemas.request import Lane
 from streams.log.memory import Fault, FaultKind
-from streams.log.port import TopicPartition
+from streams.log.port import Committed, TopicPartition
 from tests.unit.gpu_consumers.fleet import (
     LEASE_MS,
     NOW_MS,
@@ -99,7 +99,7 @@ def test_looking_for_what_others_began_takes_nothing_and_is_bounded() -> None:
     ids = [region.request() for _ in range(MAX_LOOKS + 20)]
     core = WorkerCore(dataclasses.replace(worker.core.config, max_uncommitted_records=1_000), lambda: "att_look")
     source = TopicPartition(TOPICS.lane("pool", Lane.STANDARD).name, 0)
-    core.assigned([source])
+    core.assigned({source: Committed(None)})
     core.lane_records(region.log.records(source.topic), NOW_MS)
     core.tick(NOW_MS)
     looks = [effect for effect in core.effects() if isinstance(effect, AskClaim)]
