@@ -1,4 +1,7 @@
-"""When a worker reads the lanes of its pool, as a member of their consumer group. Pure: time is a parameter."""
+"""What a worker knows of the others: when it is to read their lanes, as a member of the group, and who was lost.
+
+Pure: time is a parameter.
+"""
 
 from schemas.worker import WorkerState
 
@@ -6,6 +9,9 @@ LISTEN_MS = 2_000
 """A ready worker beats every second: who has listened for so long and heard of none may believe that there is none."""
 PATIENCE_MS = 5_000
 """How long a member may be without an engine beside a ready worker, before it leaves: most engines are back by then."""
+
+LOST_MS = 900_000
+"""After so long without a beat nobody needs to know any more what a worker said. One that comes back says it anew."""
 
 
 class Membership:
@@ -19,6 +25,7 @@ class Membership:
         self._pool = pool
         self._listening_since_ms: int | None = None
         self._ready_until_ms: dict[str, int] = {}
+        self._last_beats_ms: dict[str, int] = {}
         self._is_member = False
         self._spare_since_ms: int | None = None
 
@@ -28,12 +35,30 @@ class Membership:
 
     def heard(self, state: WorkerState) -> None:
         """A heartbeat of any worker; in order per worker."""
-        if state.pool != self._pool or state.worker_id == self._worker_id:
+        if state.worker_id == self._worker_id:
+            return
+        self._last_beats_ms[state.worker_id] = state.beat_at_ms
+        if state.pool != self._pool:
             return
         if state.state == "ready":
             self._ready_until_ms[state.worker_id] = state.beat_at_ms + state.lease_ms
         else:
             self._ready_until_ms.pop(state.worker_id, None)
+
+    def buried(self, worker_id: str) -> None:
+        """It has left, or another one has noticed that it was lost."""
+        self._last_beats_ms.pop(worker_id, None)
+        self._ready_until_ms.pop(worker_id, None)
+
+    def take_lost(self, now_ms: int) -> list[str]:
+        """Workers of any pool that were heard, and have been silent for `LOST_MS`; each is given once.
+
+        Every worker that heard them says so: to say it twice changes nothing.
+        """
+        lost = [worker for worker, beat_at_ms in self._last_beats_ms.items() if now_ms - beat_at_ms >= LOST_MS]
+        for worker_id in lost:
+            self.buried(worker_id)
+        return lost
 
     def reads_lanes(self, ready: bool, now_ms: int) -> bool:
         """Whether this worker, whose engine is `ready` or not, is to be a member now. Ask several times a second."""

@@ -173,6 +173,8 @@ class Worker:
         await self._claiming.flush()
         self._send_state()
         await self._claiming.resign()
+        # The last it says of itself: behind it a router knows nothing of this worker.
+        self._bury(self._core.config.worker_id)
 
     # Events
 
@@ -283,10 +285,13 @@ class Worker:
 
     def _hear(self, beats: Sequence[LogRecord]) -> None:
         for record in beats:
+            if record.value is None:
+                self._membership.buried((record.key or b"").decode(errors="replace"))
+                continue
             try:
                 self._membership.heard(decode(WorkerState, record.value))
             except Undecodable:
-                continue  # a tombstone, or a worker that routers cannot read either
+                continue  # routers cannot read it either
 
     async def _control_positions(self) -> dict[TopicPartition, int]:
         """Where to begin: some minutes back, for cancels of work that waits; some heartbeats back.
@@ -336,9 +341,15 @@ class Worker:
 
     # Heartbeat
 
+    def _bury(self, worker_id: str) -> None:
+        self._publish(Publish(self._topics.workers.name, None, worker_id, None, None))
+
     async def _beat(self) -> None:
         while True:
             self._send_state()
+            for worker_id in self._membership.take_lost(self._now_ms()):
+                _log.info("buried", lost_worker=worker_id)
+                self._bury(worker_id)
             await asyncio.sleep(HEARTBEAT_S)
 
     def _send_state(self) -> None:

@@ -14,14 +14,24 @@ def check_rows(
     scopes: Sequence[Any], scope: list[int], first_sequence: list[int], text: list[str], text_ends: list[list[int]]
 ) -> None:
     """Raises ValueError unless every row has a scope and a number, and its text can be cut after each of its tokens."""
+    check_scopes(scopes, scope, first_sequence)
+    for row, ends in zip(text, text_ends, strict=True):
+        if not can_be_cut(row, ends):
+            raise ValueError("text_ends does not describe text")
+
+
+def check_scopes(scopes: Sequence[Any], scope: list[int], first_sequence: list[int]) -> None:
+    """Raises ValueError unless every row has a scope and a number."""
     if not scope:
         return
     if not (min(scope) >= 0 and max(scope) < len(scopes)):
         raise ValueError("scope index out of range")
     if min(first_sequence) < 1:
         raise ValueError("first_sequence starts at 1")
-    for row, ends in zip(text, text_ends, strict=True):
-        if (ends[-1] if ends else 0) != len(row):
-            raise ValueError("text_ends does not describe text")
-        if len(ends) > 1 and ends != sorted(ends):
-            raise ValueError("text_ends decreases")
+
+
+def can_be_cut(text: str, text_ends: list[int]) -> bool:
+    """Whether `text_ends` says where each token's text ends, and the last one ends all of it."""
+    if not text_ends:
+        return not text
+    return text_ends[-1] == len(text) and (len(text_ends) == 1 or text_ends == sorted(text_ends))

@@ -9,12 +9,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter, model_validator
 
 from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount
-from schemas.columns import check_lengths, check_rows
+from schemas.columns import can_be_cut, check_lengths, check_scopes
 from schemas.endings import EndingCode
 from schemas.request import Lane, ReplyTo
 
 Kind = Literal["content", "reasoning", "tool_name", "tool_arguments"]
 FinishReason = Literal["", "stop", "length"]
+LOST_SEQUENCE = 2**31
+"""Beyond any token of a response."""
 
 
 class Opened(ScopedRecord):
@@ -116,10 +118,18 @@ class Frame(Record):
             self.text_ends, self.logprobs, self.finish, self.cached_tokens,
         )  # fmt: skip
         check_lengths(len(self.response_id), columns)
-        check_rows(self.scopes, self.scope, self.first_sequence, self.text, self.text_ends)
-        if [*map(len, self.token_ids)] != [*map(len, self.text_ends)]:
-            raise ValueError("text_ends does not describe text")
+        check_scopes(self.scopes, self.scope, self.first_sequence)
+        for row, (tokens, text, ends) in enumerate(zip(self.token_ids, self.text, self.text_ends, strict=True)):
+            # The usual row is whole, so it is asked for here.
+            if len(tokens) != len(ends) or ((len(ends) != 1 or ends[0] != len(text)) and not can_be_cut(text, ends)):
+                self._lose(row)
         return self
+
+    def _lose(self, row: int) -> None:
+        """A row that cannot be cut is read as one behind a gap: it ends its own response, not those beside it."""
+        self.first_sequence[row] = LOST_SEQUENCE
+        self.text[row] = ""
+        self.text_ends[row] = [0] * len(self.token_ids[row])
 
 
 GeneratedRecord = Annotated[Opened | Fence | Frame | Ending, Field(discriminator="type")]

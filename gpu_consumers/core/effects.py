@@ -41,12 +41,12 @@ Receipt = FenceSent | FrameSent | EndingSent | DeadLetterSent
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """`receipt` comes back with the delivery; None: nothing depends on it."""
+    """`receipt` comes back with the delivery; None: nothing depends on it. A `value` of None is a tombstone."""
 
     topic: str
     partition: int | None
     key: str
-    value: bytes
+    value: bytes | None
     receipt: Receipt | None
 
 

@@ -1,6 +1,7 @@
 """What a worker writes to the log: fences, frames, endings, dead letters, and the account of each attempt."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from gpu_consumers.core.config import CoreConfig, Observer
@@ -10,6 +11,7 @@ from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
 from schemas.base import Record
 from schemas.codec import Undecodable
+from schemas.columns import can_be_cut
 from schemas.dead_letter import DeadLetter
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence
@@ -50,6 +52,8 @@ class Emission:
             work = self._works.by_attempt.get(delta.request_id)
             if work is None or work.phase is not Phase.RUNNING:
                 continue
+            if delta.error is None and not can_be_cut(delta.text, delta.text_ends):
+                delta = replace(delta, error="its text is not that of its tokens")
             if delta.error is not None or work.is_suspect:
                 kept_back.append((work, delta))
                 continue

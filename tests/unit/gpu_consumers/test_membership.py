@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from gpu_consumers.membership import LISTEN_MS, PATIENCE_MS, Membership
+from gpu_consumers.membership import LISTEN_MS, LOST_MS, PATIENCE_MS, Membership
 from schemas.worker import WorkerState
 
 LEASE_MS = 4_000
@@ -81,3 +81,21 @@ def test_a_member_whose_engine_is_soon_back_stays_each_time(membership: Membersh
     for at_ms in range(NOW_MS, NOW_MS + 60_000, 1_000):
         membership.heard(beat("b", "ready", at_ms))
         assert membership.reads_lanes(at_ms == NOW_MS or at_ms % PATIENCE_MS == 0, at_ms)
+
+
+def test_a_worker_that_was_lost_is_named_once_after_a_while_whatever_its_pool(membership: Membership) -> None:
+    membership.heard(beat("b", "ready", NOW_MS))
+    membership.heard(beat("c", "ready", NOW_MS, pool="another"))
+    membership.heard(beat("d", "ready", NOW_MS + 1))
+    assert membership.take_lost(NOW_MS + LOST_MS - 1) == []
+    assert membership.take_lost(NOW_MS + LOST_MS) == ["b", "c"]
+    membership.heard(beat("b", "ready", NOW_MS + LOST_MS))
+    assert membership.take_lost(NOW_MS + LOST_MS) == []
+
+
+def test_who_left_is_not_lost(membership: Membership) -> None:
+    membership.heard(beat("b", "ready", NOW_MS + 10_000))
+    assert not membership.reads_lanes(False, NOW_MS + 10_000)
+    membership.buried("b")
+    assert membership.reads_lanes(False, NOW_MS + 10_000)
+    assert membership.take_lost(NOW_MS + 2 * LOST_MS) == []

@@ -82,6 +82,20 @@ def test_a_whole_answer_in_one_late_step_stays_in_its_order() -> None:
     assert fleet.region.tokens[short] == [1, 2, 3]
 
 
+def test_text_without_a_token_fails_its_own_request_alone() -> None:
+    """Nobody could say which sequence number it has."""
+    fleet = Fleet("a", coalesce_ms=0)
+    ids = [fleet.region.request(max_tokens=20) for _ in range(4)]
+    fleet.run_until_told(ids[0], tokens=4)
+    core = fleet.all[0].core
+    attempt_id = core._works.by_response[ids[0]].attempt_id
+    core.deltas([EngineDelta(attempt_id, 0, [], "a rest", [], finish="stop")], (fleet.region.now_ms + 5) * 1_000)
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(ids[0]) is EndingCode.ENGINE_FAILED
+    assert {fleet.region.terminal(each) for each in ids[1:]} == {EndingCode.COMPLETED}
+
+
 def test_one_step_makes_one_record_per_partition_and_scopes_are_shared_without_trace() -> None:
     fleet = Fleet("a", max_running=8, coalesce_ms=0)
     for _ in range(8):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from schemas.codec import Undecodable, decode
-from schemas.generated import GENERATED, Frame
+from schemas.generated import GENERATED, LOST_SEQUENCE, Frame
 from schemas.request import Request
 from schemas.responses import RESPONSES, Release
 from tests.unit.schemas.examples import EXAMPLES
@@ -49,9 +49,6 @@ def test_a_value_never_stands_in_the_detail() -> None:
         {"finish": [""]},
         {"scope": [0, 1]},
         {"first_sequence": [0, 4]},
-        {"text_ends": [[2, 2], []]},
-        {"text_ends": [[2, 2, 9], []]},
-        {"text_ends": [[3, 2, 3], []]},
     ],
     ids=str,
 )
@@ -60,6 +57,26 @@ def test_a_frame_whose_columns_disagree_is_refused(change: dict[str, object]) ->
     with pytest.raises(Undecodable) as refusal:
         decode(GENERATED, json.dumps(value).encode())
     assert refusal.value.reason == "invalid"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text_ends": [[2, 2], []]},
+        {"text_ends": [[2, 2, 9], []]},
+        {"text_ends": [[3, 2, 3], []]},
+        {"text_ends": [[], []]},
+        {"token_ids": [[], []]},
+    ],
+    ids=str,
+)
+def test_a_row_of_a_frame_that_cannot_be_cut_is_lost_without_the_others(change: dict[str, object]) -> None:
+    value = json.loads(FRAME.encode()) | change
+    frame = decode(GENERATED, json.dumps(value).encode())
+    assert isinstance(frame, Frame)
+    assert frame.first_sequence == [LOST_SEQUENCE, 4]
+    assert (frame.text, frame.finish) == (["", ""], FRAME.finish)
+    assert [*map(len, frame.text_ends)] == [*map(len, frame.token_ids)]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,18 @@ def test_a_gap_that_nobody_fills_ends_the_attempt() -> None:
     assert [record.type for record in world.control()] == ["halt"]
 
 
+def test_a_row_whose_text_its_tokens_do_not_describe_ends_its_own_response_alone() -> None:
+    world = World(settings=PostSafetySettings(gap_ms=2_000))
+    member = Member(world)
+    world.write(opened("r1"), fence("r1"), opened("r2"), fence("r2"), frame(Row("r1", 1, ["a"]), Row("r2", 1, ["x"])))
+    both = frame(Row("r1", 2, [], finish="stop"), Row("r2", 2, ["y"], finish="stop"))
+    world.write(both.model_copy(update={"text": ["and a rest without a token", "y"]}))
+    member.run(4_000)
+    r1, r2 = world.answer("r1"), world.answer("r2")
+    assert (r1.text, r1.terminal.code) == ("a", EndingCode.STREAM_GAP)
+    assert (r2.text, r2.terminal.code) == ("xy", EndingCode.COMPLETED)
+
+
 def test_a_gap_that_is_filled_or_taken_over_ends_nothing() -> None:
     world = World()
     member = Member(world)
