@@ -1,5 +1,6 @@
 """A chat over the WebSocket `/v1/stream`: one question after another; a lost connection is taken up where it broke."""
 
+import random
 import time
 import uuid
 from collections.abc import Callable
@@ -27,7 +28,8 @@ from schemas.websocket import (
 OPEN_TIMEOUT_S = 10.0
 QUIET_TIMEOUT_S = 120.0
 RECONNECT_TIMEOUT_S = 30.0
-RECONNECT_PAUSE_S = 0.5
+"""Without anything new of the answer."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 
 OnText = Callable[[str], None]
 
@@ -68,12 +70,38 @@ class Answer:
         return delta.text
 
 
+class Pauses:
+    """How long to wait before each next attempt to go on: longer each time, at least as advised, and never in step.
+
+    Pure; `chance` is from 0 to 1.
+    """
+
+    def __init__(self) -> None:
+        self._attempts = 0
+        self._since_s: float | None = None
+
+    def next_s(self, now_s: float, advised_ms: int | None, chance: float) -> float | None:
+        """None when nothing new has come for too long."""
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s - self._since_s > RECONNECT_TIMEOUT_S:
+            return None
+        longer_s = min(FIRST_PAUSE_S * (1 << min(self._attempts, 16)), LONGEST_PAUSE_S)
+        self._attempts += 1
+        return max(longer_s, (advised_ms or 0) / 1_000) * (1 + chance / 2)
+
+    def went_on(self) -> None:
+        """Something new has come."""
+        self._attempts, self._since_s = 0, None
+
+
 class Chat:
     """One socket. Used from one thread. Raises ChatError."""
 
-    def __init__(self, url: str, api_key: str) -> None:
+    def __init__(self, url: str, api_key: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._url = url
         self._api_key = api_key
+        self._sleep = sleep
+        self._pauses = Pauses()
         self._socket: ClientConnection | None = None
         self._connection = ExitStack()
 
@@ -137,18 +165,21 @@ class Chat:
                 unwanted = True
         return answer
 
-    def _resume(self, answer: Answer) -> None:
-        deadline_s = time.monotonic() + RECONNECT_TIMEOUT_S
+    def _resume(self, answer: Answer, advised_ms: int | None = None) -> None:
+        """Over a new connection: behind one address there may be other gateways."""
+        why = "the gateway asks to come again"
         while True:
+            pause_s = self._pauses.next_s(time.monotonic(), advised_ms, random.random())  # noqa: S311
+            if pause_s is None:
+                raise ChatError(f"the answer was lost, and not to be had again: {why}")
+            self._sleep(pause_s)
             try:
                 self._connect()
                 self._send(
                     ResumeMessage(type="resume", response_id=answer.response_id, starting_after=answer.sequence_number)
                 )
             except (ChatError, ConnectionClosed) as error:
-                if time.monotonic() > deadline_s:
-                    raise ChatError(f"the connection was lost, and not to be had again: {error}") from None
-                time.sleep(RECONNECT_PAUSE_S)
+                why, advised_ms = str(error), None
             else:
                 answer.resumed += 1
                 return
@@ -166,12 +197,13 @@ class Chat:
             case StartedMessage() if message.response_id == answer.response_id:
                 answer.started = message
             case Delta() if message.response_id == answer.response_id:
+                self._pauses.went_on()
                 on_text(answer.take(message))
             case TerminalMessage() if message.response_id == answer.response_id:
                 answer.terminal = message
             case ErrorMessage() if message.request_id == request_id or message.response_id == answer.response_id:
                 if message.resumable and answer.response_id:
-                    self._resume(answer)
+                    self._resume(answer, message.retry_after_ms)
                 else:
                     answer.error = message
             case _:

@@ -19,6 +19,7 @@ class CloseReason(StrEnum):
     ORIGIN_REFUSED = "origin_refused"
     NOT_TEXT = "not_text"
     TOO_MANY_ERRORS = "too_many_errors"
+    IMPATIENT = "impatient"
     TOO_LARGE = "too_large"
     SLOW_VIEWER = "slow_viewer"
     STREAM_GAP = "stream_gap"
@@ -48,6 +49,7 @@ CLOSINGS: dict[CloseReason, CloseRule] = {
     ),
     CloseReason.NOT_TEXT: CloseRule(1003, "Messages are JSON objects in text frames.", True),
     CloseReason.TOO_MANY_ERRORS: CloseRule(1008, "Too many messages could not be understood.", True),
+    CloseReason.IMPATIENT: CloseRule(4429, "Too much was asked again before the advised time, or in vain.", True),
     CloseReason.TOO_LARGE: CloseRule(1009, "The message is larger than the limit.", True),
     CloseReason.UNAUTHENTICATED: CloseRule(4401, "The API key is missing or wrong.", False),
     CloseReason.ORIGIN_REFUSED: CloseRule(4403, "Pages of this origin may not connect.", False),

@@ -1,26 +1,24 @@
 """The chat page of the gateway in a real browser: Debian's chromium without a window."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from deploy.local.runner import Stack
+from tests.browser import DRIVER, WHY_NOT, headless_browser
 from tests.e2e.relay import Relay
 from tests.e2e.stacks import TIMEOUT_S, api_key, is_scripted
 from tests.servers import until
 
-DRIVER = shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(DRIVER is None, reason="needs a browser: apt-get install chromium chromium-driver"),
+    pytest.mark.skipif(DRIVER is None, reason=WHY_NOT),
 ]
 WIDE, NARROW = (1_100, 800), (390, 844)
 BELOW = "view.scrollHeight - view.scrollTop - view.clientHeight"
@@ -150,17 +148,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    assert DRIVER is not None
-    options = ChromeOptions()
-    for argument in ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                     f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):  # fmt: skip
-        options.add_argument(argument)
-    if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # chromium refuses to be root with one
-    # Nothing but the gateway may be reached: the page must bring all that it needs.
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with Chrome(options=options, service=ChromeService(DRIVER)) as browser:
+    with headless_browser(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
 
 

@@ -35,6 +35,13 @@ def not_here_yet(message: str) -> ApiError:
     )
 
 
+def asked_too_early(wait_ms: int) -> ApiError:
+    message = "Asked again before the advised time."
+    return ApiError(
+        429, "asked_too_early", message, error_type="rate_limit_error", retry_after_ms=wait_ms, resumable=True
+    )
+
+
 def never_reached(after: int) -> ApiError:
     """For a position that no client can have seen."""
     message = f"The response has no sequence number {after}."

@@ -40,10 +40,12 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed, Event
 from streams.gateway.json_body import parse_json_object
+from streams.gateway.service.clocks import monotonic_ms
 from streams.gateway.service.keys import Principal
-from streams.gateway.service.refusals import retry_advice_ms
+from streams.gateway.service.refusals import asked_too_early, retry_advice_ms
 from streams.gateway.service.service import Gateway
 from streams.gateway.timing import Timing
+from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.watched import Watched, terminal_message
 
 AUTH_TIMEOUT_S = 10.0
@@ -96,6 +98,7 @@ class Socket:
         self._room.set()
         self._work: set[asyncio.Task[None]] = set()
         self._errors = 0
+        self._refused_asks = RefusedAsks()
         self._message_chars = 0
         self._closing: CloseReason | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -219,10 +222,11 @@ class Socket:
                 elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
                     error = RequestError(EndingCode.OVERLOADED, "Too many responses on this socket.")
                     self._refuse(error, response_id=response_id)
-                else:
+                elif not self._is_early(message.type, response_id):
                     self._start(self._resume(principal, message))
-            case CancelMessage():
-                self._start(self._cancel(principal, message))
+            case CancelMessage(response_id=response_id):
+                if not self._is_early(message.type, response_id):
+                    self._start(self._cancel(principal, message))
             case PingMessage(nonce=nonce):
                 self._say(Pong(nonce=nonce))
             case AuthMessage():
@@ -248,12 +252,29 @@ class Socket:
         self._say(Accepted(request_id=request_id, response_id=response_id))
         self._watch(response_id, follower, request_id)
 
+    def _is_early(self, kind: str, response_id: str) -> bool:
+        """Whether it was refused a moment ago and not to be asked again yet; says so."""
+        wait_ms = self._refused_asks.wait_ms(kind, response_id, monotonic_ms())
+        if wait_ms:
+            self._refuse(asked_too_early(wait_ms), response_id=response_id)
+            self._close_if_impatient()
+        return wait_ms > 0
+
+    def _refuse_ask(self, error: ApiError, kind: str, response_id: str) -> None:
+        self._refuse(error, response_id=response_id)
+        self._refused_asks.refused(kind, response_id, monotonic_ms(), error.retry_after_ms)
+        self._close_if_impatient()
+
+    def _close_if_impatient(self) -> None:
+        if self._refused_asks.too_many:
+            self._close(CloseReason.IMPATIENT)
+
     async def _resume(self, principal: Principal, message: ResumeMessage) -> None:
         response_id = message.response_id
         try:
             follower = await self._gateway.resume(principal, response_id, message.starting_after)
         except ApiError as error:
-            self._refuse(error, response_id=response_id)
+            self._refuse_ask(error, message.type, response_id)
             return
         if response_id in self._watched:
             self._gateway.release(follower)
@@ -265,7 +286,7 @@ class Socket:
         try:
             await self._gateway.cancel(principal, message.response_id)
         except ApiError as error:
-            self._refuse(error, response_id=message.response_id)
+            self._refuse_ask(error, message.type, message.response_id)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -1,15 +1,16 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from deploy.cli.banner import banner
-from deploy.cli.chat import Answer, Chat
-from schemas.websocket import Accepted, Delta, TerminalMessage, UsageBody
+from deploy.cli.chat import RECONNECT_TIMEOUT_S, Answer, Chat, Pauses
+from schemas.websocket import Accepted, Delta, ErrorBody, ErrorMessage, TerminalMessage, UsageBody
 
 
 def delta(first: int, last: int, text: str, kind: str = "content") -> Delta:
@@ -62,6 +63,7 @@ def gateway(*connections: Callable[[ServerConnection], None]) -> Iterator[str]:
             thread.join(timeout=10)
 
 
+REFUSED = ErrorBody(message="Another gateway serves it.", type="server_error", code="replay_unavailable")
 TERMINAL = TerminalMessage(
     response_id="r",
     sequence_number=3,
@@ -101,6 +103,50 @@ def test_an_interrupt_while_the_connection_is_lost_cancels_the_answer_over_the_n
         {"type": "resume", "response_id": "r", "starting_after": 2},
         {"type": "cancel", "response_id": "r"},
     ]
+
+
+def test_who_is_refused_waits_as_advised_longer_each_time_and_goes_on_over_a_new_connection() -> None:
+    waited_s: list[float] = []
+    refusals = [ErrorMessage(error=REFUSED, response_id="r", retry_after_ms=2_000, resumable=True)] * 2
+
+    def begins(socket: ServerConnection) -> None:
+        request_id = json.loads(socket.recv())["request_id"]
+        socket.send(Accepted(request_id=request_id, response_id="r").encode())
+        socket.send(delta(1, 2, "Once upon").encode())
+        socket.send(ErrorMessage(error=REFUSED, response_id="r", resumable=True).encode())
+        with suppress(ConnectionClosed):
+            socket.recv()
+
+    def refuses(socket: ServerConnection) -> None:
+        assert json.loads(socket.recv()) == {"type": "resume", "response_id": "r", "starting_after": 2}
+        socket.send(refusals.pop().encode())
+        with suppress(ConnectionClosed):
+            socket.recv()
+
+    def goes_on(socket: ServerConnection) -> None:
+        socket.recv()
+        socket.send(delta(3, 3, " a time").encode())
+        socket.send(TERMINAL.encode())
+
+    with gateway(begins, refuses, refuses, goes_on) as url, Chat(url, "key", sleep=waited_s.append) as chat:
+        answer = chat.ask({"messages": []})
+    assert (answer.text, answer.terminal, answer.resumed) == ("Once upon a time", TERMINAL, 3)
+    assert waited_s[0] < 1 < 2 <= waited_s[1]
+    assert waited_s[2] >= 2
+
+
+def test_pauses_grow_are_never_in_step_and_end_when_nothing_new_comes() -> None:
+    pauses = Pauses()
+    now_s, waits_s = 1_000.0, []
+    while (wait_s := pauses.next_s(now_s, None, 0)) is not None:
+        waits_s.append(wait_s)
+        now_s += wait_s
+    assert waits_s[:6] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0]
+    assert RECONNECT_TIMEOUT_S < sum(waits_s) < RECONNECT_TIMEOUT_S + 10
+    pauses.went_on()
+    assert pauses.next_s(now_s, None, 0) == 0.25
+    assert pauses.next_s(now_s, 3_000, 0) == 3.0
+    assert pauses.next_s(now_s, None, 1) == 1.5
 
 
 STATUS = {"gateway": "http://127.0.0.1:8080", "api_key": "sk-sluice-x", "tenant": "demo", "data": "/home/me/a stack"}
