@@ -27,6 +27,7 @@ class Lane(StrEnum):
 LANES: tuple[Lane, ...] = (Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH)
 
 
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 ServiceTier = Literal["auto", "priority", "default", "batch"]
 OnDisconnect = Literal["cancel", "continue"]
 
@@ -89,9 +90,7 @@ class Sampling(BaseModel):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
-        default_factory=list, max_length=MAX_STOP_STRINGS
-    )
+    stop: list[StopString] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
     stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31)]] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1_024)

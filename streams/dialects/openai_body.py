@@ -1,7 +1,7 @@
 """Reading what OpenAI's clients send, whatever the endpoint: messages, what asks for nothing, and errors by path."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -36,6 +36,9 @@ def list_of(what: str, value: object) -> object:
     raise ValueError(f"Input should be a string or a list of {what}")
 
 
+_Parts = Annotated[list[ChatTextPart], Field(min_length=1, max_length=256, fail_fast=True)]
+
+
 class ChatMessage(BaseModel):
     """`content` is a string or a list of text parts."""
 
@@ -43,9 +46,9 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     name: str | None = Field(default=None, max_length=64, description="Kept; today's chat templates do not show it.")
-    content: list[ChatTextPart] = Field(min_length=1, max_length=256, fail_fast=True)
+    content: _Parts
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | _Parts)
     @classmethod
     def _text_as_part(cls, content: object) -> object:
         if isinstance(content, str):

@@ -4,13 +4,21 @@ What is accepted beside the fields of `ChatBody` stands in `streams.dialects.ope
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, Field, field_validator
 
 from schemas.endings import EndingCode
-from schemas.request import MAX_MESSAGES, MAX_OUTPUT_TOKENS, OnDisconnect, Sampling, ServiceTier
+from schemas.request import (
+    MAX_MESSAGES,
+    MAX_OUTPUT_TOKENS,
+    MAX_STOP_STRINGS,
+    OnDisconnect,
+    Sampling,
+    ServiceTier,
+    StopString,
+)
 from schemas.responses import TokenUsage
 from streams.dialects.neutral import ChatRequest, RequestError
 from streams.dialects.openai_body import (
@@ -24,6 +32,8 @@ from streams.dialects.openai_body import (
 )
 from streams.dialects.openai_completion import usage_object
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NOT_OFFERED_IN_STREAM_OPTIONS
+
+_Stops = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class StreamOptions(BaseModel):
@@ -51,7 +61,7 @@ class ChatBody(Sampling):
         default="cancel", description="What happens when the last viewer is gone: an extension."
     )
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", mode="before", json_schema_input_type=StopString | _Stops | None)
     @classmethod
     def _one_stop(cls, stop: object) -> object:
         if stop is None:

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from streams.dialects.openai_chat import ChatBody
+from streams.dialects.openai_schema import chat_schema
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": description, "content": {"application/json": {"schema": {"$ref": _ref}}}}
@@ -26,7 +26,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         document = get_openapi(
             title=app.title, version=app.version, routes=app.routes, summary="LLMs as a streaming dataflow on Kafka."
         )
-        body = ChatBody.model_json_schema(ref_template="#/components/schemas/{model}")
+        body = chat_schema("#/components/schemas/{model}")
         components = document.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
         schemas.update(body.pop("$defs", {}))
