@@ -43,6 +43,8 @@ UNSENT_SWEEP_S = 1.0
 FAREWELL_TIMEOUT_S = 2
 MAX_POLL_RECORDS = 500
 RECORDS_AT_ONCE = 32
+REVOKE_FLUSH_S = 8.0
+"""Less than a rebalance hook may take: what is not written and committed by then is read again by the next owner."""
 
 _log = structlog.get_logger()
 
@@ -219,18 +221,21 @@ class GatewayRuntime:
         await self._producer.send(self._topics.dead_letters.name, letter.encode(), key=key)
 
     async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        await self.pump.assigned(partitions)
+        await self.pump.assigned(partitions, monotonic_ms())
         _log.info("partitions_assigned", partitions=sorted(p.partition for p in partitions))
 
     async def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
         try:
-            await self.pump.flush()
+            async with asyncio.timeout(REVOKE_FLUSH_S):
+                await self.pump.flush()
+        except TimeoutError:
+            _log.warning("flush_late", partitions=sorted(p.partition for p in partitions))
         finally:
             self.pump.revoked(partitions, monotonic_ms())
         _log.info("partitions_revoked", partitions=sorted(p.partition for p in partitions))
 
     async def _lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self.pump.revoked(partitions, monotonic_ms())
+        self.pump.lost(partitions, monotonic_ms())
         _log.warning("partitions_lost", partitions=sorted(p.partition for p in partitions))
 
 

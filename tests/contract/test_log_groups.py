@@ -1,10 +1,13 @@
 """What every log must do for the members of a group, held for the one in memory and for real Kafka alike."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import Literal
 
 import pytest
 
+from streams.log.kafka import KafkaConsumer
+from streams.log.kafka import consumer as kafka_consumer
 from streams.log.port import (
     MAX_METADATA_BYTES,
     Committed,
@@ -12,7 +15,8 @@ from streams.log.port import (
     LogRecord,
     TopicPartition,
 )
-from tests.contract.logs import DEADLINE_S, Log, nothing_more, numbers, poll_until, read, values, write
+from streams.settings import KafkaSettings
+from tests.contract.logs import DEADLINE_S, Log, OnKafka, nothing_more, numbers, poll_until, read, values, write
 
 
 def test_a_partition_is_read_in_the_order_of_its_offsets(log: Log, group: str) -> None:
@@ -298,6 +302,52 @@ def test_on_assign_decides_where_to_start_and_what_waits(log: Log, group: str) -
     nothing_more(consumer)
     consumer.resume([places[1]])
     assert values(read(consumer, 10)) == numbers(0, 9)
+
+
+def test_a_static_member_that_was_fenced_joins_anew(kafka_settings: KafkaSettings, group: str) -> None:
+    """The coordinator fences when a client of the same name joins, as this one may have done itself in an outage."""
+    with ExitStack() as held:
+        topic = OnKafka(held, kafka_settings).topic(2)
+        places = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+
+        def member() -> KafkaConsumer:
+            return held.enter_context(closing(KafkaConsumer(kafka_settings, group, "gateway", instance_id="gateway")))
+
+        lost: list[TopicPartition] = []
+        first, double = member(), member()
+        first.subscribe([topic], on_lost=lost.extend)
+        poll_until([first], lambda: first.assignment() == places)
+        first.commit({places[0]: 0})
+        double.subscribe([topic])
+        poll_until([double], lambda: double.assignment() == places)
+        double.close()  # a static member that closes stays in the group
+        with pytest.raises(LogError, match="fenced by other consumer") as caught:
+            first.commit({places[0]: 1})
+        assert not caught.value.retriable
+
+        poll_until([first], lambda: lost and first.assignment() == places)
+        assert sorted(lost) == places
+        write(OnKafka(held, kafka_settings), topic, numbers(0, 4))
+        assert values(read(first, 5)) == numbers(0, 4)
+        first.commit({places[0]: 5})
+
+
+def test_of_two_that_go_by_one_name_one_ends_loudly(
+    kafka_settings: KafkaSettings, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_consumer, "MAX_RENEWALS", 1)
+    with ExitStack() as held:
+        topic = OnKafka(held, kafka_settings).topic(1)
+        twins = [
+            held.enter_context(closing(KafkaConsumer(kafka_settings, group, "gateway", instance_id="gateway")))
+            for _ in range(2)
+        ]
+        twins[0].subscribe([topic])
+        poll_until(twins[:1], twins[0].assignment)
+        twins[1].subscribe([topic])
+        with pytest.raises(LogError, match="fenced by other consumer") as caught:
+            poll_until(twins, lambda: False)
+        assert not caught.value.retriable
 
 
 def test_an_error_in_a_rebalance_hook_reaches_the_caller(log: Log, group: str) -> None:

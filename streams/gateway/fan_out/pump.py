@@ -18,6 +18,9 @@ from streams.log.port import Committed, LogError, LogRecord, TopicPartition
 
 BUSY_RATIO, CALM_RATIO = 0.85, 0.6
 MOVED_AFTER_MS = 10_000
+"""How long viewers stay when a partition goes away; one that was lost, from when this gateway is a member again."""
+LOST_AFTER_MS = 60_000
+"""How long they stay while nobody can tell who owns it, because the log is away."""
 DEAD_LETTER_RETRY_S = 1.0
 DEAD_LETTER_WAIT_S = 2.0
 MAX_UNWRITTEN_DEAD_LETTERS = 10_000
@@ -27,10 +30,11 @@ _validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_
 
 
 class _Moved(NamedTuple):
-    """When a partition went away, and the position up to which it was read here; None: not at all."""
+    """When its viewers are told that a partition moved, and up to where it was read here; None: not at all."""
 
-    at_ms: int
+    told_at_ms: int
     reached: int | None
+    is_lost: bool = False
 
 
 class Pump:
@@ -74,12 +78,15 @@ class Pump:
 
     # Ownership
 
-    async def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+    async def assigned(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
         """They are read from their committed offsets: what history lacks comes again.
 
         Where another gateway has committed meanwhile, records were missed here: viewers are told to come back, and what
         memory held is left to history.
         """
+        for source, gone in self._moved.items():
+            if gone.is_lost:  # this gateway takes part in the balance again: now others may own it
+                self._moved[source] = _Moved(now_ms + MOVED_AFTER_MS, gone.reached)
         back = [source for source in partitions if source in self._moved]
         committed = await self._committed_of(back) if back else {}
         for source in partitions:
@@ -101,12 +108,18 @@ class Pump:
         """Viewers stay for a while: after a short interruption the partition usually comes back."""
         for source in partitions:
             self._owned.pop(source, None)
-            self._moved[source] = _Moved(now_ms, self._positions.pop(source, None))
+            self._moved[source] = _Moved(now_ms + MOVED_AFTER_MS, self._positions.pop(source, None))
+
+    def lost(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
+        """Viewers stay for longer: the log may be away, and then nobody else reads these either."""
+        for source in partitions:
+            self._owned.pop(source, None)
+            self._moved[source] = _Moved(now_ms + LOST_AFTER_MS, self._positions.pop(source, None), is_lost=True)
 
     def close_moved(self, now_ms: int) -> None:
         """Viewers of partitions that did not come back are told so; what becomes of the responses is decided there."""
         for source, moved in list(self._moved.items()):
-            if now_ms - moved.at_ms >= MOVED_AFTER_MS:
+            if now_ms >= moved.told_at_ms:
                 del self._moved[source]
                 self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
 

@@ -37,11 +37,20 @@ _RETRIABLE_CODES = frozenset(
 )
 
 
+class ClientEnded(LogError):
+    """The client is of no use any more. A static member's is when it was fenced: its place went to a newer one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retriable=False)
+
+
 def log_error(error: KafkaError, what: str) -> LogError:
     """`what` says what was attempted."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLarge(f"{what}: {error.str()}")
-    retriable = not error.fatal() and (error.retriable() or error.code() in _RETRIABLE_CODES)
+    if error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):
+        return ClientEnded(f"{what}: {error.name()}: {error.str()}")
+    retriable = error.retriable() or error.code() in _RETRIABLE_CODES
     return LogError(f"{what}: {error.name()}: {error.str()}", retriable=retriable)
 
 

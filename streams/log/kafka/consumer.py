@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as NativePartition
 
 from streams.log.kafka.client import (
+    ClientEnded,
     ClientErrors,
     log_error,
     logger,
@@ -36,17 +37,23 @@ QUIET_FETCH_WAIT_MS = 500
 UNHURRIED_FETCH_BYTES = 65_536
 """For a reader whose records may wait for `fetch_wait_ms`: a fetch for each costs the broker more than the record."""
 _CALL_TIMEOUT_S = 10.0
+_COMMITTED_TIMEOUT_S = 5.0
+"""Shorter than a hook may take: hooks ask for it."""
 _SEEK_TIMEOUT_S = 5.0
 _RETRY_S = 0.005
 _MAX_POLL_INTERVAL_MS = 120_000
+MAX_RENEWALS = 3
+RENEWAL_WINDOW_S = 60.0
+"""A static member that is fenced more often has a rival: another process goes by its name."""
 
 
 class KafkaConsumer:
     """A member of `group`, or with `group` None an independent reader that can only `assign`.
 
     `reset` is where a partition without a commit starts. With `instance_id` the member is static: it may come back
-    within the session timeout without a rebalance, and `close` does not give its partitions away. A record waits up to
-    `fetch_wait_ms` at the broker until `fetch_min_bytes` are there.
+    within the session timeout without a rebalance, and `close` does not give its partitions away. When the coordinator
+    fences it, as it may after an outage, it joins anew: what it owned is lost, and usually comes back at once. A record
+    waits up to `fetch_wait_ms` at the broker until `fetch_min_bytes` are there.
     """
 
     def __init__(
@@ -65,7 +72,8 @@ class KafkaConsumer:
         self._cooperative = strategy == "cooperative-sticky"
         self._errors = ClientErrors(client_id)
         self._held_error: LogError | None = None
-        self._subscribed = False
+        self._topics: list[str] = []
+        self._renewed_at_s: list[float] = []
         self._closed = False
         self._owned: dict[TopicPartition, None] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -78,7 +86,7 @@ class KafkaConsumer:
         self._on_assign: OnPartitions | None = None
         self._on_revoke: OnPartitions | None = None
         self._on_lost: OnPartitions | None = None
-        config: dict[str, object] = {
+        self._config: dict[str, object] = {
             # librdkafka wants a name even from a reader that never joins.
             "group.id": group if group is not None else f"{client_id}.independent",
             "group.protocol": "classic",
@@ -104,8 +112,11 @@ class KafkaConsumer:
             **client_config(settings, client_id),
         }
         if instance_id is not None:
-            config["group.instance.id"] = instance_id
-        self._consumer = Consumer(config, logger=logger)
+            self._config["group.instance.id"] = instance_id
+        self._open()
+
+    def _open(self) -> None:
+        self._consumer = Consumer(self._config, logger=logger)
         self._committer = Committer(self._consumer)
 
     def subscribe(
@@ -118,10 +129,37 @@ class KafkaConsumer:
     ) -> None:
         self._require_group()
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
-        self._subscribed = True
+        self._topics = list(topics)
+        self._join()
+
+    def _join(self) -> None:
         self._consumer.subscribe(
-            list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._partitions_lost
+            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._partitions_lost
         )
+
+    def _renew(self, fenced: ClientEnded) -> None:
+        """Raises `fenced` when it is no static member, or when this happens too often."""
+        now_s = time.monotonic()
+        self._renewed_at_s = [at_s for at_s in self._renewed_at_s if now_s - at_s < RENEWAL_WINDOW_S]
+        is_static = "group.instance.id" in self._config
+        if not is_static or not self._topics or len(self._renewed_at_s) >= MAX_RENEWALS:
+            raise fenced
+        self._renewed_at_s.append(now_s)
+        logger.warning("%s; it joins anew", fenced)
+        hooks = self._on_assign, self._on_revoke, self._on_lost
+        tell, lost = self._on_lost or self._on_revoke, self.assignment()
+        try:
+            if tell is not None and lost:
+                tell(lost)
+        finally:
+            self._owned.clear()
+        self._on_assign = self._on_revoke = self._on_lost = None  # all is told
+        self._committer.close()
+        with translated("close"):
+            self._consumer.close()
+        self._on_assign, self._on_revoke, self._on_lost = hooks
+        self._open()
+        self._join()
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._owned = dict.fromkeys(positions)
@@ -130,6 +168,13 @@ class KafkaConsumer:
             self._consumer.assign([native_position(partition, offset) for partition, offset in positions.items()])
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        try:
+            return self._poll(max_records, timeout_s)
+        except ClientEnded as fenced:
+            self._renew(fenced)
+            return []
+
+    def _poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         self._errors.raise_fatal()
         if self._held_error is not None:
             held, self._held_error = self._held_error, None
@@ -218,7 +263,7 @@ class KafkaConsumer:
         metadata = metadata or {}
         check_metadata(offsets, metadata)
         # The broker would accept any partition from a living member; it must not undo another member's position.
-        if self._subscribed and (foreign := [partition for partition in offsets if partition not in self._owned]):
+        if self._topics and (foreign := [partition for partition in offsets if partition not in self._owned]):
             raise LogError(f"commit: not assigned: {foreign}", retriable=False)
         wanted = [native_position(place, offset, metadata.get(place, "")) for place, offset in offsets.items()]
         if wanted and not self._in_callback:
@@ -235,7 +280,7 @@ class KafkaConsumer:
         if not wanted:
             return {}
         with translated("committed"):
-            found = self._consumer.committed(wanted, timeout=_CALL_TIMEOUT_S)
+            found = self._consumer.committed(wanted, timeout=_COMMITTED_TIMEOUT_S)
         require_success(found, "committed")
         result = {}
         for position in found:

@@ -20,7 +20,7 @@ from schemas.usage_query import BucketWidth, GroupBy
 from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
-from streams.gateway.runtime import GatewayRuntime, GatewayServer
+from streams.gateway.runtime import GatewayRuntime, GatewayServer, LogClients
 from streams.gateway.service.clocks import now_ms
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryConsumer, MemoryLog, MemoryProducer
@@ -243,14 +243,16 @@ def memory_log(settings: Settings) -> MemoryLog:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, log: MemoryLog, *, disconnect_grace_ms: int = 50, elsewhere_grace_ms: int = 50
-) -> AsyncIterator[Stack]:
-    """A gateway on a free port until the block ends."""
+    settings: Settings, log: MemoryLog, *, clients: LogClients | None = None, disconnect_grace_ms: int = 50,
+    elsewhere_grace_ms: int = 50,
+) -> AsyncIterator[Stack]:  # fmt: skip
+    """A gateway on a free port until the block ends; with `clients` on another log than the one in memory."""
     directory, usage = Directory(), Usage()
     runtime = GatewayRuntime(
-        settings, clients=MemoryClients(log, settings.gateway.gateway_id), redis=connect_history(settings.redis),
-        directory=directory, catalog=SettingsCatalog(settings), usage=usage, registry=CollectorRegistry(),
-        disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
+        settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
+        redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
+        usage=usage, registry=CollectorRegistry(), disconnect_grace_ms=disconnect_grace_ms,
+        elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000
     server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)

@@ -153,7 +153,7 @@ async def test_a_dead_letter_that_fails_is_sent_again_and_nothing_is_committed_b
     monkeypatch.setattr(pump_module, "DEAD_LETTER_RETRY_S", 0.0)
     monkeypatch.setattr(pump_module, "DEAD_LETTER_WAIT_S", 0.0)
     told = Told(coalesce_ms=0)
-    await told.pump.assigned([SOURCE])
+    await told.pump.assigned([SOURCE], 0)
     told.failures = [LogError("away", retriable=True)] * 2
     told.read(b"?")
     await told.pump.flush()
@@ -165,7 +165,7 @@ async def test_a_dead_letter_that_fails_is_sent_again_and_nothing_is_committed_b
 
 async def test_a_dead_letter_that_the_log_refuses_ends_the_gateway() -> None:
     told = Told(coalesce_ms=0)
-    await told.pump.assigned([SOURCE])
+    await told.pump.assigned([SOURCE], 0)
     told.failures = [LogError("no such topic", retriable=False)]
     told.read(b"?")
     with pytest.raises(LogError, match="no such topic"):
@@ -187,7 +187,7 @@ async def test_more_dead_letters_than_can_wait_end_the_gateway(monkeypatch: pyte
 
 async def test_letters_that_are_written_are_not_kept_while_history_is_away() -> None:
     told = Told(coalesce_ms=0)
-    await told.pump.assigned([SOURCE])
+    await told.pump.assigned([SOURCE], 0)
     told.read(release("resp_local-0_" + "0" * 32, ACME, 1, ["one "]))
     for number in range(1, 4):
         told.read(b"?")
