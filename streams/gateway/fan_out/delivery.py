@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from schemas.responses import Started
 from streams.gateway.closing import CloseReason
@@ -10,6 +11,15 @@ from streams.gateway.fan_out.spans import Span, join_runs
 from streams.gateway.fan_out.stream import Behind, Closed, Event, Viewer
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
+
+
+class _Missing(NamedTuple):
+    """What history is to tell next."""
+
+    response_id: str
+    after: int
+    until: int
+    ended: bool
 
 
 class Follower:
@@ -24,6 +34,8 @@ class Follower:
         self.on_ready: Callable[[], None] | None = None
         self._replayed: deque[Event] = deque()
         self._behind = False
+        self._piece: Replay | None = None
+        """The last one shown, where history has more."""
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
@@ -45,7 +57,8 @@ class Follower:
             self._behind = viewer.needs_history
         else:
             self.show(replay)
-            self._behind = not viewer.caught_up(replay.last, started=replay.started is not None)
+            is_caught_up = viewer.caught_up(replay.last, started=replay.started is not None)
+            self._behind = self._behind or not is_caught_up
 
     def show(self, replay: Replay) -> None:
         """Puts what history told before what comes live."""
@@ -55,34 +68,58 @@ class Follower:
             if replay.after == 0 and (viewer is None or not viewer.started_taken):
                 self._replayed.append(replay.started)
         self._replayed.extend(join_runs(replay.spans))
-        if replay.terminal is not None:
+        # Of a long answer only a piece is held: the next is read when this one is sent.
+        if replay.is_partial and replay.terminal is None and self._piece is not None:
+            replay.terminal = self._piece.terminal
+        self._piece = replay if replay.is_partial else None
+        self._behind = self._piece is not None and (
+            viewer is None or replay.terminal is not None or replay.last < viewer.until
+        )
+        if replay.terminal is not None and not replay.is_partial:
             self._replayed.append(replay.terminal)
 
     async def catch_up(self) -> None:
         """Reads what memory lacks; afterwards `poll` has it, or a `Closed`."""
         viewer = self.viewer
-        if viewer is None or viewer.closed:
-            self._behind = False
-            return
-        response_id = viewer.stream.response_id
-        viewer.reads_history = True
-        try:
-            replay = await self._history.read(self._tenant_id, response_id, viewer.after, until=viewer.until)
-            reason = CloseReason.REPLAY_UNAVAILABLE
-        except HistoryUnavailable as error:
-            replay = None
-            reason = CloseReason.REPLAY_LATE if error.is_transient else CloseReason.REPLAY_UNAVAILABLE
-        finally:
-            viewer.reads_history = False
         self._behind = False
+        if viewer is not None and viewer.closed:
+            return
+        missing = self._missing()
+        if missing is None:
+            return
+        if viewer is not None:
+            viewer.reads_history = True
+        reason = CloseReason.REPLAY_UNAVAILABLE
+        replay = None
+        try:
+            rest = None if self._piece is None else self._piece.rest
+            replay = await self._history.read(
+                self._tenant_id, missing.response_id, missing.after, until=missing.until, ended=missing.ended, rest=rest
+            )
+        except HistoryUnavailable as error:
+            if error.is_transient:
+                reason = CloseReason.REPLAY_LATE
+        finally:
+            if viewer is not None:
+                viewer.reads_history = False
         if replay is not None:
             self.show(replay)
-            viewer.caught_up(replay.last, started=replay.started is not None)
-            if replay.terminal is not None:
+            if viewer is not None:
+                viewer.caught_up(replay.last, started=replay.started is not None)
+            if replay.terminal is not None or replay.is_partial:
                 return
         # All tokens may stand in memory: then history was asked for no more than how the response began.
-        if viewer.after < viewer.until:
+        if viewer is None or viewer.after < viewer.until:
             self._replayed.append(Closed(reason))
+
+    def _missing(self) -> "_Missing | None":
+        piece, viewer = self._piece, self.viewer
+        if piece is not None and piece.terminal is not None:
+            end = piece.terminal
+            return _Missing(end.response_id, piece.last, end.sequence_number - 1, ended=True)
+        if viewer is None:
+            return None
+        return _Missing(viewer.stream.response_id, viewer.after, viewer.until, ended=False)
 
     # Taking
 
@@ -93,10 +130,10 @@ class Follower:
             if viewer is not None:
                 viewer.goes_on()
             return self._replayed.popleft()
+        if self._behind and (missing := self._missing()) is not None:
+            return Behind(missing.after, missing.until)
         if viewer is None:
             return None
-        if self._behind:
-            return Behind(viewer.after, viewer.until)
         event = viewer.take()
         if type(event) is Behind:
             self._behind = True

@@ -1,14 +1,16 @@
 """What was shown of one response, put together from history or from the log: packing, and a gap-free fold. Pure."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from schemas.responses import Release, Started, Terminal
-from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.spans import Span, memory_bytes
 
 _FORMAT = 1
+PIECE_BYTES = 1_048_576
+"""Of memory, estimated: what a viewer missed is read in pieces of about this size, the next when one was sent."""
 
 
 class UnreadableEntry(Exception):
@@ -26,10 +28,19 @@ def pack(started: Started | None, spans: Iterable[Span], terminal: Terminal | No
     return orjson.dumps(entry)
 
 
+class Rest(NamedTuple):
+    """Where the next piece of a replay begins: at an entry of Redis, or at an offset of the log."""
+
+    entry: int = 0
+    offset: int | None = None
+
+
 class Replay:
     """Folds records in any order of repetition into the tokens beyond `after`: each once, none skipped.
 
-    `gap` is True when tokens are missing before something that was seen; then only another source can help.
+    `gap` is True when tokens are missing before something that was seen; then only another source can help. One that
+    `is_partial` has as many tokens as a piece may hold: more stand there from `rest` on, and `terminal` is the
+    response's end as far as it is known, which comes after them.
     """
 
     def __init__(self, after: int = 0) -> None:
@@ -41,6 +52,9 @@ class Replay:
         self.spans: list[Span] = []
         self.terminal: Terminal | None = None
         self.gap = False
+        self.is_partial = False
+        self.rest = Rest()
+        self._held_bytes = 0
 
     @property
     def known(self) -> bool:
@@ -52,20 +66,25 @@ class Replay:
 
     def add_span(self, span: Span) -> None:
         self.seen = max(self.seen, span.sequence_number)
-        if self.terminal is not None or self.gap:
+        if self.terminal is not None or self.gap or self.is_partial:
             return
         if span.first_sequence > self.last + 1:
             self.gap = True
             return
         new = span.after(self.last)
-        if new is not None:
-            self.spans.append(new)
-            self.last = new.sequence_number
+        if new is None:
+            return
+        if self._held_bytes >= PIECE_BYTES:
+            self.is_partial = True
+            return
+        self.spans.append(new)
+        self.last = new.sequence_number
+        self._held_bytes += memory_bytes((new,))
 
     def add_terminal(self, terminal: Terminal) -> None:
         if self.terminal is None:
             self.terminal = terminal
-            self.gap = self.gap or terminal.sequence_number > self.last + 1
+            self.gap = self.gap or (not self.is_partial and terminal.sequence_number > self.last + 1)
 
     def add_packed(self, entry: bytes) -> None:
         """Raises UnreadableEntry."""

@@ -15,7 +15,7 @@ from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams import redis_keys
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
-from streams.gateway.history.replay import Replay, UnreadableEntry, pack
+from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, pack
 from streams.gateway.history.turns import NoTurn, Turns
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition
@@ -24,6 +24,8 @@ from streams.redis_client import connect_redis, history_login
 from streams.settings import RedisSettings
 
 COMMANDS_PER_PIPELINE = 512
+ENTRIES_AT_ONCE = 32
+"""Of one response, from Redis: a piece of a replay and a little more."""
 LOG_READ_DEADLINE_S = 5.0
 CLOCK_SKEW_MS = 60_000
 MAX_CONCURRENT_READS = 24
@@ -95,21 +97,37 @@ class RedisHistory:
                 except (RedisError, TimeoutError, OSError) as error:
                     raise HistoryUnavailable(str(error)[:200]) from None
 
-    async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
-        """Everything beyond `after`; `gap` where an entry is missing. Waits its turn. Raises HistoryUnavailable."""
-        try:
-            async with self._turns.turn(tenant_id, READ_TURN_TIMEOUT_S):
-                entries = await self._client.lrange(self.key(tenant_id, response_id), 0, -1)
-        except (NoTurn, RedisError, TimeoutError, OSError) as error:
-            raise HistoryUnavailable(str(error)[:200]) from None
+    async def read(self, tenant_id: str, response_id: str, after: int, rest: Rest = Rest()) -> Replay:
+        """What stands there beyond `after`, or a first piece of it; `gap` where an entry is missing. Waits its turn.
+
+        With the `rest` of a piece, the next one. Raises HistoryUnavailable.
+        """
         replay = Replay(after)
         try:
-            for entry in entries:
-                replay.add_packed(entry if isinstance(entry, bytes) else entry.encode())
+            async with self._turns.turn(tenant_id, READ_TURN_TIMEOUT_S):
+                await self._fold(replay, self.key(tenant_id, response_id), rest.entry)
+        except (NoTurn, RedisError, TimeoutError, OSError) as error:
+            raise HistoryUnavailable(str(error)[:200]) from None
         except UnreadableEntry as error:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
             replay.gap = True
         return replay
+
+    async def _fold(self, replay: Replay, key: str, first: int) -> None:
+        """From that entry on, until it is a piece or all is read."""
+        while True:
+            entries = await self._client.lrange(key, first, first + ENTRIES_AT_ONCE - 1)
+            for number, entry in enumerate(entries, first):
+                replay.add_packed(_bytes(entry))
+                if replay.is_partial:
+                    replay.rest = Rest(entry=number)
+                    newest = await self._client.lindex(key, -1)
+                    if newest is not None:
+                        replay.add_packed(_bytes(newest))
+                    return
+            if len(entries) < ENTRIES_AT_ONCE:
+                return
+            first += len(entries)
 
     async def outline(self, tenant_id: str, response_id: str) -> Outline:
         """Its beginning and its end as far as they stand there, without what is between. Raises HistoryUnavailable."""
@@ -142,7 +160,7 @@ class RedisHistory:
             replay = Replay()
             try:
                 if entry is not None:
-                    replay.add_packed(entry if isinstance(entry, bytes) else entry.encode())
+                    replay.add_packed(_bytes(entry))
             except UnreadableEntry as error:
                 _log.error("history_entry_unreadable", response_id=stream.response_id, why=str(error))
             if replay.started is not None:
@@ -162,22 +180,30 @@ def connect_history(settings: RedisSettings) -> Redis:
 
 def read_log(
     consumer: LogConsumer, source: TopicPartition, tenant_id: str, response_id: str, after: int, from_ms: int,
-    deadline_s: float,
+    deadline_s: float, rest: Rest = Rest(),
 ) -> Replay:  # fmt: skip
     """Reads `source` from a minute before `from_ms` to what was its end, or to the response's terminal.
 
-    Blocks. Raises LogError, also at `deadline_s` (of `time.monotonic`).
+    Of a long answer it is the first piece, and how it ends; with that one's `rest` the next piece. Blocks. Raises
+    LogError, also at `deadline_s` (of `time.monotonic`).
     """
     replay = Replay(after)
     needle = response_id.encode()
     offsets = kept_offsets(consumer, [source], max(0, from_ms - CLOCK_SKEW_MS))
+    if rest.offset is not None:
+        offsets[source] = range(max(rest.offset, offsets[source].start), offsets[source].stop)
     for record in read_offsets(consumer, offsets, deadline_s):
         if record.value is None or needle not in record.value:
             continue
+        was_partial = replay.is_partial
         try:
             _fold(replay, record.value, tenant_id, response_id)
         except Undecodable as error:
             _log.warning("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
+        if replay.is_partial and not was_partial:
+            replay.rest = Rest(offset=record.offset)
+            if rest.offset is not None:
+                break  # how it ends was found with the first piece
         if replay.terminal is not None:
             break
     return replay
@@ -206,7 +232,7 @@ class LogHistory:
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_LOG_READS, thread_name_prefix="read-log")
         self._turns = Turns(MAX_CONCURRENT_LOG_READS, at_once_per_tenant=1, present_per_tenant=MAX_LOG_READS_OF_TENANT)
 
-    async def read(self, tenant_id: str, response_id: str, after: int) -> Replay:
+    async def read(self, tenant_id: str, response_id: str, after: int, rest: Rest = Rest()) -> Replay:
         """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
         from_ms = parse_response_id(response_id).minted_at_ms
         if from_ms is None:
@@ -214,28 +240,32 @@ class LogHistory:
         try:
             async with self._turns.turn(tenant_id, LOG_TURN_TIMEOUT_S):
                 partition = parse_response_id(response_id).partition
-                return await self._in_thread(partition, tenant_id, response_id, after, from_ms)
+                return await self._in_thread(partition, tenant_id, response_id, after, from_ms, rest)
         except NoTurn as error:
             raise HistoryUnavailable(f"{error} from the log") from None
         except LogError as error:
             raise HistoryUnavailable(str(error)[:200], is_transient=error.retriable) from None
 
-    async def _in_thread(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int) -> Replay:
+    async def _in_thread(
+        self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int, rest: Rest
+    ) -> Replay:
         """Ends no sooner than its thread does: whoever leaves meanwhile does not get the next turn for nothing."""
         loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(self._threads, self._read, partition, tenant_id, response_id, after, from_ms)
+        reading = loop.run_in_executor(
+            self._threads, self._read, partition, tenant_id, response_id, after, from_ms, rest
+        )
         try:
             return await asyncio.shield(reading)
         except asyncio.CancelledError:
             await asyncio.wait((reading,))
             raise
 
-    def _read(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int) -> Replay:
+    def _read(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int, rest: Rest) -> Replay:
         consumer = self._open_reader()
         try:
             source = TopicPartition(self._topic, partition)
             deadline_s = time.monotonic() + LOG_READ_DEADLINE_S
-            return read_log(consumer, source, tenant_id, response_id, after, from_ms, deadline_s)
+            return read_log(consumer, source, tenant_id, response_id, after, from_ms, deadline_s, rest)
         finally:
             consumer.close()
 
@@ -255,32 +285,36 @@ class History:
         await self._near.append(entries)
 
     async def read(
-        self, tenant_id: str, response_id: str, after: int, *, until: int = 0, ended: bool = False
-    ) -> Replay | None:
+        self, tenant_id: str, response_id: str, after: int, *, until: int = 0, ended: bool = False,
+        rest: Rest | None = None,
+    ) -> Replay | None:  # fmt: skip
         """What stands there beyond `after`, without a gap, at least to `until`, and to the terminal if it has `ended`.
 
-        None: the tenant has no such response. Raises HistoryUnavailable when that cannot be told or given.
+        Of a long answer a piece: ask again beyond it, with its `rest`. None: the tenant has no such response. Raises
+        HistoryUnavailable when that cannot be told or given.
         """
         near_failed = False
-        try:
-            replay = await self._near.read(tenant_id, response_id, after)
-            if not replay.known and parse_response_id(response_id).minted_at_ms is None:
-                return None
-        except HistoryUnavailable as error:
-            _log.warning("history_unavailable", why=str(error))
-            near_failed = True
-            replay = Replay(after)
-        if replay.started is not None and _reaches(replay, until, ended):
-            return replay
+        if rest is None or rest.offset is None:
+            try:
+                replay = await self._near.read(tenant_id, response_id, after, rest or Rest())
+                if not replay.known and parse_response_id(response_id).minted_at_ms is None:
+                    return None
+            except HistoryUnavailable as error:
+                _log.warning("history_unavailable", why=str(error))
+                near_failed = True
+                replay = Replay(after)
+            is_told = replay.started is not None or rest is not None
+            if is_told and _reaches(replay, until, ended, rest):
+                return replay
         self.log_reads += 1
         try:
-            replay = await self._far.read(tenant_id, response_id, after)
+            replay = await self._far.read(tenant_id, response_id, after, rest or Rest())
         except HistoryUnavailable as error:
             error.is_transient = error.is_transient or near_failed
             raise
         if not replay.known:
             return None
-        if not _reaches(replay, until, ended):
+        if not _reaches(replay, until, ended, rest):
             raise HistoryUnavailable("the log does not hold what comes next", is_transient=near_failed)
         return replay
 
@@ -318,5 +352,14 @@ class History:
         return found
 
 
-def _reaches(replay: Replay, until: int, ended: bool) -> bool:
-    return not replay.gap and replay.last >= until and (replay.terminal is not None or not ended)
+def _bytes(entry: bytes | str) -> bytes:
+    return entry if isinstance(entry, bytes) else entry.encode()
+
+
+def _reaches(replay: Replay, until: int, ended: bool, rest: Rest | None) -> bool:
+    if replay.gap:
+        return False
+    if replay.is_partial:
+        # How it ends came with the first piece.
+        return replay.terminal is not None or rest is not None or not ended
+    return replay.last >= until and (replay.terminal is not None or not ended)

@@ -12,7 +12,12 @@ import redis
 from deploy.local.plan import history_command
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.responses import Started, Terminal
 from streams import redis_keys
+from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.fan_out.spans import Span, memory_bytes
+from streams.gateway.fan_out.stream import Behind
+from streams.gateway.history import replay as replay_module
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
 from streams.gateway.service.clocks import now_ms
@@ -171,6 +176,47 @@ async def test_the_log_tells_what_redis_lost(near: RedisHistory, settings: Setti
     assert "".join(s.text for s in replay.spans) == "cde"
     assert replay.terminal is not None
     assert await history.read("acme", settings.response_ids.mint(0), 0) is None
+    far.close()
+
+
+@pytest.mark.parametrize("source", ["redis", "log"])
+@pytest.mark.parametrize("after", [0, 7, 199])
+async def test_a_long_answer_is_read_back_in_pieces_of_bounded_memory(
+    near: RedisHistory, settings: Settings, monkeypatch: pytest.MonkeyPatch, source: str, after: int
+) -> None:
+    monkeypatch.setattr(replay_module, "PIECE_BYTES", 10_000)
+    tokens = [chr(ord("a") + number % 26) for number in range(200)]
+    response_id = settings.response_ids.mint(0)
+    if source == "redis":
+        for number, token in enumerate(tokens, 1):
+            await near.append([entry(response_id, span(number, token), with_start=number == 1, is_first=number == 1)])
+        await near.append([entry(response_id, end=201)])
+    log = log_with(settings, response_id, "".join(tokens))
+    far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
+    history = History(near, far)
+    replay = await history.read("acme", response_id, after)
+    assert replay is not None
+    assert (replay.is_partial, replay.terminal is not None) == (after < 199, True)
+    follower = Follower(history, "acme")
+    follower.show(replay)
+    text, pieces, terminal = "", 1, None
+    while terminal is None:
+        event = follower.poll()
+        if isinstance(event, Span):
+            text += event.text
+        elif isinstance(event, Behind):
+            await follower.catch_up()
+            pieces += 1
+            held = [event for event in follower._replayed if isinstance(event, Span)]
+            assert memory_bytes(held) <= 11_000
+        elif isinstance(event, Terminal):
+            terminal = event
+        else:
+            assert isinstance(event, Started)
+            assert after == 0
+    assert text == "".join(tokens[after:])
+    assert pieces == (1 if after == 199 else 7)
+    assert terminal.sequence_number == 201
     far.close()
 
 
