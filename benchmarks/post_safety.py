@@ -22,7 +22,7 @@ from streams.topics import Partitions, Topics
 
 STREAMS = 1_000
 STEP_MS = 20
-TOPICS = Topics("bench", ["sim"], Partitions(generated=1))
+TOPICS = Topics("bench", ["sim"], Partitions(generated=1, responses=8))
 START_MS = 1_700_000_000_000
 WORDS = (
     " once", " upon", " a", " time", " the", " small", " fox", " lived", " beside", " quiet", " river", ",", ".",

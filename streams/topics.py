@@ -69,7 +69,8 @@ class Partitions:
     intake: int = 4
     lane: int = 8
     generated: int = 8
-    responses: int = 8
+    responses: int = 64
+    """So many gateways can share a region; each gives new responses to one or a few of its own."""
     usage: int = 4
     control: int = 1
 

@@ -29,10 +29,12 @@ from streams.log.port import Headers, LogRecord
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.signing import sign_job, sign_request
-from streams.topics import Topics
+from streams.topics import Partitions, Topics
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "sluice-tiny"
+REPLY_PARTITIONS = 8
+"""A region for each test: a broker makes 64 in a second."""
 SECRET = b"a deployment secret of the tests, 32+"
 POOL = "default"
 MODEL_SETTINGS = {
@@ -76,7 +78,7 @@ class Region:
         self.kafka = kafka
         self.redis_url = redis_url
         self.directory = directory
-        self.topics = Topics(self.name, [POOL])
+        self.topics = Topics(self.name, [POOL], Partitions(responses=REPLY_PARTITIONS))
         self.ids = ResponseIds(self.name, [SECRET])
         self.producer_key = Ed25519PrivateKey.generate()
         self._producer = KafkaProducer(kafka, "test")
@@ -127,6 +129,7 @@ requests_per_minute = 1
             "SLUICE_DEPLOYMENT_SECRET": SECRET.decode(),
             "SLUICE_KAFKA__BOOTSTRAP": self.kafka.bootstrap,
             "SLUICE_KAFKA__SESSION_TIMEOUT_MS": "1000",
+            "SLUICE_KAFKA__PARTITIONS__RESPONSES": str(REPLY_PARTITIONS),
             "SLUICE_REDIS__URL": self.redis_url,
             "SLUICE_ADMISSION__PLACEMENT": placement,
             "SLUICE_POOLS": json.dumps([{"name": POOL, "engine": "simulated"}]),

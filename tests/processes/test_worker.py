@@ -56,7 +56,7 @@ class Region:
     name: str
 
     def __post_init__(self) -> None:
-        self.topics = Topics(self.name, ["pool"], Partitions(lane=2, generated=2, control=1))
+        self.topics = Topics(self.name, ["pool"], Partitions(lane=2, generated=2, responses=2, control=1))
         provision(self.kafka, self.topics.all([]))
         self.producer = ProducerThread(KafkaProducer(self.kafka, "test"))
         self.reader = KafkaConsumer(self.kafka, None, "test-reader")

@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -118,6 +119,19 @@ def test_a_derived_id_is_the_same_for_the_same_work(tenant: str, source: str, ke
     assert proved.minted_at_ms is None
     assert is_response_id(derived)
     assert derived != ids.derive(partitions, tenant + "x", source, key, at_ms=1)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7, 8, 12, 64, 100])
+def test_derived_ids_fill_few_partitions_and_every_gateway_has_its_share(partitions: int) -> None:
+    ids = ResponseIds("local", [SECRET])
+    derived = [ids.derive(partitions, "acme", "intake", str(number), at_ms=1) for number in range(2_000)]
+    used = Counter(parse_response_id(text).partition for text in derived)
+    assert len(used) == min(partitions, 8)
+    assert min(used.values()) > 2_000 / len(used) / 2
+    if partitions == 64:
+        for gateways in (2, 4, 8):
+            assert len({partition % gateways for partition in used}) == gateways
+            assert len({partition * gateways // 64 for partition in used}) == gateways
 
 
 def test_partitions_are_agreed_on_across_processes() -> None:

@@ -95,7 +95,7 @@ async def test_an_old_request_written_again_is_untrusted_and_ends_nothing(world:
         ({"response_id": "resp_x"}, "invalid"),
         ({"response_id": RESPONSE.replace("local", "mars")}, "invalid"),
         ({"reply_to": {"partition": 4}}, "invalid"),
-        ({"response_id": RESPONSE.replace("-3", "-8"), "reply_to": {"partition": 8}}, "invalid"),
+        ({"response_id": RESPONSE.replace("-3", "-64"), "reply_to": {"partition": 64}}, "invalid"),
     ],
 )
 async def test_a_gateway_s_record_that_cannot_be_used_says_why(
