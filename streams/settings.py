@@ -231,6 +231,8 @@ class GatewaySettings(_Section):
     allowed_origins: list[str] = Field(
         default=[], description="Whose pages may ask beside the gateway's own (`https://chat.example`); `*`: anybody's."
     )
+    tls_certificate_file: FilePath = Field(default=None, description="With its chain. HTTPS and WSS alone, if given.")
+    tls_key_file: FilePath = Field(default=None, validate_default=True)
     head_timeout_ms: int = Field(default=10_000, ge=10, description="For the complete head of a request.")
     max_open_responses: int = Field(default=20_000, ge=1, description="Accepted by this gateway and not ended.")
     tenant_share: TenantShareSettings = TenantShareSettings()
@@ -244,6 +246,12 @@ class GatewaySettings(_Section):
     reply_partitions: int = Field(
         default=1, ge=1, description="Of those it owns, how many new responses go to: fewer make fuller records."
     )
+
+    @field_validator("tls_key_file")
+    @classmethod
+    def _key_has_its_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        readable(info.data.get("tls_certificate_file"))
+        return with_certificate(readable(value), info, "tls_certificate_file")
 
 
 class AdmissionSettings(_Section):

@@ -284,7 +284,7 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         processes=tuple(specs),
         kafka=kafka,
         engine=", ".join(sorted({pool.engine for pool in settings.pools})),
-        gateway_url=f"http://{reachable(settings.gateway.host)}:{gateways[0]}",
+        gateway_url=f"{'https' if settings.gateway.tls_key_file else 'http'}://{reachable(settings.gateway.host)}:{gateways[0]}",
         clickhouse_url=settings.billing.clickhouse_url
         or f"http://{reachable(settings.billing.host)}:{settings.billing.port}",
     )

@@ -21,11 +21,13 @@ from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump, dead_letter
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
+from streams.gateway.http.protocol import HttpProtocol
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.service import Gateway
+from streams.gateway.tls_listener import TlsListener
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
 from streams.log.consumer_thread import ConsumerThread
@@ -247,9 +249,9 @@ def _unpriced(_offset: int | None, error: LogError | None) -> None:
 class GatewayServer(uvicorn.Server):
     """Tells viewers to come back elsewhere before it stops listening to them; aborts peers that are deaf."""
 
-    def __init__(
-        self, config: uvicorn.Config, before_shutdown: Callable[[], Awaitable[None]], *, stall_s: float
-    ) -> None:
+    config: ServerConfig
+
+    def __init__(self, config: ServerConfig, before_shutdown: Callable[[], Awaitable[None]], *, stall_s: float) -> None:
         super().__init__(config)
         self._before_shutdown = before_shutdown
         self._peers: DeafPeers[asyncio.Transport] = DeafPeers(stall_s)
@@ -264,6 +266,23 @@ class GatewayServer(uvicorn.Server):
             await asyncio.wait((aborting,))
         if not aborting.cancelled():
             aborting.result()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config = self.config
+        if config.tls is None:
+            await super().startup(sockets)
+            return
+        await self.lifespan.startup()
+        listener = config.bind_socket()
+        listener.setblocking(False)
+        listener.listen(config.backlog)
+        self.servers = [
+            TlsListener(  # type: ignore[list-item]
+                listener, config.tls, lambda: HttpProtocol(config, self.server_state, self.lifespan.state),
+                config.open_connections, config.metrics, handshake_timeout_s=config.head_timeout_s,
+            )
+        ]  # fmt: skip
+        self.started = True
 
     async def _abort_deaf_peers(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from streams.gateway.http.protocol import HttpProtocol
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.open_connections import OpenConnections
+from streams.gateway.tls_listener import tls_context
 from streams.gateway.websocket.protocol import StreamProtocol
 from streams.settings import GatewaySettings
 
@@ -20,6 +21,10 @@ class ServerConfig(uvicorn.Config):
     """Measured best here: sans-I/O WebSockets, no deflate (which also rules out deflate bombs)."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        self.tls = None
+        """Not uvicorn's: `TlsListener` listens with it."""
+        if settings.tls_certificate_file is not None and settings.tls_key_file is not None:
+            self.tls = tls_context(settings.tls_certificate_file, settings.tls_key_file)
         super().__init__(
             app,
             host=settings.host,

@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from streams.dialects.openai_error import error_object
 from streams.gateway.lingering import Lingering
+from streams.gateway.open_connections import Abortable
 from streams.gateway.request_headers import mint_request_id
 from streams.gateway.service.refusals import retry_advice_ms
 
@@ -47,6 +48,8 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.handshake: Abortable | None = None
+        """As what it was counted until now."""
         self._in_head = False
         self._head_bytes = 0
         self._ignores_upgrade = False
@@ -59,6 +62,8 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
+        if self.handshake is not None:
+            self.config.open_connections.closed(self.handshake)  # From here on it counts as what it is.
         if self.config.open_connections.opened(transport, address):
             self._set_deadline(self.config.head_timeout_s)
         elif self.scheme == "https":
