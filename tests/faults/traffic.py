@@ -6,7 +6,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka import KafkaException
 
@@ -33,14 +33,25 @@ class Seen:
 class Traffic:
     """Runs in threads from `start` to `finish`; every accepted response is followed until it ends."""
 
-    def __init__(self, stack: Stack, clients: int = 6, max_tokens: int = 60) -> None:
+    def __init__(self, stack: Stack, clients: int = 6, max_tokens: int = 60, url: str | None = None) -> None:
+        """`url` None: of the stack's first gateway."""
         self._stack = stack
+        self._url = stack.websocket_url if url is None else url
         self._max_tokens = max_tokens
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(clients + 1)
         self._clients = clients
         self.seen = Seen()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened, nothing more is asked."""
+        self._stopping.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def start(self) -> None:
         self._work = [self._pool.submit(self._chat, number) for number in range(self._clients)]
@@ -85,7 +96,7 @@ class Traffic:
             tenant, body = self._body(turn, client)
             turn += 1
             try:
-                with Chat(self._stack.websocket_url, self._stack.api_key(tenant)) as chat:
+                with Chat(self._url, self._stack.api_key(tenant)) as chat:
                     answer = chat.ask(body)
             except ChatError:
                 # Not accepted: this client was told so, and may ask again.
