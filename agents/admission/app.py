@@ -21,6 +21,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import Any
@@ -30,10 +31,11 @@ import structlog
 
 from agents.admission.broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
-from agents.admission.in_order import InOrder, Pace
+from agents.admission.in_order import InOrder
 from agents.admission.pipeline import Pipeline
 from agents.admission.publication import LogPublisher, Publisher, PublishFailed
 from agents.admission.stages import STAGES, Stage
+from agents.admission.turns import Sleep, Turns
 from streams.log.kafka import KafkaProducer
 from streams.log.port import LogRecord, TopicPartition
 from streams.settings import Settings
@@ -43,6 +45,11 @@ DRAIN_TIMEOUT_S = 5.0
 NOTE_LINGER_MS = 50
 """What nobody waits to read leaves in batches: every write costs the broker the same, whatever it holds."""
 POLL_RECORDS = 32
+BYTES_OF_A_TURN = 16_384
+"""At the intake. A larger job takes as many turns: so tenants share bytes as well as jobs."""
+LOOK_AHEAD = 2_000
+"""Jobs at the intake among which tenants take turns."""
+LOOK_AHEAD_BYTES = 33_554_432
 PRESSURE_SHARE = 5
 """Faust pauses a partition that delivers while its agent's buffer has less than a fifth of its room left."""
 _log = structlog.get_logger()
@@ -52,12 +59,33 @@ Handle = Callable[[LogRecord], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One agent: what it reads and what it does with a record."""
+    """One agent: what it reads and what it does with a record.
+
+    `per_second`: how many it begins; whoever `holder` tells apart takes turns, as far as the agent looks ahead.
+    """
 
     name: str
     topic: str
     handle: Handle
     per_second: int | None = None
+    holder: Callable[[LogRecord], str] = lambda _: ""
+
+    def paced(self, clock_s: Callable[[], float] = monotonic, sleep: Sleep = asyncio.sleep) -> Handle:
+        """`handle`, begun when it is the record's turn."""
+        if self.per_second is None:
+            return self.handle
+        turns = Turns(self.per_second, clock_s, sleep)
+
+        async def in_turn(record: LogRecord) -> None:
+            await turns.wait(self.holder(record), max(1.0, len(record.value or b"") / BYTES_OF_A_TURN))
+            await self.handle(record)
+
+        return in_turn
+
+    def window(self, in_flight: int, on_failure: Callable[[Exception], None]) -> InOrder:
+        if self.per_second is None:
+            return InOrder(in_flight, on_failure)
+        return InOrder(LOOK_AHEAD, on_failure, limit_bytes=LOOK_AHEAD_BYTES)
 
 
 def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second: int) -> list[Binding]:
@@ -73,7 +101,13 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
 
     agents = [
         Binding("requests", topics.requests.name, lambda record: pipeline.handle_request(record, first)),
-        Binding("intake", topics.intake_batch.name, lambda record: pipeline.handle_job(record), jobs_per_second),
+        Binding(
+            "intake",
+            topics.intake_batch.name,
+            lambda record: pipeline.handle_job(record),
+            jobs_per_second,
+            lambda record: pipeline.tenant_of_job(record),
+        ),
         *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
         Binding("aside", topics.aside.name, handle_queued_job),
     ]
@@ -178,31 +212,32 @@ class AdmissionApp:
         app = self.faust
 
         async def agent(stream: Any) -> None:
-            window = InOrder(self._in_flight, self._on_failure)
+            window = binding.window(self._in_flight, self._on_failure)
             self._windows.append(window)
-            pace = Pace(binding.per_second) if binding.per_second else None
+            handle = binding.paced()
             events: AsyncIterable[Any] = stream.noack().events()
             try:
                 async for event in events:
-                    if pace is not None:
-                        await asyncio.sleep(pace.wait_s(monotonic()))
-                    await self._start(window, binding, event)
+                    await self._start(window, handle, event)
             except Exception as error:  # noqa: BLE001
                 # Faust would start the agent again behind this event, and commit past it.
                 self._on_failure(error)
 
         app.agent(raw_topic(app, binding.topic), name=binding.name, concurrency=1)(agent)
 
-    async def _start(self, window: InOrder, binding: Binding, event: Any) -> None:
+    async def _start(self, window: InOrder, handle: Handle, event: Any) -> None:
         message, generation = event.message, event.message.generation_id
         record = log_record(event)
+        # The event lives until everything before it is done; its content is needed no longer than for its own work.
+        event.value = message.value = None
 
         def acknowledge() -> None:
             # After a rebalance the offset is somebody else's to commit, or will be delivered to us again.
             if self.faust.consumer_generation_id == generation:
                 event.ack()
 
-        await window.start((message.topic, message.partition, generation), lambda: binding.handle(record), acknowledge)
+        line = (message.topic, message.partition, generation)
+        await window.start(line, partial(handle, record), acknowledge, len(record.value or b""))
 
     async def _assigned(self, _app: Any, assigned: Any, **_: Any) -> None:
         self.owned = frozenset(TopicPartition(tp.topic, tp.partition) for tp in assigned)

@@ -129,6 +129,14 @@ class _Job:
         )
 
 
+def claimed_tenant(record: LogRecord, services: Services) -> str:
+    """The tenant that a job names, if it names a key of it too; else nothing. Nothing is proved yet."""
+    try:
+        return _claimed(record, services).tenant_id
+    except Buried:
+        return ""
+
+
 def _claimed(record: LogRecord, services: Services) -> _Job:
     """Raises Buried."""
     tenant_id = _job_header(record, TENANT_HEADER)

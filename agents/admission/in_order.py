@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
+MAX_BYTES_IN_WORK = 67_108_864
+"""Of records, per agent; what a stage makes of one is several times as large."""
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -18,14 +21,19 @@ class _Slot:
 
 
 class InOrder:
-    """At most `limit` events in work. Used from one event loop.
+    """At most `limit` events in work, and `limit_bytes` of them where one alone has no more. Used from one event loop.
 
     `on_failure` is called with the error of an event that could not be finished; nothing at or behind that event in its
     line is acknowledged ever after.
     """
 
-    def __init__(self, limit: int, on_failure: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, limit: int, on_failure: Callable[[Exception], None], *, limit_bytes: int = MAX_BYTES_IN_WORK
+    ) -> None:
         self._free = asyncio.Semaphore(limit)
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._lighter = asyncio.Event()
         self._lines: dict[Hashable, deque[_Slot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_failure = on_failure
@@ -35,22 +43,32 @@ class InOrder:
     def in_work(self) -> int:
         return len(self._tasks)
 
-    async def start(self, line: Hashable, work: Callable[[], Awaitable[None]], acknowledge: Callable[[], None]) -> None:
-        """Waits for a free place, then starts `work`. Events of a line must be started in their order.
+    async def start(
+        self,
+        line: Hashable,
+        work: Callable[[], Awaitable[None]],
+        acknowledge: Callable[[], None],
+        size_bytes: int = 0,
+    ) -> None:
+        """Waits for a free place, then starts `work`. Events of a line must be started in their order, one by one.
 
         After `close` it starts nothing.
         """
         await self._free.acquire()
+        while self._bytes and self._bytes + size_bytes > self._limit_bytes:
+            self._lighter.clear()
+            await self._lighter.wait()
         if self._closed:
             self._free.release()
             return
         slot = _Slot(acknowledge)
         self._lines.setdefault(line, deque()).append(slot)
-        task = asyncio.create_task(self._run(line, slot, work))
+        self._bytes += size_bytes
+        task = asyncio.create_task(self._run(line, slot, work, size_bytes))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, line: Hashable, slot: _Slot, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, line: Hashable, slot: _Slot, work: Callable[[], Awaitable[None]], size_bytes: int) -> None:
         try:
             await work()
         except Exception as error:  # noqa: BLE001
@@ -59,6 +77,8 @@ class InOrder:
             slot.done = True
             self._acknowledge(line)
         finally:
+            self._bytes -= size_bytes
+            self._lighter.set()
             self._free.release()
 
     def _acknowledge(self, line: Hashable) -> None:
@@ -75,17 +95,3 @@ class InOrder:
             return True
         _, pending = await asyncio.wait(set(self._tasks), timeout=timeout_s)
         return not pending
-
-
-class Pace:
-    """Spaces events evenly: at most `per_second`, without a burst."""
-
-    def __init__(self, per_second: float) -> None:
-        self._interval_s = 1 / per_second
-        self._next_s = 0.0
-
-    def wait_s(self, now_s: float) -> float:
-        """How long the next event has to wait. Counts it as started then."""
-        start_s = max(self._next_s, now_s)
-        self._next_s = start_s + self._interval_s
-        return start_s - now_s

@@ -24,13 +24,13 @@ from typing import TypeVar
 import structlog
 
 from agents import metrics
-from agents.admission.entrances import intake, read_request
-from agents.admission.in_order import Pace
+from agents.admission.entrances import claimed_tenant, intake, read_request
 from agents.admission.places import Place, Places
 from agents.admission.publication import MustEnd, Publication, Publisher, RecordTooLarge
 from agents.admission.refusals import DEADLINE_PASSED, TOO_LARGE, UNAVAILABLE, Buried, Origin, Refused
 from agents.admission.services import Services
 from agents.admission.stages import ROOM, STAGES, Stage, StageResult
+from agents.admission.turns import Pace
 from agents.quota.store import EpochLost, Finished, NotYet, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission
@@ -101,6 +101,10 @@ class Pipeline:
     async def handle_job(self, record: LogRecord) -> None:
         """A record of `intake.batch`: proved, validated, and put into the queue of its pool."""
         await self._handle(record, "intake", lambda job: intake(job, self.services), STAGES[:1], self._jobs_of_pool)
+
+    def tenant_of_job(self, record: LogRecord) -> str:
+        """Whose turn at the intake it takes."""
+        return claimed_tenant(record, self.services)
 
     async def handle_queued_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES[1:]) -> None:
         """A record of a pool's `admission.jobs`, or of `admission.aside`: waits for room, then goes through `stages`.

@@ -208,17 +208,19 @@ def test_a_job_that_cannot_be_read_is_answered_and_kept_with_the_reason(
     assert gpu_work(stack) == before
 
 
-def test_a_quota_refusal_says_when_to_come_back(stack: Stack) -> None:
-    """One request per minute: of two jobs, one is refused with advice."""
-    lines = []
-    for name in ("one", "two"):
+def test_a_job_waits_for_its_tenant_s_quota_until_it_expires(stack: Stack) -> None:
+    """One request per minute, and a job that has four seconds."""
+    errors = []
+    for lifetime_ms in (60_000, 4_000):
         value = job(max_tokens=2)
-        custom_id = f"tiny-{name}-{uuid.uuid4().hex}"
-        submit(stack, custom_id, value, signature(stack, custom_id, value, tenant="tiny-quota", signer="tiny-quota"))
-        lines.append(result(stack, custom_id, "tiny-quota"))
-    [refused] = [line["error"] for line in lines if line["error"] is not None]
-    assert refused["code"] == "rate_limited_requests"
-    assert refused["retry_after_ms"] > 0
+        custom_id = f"tiny-{lifetime_ms}-{uuid.uuid4().hex}"
+        headers = signature(
+            stack, custom_id, value, tenant="tiny-quota", signer="tiny-quota", lifetime_ms=lifetime_ms
+        )  # fmt: skip
+        submit(stack, custom_id, value, headers)
+        errors.append(result(stack, custom_id, "tiny-quota")["error"])
+    assert errors[0] is None
+    assert errors[1]["code"] == "deadline_exceeded"
 
 
 # What the documentation promises

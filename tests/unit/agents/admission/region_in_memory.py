@@ -6,15 +6,14 @@ Time goes faster than on the wall: `SPEED` seconds of the region pass in one.
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 from redis.asyncio import Redis
 
 from agents.admission.app import Binding, bindings
-from agents.admission.in_order import InOrder
 from agents.admission.pipeline import Pipeline
 from agents.quota.store import RedisQuota
 from schemas.generated import Ending, Opened
@@ -31,7 +30,7 @@ IN_WORK = 256
 
 
 class Region:
-    def __init__(self, client: Redis, placement: str, **tenants: Limits) -> None:
+    def __init__(self, client: Redis, placement: str, jobs_per_second: int, **tenants: Limits) -> None:
         self.world = World()
         self.directory = self.world.directory
         self.directory.all |= {
@@ -51,8 +50,7 @@ class Region:
         self.pipeline = Pipeline(services, self, self._recover, 3, sleep=self._sleep)
         self.errors: list[Exception] = []
         self.acknowledged = 0
-        table = bindings(placement, self.topics, self.pipeline, 10**6)
-        self._windows = {binding.name: InOrder(IN_WORK, self.errors.append) for binding in table}
+        table = bindings(placement, self.topics, self.pipeline, jobs_per_second)
         self._agents = [asyncio.create_task(self._agent(binding)) for binding in table]
 
     def now_ms(self) -> int:
@@ -77,11 +75,13 @@ class Region:
     async def _agent(self, binding: Binding) -> None:
         consumer = self.log.consumer(f"admission.{binding.name}", binding.name)
         consumer.subscribe([binding.topic])
-        window = self._windows[binding.name]
+        window = binding.window(IN_WORK, self.errors.append)
+        handle = binding.paced(lambda: self.now_ms() / 1_000, self._sleep)
         while True:
             records = consumer.poll(32, 0)
             for record in records:
-                await window.start(record.source, partial(binding.handle, record), self._acknowledge)
+                size_bytes = len(record.value or b"")
+                await window.start(record.source, partial(handle, record), self._acknowledge, size_bytes)
             if not records:
                 await asyncio.sleep(0.001)
 
@@ -164,3 +164,15 @@ class Region:
             with suppress(asyncio.CancelledError):
                 await agent
         assert not self.errors, self.errors
+
+
+@asynccontextmanager
+async def region(
+    redis_url: str, placement: str, *, jobs_per_second: int = 10**6, **tenants: Limits
+) -> AsyncIterator[Region]:
+    async with Redis.from_url(redis_url, retry=None) as client:
+        region = Region(client, placement, jobs_per_second, **tenants)
+        try:
+            yield region
+        finally:
+            await region.close()

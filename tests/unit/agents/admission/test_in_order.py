@@ -6,7 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.admission.in_order import InOrder, Pace
+from agents.admission.in_order import InOrder
+from agents.admission.turns import Pace
 
 
 @given(

@@ -1,12 +1,9 @@
 """Producers' jobs wait for what passes: room in their pool, and in the quota of their tenant."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from redis.asyncio import Redis
 
 from agents.admission.routing import QueueBound
 from schemas.endings import EndingCode
@@ -14,18 +11,8 @@ from schemas.generated import Opened
 from schemas.request import Lane
 from streams.directory import Limits
 from streams.log.port import LogRecord
-from tests.unit.agents.admission.region_in_memory import IN_WORK, Region
+from tests.unit.agents.admission.region_in_memory import IN_WORK, region
 from tests.unit.agents.admission.world import IDS, NOW, World
-
-
-@asynccontextmanager
-async def region(redis_url: str, placement: str, **tenants: Limits) -> AsyncIterator[Region]:
-    async with Redis.from_url(redis_url, retry=None) as client:
-        region = Region(client, placement, **tenants)
-        try:
-            yield region
-        finally:
-            await region.close()
 
 
 @pytest.mark.long

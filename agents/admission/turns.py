@@ -1,0 +1,86 @@
+"""Who begins next, and how often."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Sleep = Callable[[float], Awaitable[object]]
+
+
+class Pace:
+    """Spaces events evenly: at most `per_second`, without a burst."""
+
+    def __init__(self, per_second: float) -> None:
+        self._interval_s = 1 / per_second
+        self._next_s = 0.0
+
+    def wait_s(self, now_s: float, weight: float = 1.0) -> float:
+        """How long the next event has to wait. Counts it as started then, and as `weight` of them."""
+        start_s = max(self._next_s, now_s)
+        self._next_s = start_s + self._interval_s * weight
+        return start_s - now_s
+
+
+class FairOrder(Generic[T]):
+    """Who is next: holders share by weight, however much each of them brings (start-time fair queueing)."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Hashable, deque[tuple[float, T]]] = {}
+        self._served: dict[Hashable, float] = {}
+        self._now = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def put(self, holder: Hashable, weight: float, item: T) -> None:
+        self._served[holder] = max(self._served.get(holder, 0.0), self._now)
+        self._lines.setdefault(holder, deque()).append((weight, item))
+
+    def take(self) -> tuple[float, T]:
+        """With its weight. Raises ValueError when there is none."""
+        holder = min(self._lines, key=self._served.__getitem__)
+        line = self._lines[holder]
+        weight, item = line.popleft()
+        self._now = self._served[holder]
+        self._served[holder] += weight
+        if not line:
+            del self._lines[holder]
+        if not self._lines:
+            # Nobody waited: nobody owes anything.
+            self._served.clear()
+            self._now = 0.0
+        return weight, item
+
+
+class Turns:
+    """Lets work begin at a pace, the holders by turns. Used from one event loop."""
+
+    def __init__(self, per_second: float, clock_s: Callable[[], float], sleep: Sleep = asyncio.sleep) -> None:
+        self._pace = Pace(per_second)
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self._waiting: FairOrder[asyncio.Future[None]] = FairOrder()
+        self._giving: asyncio.Task[None] | None = None
+
+    async def wait(self, holder: Hashable, weight: float = 1.0) -> None:
+        """Returns when it is this one's turn."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.put(holder, weight, turn)
+        if self._giving is None:
+            self._giving = asyncio.create_task(self._give())
+        await turn
+
+    async def _give(self) -> None:
+        try:
+            wait_s = self._pace.wait_s(self._clock_s(), 0)
+            while self._waiting:
+                await self._sleep(wait_s)
+                weight, turn = self._waiting.take()
+                self._pace.wait_s(self._clock_s(), weight)
+                if not turn.done():
+                    turn.set_result(None)
+                wait_s = self._pace.wait_s(self._clock_s(), 0)
+        finally:
+            self._giving = None

@@ -1,0 +1,108 @@
+"""No tenant can spend another's share of admission: turns at the intake, places, refusals remembered, memory."""
+
+import asyncio
+import uuid
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from agents.admission.in_order import InOrder
+from agents.admission.turns import FairOrder
+from agents.quota.store import RedisQuota, Refusal
+from schemas.endings import EndingCode
+from streams.directory import Limits
+from tests.unit.agents.admission.region_in_memory import IN_WORK, region
+from tests.unit.agents.admission.world import NOW
+
+
+async def test_a_job_waits_for_its_turn_at_the_intake_and_not_for_the_flood_before_it(redis_url: str) -> None:
+    async with region(redis_url, "fused", jobs_per_second=50, heavy=Limits(), light=Limits()) as r:
+        r.beat()
+        r.submit("heavy", [f"line-{number}" for number in range(1_500)])
+        r.submit("light", ["only"])
+        await r.until(lambda: any(work.scope.tenant_id == "light" for work in r.in_lane()), "the other tenant's job")
+        assert len(r.in_lane()) < 750
+
+
+@pytest.mark.parametrize("placement", ["fused", "split"])
+async def test_jobs_that_wait_for_their_tenant_leave_places_to_others(redis_url: str, placement: str) -> None:
+    async with region(redis_url, placement, heavy=Limits(concurrent_jobs=1), light=Limits()) as r:
+        r.beat()
+        r.submit("heavy", [f"line-{number}" for number in range(2 * IN_WORK)])
+        await r.until(lambda: r.records(r.topics.aside.name), "a job that steps aside")
+        r.submit("light", [f"line-{number}" for number in range(20)])
+        await r.until(lambda: len(r.in_lane()) == 21, "the other tenant's jobs")
+        assert Counter(work.scope.tenant_id for work in r.in_lane()) == {"heavy": 1, "light": 20}
+        assert not r.endings()
+
+
+async def test_a_tenant_s_refusals_push_out_nobody_else_s(redis_url: str) -> None:
+    async with Redis.from_url(redis_url, retry=None) as client:
+        quota = RedisQuota(client, f"t{uuid.uuid4().hex[:10]}", now_ms=NOW, refusals_kept=10)
+        await quota.begin_epoch(await quota.new_epoch(), NOW)
+        refusal = Refusal(code=EndingCode.PROMPT_REFUSED)
+        await quota.refuse("light", Limits(), "resp_1", refusal, deadline_ms=NOW)
+        for number in range(100):
+            await quota.refuse("heavy", Limits(), f"resp_{number}", refusal, deadline_ms=NOW)
+        assert await quota.reserve("light", Limits(), "resp_1", tokens=1, deadline_ms=NOW) == refusal
+        assert await quota.reserve("heavy", Limits(), "resp_99", tokens=1, deadline_ms=NOW) == refusal
+
+
+async def test_what_is_in_work_is_bounded_in_bytes_and_one_large_event_passes() -> None:
+    window = InOrder(100, lambda _: None, limit_bytes=1_000)
+    may_end = asyncio.Event()
+    sizes: list[int] = []
+
+    async def work(size: int) -> None:
+        sizes.append(size)
+        await may_end.wait()
+
+    async def start() -> None:
+        for size in (5_000, 400, 600, 1):
+            await window.start("line", lambda size=size: work(size), lambda: None, size)  # type: ignore[misc]
+
+    starting = asyncio.create_task(start())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert sizes == [5_000]
+    may_end.set()
+    await starting
+    assert await window.close(10)
+    assert sizes == [5_000, 400, 600, 1]
+
+
+@given(
+    weights=st.dictionaries(
+        st.sampled_from("abcd"), st.lists(st.floats(1, 50), min_size=30, max_size=60), min_size=2
+    )
+)  # fmt: skip
+def test_holders_who_all_wait_are_served_alike_by_weight(weights: dict[str, list[float]]) -> None:
+    order: FairOrder[str] = FairOrder()
+    for holder, each in weights.items():
+        for weight in each:
+            order.put(holder, weight, holder)
+    served, left = Counter[str](), {holder: len(each) for holder, each in weights.items()}
+    while all(left.values()):
+        weight, holder = order.take()
+        served[holder] += weight  # type: ignore[assignment]
+        left[holder] -= 1
+        assert max(served[name] for name in weights) - min(served[name] for name in weights) <= 100
+
+
+def test_who_comes_back_for_more_still_owes_what_it_had() -> None:
+    order: FairOrder[str] = FairOrder()
+    for number in range(4):
+        order.put("light", 1, f"light {number}")
+    order.put("heavy", 3, "heavy 0")
+    taken = []
+    while order:
+        _, item = order.take()
+        taken.append(item)
+        if item.startswith("heavy"):
+            order.put("heavy", 3, f"heavy {len(taken)}")
+        if len(taken) == 6:
+            break
+    assert sum(item.startswith("light") for item in taken) == 4
