@@ -39,7 +39,7 @@ class Follower:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
-        self._abandoned = False
+        self._has_left = False
         self.viewer: Viewer | None = None
         self.started: Started | None = None
         self.is_handed_over = False
@@ -152,10 +152,10 @@ class Follower:
         return bool(self._replayed) or self._behind or (self.viewer is not None and self.viewer.ready)
 
     async def next(self, timeout_s: float) -> Event | None:
-        """The next event; None when `timeout_s` pass without one, or when `abandon` was called."""
+        """The next event; None when `timeout_s` pass without one, or when `leave` was called."""
         loop = asyncio.get_running_loop()
         self._deadline_s = loop.time() + timeout_s
-        while not self._abandoned:
+        while not self._has_left:
             event = self.poll()
             if type(event) is Behind:
                 await self.catch_up()
@@ -178,14 +178,14 @@ class Follower:
         elif self.on_ready is not None:
             self.on_ready()
 
-    def abandon(self) -> None:
+    def leave(self) -> None:
         """The client is gone: `next` answers None from now on."""
-        self._abandoned = True
+        self._has_left = True
         self.wake()
 
     @property
-    def is_abandoned(self) -> bool:
-        return self._abandoned
+    def has_left(self) -> bool:
+        return self._has_left
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         # One timer outlives many waits: a token's way must not pay for setting and cancelling one.

@@ -24,6 +24,8 @@ LOST_AFTER_MS = 60_000
 DEAD_LETTER_RETRY_S = 1.0
 DEAD_LETTER_WAIT_S = 2.0
 MAX_UNWRITTEN_DEAD_LETTERS = 10_000
+MAX_UNWRITTEN_BYTES = 64 * 1024 * 1024
+"""Of the records that they are about."""
 
 _log = structlog.get_logger()
 _validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_json
@@ -66,7 +68,7 @@ class Pump:
         self._moved: dict[TopicPartition, _Moved] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
-        self._dead: set[asyncio.Task[None]] = set()
+        self._dead: dict[asyncio.Task[None], int] = {}
         self._flushing = asyncio.Lock()
         self._wake_timer: asyncio.TimerHandle | None = None
         self.busy = False
@@ -160,7 +162,7 @@ class Pump:
         self._metrics.unreadable.inc()
         _log.error("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
         letter = asyncio.ensure_future(self._write_dead_letter(record, error))
-        self._dead.add(letter)
+        self._dead[letter] = len(record.value or b"")
         letter.add_done_callback(self._forget_written)
 
     async def _write_dead_letter(self, record: LogRecord, error: Undecodable) -> None:
@@ -175,7 +177,7 @@ class Pump:
 
     def _forget_written(self, letter: asyncio.Task[None]) -> None:
         if not letter.cancelled() and letter.exception() is None:
-            self._dead.discard(letter)
+            self._dead.pop(letter, None)
 
     @property
     def unwritten_dead_letters(self) -> int:
@@ -199,8 +201,9 @@ class Pump:
         positions = dict(self._positions)
         dead = list(self._dead)
         _require_written(dead)
-        if len(dead) > MAX_UNWRITTEN_DEAD_LETTERS:
-            raise LogError(f"{len(dead)} dead letters wait for the log", retriable=False)
+        waiting_bytes = sum(self._dead.values())
+        if len(dead) > MAX_UNWRITTEN_DEAD_LETTERS or waiting_bytes > MAX_UNWRITTEN_BYTES:
+            raise LogError(f"{len(dead)} dead letters of {waiting_bytes} bytes wait for the log", retriable=False)
         if not await self._append():
             return
         if dead:

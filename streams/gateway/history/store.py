@@ -23,7 +23,6 @@ from streams.log.reading import kept_offsets, read_offsets
 from streams.redis_client import connect_redis, history_login
 from streams.settings import RedisSettings
 
-COMMANDS_PER_PIPELINE = 512
 ENTRIES_AT_ONCE = 32
 """Of one response, from Redis: a piece of a replay and a little more."""
 LOG_READ_DEADLINE_S = 5.0
@@ -82,20 +81,19 @@ class RedisHistory:
         return redis_keys.history(self._region, tenant_id, response_id)
 
     async def append(self, entries: Sequence[HistoryEntry]) -> None:
-        """All entries, in few round trips. Raises HistoryUnavailable; some may stand there then."""
-        for start in range(0, len(entries), COMMANDS_PER_PIPELINE):
-            async with self._client.pipeline(transaction=False) as pipeline:
-                for entry in entries[start : start + COMMANDS_PER_PIPELINE]:
-                    key = self.key(entry.stream.scope.tenant_id, entry.stream.response_id)
-                    pipeline.rpush(key, pack(entry.started, entry.spans, entry.terminal))
-                    if entry.terminal is not None:
-                        pipeline.expire(key, self._retention_s)
-                    elif entry.is_first:
-                        pipeline.expire(key, self._open_retention_s)
-                try:
-                    await pipeline.execute()
-                except (RedisError, TimeoutError, OSError) as error:
-                    raise HistoryUnavailable(str(error)[:200]) from None
+        """A slice of the backlog, in one round trip. Raises HistoryUnavailable; some may stand there then."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for entry in entries:
+                key = self.key(entry.stream.scope.tenant_id, entry.stream.response_id)
+                pipeline.rpush(key, pack(entry.started, entry.spans, entry.terminal))
+                if entry.terminal is not None:
+                    pipeline.expire(key, self._retention_s)
+                elif entry.is_first:
+                    pipeline.expire(key, self._open_retention_s)
+            try:
+                await pipeline.execute()
+            except (RedisError, TimeoutError, OSError) as error:
+                raise HistoryUnavailable(str(error)[:200]) from None
 
     async def read(self, tenant_id: str, response_id: str, after: int, rest: Rest = Rest()) -> Replay:
         """What stands there beyond `after`, or a first piece of it; `gap` where an entry is missing. Waits its turn.

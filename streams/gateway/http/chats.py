@@ -60,10 +60,10 @@ class ChatApi:
         response_id, follower, chat = await self._accept(request)
         headers = {"x-request-id": response_id}
         departure = asyncio.ensure_future(departed(request.receive))
-        departure.add_done_callback(lambda task: None if task.cancelled() else follower.abandon())
+        departure.add_done_callback(lambda task: None if task.cancelled() else follower.leave())
         try:
             first = await follower.next(self._settings.admission_timeout_ms / 1_000)
-            if first is None and follower.is_abandoned:
+            if first is None and follower.has_left:
                 raise ClientDisconnect
             if first is None or isinstance(first, Closed):
                 if not await self._gateway.withdraw(follower):
@@ -111,7 +111,7 @@ class ChatApi:
         event: Event | None = first
         deadline_s = time.monotonic() + self._settings.request_timeout_ms / 1_000 + 60
         while not isinstance(event, Terminal):
-            if follower.is_abandoned:
+            if follower.has_left:
                 raise ClientDisconnect
             if isinstance(event, Closed) or time.monotonic() > deadline_s:
                 code = event.reason.value if isinstance(event, Closed) else EndingCode.UNAVAILABLE.value

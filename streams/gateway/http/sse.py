@@ -49,7 +49,7 @@ class SseResponse(StreamingResponse):
         self._follower.on_stalled = body.cancel
         try:
             await asyncio.wait((body, departure), return_when=asyncio.FIRST_COMPLETED)
-            self._follower.abandon()
+            self._follower.leave()
             if not body.done():
                 await asyncio.wait((body,), timeout=LAST_SEND_TIMEOUT_S)
         finally:
@@ -67,7 +67,7 @@ class SseResponse(StreamingResponse):
         accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
         while True:
             if event is None:
-                if follower.is_abandoned:
+                if follower.has_left:
                     return
                 data = events.keep_alive
             elif type(event) is Span:

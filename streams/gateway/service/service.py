@@ -119,7 +119,7 @@ class Gateway:
         return None if self._ownership.owned else "no partition of `responses` is assigned yet"
 
     def sweep(self) -> list[Stream]:
-        """Stalled viewers are cut off, abandoned responses cancelled; returns those that ended and left memory.
+        """Stalled viewers are cut off, those that nobody watches cancelled; returns those that ended and left memory.
 
         A gateway that stops has told its viewers to come back: it cancels nothing; the partition's next reader may.
         """

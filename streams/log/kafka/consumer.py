@@ -146,18 +146,20 @@ class KafkaConsumer:
             raise fenced
         self._renewed_at_s.append(now_s)
         logger.warning("%s; it joins anew", fenced)
-        hooks = self._on_assign, self._on_revoke, self._on_lost
         tell, lost = self._on_lost or self._on_revoke, self.assignment()
         try:
             if tell is not None and lost:
                 tell(lost)
         finally:
             self._owned.clear()
-        self._on_assign = self._on_revoke = self._on_lost = None  # all is told
         self._committer.close()
-        with translated("close"):
-            self._consumer.close()
-        self._on_assign, self._on_revoke, self._on_lost = hooks
+        hooks = self._on_assign, self._on_revoke, self._on_lost
+        self._on_assign = self._on_revoke = self._on_lost = None  # all is told
+        try:
+            with translated("close"):
+                self._consumer.close()
+        finally:
+            self._on_assign, self._on_revoke, self._on_lost = hooks
         self._open()
         self._join()
 

@@ -181,7 +181,19 @@ async def test_more_dead_letters_than_can_wait_end_the_gateway(monkeypatch: pyte
     told.read(b"?", b"?")
     await told.pump.flush()
     told.read(b"?")
-    with pytest.raises(LogError, match="3 dead letters wait"):
+    with pytest.raises(LogError, match="3 dead letters of 3 bytes wait"):
+        await told.pump.flush()
+
+
+async def test_dead_letters_that_wait_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump_module, "MAX_UNWRITTEN_BYTES", 2_000)
+    monkeypatch.setattr(pump_module, "DEAD_LETTER_WAIT_S", 0.0)
+    told = Told(coalesce_ms=0)
+    told.failures = [LogError("away", retriable=True)] * 2
+    told.read(b"?" * 1_500)
+    await told.pump.flush()
+    told.read(b"?" * 1_500)
+    with pytest.raises(LogError, match="2 dead letters of 3000 bytes wait"):
         await told.pump.flush()
 
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
 from streams.log.kafka import KafkaConsumer
 from streams.log.kafka import consumer as kafka_consumer
-from streams.log.port import TopicPartition
+from streams.log.kafka.committer import Committer
+from streams.log.port import LogError, TopicPartition
 from streams.settings import KafkaSettings
 
 Told = Callable[[Any, list[NativePartition]], None]
@@ -81,3 +83,43 @@ def test_no_record_is_handed_out_of_a_partition_that_was_revoked_while_it_was_po
     records = consumer.poll(10, 0.0)
     assert revoked == [LEAVING]
     assert [(record.source, record.offset) for record in records] == [(STAYING, 7)]
+
+
+class FencedClient(BalancingClient):
+    """The first one opened is fenced at its first poll."""
+
+    opened = 0
+
+    def __init__(self, config: dict[str, object], **options: object) -> None:
+        super().__init__(config, **options)
+        self._is_fenced = not FencedClient.opened
+        FencedClient.opened += 1
+
+    def poll(self, timeout_s: float) -> Message:
+        if self._is_fenced:
+            raise KafkaException(KafkaError(KafkaError._FATAL, "fenced by other consumer"))
+        return super().poll(timeout_s)
+
+    def close(self) -> None: ...
+
+
+def test_a_fenced_member_that_cannot_be_closed_yet_joins_anew_with_its_hooks_a_little_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_consumer, "Consumer", FencedClient)
+    monkeypatch.setattr(FencedClient, "opened", 0)
+    told: list[str] = []
+    consumer = KafkaConsumer(KafkaSettings(), "group", "client", instance_id="client")
+    consumer.subscribe(["t"], on_assign=lambda _: told.append("assigned"), on_lost=lambda _: told.append("lost"))
+    hanging = [LogError("a commit still hangs", retriable=True)]
+
+    def close(_committer: Committer) -> None:
+        if hanging:
+            raise hanging.pop()
+
+    monkeypatch.setattr(Committer, "close", close)
+    with pytest.raises(LogError, match="still hangs"):
+        consumer.poll(1, 0.0)
+    assert consumer.poll(1, 0.0) == []
+    assert told == ["assigned", "lost", "assigned"]
+    assert [record.offset for record in consumer.poll(1, 0.0)] == [5]
