@@ -7,7 +7,7 @@ deadline.
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from redis.asyncio import Redis
@@ -144,8 +144,23 @@ return 1
 """)
 
 
+# KEYS: claim of the release before. ARGV: its lease prefix. To go with the release after this one.
+_LOOK_BEFORE = Script("""
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt', 'finished')
+if held[3] then return {'finished', '', 0} end
+if not held[1] then return {'fresh', '', 0} end
+local left = held[1] ~= '' and redis.call('PTTL', ARGV[1] .. held[1]) or 0
+if left > 0 then return {'leased', held[2], left} end
+return {'expired', held[2], 0}
+""")
+
+
 class RedisClaims:
-    """`ClaimStore` over Redis. `redis` must decode responses and bound every command by a timeout."""
+    """`ClaimStore` over Redis. `redis` must decode responses and bound every command by a timeout.
+
+    While an upgrade runs, workers of the release before hold claims of their own: they are looked at as well, so that
+    no answer is taken from a worker that lives. (What those hold is not touched, and they do not look here.)
+    """
 
     def __init__(self, redis: Redis, *, region: str, pool: str, incarnation: str, lease_ms: int) -> None:
         self._redis = redis
@@ -163,6 +178,38 @@ class RedisClaims:
         return redis_keys.lease(self._region, self._incarnation)
 
     async def claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
+        claims, before = await asyncio.gather(self._claim(asks), self._look_before(asks))
+        for index, (ask, claim, earlier) in enumerate(zip(asks, claims, before, strict=True)):
+            if claim is not None and earlier is not None and earlier.state != "fresh":
+                claims[index] = await self._give_way(ask, claim, earlier)
+        return claims
+
+    async def _give_way(self, ask: AskClaim, claim: Claim, earlier: Claim) -> Claim | None:
+        """`earlier` is what the release before knows of it."""
+        if claim.state in ("leased", "finished") or (claim.state, earlier.state) == ("expired", "expired"):
+            return claim
+        is_ours = claim.state == "expired" or ask.purpose != "look"
+        if earlier.state == "leased" and is_ours:
+            await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, uncount=ask.purpose == "begin")])
+        elif earlier.state == "expired" and not is_ours:
+            [taken] = await self._claim([replace(ask, purpose="take")])
+            if taken is None or taken.state == "leased":
+                return taken
+        return earlier
+
+    async def _look_before(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
+        leases = redis_keys.lease_of_the_release_before(self._region, self._pool, "")
+        answers = await _each(
+            self._scripts.call(
+                _LOOK_BEFORE,
+                [redis_keys.claim_of_the_release_before(self._region, self._pool, ask.response_id)],
+                [leases],
+            )
+            for ask in asks
+        )
+        return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
+
+    async def _claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
         any_lease = redis_keys.lease(self._region, "")
         answers = await _each(
             self._scripts.call(

@@ -25,6 +25,16 @@ def lease(region: str, incarnation: str) -> str:
     return f"sluice:{region}:{{{region}}}:lease:{incarnation}"
 
 
+def claim_of_the_release_before(region: str, pool: str, response_id: str) -> str:
+    """Where 0.1.0 kept it. To go with the release after this one."""
+    return f"sluice:{region}:claims:{{{pool}}}:claim:{response_id}"
+
+
+def lease_of_the_release_before(region: str, pool: str, incarnation: str) -> str:
+    """With an empty incarnation: what all leases of the pool begin with."""
+    return f"sluice:{region}:claims:{{{pool}}}:lease:{incarnation}"
+
+
 def history(region: str, tenant_id: str, response_id: str) -> str:
     """The packed entries of one response, for replay. The tenant is part of it: nobody finds what another one owns."""
     return f"sluice:{region}:history:{tenant_id}:{response_id}"

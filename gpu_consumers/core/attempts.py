@@ -1,10 +1,11 @@
 """The attempts at an answer: claimed, fenced, read back, run, tried again, ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Literal
 
-from gpu_consumers.claim import KEPT_BEYOND_DEADLINE_MS, Claim
+from gpu_consumers.claim import Claim
+from gpu_consumers.core.asking import Asking
 from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
@@ -13,12 +14,11 @@ from gpu_consumers.core.effects import (
     Effect,
     EndingSent,
     FenceSent,
-    FinishClaim,
     FrameSent,
     Receipt,
     ReleaseClaim,
     Submit,
-)
+)  # fmt: skip
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.remembered import Remembered
 from gpu_consumers.core.slots import Slots
@@ -58,7 +58,7 @@ class Attempts:
         self._effects = effects
         self._mint = mint_attempt_id
         self._waiting: list[tuple[int, str]] = []
-        self._generated_ends: dict[int, int] = {}
+        self.asking = Asking()
         self.deadlines = Deadlines()
         self.engine_ready = False
 
@@ -109,7 +109,7 @@ class Attempts:
         """Its terminal is in the log."""
         for tracker, offset in work.sources:
             tracker.finished(offset)
-        self._effects.append(FinishClaim(work.response_id, _keep_ms(work, now_ms)))
+        self._effects.append(self.asking.finish(work, now_ms))
         self.forget(work)
         self._remembered.end(work, now_ms)
 
@@ -129,11 +129,8 @@ class Attempts:
                 self._stop(work, "handed_over")
                 self._works.unset_attempt(work)
             if work.claimed_as and work.phase is not Phase.CLOSING:
-                self._release(work)
+                self._effects.append(self.asking.release(work))
                 self.forget(work)
-
-    def _release(self, work: Work) -> None:
-        self._effects.append(ReleaseClaim(work.response_id, work.claimed_as, uncount=work.is_counted))
 
     def leave(self, work: Work) -> None:
         """Its last source was revoked. Unstarted work is forgotten, started work goes on.
@@ -147,7 +144,7 @@ class Attempts:
                 self.forget(work)
         elif work.phase is Phase.QUEUED and not self.engine_ready:
             if work.claimed_as:
-                self._release(work)
+                self._effects.append(self.asking.release(work))
             self.forget(work)
 
     # Waiting
@@ -181,20 +178,14 @@ class Attempts:
         self._works.set_phase(work, Phase.CLAIMING)
         # Told before it enters: what kills this worker must have been counted by then.
         purpose: Literal["begin", "take"] = "take" if work.is_counted else "begin"
-        self._effects.append(self._ask(work, work.attempt_id, purpose, now_ms))
+        self._effects.append(self.asking.ask(work, work.attempt_id, purpose, now_ms))
 
     def look_up(self, now_ms: int) -> None:
         """Asks, of what found no slot, whether somebody has begun it."""
         for work in self._slots.take_unlooked(now_ms):
-            look = self._ask(work, self._mint(), "take" if work.must_take_over else "look", now_ms)
+            look = self.asking.ask(work, self._mint(), "take" if work.must_take_over else "look", now_ms)
             self._slots.look_asked(look)
             self._effects.append(look)
-
-    def _ask(self, work: Work, attempt_id: str, purpose: Literal["begin", "take", "look"], now_ms: int) -> AskClaim:
-        if work.plan == "claim" and not work.must_take_over and work.phase is not Phase.RUNNING:
-            # Nothing of this worker's attempts stands there yet.
-            work.generated_end = max(work.request.opened_offset, self._generated_ends.get(work.partition, 0))
-        return AskClaim(work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms))
 
     def _queue(self, work: Work, now_ms: int, *, front: bool = False) -> None:
         if work.cancelled:
@@ -270,7 +261,7 @@ class Attempts:
         for work in self._works.by_attempt.values():
             if work.phase is Phase.RUNNING and (not stood or (not work.claimed_as and work.may_keep)):
                 work.may_keep = False
-                self._effects.append(self._ask(work, work.claimed_as or work.attempt_id, "begin", now_ms))
+                self._effects.append(self.asking.ask(work, work.claimed_as or work.attempt_id, "begin", now_ms))
 
     def _kept(self, work: Work, attempt_id: str, claim: Claim | None) -> None:
         if claim is None:
@@ -308,7 +299,8 @@ class Attempts:
             work.claimed_as = asked_as
             work.losses = max(work.losses, claim.begun - work.is_counted)
             work.is_counted |= counted
-            work.reads_from = claim.generated_end if claim.state == "expired" else work.request.opened_offset
+            known_from = claim.generated_end if claim.state == "expired" else 0
+            work.reads_from = max(work.request.opened_offset, known_from)
             self._take_over(work, now_ms)
 
     # Fences
@@ -449,15 +441,10 @@ class Attempts:
 
     # Deliveries
 
-    def generated_ends(self, ends: Mapping[int, int]) -> None:
-        """So far these partitions of `generated` reach, at least."""
-        for partition, end in ends.items():
-            self._generated_ends[partition] = max(end, self._generated_ends.get(partition, 0))
-
     def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
         if not isinstance(receipt, DeadLetterSent):
-            self.generated_ends({receipt.partition: offset + 1})
+            self.asking.generated_ends({receipt.partition: offset + 1})
         if isinstance(receipt, FenceSent):
             work = self._works.by_attempt.get(receipt.attempt_id)
             if work is not None and work.phase is Phase.FENCING:
@@ -495,7 +482,3 @@ class Attempts:
                 continue
             self._stop(work, "undelivered")
             self._wait(work, "takeover", now_ms + RETRY_MS)
-
-
-def _keep_ms(work: Work, now_ms: int) -> int:
-    return max(work.request.deadline_ms - now_ms, 0) + KEPT_BEYOND_DEADLINE_MS

@@ -175,7 +175,7 @@ class WorkerCore:
 
     def generated_ends(self, ends: Mapping[int, int]) -> None:
         """So far these partitions of `generated` reach, at least. Told before anything is read."""
-        self._attempts.generated_ends(ends)
+        self._attempts.asking.generated_ends(ends)
 
     def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gpu_consumers.claim import AskClaim, Claim, ClaimsUnavailable, ClaimTable, FinishClaim, RedisClaims, ReleaseClaim
+from streams import redis_keys
 from streams.redis_client import connect_redis
 from streams.script_pipeline import MAX_BATCH, ScriptPipeline
 
@@ -169,6 +170,40 @@ async def test_what_ended_is_remembered_beyond_its_deadline(redis: Redis, region
     await store.finish([FinishClaim("r", keep_ms=day_ms)])
     [key] = [key async for key in redis.scan_iter(f"sluice:{region}:*:claim:*")]
     assert day_ms - 10_000 < await redis.pttl(key) <= day_ms
+
+
+async def claim_as_the_release_before(redis: Redis, region: str, response_id: str, *, lease_ms: int) -> None:
+    await redis.hset(
+        redis_keys.claim_of_the_release_before(region, "p", response_id),
+        mapping={"incarnation": "old/1", "attempt": "att_old"},
+    )
+    await redis.set(redis_keys.lease_of_the_release_before(region, "p", "old/1"), "1", px=lease_ms)
+
+
+@pytest.mark.parametrize("purpose", ["begin", "take", "look"])
+async def test_what_a_worker_of_the_release_before_holds_is_left_to_it_while_it_lives(
+    redis: Redis, region: str, purpose: Literal["begin", "take", "look"]
+) -> None:
+    """An upgrade: it leaves the lanes, and finishes what it has begun."""
+    await claim_as_the_release_before(redis, region, "r", lease_ms=150)
+    store, other = claims(redis, region, "a/1"), claims(redis, region, "b/1")
+    ask = AskClaim("r", "att_new", purpose, generated_end=5)
+    leased = Claim("leased", "att_old", ANY_MS)
+    assert [claim and claim.state for claim in await store.claim([ask, AskClaim("s", "att_s")])] == ["leased", "fresh"]
+    its_ask = dataclasses.replace(ask, attempt_id="att_other")
+    assert await other.claim([its_ask]) == [leased], "nothing of the first ask is in its way"
+    await asyncio.sleep(0.2)
+    [claim] = await other.claim([dataclasses.replace(ask, attempt_id="att_last")])
+    assert claim is not None
+    assert claim.state == "expired"
+    assert claim.begun == 0, "who gave way has begun nothing"
+    assert await store.claim([ask]) == [Claim("leased", "att_last", ANY_MS, int(purpose == "begin"), 5)]
+
+
+async def test_what_ended_in_the_release_before_has_ended(redis: Redis, region: str) -> None:
+    key = redis_keys.claim_of_the_release_before(region, "p", "r")
+    await redis.hset(key, mapping={"incarnation": "", "attempt": "att_old", "finished": "1"})
+    assert await claims(redis, region).claim([AskClaim("r", "att")]) == [Claim("finished")]
 
 
 async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
