@@ -1,8 +1,9 @@
 """The catalogue of endings: every way in which a response can end, in one table.
 
 `status` is the HTTP status when the response ends before its first byte; later it only stands in the error object.
-`error_type` and `code` follow OpenAI's error object. `billed` says whether the
-prompt and the generated tokens are charged, once a worker has begun.
+`error_type` and `code` follow OpenAI's error object. `billed` says whether the prompt and the
+generated tokens are charged, once a worker has begun. `retryable`: the same, asked again, may be answered, and nobody
+pays twice; so nothing that is billed is retryable. Clients repeat by themselves what says so.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ ENDINGS: dict[EndingCode, EndingRule] = {
         is_error=False,
     ),
     EndingCode.DEADLINE_EXCEEDED: EndingRule(
-        504, "timeout_error", "The deadline passed before the answer was complete.", True, True, "deadline"
+        504, "timeout_error", "The deadline passed before the answer was complete.", False, True, "deadline"
     ),
     EndingCode.GENERATION_INTERRUPTED: EndingRule(
         502, _SERVER, "The worker was lost after the answer had begun.", True, False, "error"

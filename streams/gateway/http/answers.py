@@ -11,7 +11,7 @@ from streams.dialects.openai_completion import usage_object
 from streams.dialects.openai_error import ending_error, error_object
 from streams.gateway.errors import ApiError
 from streams.gateway.service.lookup import Snapshot
-from streams.gateway.service.refusals import retry_advice_ms
+from streams.gateway.service.refusals import retry_advice_of
 
 _LIMIT_HEADERS = {
     f"{kind}_{figure}": f"x-ratelimit-{figure.removesuffix('_ms')}-{kind}"
@@ -31,15 +31,15 @@ def error_response(
     *,
     headers: Mapping[str, str] | None = None,
     retry_after_ms: int | None = None,
-    retryable: bool | None = None,
+    retryable: bool = False,
 ) -> JSONResponse:
     """OpenAI's error object, with retry advice where there is any."""
     advice = dict(headers or {})
     if retry_after_ms is not None:
         advice["retry-after-ms"] = str(retry_after_ms)
         advice["retry-after"] = str(-(-retry_after_ms // 1_000))
-    if retryable is not None:
-        advice["x-should-retry"] = str(retryable).lower()
+    # OpenAI's packages repeat 408, 409, 429 and 5xx by themselves unless this says no.
+    advice["x-should-retry"] = str(retryable).lower()
     if status == 401:
         advice["www-authenticate"] = "Bearer"
     return JSONResponse(body, status_code=status, headers=advice)
@@ -56,14 +56,11 @@ def api_error_response(error: ApiError, *, closes: bool = False) -> JSONResponse
 def ending_response(terminal: Terminal, headers: Mapping[str, str]) -> JSONResponse:
     """The HTTP answer of a response that ended in an error."""
     rule = ENDINGS[terminal.code]
-    advice_ms = terminal.retry_after_ms
-    if advice_ms is None and rule.retryable:
-        advice_ms = retry_advice_ms()
     return error_response(
         rule.status,
         ending_error(terminal.code, terminal.message, terminal.param),
         headers={**headers, **limit_headers(terminal.limits)},
-        retry_after_ms=advice_ms,
+        retry_after_ms=retry_advice_of(terminal),
         retryable=rule.retryable,
     )
 

@@ -22,6 +22,7 @@ from streams.gateway.http.openapi import ERRORS, openapi_document
 from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.http.vllm_routes import add_vllm_routes
+from streams.gateway.service.refusals import retry_advice_ms
 from streams.gateway.service.service import Gateway
 
 _FOLDER = Path(__file__).parent
@@ -127,7 +128,10 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
     async def request_error(_request: Request, error: RequestError) -> Response:
         gateway.metrics.refused.labels(error.code.value).inc()
         rule = ENDINGS[error.code]
-        return error_response(rule.status, ending_error(error.code, error.message, error.param), retryable=False)
+        return error_response(
+            rule.status, ending_error(error.code, error.message, error.param),
+            retry_after_ms=retry_advice_ms() if rule.retryable else None, retryable=rule.retryable,
+        )  # fmt: skip
 
     @app.exception_handler(RequestValidationError)
     async def invalid_parameter(_request: Request, error: RequestValidationError) -> Response:
@@ -147,5 +151,6 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
 
     @app.exception_handler(Exception)
     async def failed(_request: Request, _error: Exception) -> Response:
-        # The middleware that calls this raises the error again, for the log.
+        # The middleware that calls this raises the error again, to log it. Something may have been accepted, so nobody
+        # is told to ask again.
         return error_response(500, error_object("internal_error", "The gateway failed.", "server_error"))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from streams.gateway.errors import ApiError
+from streams.gateway.service.refusals import retry_advice_ms
 from streams.gateway.tenant_shares import BodyHold
 
 BODY_TIMEOUT_S = 30.0
@@ -38,7 +39,9 @@ async def read_json_body(request: Request, max_bytes: int, held: BodyHold) -> by
                     raise
                 body += chunk
     except TimeoutError:
-        raise ApiError(408, "request_timeout", f"The body took more than {BODY_TIMEOUT_S:g} s.") from None
+        raise ApiError(
+            408, "request_timeout", f"The body took more than {BODY_TIMEOUT_S:g} s.", retry_after_ms=retry_advice_ms()
+        ) from None
     return bytes(body)
 
 

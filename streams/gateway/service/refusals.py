@@ -2,7 +2,8 @@
 
 import random
 
-from schemas.endings import EndingCode
+from schemas.endings import ENDINGS, EndingCode
+from schemas.responses import Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
 
@@ -10,6 +11,13 @@ from streams.gateway.errors import ApiError
 def retry_advice_ms(least_ms: int = 1_000) -> int:
     """Jittered, so that refused clients do not come back together."""
     return least_ms + random.randrange(least_ms)  # noqa: S311
+
+
+def retry_advice_of(terminal: Terminal) -> int | None:
+    """What an ending advises: None where asking again would be in vain, or be paid twice."""
+    if not ENDINGS[terminal.code].retryable:
+        return None
+    return retry_advice_ms() if terminal.retry_after_ms is None else terminal.retry_after_ms
 
 
 def unavailable(message: str, code: str = EndingCode.UNAVAILABLE.value) -> ApiError:

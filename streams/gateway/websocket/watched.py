@@ -9,7 +9,7 @@ from streams.dialects.openai_completion import finish_reason, usage_object
 from streams.dialects.openai_error import ending_error
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.service.refusals import retry_advice_ms
+from streams.gateway.service.refusals import retry_advice_of
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.protocol import text_frame
 
@@ -17,9 +17,6 @@ from streams.gateway.websocket.protocol import text_frame
 def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
     """The last event of a response; retryable endings always carry jittered advice."""
     rule = ENDINGS[terminal.code]
-    advice_ms = terminal.retry_after_ms
-    if advice_ms is None and rule.retryable:
-        advice_ms = retry_advice_ms()
     error = ending_error(terminal.code, terminal.message, terminal.param)["error"] if rule.is_error else None
     return TerminalMessage(
         response_id=response_id,
@@ -30,7 +27,7 @@ def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
         usage=UsageBody(**usage_object(terminal.usage)),
         model=terminal.model,
         error=None if error is None else ErrorBody(**error),
-        retry_after_ms=advice_ms,
+        retry_after_ms=retry_advice_of(terminal),
         limits=terminal.limits,
     )
 
