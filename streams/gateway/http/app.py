@@ -18,7 +18,7 @@ from streams.gateway.http.answers import api_error_response, error_response
 from streams.gateway.http.body import ClientDisconnect
 from streams.gateway.http.chats import ChatApi
 from streams.gateway.http.models import ModelApi
-from streams.gateway.http.openapi import ERRORS, openapi_document
+from streams.gateway.http.openapi import openapi_document
 from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.http.vllm_routes import add_vllm_routes
@@ -36,7 +36,7 @@ def _templates() -> Environment:
 
 def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     """The ASGI application for HTTP. WebSockets are served by `streams.gateway.websocket.session`."""
-    app = FastAPI(title="Sluice", version="1", docs_url=None, redoc_url=None, redirect_slashes=False, responses=ERRORS)
+    app = FastAPI(title="Sluice", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     chats, models, figures = ChatApi(gateway), ModelApi(gateway), UsageApi(gateway, usage)
     body = {
         "requestBody": {

@@ -1,23 +1,119 @@
-"""The OpenAPI document: what FastAPI cannot know is added here."""
+"""The OpenAPI document: what FastAPI cannot know of routes that answer by themselves is added here."""
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from streams.dialects.openai_schema import chat_schema
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "content": {"application/json": {"schema": {"$ref": _ref}}}}
-    for _ref in ("#/components/schemas/Error",)
-    for status, description in (
-        (400, "The request is invalid; `param` names the field."),
-        (401, "The API key is missing or wrong."),
-        (404, "Unknown, or not yours."),
-        (429, "A limit is reached; see `Retry-After` and `x-ratelimit-*`."),
-        (503, "Not now; see `Retry-After`."),
-    )
+_TEXT: Final = {"type": "string"}
+_WHOLE: Final = {"type": "integer"}
+_PLAIN: Final = {"text/plain": {"schema": _TEXT}}
+
+
+def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Fields may be added to it; none of these is ever missing."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_PRICES: Final = {"type": "object", "additionalProperties": {"type": "string", "description": "A decimal number."}}
+_SCHEMAS: Final[dict[str, dict[str, Any]]] = {
+    "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_maybe(_TEXT), code=_TEXT)),
+    "Usage": _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE),
+    "ChatCompletion": _object(
+        id=_TEXT, object={"const": "chat.completion"}, created=_WHOLE, model=_TEXT, usage=_ref("Usage"),
+        choices=_list(
+            _object(index=_WHOLE, finish_reason=_TEXT, message=_object(role={"const": "assistant"}, content=_TEXT))
+        ),
+    ),
+    "Response": _object(
+        id=_TEXT, object={"const": "response"}, created_at=_maybe(_WHOLE), model=_maybe(_TEXT),
+        status={"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]},
+        output_text=_maybe(_TEXT), sequence_number=_WHOLE, finish_reasons=_list(_TEXT), code=_maybe(_TEXT),
+        error={"anyOf": [{"type": "object"}, {"type": "null"}]}, usage=_maybe(_ref("Usage")),
+    ),
+    "Model": _object(
+        id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, root=_TEXT, parent=_maybe(_TEXT),
+        max_model_len=_WHOLE, aliases=_list(_TEXT), description=_TEXT, context_window=_WHOLE,
+        capabilities=_list(_TEXT), region=_TEXT,
+        prices=_object(currency=_TEXT, per_1m_tokens=_PRICES, per_1k_tokens=_PRICES),
+    ),
+    "Models": _object(object={"const": "list"}, data=_list(_ref("Model"))),
+    "UsagePage": _object(
+        object={"const": "page"}, has_more={"type": "boolean"}, finalized_through=_WHOLE,
+        data=_list(_object(start_time=_WHOLE, end_time=_WHOLE, results=_list({"type": "object"}))),
+    ),
+    "Version": _object(version=_TEXT),
+    "Tokens": _object(count=_WHOLE, max_model_len=_WHOLE, tokens=_list(_WHOLE), token_strs=_maybe(_list(_TEXT))),
+    "Prompt": _object(prompt=_TEXT),
+}  # fmt: skip
+_STATUSES: Final = {
+    400: "The request is invalid; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    404: "Unknown, or not yours.",
+    408: "The body did not come in time.",
+    409: "It cannot be replayed here, or not now; see `Retry-After`.",
+    413: "The body is too large.",
+    415: "The body is no plain JSON.",
+    429: "A limit is reached; see `Retry-After` and `x-ratelimit-*`.",
+    499: "The response was cancelled.",
+    502: "The answer was lost; it may be asked for again.",
+    503: "Not now; see `Retry-After`.",
+    504: "The deadline passed before the answer was complete.",
 }
+_KEY: Final = (401, 429, 503)
+"""Whatever asks for a key may be refused so."""
+_BODY: Final = (400, 404, 408, 413, 415)
+_OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
+    ("post", "/v1/chat/completions"): ("ChatCompletion", (*_KEY, *_BODY, 499, 502, 504)),
+    ("get", "/v1/responses/{response_id}"): ("Response", (*_KEY, 400, 404, 409)),
+    ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
+    ("get", "/v1/models"): ("Models", _KEY),
+    ("get", "/v1/models/{model}"): ("Model", (*_KEY, 404)),
+    ("get", "/v1/usage"): ("UsagePage", (*_KEY, 400, 404)),
+    ("post", "/tokenize"): ("Tokens", (*_KEY, *_BODY)),
+    ("post", "/detokenize"): ("Prompt", (*_KEY, *_BODY)),
+}
+"""What asks for a key: the answer's schema, and how it may be refused."""
+_OPEN: Final[dict[str, dict[str, Any]]] = {
+    "/healthz": {"200": {"description": "It lives.", "content": _PLAIN}},
+    "/readyz": {
+        "200": {"description": "Requests can be accepted.", "content": _PLAIN},
+        "503": {"description": "Why they cannot.", "content": _PLAIN},
+    },
+    "/health": {
+        "200": {"description": "Requests can be accepted.", "content": _PLAIN},
+        "503": {"description": "Why they cannot.", "content": _PLAIN},
+    },
+    "/version": {"200": {"description": "The release.", "content": {"application/json": {"schema": _ref("Version")}}}},
+}
+_STREAMS: Final = ("/v1/chat/completions", "/v1/responses/{response_id}")
+
+
+def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": _ref(schema)}}
+    if path in _STREAMS:
+        content["text/event-stream"] = {"schema": _TEXT}
+    answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    if path == "/v1/responses/{response_id}":
+        answers["204"] = {"description": "With `stream=true`: everything has been seen."}
+    error = {"application/json": {"schema": _ref("Error")}}
+    for status in sorted(refusals):
+        answers[str(status)] = {"description": _STATUSES[status], "content": error}
+    return answers
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
@@ -26,17 +122,21 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         document = get_openapi(
             title=app.title, version=app.version, routes=app.routes, summary="LLMs as a streaming dataflow on Kafka."
         )
-        body = chat_schema("#/components/schemas/{model}")
         components = document.setdefault("components", {})
-        schemas = components.setdefault("schemas", {})
-        schemas.update(body.pop("$defs", {}))
-        schemas["ChatBody"] = body
-        error = {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
-            "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
-            "code": {"type": "string"},
-        }}  # fmt: skip
-        schemas["Error"] = {"type": "object", "required": ["error"], "properties": {"error": error}}
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+        body = chat_schema("#/components/schemas/{model}")
+        # FastAPI's own are of its 422, which nobody is answered.
+        components["schemas"] = {**body.pop("$defs", {}), "ChatBody": body, **_SCHEMAS}
+        components["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                if path in _OPEN:
+                    operation["responses"] = _OPEN[path]
+                else:
+                    schema, refusals = _OPERATIONS[method, path]
+                    operation["responses"] = _answers(path, schema, refusals)
+                    operation["security"] = [{"bearer": []}, {"x_api_key": []}]
         app.openapi_schema = document
     return app.openapi_schema

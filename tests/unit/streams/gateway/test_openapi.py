@@ -1,0 +1,118 @@
+"""The OpenAPI document says what the gateway does: statuses, shapes, and where a key is asked for."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.streams.gateway.gateway_stack import Stack
+from tests.unit.streams.gateway.http_clients import HELLO, client
+
+RESPONSE = "/v1/responses/{response_id}"
+
+
+async def document_of(stack: Stack) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        document: dict[str, Any] = (await http.get("/openapi.json")).json()
+    return document
+
+
+_TYPES: dict[str, Any] = {
+    "object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None),
+}  # fmt: skip
+
+
+def has_shape(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> bool:
+    """As far as JSON Schema is used for answers here; fails on any word of it that is not."""
+    known = {"$ref", "anyOf", "const", "enum", "type", "required", "properties", "items", "additionalProperties"}
+    assert set(schema) <= known | {"description"}, schema
+    if "$ref" in schema:
+        return has_shape(value, schemas[schema["$ref"].rsplit("/", 1)[1]], schemas)
+    if "anyOf" in schema:
+        return any(has_shape(value, each, schemas) for each in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    if not isinstance(value, _TYPES[schema["type"]]):
+        return False
+    if schema["type"] == "array":
+        return all(has_shape(each, schema["items"], schemas) for each in value)
+    if schema["type"] != "object":
+        return True
+    fields, others = schema.get("properties", {}), schema.get("additionalProperties")
+    return all(name in value for name in schema.get("required", ())) and all(
+        has_shape(each, fields.get(name, others), schemas) for name, each in value.items() if fields.get(name, others)
+    )
+
+
+def is_told(document: dict[str, Any], method: str, path: str, answer: httpx.Response) -> None:
+    """Its status stands in the document, and its body has the shape that stands there."""
+    answers = document["paths"][path][method]["responses"]
+    assert str(answer.status_code) in answers, (path, answer.status_code)
+    content = answers[str(answer.status_code)].get("content", {})
+    if not content:
+        assert answer.content == b""
+        return
+    media = answer.headers["content-type"].partition(";")[0]
+    assert media in content, (path, answer.status_code, media)
+    if media == "application/json":
+        assert has_shape(answer.json(), content[media]["schema"], document["components"]["schemas"]), answer.text
+
+
+async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
+    document = await document_of(stack)
+    async with client(stack) as http:
+        for stream in (False, True):
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"]))
+            answer = await http.post("/v1/chat/completions", json={**HELLO, "stream": stream})
+            request = await answering
+            is_told(document, "post", "/v1/chat/completions", answer)
+        path = f"/v1/responses/{request.response_id}"
+        for query in (
+            "",
+            "?stream=true",
+            "?stream=true&starting_after=3",
+            "?stream=true&starting_after=9",
+            "?stream=x",
+        ):
+            is_told(document, "get", RESPONSE, await http.get(path + query))
+        is_told(document, "get", RESPONSE, await http.get("/v1/responses/resp_x"))
+        is_told(document, "post", f"{RESPONSE}/cancel", await http.post(f"{path}/cancel"))
+        is_told(document, "post", f"{RESPONSE}/cancel", await http.post("/v1/responses/resp_x/cancel"))
+        for query in ("", "?bucket_width=x", "?org_id=other"):
+            is_told(document, "get", "/v1/usage", await http.get(f"/v1/usage{query}"))
+        is_told(document, "get", "/v1/models", await http.get("/v1/models"))
+        for name in ("tiny", "huge"):
+            is_told(document, "get", "/v1/models/{model}", await http.get(f"/v1/models/{name}"))
+        for path in ("/v1/chat/completions", "/tokenize", "/detokenize"):
+            for body in (b"{", b" " * 5_000_000, b"{}"):
+                headers = {"content-type": "application/json"}
+                is_told(document, "post", path, await http.post(path, content=body, headers=headers))
+            is_told(document, "post", path, await http.post(path, content=b"{}"))
+        for path in ("/healthz", "/readyz", "/health", "/version"):
+            is_told(document, "get", path, await http.get(path))
+
+
+async def test_a_key_is_asked_for_exactly_where_the_document_says(stack: Stack) -> None:
+    document = await document_of(stack)
+    assert "security" not in document
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                answer = await http.request(method, path.replace("{", "").replace("}", ""), json={})
+                assert (answer.status_code == 401) is ("security" in operation), (method, path)
+                is_told(document, method, path, answer)
+
+
+async def test_no_answer_of_the_document_is_empty_of_shape(stack: Stack) -> None:
+    document = await document_of(stack)
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert "422" not in operation["responses"], "bad parameters are 400"
+            for status, answer in operation["responses"].items():
+                assert status == "204" or all(media["schema"] for media in answer["content"].values()), (method, path)
+
+
+@pytest.mark.parametrize("way", ["bearer", "x_api_key"])
+async def test_the_document_names_both_ways_to_show_a_key(stack: Stack, way: str) -> None:
+    assert way in (await document_of(stack))["components"]["securitySchemes"]
