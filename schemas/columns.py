@@ -35,3 +35,21 @@ def can_be_cut(text: str, text_ends: list[int]) -> bool:
     if not text_ends:
         return not text
     return text_ends[-1] == len(text) and (len(text_ends) == 1 or text_ends == sorted(text_ends))
+
+
+def unusable_rows(
+    scopes: Sequence[Any],
+    scope: list[int],
+    first_sequence: list[int],
+    token_ids: list[list[int]],
+    text: list[str],
+    text_ends: list[list[int]],
+) -> list[int]:
+    """Rows without a scope or a number, or whose text cannot be cut after each of their tokens."""
+    return [
+        index
+        for index, (own_scope, first, tokens, row, ends) in enumerate(
+            zip(scope, first_sequence, token_ids, text, text_ends, strict=True)
+        )
+        if not 0 <= own_scope < len(scopes) or first < 1 or len(tokens) != len(ends) or not can_be_cut(row, ends)
+    ]

@@ -4,19 +4,17 @@ Per response: `Opened`, then attempts (a `Fence`, then rows of `Frame`s), then t
 The rule that every reader applies is `streams.accepted_prefix`.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 
 from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount
-from schemas.columns import can_be_cut, check_lengths, check_scopes
+from schemas.columns import can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import EndingCode
 from schemas.request import Lane, ReplyTo
 
 Kind = Literal["content", "reasoning", "tool_name", "tool_arguments"]
 FinishReason = Literal["", "stop", "length"]
-LOST_SEQUENCE = 2**31
-"""Beyond any token of a response."""
 
 
 class Opened(ScopedRecord):
@@ -89,6 +87,9 @@ class Frame(Record):
     start at 1 and run over all choices of a response. `text_ends[i][k]` is the length of `text[i]` after token k, so a
     row can be cut after any token; a token in the middle of a character adds no text. A row without tokens only
     finishes.
+
+    A row that breaks these rules costs its own attempt alone: whoever reads the frame finds the attempt in `spoilt` and
+    none of its rows.
     """
 
     type: Literal["frame"] = "frame"
@@ -108,6 +109,13 @@ class Frame(Record):
     finish: list[FinishReason]
     cached_tokens: list[int] = Field(description="Prompt tokens found in the engine's prefix cache.")
 
+    _spoilt: tuple[tuple[str, str], ...] = PrivateAttr(default=())
+
+    @property
+    def spoilt(self) -> tuple[tuple[str, str], ...]:
+        """Response and attempt of the rows that were left out when the frame was read."""
+        return self._spoilt
+
     def __len__(self) -> int:
         return len(self.response_id)
 
@@ -118,18 +126,34 @@ class Frame(Record):
             self.text_ends, self.logprobs, self.finish, self.cached_tokens,
         )  # fmt: skip
         check_lengths(len(self.response_id), columns)
-        check_scopes(self.scopes, self.scope, self.first_sequence)
-        for row, (tokens, text, ends) in enumerate(zip(self.token_ids, self.text, self.text_ends, strict=True)):
-            # The usual row is whole, so it is asked for here.
-            if len(tokens) != len(ends) or ((len(ends) != 1 or ends[0] != len(text)) and not can_be_cut(text, ends)):
-                self._lose(row)
+        if not self._is_sound():
+            self._leave_out_spoilt()
         return self
 
-    def _lose(self, row: int) -> None:
-        """A row that cannot be cut is read as one behind a gap: it ends its own response, not those beside it."""
-        self.first_sequence[row] = LOST_SEQUENCE
-        self.text[row] = ""
-        self.text_ends[row] = [0] * len(self.token_ids[row])
+    def _is_sound(self) -> bool:
+        try:
+            check_scopes(self.scopes, self.scope, self.first_sequence)
+        except ValueError:
+            return False
+        for tokens, text, ends in zip(self.token_ids, self.text, self.text_ends, strict=True):
+            # The usual row is one token, so it is asked for here.
+            if len(tokens) != len(ends) or ((len(ends) != 1 or ends[0] != len(text)) and not can_be_cut(text, ends)):
+                return False
+        return True
+
+    def _leave_out_spoilt(self) -> None:
+        unusable = unusable_rows(
+            self.scopes, self.scope, self.first_sequence, self.token_ids, self.text, self.text_ends
+        )
+        attempts = [*zip(self.response_id, self.attempt_id, strict=True)]
+        self._spoilt = tuple(dict.fromkeys(attempts[row] for row in unusable))
+        kept = [row for row, attempt in enumerate(attempts) if attempt not in self._spoilt]
+        columns: tuple[list[Any], ...] = (
+            self.scope, self.response_id, self.attempt_id, self.choice, self.first_sequence, self.kind, self.token_ids,
+            self.text, self.text_ends, self.logprobs, self.finish, self.cached_tokens,
+        )  # fmt: skip
+        for column in columns:
+            column[:] = [column[row] for row in kept]
 
 
 GeneratedRecord = Annotated[Opened | Fence | Frame | Ending, Field(discriminator="type")]

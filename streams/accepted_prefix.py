@@ -6,7 +6,7 @@ A pure fold over a response's records in log order. Readers that fold the same r
   began before the records that it reads back; neither after the terminal. An attempt that was superseded never comes
   back, also not by a late copy of its fence.
 - A frame row counts when its attempt is the current one, the response has its choice, and its tokens continue the
-  accepted sequence without a gap.
+  accepted sequence without a gap. None counts any more of an attempt whose row could not be used.
 - The first counting ending, or the finish of the last open choice, is the terminal; all after it is void.
 """
 
@@ -55,6 +55,8 @@ class AcceptedPrefix:
     superseded: tuple[str, ...] = ()
     begun_offset: int | None = None
     """Where the first fence that counts stands."""
+    accepting: str | None = None
+    """The attempt whose rows count: the current one, unless it is spoilt."""
 
     @property
     def accepted_tokens(self) -> int:
@@ -76,7 +78,7 @@ class AcceptedPrefix:
             return "tokens_precede"
         if self.attempt_id is not None:
             self.superseded += (self.attempt_id,)
-        self.attempt_id = fence.attempt_id
+        self.attempt_id = self.accepting = fence.attempt_id
         self.attempts += 1
         return "current"
 
@@ -84,7 +86,7 @@ class AcceptedPrefix:
         self, attempt_id: str, choice: int, first_sequence: int, tokens: int, finish: FinishReason
     ) -> tuple[RowVerdict, int]:
         """Folds in one frame row. Returns the verdict and how many of its leading tokens were accepted before."""
-        if self.terminal is not None or attempt_id != self.attempt_id:
+        if self.terminal is not None or attempt_id != self.accepting:
             return _VOID
         if not 0 <= choice < self.choices:
             return _INVALID
@@ -106,6 +108,15 @@ class AcceptedPrefix:
                 self.terminal = EndingCode.COMPLETED
         return RowVerdict.ACCEPTED, known
 
+    def spoil(self, attempt_id: str) -> bool:
+        """Folds in a row of that attempt that could not be used (`Frame.spoilt`): its text is lost, so what follows it
+        must not be shown. True when it was the current attempt's.
+        """
+        if self.terminal is not None or attempt_id != self.accepting:
+            return False
+        self.accepting = None
+        return True
+
     def ending(self, ending: Ending) -> bool:
         """Folds in an ending; True when it is the terminal."""
         if self.terminal is not None:
@@ -118,6 +129,9 @@ class AcceptedPrefix:
 
 def fold_frame(prefixes: Mapping[str, AcceptedPrefix], frame: Frame) -> None:
     """Folds in the rows of the responses in `prefixes` (by response id), in their order; other rows are passed over."""
+    for response_id, attempt_id in frame.spoilt:
+        if (prefix := prefixes.get(response_id)) is not None:
+            prefix.spoil(attempt_id)
     for response_id, attempt_id, choice, first_sequence, tokens, finish in zip(
         frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, frame.token_ids, frame.finish,
         strict=True,

@@ -20,6 +20,7 @@ from schemas.responses import Started
 from streams.accepted_prefix import AcceptedPrefix, RowVerdict
 
 _ACCEPTED = RowVerdict.ACCEPTED  # in Python 3.11 a look-up at the enum costs more than the row's other decisions
+_NEVER = 2**63
 Phrases = Callable[[Opened], PhraseSet | None]
 """The phrases that a response is held against; None when nobody knows them: then nothing of it is shown."""
 
@@ -82,6 +83,12 @@ class Fold:
         released = outbox.rows
         responses, emitted_at_us, worker_id = state.responses, frame.emitted_at_us, frame.worker_id
         newest = (worker_id, emitted_at_us)
+        for response_id, attempt_id in frame.spoilt:
+            self._counts["rows_spoilt"] += 1
+            response = responses.get(response_id)
+            if response is not None and response.prefix.spoil(attempt_id):
+                # Nothing fills it; another attempt may answer.
+                self._timers.watch_gap(state, response, Gap(attempt_id, timestamp_ms, _NEVER))
         accepted_tokens = 0
         for response_id, attempt_id, choice, first, kind, tokens, text, ends, finish, cached in zip(
             frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, frame.kind, frame.token_ids,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from schemas.codec import Undecodable, decode
-from schemas.generated import GENERATED, LOST_SEQUENCE, Frame
+from schemas.generated import GENERATED, Frame
 from schemas.request import Request
 from schemas.responses import RESPONSES, Release
 from tests.unit.schemas.examples import EXAMPLES
@@ -43,17 +43,8 @@ def test_a_value_never_stands_in_the_detail() -> None:
     assert "secret" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"finish": [""]},
-        {"scope": [0, 1]},
-        {"first_sequence": [0, 4]},
-    ],
-    ids=str,
-)
-def test_a_frame_whose_columns_disagree_is_refused(change: dict[str, object]) -> None:
-    value = json.loads(FRAME.encode()) | change
+def test_a_frame_whose_columns_differ_in_length_is_refused() -> None:
+    value = json.loads(FRAME.encode()) | {"finish": [""]}
     with pytest.raises(Undecodable) as refusal:
         decode(GENERATED, json.dumps(value).encode())
     assert refusal.value.reason == "invalid"
@@ -62,21 +53,30 @@ def test_a_frame_whose_columns_disagree_is_refused(change: dict[str, object]) ->
 @pytest.mark.parametrize(
     "change",
     [
+        {"scope": [0, 1]},
+        {"scope": [-1, 0]},
+        {"first_sequence": [0, 4]},
         {"text_ends": [[2, 2], []]},
         {"text_ends": [[2, 2, 9], []]},
         {"text_ends": [[3, 2, 3], []]},
-        {"text_ends": [[], []]},
-        {"token_ids": [[], []]},
+        {"text": ["Hé👋", "text without a token"]},
+        {"token_ids": [[11, 12, 13], [14]]},
     ],
     ids=str,
 )
-def test_a_row_of_a_frame_that_cannot_be_cut_is_lost_without_the_others(change: dict[str, object]) -> None:
+def test_a_row_that_disagrees_leaves_its_attempt_out_of_the_frame(change: dict[str, object]) -> None:
     value = json.loads(FRAME.encode()) | change
+    value = {
+        name: [*each, *each] if isinstance(each, list) and name != "scopes" else each for name, each in value.items()
+    }
+    for name in set(change):  # the other attempt's rows are as they should be
+        value[name][2:] = json.loads(FRAME.encode())[name]
+    value["attempt_id"][2:] = ["other", "other"]
     frame = decode(GENERATED, json.dumps(value).encode())
     assert isinstance(frame, Frame)
-    assert frame.first_sequence == [LOST_SEQUENCE, 4]
-    assert (frame.text, frame.finish) == (["", ""], FRAME.finish)
-    assert [*map(len, frame.text_ends)] == [*map(len, frame.token_ids)]
+    assert frame.spoilt == ((FRAME.response_id[0], FRAME.attempt_id[0]),)
+    assert (frame.attempt_id, frame.text) == (["other", "other"], FRAME.text)
+    assert len(frame) == len(frame.cached_tokens) == 2
 
 
 @pytest.mark.parametrize(

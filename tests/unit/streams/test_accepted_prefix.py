@@ -169,3 +169,23 @@ def test_a_frame_is_folded_row_by_row_into_the_responses_that_are_asked_for() ->
     fold_frame(asked, frame)
     assert (asked["r"].accepted_tokens, asked["r"].finished, asked["r"].terminal) == (3, {1: "stop"}, None)
     assert (asked["other"].accepted_tokens, asked["other"].terminal) == (1, EndingCode.COMPLETED)
+
+
+def test_nothing_more_of_a_spoilt_attempt_counts_until_another_begins() -> None:
+    prefix = AcceptedPrefix()
+    prefix.fence(fresh("a"), 0)
+    prefix.row("a", 0, 1, 2, "")
+    spoilt = Frame.model_validate({
+        "worker_id": "w", "emitted_at_us": 0, "scopes": [SCOPE], "scope": [0, 0], "response_id": ["r", "r"],
+        "attempt_id": ["a", "a"], "choice": [0, 0], "first_sequence": [3, 3], "kind": ["content"] * 2,
+        "token_ids": [[], [7]], "text": ["lost", "x"], "text_ends": [[], [1]], "logprobs": [None] * 2,
+        "finish": ["", "stop"], "cached_tokens": [0, 0],
+    })  # fmt: skip
+    fold_frame({"r": prefix}, spoilt)
+    assert prefix.row("a", 0, 3, 1, "stop") == (RowVerdict.VOID, 0)
+    assert not prefix.spoil("a"), "once"
+    assert prefix.fence(fresh("a"), 3) == "current", "a late copy of its fence says nothing new"
+    assert prefix.row("a", 0, 3, 1, "") == (RowVerdict.VOID, 0)
+    assert prefix.fence(takeover("b"), 4) == "current"
+    assert prefix.row("b", 0, 3, 1, "stop") == (RowVerdict.ACCEPTED, 0)
+    assert (prefix.accepted_tokens, prefix.terminal) == (3, EndingCode.COMPLETED)

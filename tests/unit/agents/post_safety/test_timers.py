@@ -1,5 +1,7 @@
 """What time and load bring about: deadlines, cancels, gaps, records that nobody can read, shedding."""
 
+from collections.abc import Callable
+
 import pytest
 
 from agents.post_safety.core import PostSafety
@@ -8,7 +10,7 @@ from agents.post_safety.process import DeliveryFailed
 from agents.safety.phrases import PhraseSet
 from schemas.control import Halt
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fence, Frame
+from schemas.generated import Ending, Fence, FinishReason, Frame
 from schemas.responses import RESPONSES, Started
 from streams.log.memory import Fault, FaultKind
 from streams.settings import PostSafetySettings
@@ -293,3 +295,46 @@ def test_no_worker_is_stopped_for_an_ending_that_was_never_stored(code: EndingCo
     else:
         assert world.answer("r2").terminal.code is code
         assert [record.reason for record in world.control() if isinstance(record, Halt)] == [code.value]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.text.__setitem__(0, "text without a token"),
+        lambda record: (record.text.__setitem__(0, "ab"), record.text_ends.__setitem__(0, [2, 1])),
+        lambda record: record.text_ends.__setitem__(0, [1, 2, 2]),
+        lambda record: record.first_sequence.__setitem__(0, 0),
+        lambda record: record.scope.__setitem__(0, 7),
+    ],
+)
+@pytest.mark.parametrize("finish", ["", "stop"])
+def test_a_row_that_nobody_can_use_costs_its_own_response_alone(
+    change: Callable[[Frame], object], finish: FinishReason
+) -> None:
+    world = World()
+    member = Member(world)
+    for name in ("bad", "good"):
+        world.write(opened(name), fence(name), frame(Row(name, 1, ["One"])))
+    mixed = frame(Row("bad", 2, [], finish=finish), Row("good", 2, [" two"], finish="stop"))
+    change(mixed)
+    world.write(mixed)
+    if not finish:
+        world.write(frame(Row("bad", 2, [" and more"], finish="stop")))
+    member.run(100)
+    assert world.answer("good").text == "One two"
+    assert not world.answer("bad").terminals, "what follows the row does not hide that it is missing"
+    member.kill()
+    member.run(3_000)
+    answer = world.answer("bad")
+    assert (answer.text, answer.terminal.code) == ("One", EndingCode.STREAM_GAP)
+
+
+def test_who_takes_over_from_an_attempt_with_an_unusable_row_is_heard() -> None:
+    world = World()
+    member = Member(world)
+    bad = frame(Row("r1", 1, ["One"]))
+    bad.text[0] = "Other"
+    world.write(opened("r1"), fence("r1"), bad, fence("r1", "att_2"))
+    world.write(frame(Row("r1", 1, ["All"], attempt="att_2", finish="stop")))
+    member.run(3_000)
+    assert (world.answer("r1").text, world.answer("r1").terminal.code) == ("All", EndingCode.COMPLETED)
