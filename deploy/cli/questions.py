@@ -95,11 +95,13 @@ def query(settings: Settings, sql_text: str) -> dict[str, Any]:
 
 @app.command()
 def sql(
-    text: Annotated[str, typer.Argument(help="One SELECT, for instance: SELECT * FROM usage_events FINAL LIMIT 5")],
+    text: Annotated[
+        str, typer.Argument(help="One SELECT, for instance: SELECT model, sum(cost) FROM usage GROUP BY model")
+    ],
     data: DataOption = DEFAULT_DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """Asks ClickHouse, read-only; tables: usage_events, compute_records, delivered_counts."""
+    """Asks ClickHouse, read-only. Views: usage, usage_by_hour, usage_by_day, price_intervals."""
     _, run = running(data)
     result = query(settings_of(run), text)
     if as_json:

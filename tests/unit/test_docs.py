@@ -3,10 +3,26 @@
 import re
 from pathlib import Path
 
+import pytest
+from pydantic import BaseModel
+
 from schemas.endings import ENDINGS, EndingCode
 from schemas.usage import BILLING_RULE_VERSION
+from streams.settings import Settings
 
-ANALYSTS = (Path(__file__).parents[2] / "docs" / "analysts.md").read_text()
+ROOT = Path(__file__).parents[2]
+ANALYSTS = (ROOT / "docs" / "analysts.md").read_text()
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")]
+SECTIONS = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+SETTING = re.compile(
+    rf"`({'|'.join(SECTIONS)})\.(?!py\b)([a-z_]+)`(?:[^`().;]{{0,20}}\((\d+(?:,\d+)+|\d[\d.]*(?= m?s\b)))?"
+)
+"""A setting as documents name it, and the default that they tell in parentheses: a time, or a number with a comma."""
+TOPICS = {"admission.jobs", "admission.aside"}
 
 
 def test_analysts_are_told_which_endings_are_charged() -> None:
@@ -18,3 +34,14 @@ def test_analysts_are_told_which_endings_are_charged() -> None:
     ]
     assert {code for code, _, _ in told} == {code.value for code in EndingCode}
     assert f"version {BILLING_RULE_VERSION} alone" in section
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_setting_that_is_named_is_there_and_has_the_default_that_is_told(document: Path) -> None:
+    for section, name, told in SETTING.findall(document.read_text()):
+        if f"{section}.{name}" in TOPICS:
+            continue
+        fields = SECTIONS[section].model_fields
+        assert name in fields, f"{section}.{name} is no setting"
+        if told:
+            assert fields[name].default == float(told.replace(",", "")), f"{section}.{name}"
