@@ -99,6 +99,10 @@ class KafkaSettings(_Section):
     delivery_timeout_ms: int = Field(default=30_000, ge=1_000)
     producer_queue_records: int = Field(default=100_000, ge=1)
     partitions: Partitions = Partitions()
+    principals: dict[str, str] = Field(
+        default_factory=dict,
+        description="Who acts in a role, where that is another than `User:sluice-<region>-<role>`; for the ACLs.",
+    )
     extra: dict[str, str] = Field(default_factory=dict, description="More settings of librdkafka, none of security.")
 
     @property

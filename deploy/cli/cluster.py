@@ -1,16 +1,57 @@
-"""`sluice secret`: what the operator of a cluster asks for."""
+"""`sluice provision` and `sluice secret`: what the operator of a cluster asks for."""
 
 from typing import Annotated
 
 import typer
 
-from deploy.cli.app import CommandError, DataOption, app, run_of, settings_of
+from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
+from streams.access import acls, roles
+from streams.acl import apply_acls
 from streams.keyring import Purpose
-from streams.settings import load_settings
+from streams.provisioning import DriftError, provision
+from streams.settings import Settings, SettingsError, load_settings
+from streams.toml_directory import read_tenants
 
 PURPOSES = {purpose.value.replace("_", "-"): purpose for purpose in Purpose}
+
+
+def _tenants(settings: Settings) -> list[str]:
+    return [tenant.tenant_id for tenant in read_tenants(settings.tenants_file)]
+
+
+def _check_principals(settings: Settings, tenants: list[str]) -> None:
+    known = {role.name for role in roles(settings.topics, tenants)}
+    unknown = sorted(settings.kafka.principals.keys() - known)
+    if unknown:
+        raise SettingsError(f"kafka.principals: no role {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+
+
+@app.command("provision")
+def provision_cluster(
+    print_acls: Annotated[
+        bool, typer.Option("--print-acls", help="Prints the ACLs, as kafka-acls.sh takes them, and does nothing.")
+    ] = False,
+    with_acls: Annotated[bool, typer.Option("--apply-acls", help="Creates the ACLs of every role too.")] = False,
+) -> None:
+    """Creates the topics of a cluster, by the settings and the tenants file; refuses one that differs."""
+    settings = load_settings()
+    tenants = _tenants(settings)
+    _check_principals(settings, tenants)
+    wanted = acls(settings.topics, tenants, settings.kafka.principals)
+    if print_acls:
+        for acl in wanted:
+            print(acl)
+        return
+    try:
+        report = provision(settings.kafka, settings.topics.all(tenants))
+        err.print(f"topics: {len(report.created)} created, {len(report.present)} present")
+        if with_acls:
+            done = apply_acls(settings.kafka, wanted)
+            err.print(f"ACLs: {len(done.created)} created, {len(done.present)} present")
+    except DriftError as error:
+        raise CommandError(f"the cluster differs from what this version and its settings say\n{error}") from None
 
 
 @app.command()

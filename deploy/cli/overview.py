@@ -14,6 +14,7 @@ from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
 from schemas.worker import WorkerState
+from streams.access import producer_prefix
 from streams.log.port import LogError
 from streams.toml_directory import read_tenants
 
@@ -46,6 +47,7 @@ def status_of(folder: DataFolder, lag: Lag | None = None) -> dict[str, Any]:
                 "intake": settings.topics.intake_batch.name,
                 "results": settings.topics.results(tenant).name,
             },
+            "group_prefix": producer_prefix(settings.topics, tenant),
         },
         "processes": [record.model_dump(mode="json") for record in run.processes],
         "lag": lag,

@@ -23,7 +23,7 @@ from deploy.cli.chat import Chat
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
 from deploy.cli.questions import query
-from deploy.examples.producer import await_result, produce
+from deploy.examples.producer import Kafka, await_result, produce
 from deploy.local.data_folder import DataFolderError
 from deploy.local.plan import Options
 from deploy.local.runner import Stack
@@ -149,9 +149,10 @@ def batch_over_kafka(tour: Tour) -> None:
     """A batch job, signed and put on Kafka by a producer, and its result read back"""
     status = status_of(tour.stack.data)
     custom_id = f"demo-{uuid.uuid4().hex[:12]}"
-    produce(status, QUESTION, custom_id, max_tokens=64)
+    kafka: Kafka = {"bootstrap.servers": status["kafka"]}
+    produce(status, kafka, QUESTION, custom_id, max_tokens=64)
     out.print(f"  [dim]job {custom_id} → {status['producer']['topics']['intake']}[/dim]")
-    result = await_result(status, custom_id, BATCH_TIMEOUT_S)
+    result = await_result(status, kafka, custom_id, BATCH_TIMEOUT_S)
     expect(result.custom_id == custom_id, "the result of this job")
     expect(result.response is not None, f"a response, but got {result.error}")
     assert result.response is not None

@@ -23,9 +23,18 @@ from schemas.batch import BatchJob, BatchResult
 from streams.signing import sign_job
 
 EXPIRES_AFTER_MS = 60_000
+Kafka = dict[str, str | int | float | bool]
+"""Settings of librdkafka."""
 
 
-def produce(status: dict[str, Any], prompt: str, custom_id: str, max_tokens: int) -> None:
+def properties(path: Path | None) -> Kafka:
+    """What stands in a file of `name=value` lines."""
+    lines = [] if path is None else path.read_text().splitlines()
+    pairs = (line.partition("=") for line in lines if line.strip() and not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def produce(status: dict[str, Any], kafka: Kafka, prompt: str, custom_id: str, max_tokens: int) -> None:
     """Writes the signed job; returns once Kafka acknowledged it. Raises RuntimeError when it does not."""
     producer_key = status["producer"]
     private_key = load_pem_private_key(Path(producer_key["key_file"]).read_bytes(), password=None)
@@ -50,18 +59,18 @@ def produce(status: dict[str, Any], prompt: str, custom_id: str, max_tokens: int
         if error is not None:
             failures.append(error)
 
-    producer = Producer({"bootstrap.servers": status["kafka"], "enable.idempotence": True})
+    producer = Producer({**kafka, "enable.idempotence": True})
     producer.produce(topic, value=value, key=custom_id, headers=list(headers), on_delivery=delivered)
     if producer.flush(10) or failures:
         raise RuntimeError(f"the job was not acknowledged: {failures[0] if failures else 'timeout'}")
 
 
-def await_result(status: dict[str, Any], custom_id: str, timeout_s: float) -> BatchResult:
+def await_result(status: dict[str, Any], kafka: Kafka, custom_id: str, timeout_s: float) -> BatchResult:
     """The job's line on the tenant's results topic. Raises TimeoutError, RuntimeError."""
     consumer = Consumer(
         {
-            "bootstrap.servers": status["kafka"],
-            "group.id": f"{status['tenant']}-{uuid.uuid4().hex}",
+            **kafka,
+            "group.id": f"{status['producer']['group_prefix']}{uuid.uuid4().hex}",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
         }
@@ -89,6 +98,7 @@ def main() -> int:
     parser.add_argument("prompt")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the result")
+    parser.add_argument("--kafka-config", type=Path, help="a client.properties of librdkafka: TLS, name and password")
     parser.add_argument("--data", help="the stack's folder, if it is not the usual one")
     options = parser.parse_args()
     sluice = Path(sys.executable).with_name("sluice")
@@ -98,9 +108,10 @@ def main() -> int:
         return shown.returncode
     status = json.loads(shown.stdout)
     custom_id = f"example-{uuid.uuid4().hex[:12]}"
-    produce(status, options.prompt, custom_id, options.max_tokens)
+    kafka = {"bootstrap.servers": status["kafka"], **properties(options.kafka_config)}
+    produce(status, kafka, options.prompt, custom_id, options.max_tokens)
     print(f"job {custom_id} is on {status['producer']['topics']['intake']}", file=sys.stderr)
-    result = await_result(status, custom_id, options.timeout)
+    result = await_result(status, kafka, custom_id, options.timeout)
     print(result.model_dump_json(indent=1, exclude_none=True))
     return 0 if result.error is None else 1
 

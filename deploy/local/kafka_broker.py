@@ -4,10 +4,53 @@ The order for a runner: `write_properties`; run `format_command` unless `is_form
 Stop it with SIGTERM. A killed node comes back with its data: run `run_command` again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.local.folders import make_empty
+
+ADMIN = "admin"
+"""A secured node's own name, which may do everything."""
+CLIENTS, CONTROLLER = "CLIENTS", "CONTROLLER"
+"""The node's listeners."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSecurity:
+    """TLS everywhere, a name and a password for everybody, and nothing allowed but by an ACL, as on a cluster.
+
+    `keystore` holds the node's key and certificate, `authority` who signed both sides' certificates (PEM).
+    `passwords` by name; `ADMIN`'s is the node's own. Others may have SCRAM credentials instead.
+    """
+
+    keystore: Path
+    authority: Path
+    passwords: Mapping[str, str] = field(repr=False)
+
+    def properties(self) -> dict[str, object]:
+        users = " ".join(f'user_{name}="{password}"' for name, password in self.passwords.items())
+        plain = (
+            "org.apache.kafka.common.security.plain.PlainLoginModule required"
+            f' username="{ADMIN}" password="{self.passwords[ADMIN]}" {users};'
+        )
+        scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        return {
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "sasl.mechanism.controller.protocol": "PLAIN",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+            f"listener.name.{CLIENTS.lower()}.plain.sasl.jaas.config": plain,
+            f"listener.name.{CLIENTS.lower()}.scram-sha-512.sasl.jaas.config": scram,
+            f"listener.name.{CONTROLLER.lower()}.sasl.enabled.mechanisms": "PLAIN",
+            f"listener.name.{CONTROLLER.lower()}.plain.sasl.jaas.config": plain,
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": self.keystore,
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": self.authority,
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": f"User:{ADMIN}",
+            "allow.everyone.if.no.acl.found": "false",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +63,7 @@ class KafkaNode:
     controller_port: int
     host: str = "127.0.0.1"
     heap_mb: int = 384
+    security: BrokerSecurity | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -41,14 +85,16 @@ class KafkaNode:
 
 def server_properties(node: KafkaNode) -> str:
     """The node's whole configuration: broker and controller in one process, replication factor 1, loopback."""
+    protocol = "PLAINTEXT" if node.security is None else "SASL_SSL"
     properties: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.voters": f"1@{node.host}:{node.controller_port}",
-        "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{node.host}:{node.port},CONTROLLER://{node.host}:{node.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{node.host}:{node.port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.listener.names": CONTROLLER,
+        "inter.broker.listener.name": CLIENTS,
+        "listeners": f"{CLIENTS}://{node.host}:{node.port},{CONTROLLER}://{node.host}:{node.controller_port}",
+        "advertised.listeners": f"{CLIENTS}://{node.host}:{node.port}",
+        "listener.security.protocol.map": f"{CLIENTS}:{protocol},{CONTROLLER}:{protocol}",
         "log.dirs": node.log_directory,
         # One node: internal topics cannot have more copies.
         "default.replication.factor": 1,
@@ -82,6 +128,7 @@ def server_properties(node: KafkaNode) -> str:
         "offsets.topic.segment.bytes": 16_777_216,
         "offsets.retention.minutes": 10_080,
         "message.max.bytes": 4_194_304,
+        **({} if node.security is None else node.security.properties()),
     }
     return "".join(f"{name}={value}\n" for name, value in properties.items())
 
@@ -89,6 +136,7 @@ def server_properties(node: KafkaNode) -> str:
 def write_properties(node: KafkaNode) -> None:
     """Writes `server.properties`, creating the node's directory. Before the node runs: its scratch is emptied."""
     make_empty(node.scratch_directory)
+    node.properties_path.touch(mode=0o600)
     node.properties_path.write_text(server_properties(node))
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as NativePartition
 
+from streams.access import INDEPENDENT
 from streams.log.kafka.client import (
     ClientEnded,
     ClientErrors,
@@ -88,7 +89,7 @@ class KafkaConsumer:
         self._on_lost: OnPartitions | None = None
         self._config: dict[str, object] = {
             # librdkafka wants a name even from a reader that never joins.
-            "group.id": group if group is not None else f"{client_id}.independent",
+            "group.id": group if group is not None else f"{INDEPENDENT}{client_id}",
             "group.protocol": "classic",
             "partition.assignment.strategy": strategy,
             "session.timeout.ms": settings.session_timeout_ms,

@@ -1,0 +1,198 @@
+"""Who reads and writes what: one row per process, and one per tenant's producers. From it come the ACLs of a cluster.
+
+Every name in it is of the table of topics, or a consumer group; nothing else says who may do what.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from schemas.request import LANES
+from streams.topics import Topic, Topics
+
+INDEPENDENT = "sluice.independent."
+"""How the name of a reader outside of any group begins: librdkafka looks it up, and commits nothing."""
+
+
+class Operation(StrEnum):
+    """Kafka's own names. To read or write implies to describe."""
+
+    READ = "Read"
+    WRITE = "Write"
+    DESCRIBE = "Describe"
+
+
+class Kind(StrEnum):
+    TOPIC = "Topic"
+    GROUP = "Group"
+    TRANSACTIONAL_ID = "TransactionalId"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Grant:
+    """One thing that a role may do. `prefixed`: to everything whose name begins so."""
+
+    kind: Kind
+    name: str
+    operation: Operation
+    prefixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a process does to the log, by name. A name that ends in a dot means all that begin so.
+
+    `groups` it is a member of; `watches` are the groups whose commits, and the topics whose ends, it asks for.
+    `transactions`: how the ids of its transactions begin.
+    """
+
+    name: str
+    groups: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    watches_groups: tuple[str, ...] = ()
+    watches_topics: tuple[str, ...] = ()
+    transactions: tuple[str, ...] = ()
+    reads_alone: bool = True
+    """Whether it also reads outside of any group."""
+
+    def grants(self) -> list[Grant]:
+        """Each once, sorted."""
+        table: list[tuple[Kind, Operation, tuple[str, ...]]] = [
+            (Kind.GROUP, Operation.READ, self.groups),
+            (Kind.TOPIC, Operation.READ, self.reads),
+            (Kind.TOPIC, Operation.WRITE, self.writes),
+            (Kind.GROUP, Operation.DESCRIBE, self.watches_groups),
+            (Kind.TOPIC, Operation.DESCRIBE, self.watches_topics),
+            (Kind.TRANSACTIONAL_ID, Operation.WRITE, self.transactions),
+            (Kind.TRANSACTIONAL_ID, Operation.DESCRIBE, self.transactions),
+            (Kind.GROUP, Operation.DESCRIBE, (INDEPENDENT,) if self.reads_alone else ()),
+        ]
+        return sorted({Grant(kind, name, what, name.endswith(".")) for kind, what, names in table for name in names})
+
+
+def process_roles(topics: Topics) -> list[Role]:
+    """The processes of a region, each by the name of its module's table in `ARCHITECTURE.md`."""
+    region, dead = topics.region, topics.dead_letters.name
+    lanes = tuple(topics.lane(pool, lane).name for pool in topics.pools for lane in LANES)
+    jobs = tuple(topics.jobs(pool).name for pool in topics.pools)
+    between = tuple(topic.name for topic in (topics.validated, topics.reserved, topics.screened))
+    pools = tuple(f"{region}.workers.{pool}" for pool in topics.pools)
+    generated, control, usage = topics.generated.name, topics.control.name, topics.usage.name
+    return [
+        Role(
+            "gateway",
+            groups=(f"{region}.gateways",),
+            reads=(topics.responses.name,),
+            writes=(topics.requests.name, control, usage, dead),
+        ),
+        Role(
+            "admission",
+            groups=(f"{region}.admission",),
+            reads=(topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.workers.name, generated),
+            writes=(*lanes, *jobs, *between, generated, topics.verdicts.name, topics.policies.name, dead),
+        ),
+        Role(
+            "worker",
+            groups=pools,
+            reads=(*lanes, control, topics.workers.name, generated),
+            writes=(generated, topics.workers.name, usage, dead),
+        ),
+        Role(
+            "post-safety",
+            groups=(f"{region}.post-safety",),
+            reads=(generated, control, topics.policies.name),
+            writes=(
+                topics.responses.name, usage, results_of_all(topics), control, generated, topics.verdicts.name, dead
+            ),
+        ),
+        Role(
+            "settlement",
+            groups=(f"{region}.settlement",),
+            reads=(usage,),
+            writes=(dead,),
+            watches_groups=pools,
+            watches_topics=lanes,
+            reads_alone=False,
+        ),
+        Role("billing", groups=(f"{region}.billing",), reads=(usage,), writes=(dead,), reads_alone=False),
+    ]  # fmt: skip
+
+
+def producer_role(topics: Topics, tenant_id: str) -> Role:
+    """What a tenant's producers may do: write jobs, and read their own results in groups of their own."""
+    return Role(
+        producer_role_name(tenant_id),
+        groups=(producer_prefix(topics, tenant_id),),
+        reads=(topics.results(tenant_id).name,),
+        writes=(topics.intake_batch.name,),
+        transactions=(producer_prefix(topics, tenant_id),),
+        reads_alone=False,
+    )
+
+
+def producer_role_name(tenant_id: str) -> str:
+    return f"producer-{tenant_id}"
+
+
+def producer_prefix(topics: Topics, tenant_id: str) -> str:
+    """How the groups and transactions of a tenant's producers begin. No tenant's id has a dot, so none is another's."""
+    return f"{topics.region}.producers.{tenant_id}."
+
+
+def results_of_all(topics: Topics) -> str:
+    """How the topics of all tenants' results begin."""
+    return topics.results("").name
+
+
+def roles(topics: Topics, tenants: Iterable[str]) -> list[Role]:
+    return [*process_roles(topics), *(producer_role(topics, tenant) for tenant in sorted(tenants))]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Acl:
+    """A grant to one principal, from any host."""
+
+    principal: str
+    grant: Grant
+
+    def __str__(self) -> str:
+        """As `kafka-acls.sh` takes it."""
+        grant = self.grant
+        option = {Kind.TOPIC: "topic", Kind.GROUP: "group", Kind.TRANSACTIONAL_ID: "transactional-id"}[grant.kind]
+        pattern = "prefixed" if grant.prefixed else "literal"
+        return (
+            f"--add --allow-principal {self.principal} --operation {grant.operation}"
+            f" --{option} {grant.name} --resource-pattern-type {pattern}"
+        )
+
+
+def principal(region: str, role: str, named: Mapping[str, str]) -> str:
+    """Who acts in a role: whom the settings name, else the user `sluice-<region>-<role>`."""
+    return named.get(role, f"User:sluice-{region}-{role}")
+
+
+def acls(topics: Topics, tenants: Iterable[str], named: Mapping[str, str]) -> list[Acl]:
+    """Everything that the processes of a region and its tenants' producers need, and nothing else. Sorted."""
+    return sorted(_acls(topics, roles(topics, tenants), named))
+
+
+def _acls(topics: Topics, table: Iterable[Role], named: Mapping[str, str]) -> Iterator[Acl]:
+    for role in table:
+        who = principal(topics.region, role.name, named)
+        yield from (Acl(who, grant) for grant in role.grants())
+
+
+def unowned(topics: Iterable[Topic], table: Iterable[Role]) -> list[str]:
+    """Topics that nobody of the table reads, or that nobody writes."""
+    table = list(table)
+
+    def covered(name: str, names: Iterable[str]) -> bool:
+        return any(name == each or (each.endswith(".") and name.startswith(each)) for each in names)
+
+    return [
+        topic.name
+        for topic in topics
+        if not any(covered(topic.name, role.reads) for role in table)
+        or not any(covered(topic.name, role.writes) for role in table)
+    ]

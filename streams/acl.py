@@ -1,0 +1,91 @@
+"""Brings a cluster's ACLs to what `streams.access` says, and refuses a cluster that allows more."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType as Pattern
+from confluent_kafka.admin._resource import ResourceType
+
+from streams.access import Acl, Grant, Kind, Operation
+from streams.log.kafka import client_config, log_error
+from streams.provisioning import DriftError
+from streams.settings import KafkaSettings
+
+_CALL_TIMEOUT_S = 10.0
+_KINDS = {
+    Kind.TOPIC: ResourceType.TOPIC, Kind.GROUP: ResourceType.GROUP, Kind.TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID
+}  # fmt: skip
+_OPERATIONS = {
+    Operation.READ: AclOperation.READ, Operation.WRITE: AclOperation.WRITE, Operation.DESCRIBE: AclOperation.DESCRIBE
+}  # fmt: skip
+_ANY_HOST = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class AclReport:
+    created: tuple[Acl, ...]
+    present: tuple[Acl, ...]
+
+
+def apply_acls(settings: KafkaSettings, wanted: Sequence[Acl]) -> AclReport:
+    """Creates what is missing. Idempotent.
+
+    Raises DriftError before anything is created where one of these principals may do more than it should, or less by
+    a denial; LogError, also where the cluster has no authorizer.
+    """
+    admin = AdminClient({**client_config(settings, "provisioning"), "log_level": 0})
+    bindings = {_binding(acl): acl for acl in wanted}
+    found = {binding for principal in sorted({acl.principal for acl in wanted}) for binding in _found(admin, principal)}
+    strange = [binding for binding in found if binding not in bindings]
+    if strange:
+        raise DriftError(sorted(_told(binding) for binding in strange))
+    missing = [binding for binding in bindings if binding not in found]
+    _create(admin, missing)
+    return AclReport(
+        tuple(sorted(bindings[binding] for binding in missing)),
+        tuple(sorted(acl for binding, acl in bindings.items() if binding in found)),
+    )
+
+
+def _binding(acl: Acl) -> AclBinding:
+    grant: Grant = acl.grant
+    return AclBinding(
+        _KINDS[grant.kind], grant.name, Pattern.PREFIXED if grant.prefixed else Pattern.LITERAL, acl.principal,
+        _ANY_HOST, _OPERATIONS[grant.operation], AclPermissionType.ALLOW,
+    )  # fmt: skip
+
+
+def _found(admin: AdminClient, principal: str) -> Iterable[AclBinding]:
+    anything: str = None  # type: ignore[assignment]  # what the filter takes for "any name" and "any host"
+    every = AclBindingFilter(
+        ResourceType.ANY, anything, Pattern.ANY, principal, anything, AclOperation.ANY, AclPermissionType.ANY
+    )
+    try:
+        asked = admin.describe_acls(every, request_timeout=_CALL_TIMEOUT_S)
+        found: Iterable[AclBinding] = asked.result(_CALL_TIMEOUT_S)
+    except KafkaException as error:
+        raise log_error(error.args[0], "describe ACLs") from None
+    return found
+
+
+def _create(admin: AdminClient, missing: list[AclBinding]) -> None:
+    if not missing:
+        return
+    for binding, future in admin.create_acls(missing, request_timeout=_CALL_TIMEOUT_S).items():
+        try:
+            future.result(_CALL_TIMEOUT_S)
+        except KafkaException as error:
+            raise log_error(error.args[0], f"create the ACL of {binding.principal}") from None
+
+
+def _told(binding: AclBinding) -> str:
+    operation, kind = AclOperation(binding.operation), ResourceType(binding.restype)
+    permission = "is denied" if binding.permission_type is AclPermissionType.DENY else "may"
+    pattern = "all that begin with " if binding.resource_pattern_type is Pattern.PREFIXED else ""
+    return (
+        f"{binding.principal} {permission} {operation.name} {kind.name} {pattern}{binding.name}"
+        f" from {binding.host}, which is not in the list"
+    )

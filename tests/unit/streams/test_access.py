@@ -1,0 +1,71 @@
+"""Who may do what: derived from one table, least for each."""
+
+from streams.access import Kind, Operation, acls, principal, process_roles, producer_role, roles, unowned
+from streams.topics import Topics
+
+TOPICS = Topics("eu1", ["small", "large"])
+TENANTS = ["acme", "acme-north"]
+
+
+def allowed(role: str, operation: Operation, kind: Kind = Kind.TOPIC) -> set[str]:
+    [found] = [each for each in roles(TOPICS, TENANTS) if each.name == role]
+    return {grant.name for grant in found.grants() if (grant.operation, grant.kind) == (operation, kind)}
+
+
+def test_every_topic_has_somebody_who_writes_it_and_somebody_who_reads_it() -> None:
+    """`dead-letters` and `verdicts` are for people."""
+    read_by_people = {TOPICS.dead_letters.name, TOPICS.verdicts.name}
+    assert set(unowned(TOPICS.all(TENANTS), roles(TOPICS, TENANTS))) == read_by_people
+    assert all(
+        any(name in allowed(role.name, Operation.WRITE) for role in process_roles(TOPICS)) for name in read_by_people
+    )
+
+
+def test_nobody_but_gateways_writes_requests_and_nobody_but_post_safety_answers() -> None:
+    def writers(topic: str) -> set[str]:
+        return {role.name for role in roles(TOPICS, TENANTS) if topic in allowed(role.name, Operation.WRITE)}
+
+    assert writers(TOPICS.requests.name) == {"gateway"}
+    assert writers(TOPICS.responses.name) == {"post-safety"}
+    assert writers(TOPICS.generated.name) == {"admission", "worker", "post-safety"}
+    assert writers(TOPICS.intake_batch.name) == {"producer-acme", "producer-acme-north"}
+
+
+def test_unreleased_text_is_read_by_those_who_must() -> None:
+    readers = {role.name for role in roles(TOPICS, TENANTS) if TOPICS.generated.name in role.reads}
+    assert readers == {"admission", "worker", "post-safety"}
+
+
+def test_a_tenants_producers_reach_nothing_of_another_tenant() -> None:
+    theirs, others = (producer_role(TOPICS, tenant).grants() for tenant in TENANTS)
+    shared = {(grant.kind, grant.name) for grant in theirs} & {(grant.kind, grant.name) for grant in others}
+    assert shared == {(Kind.TOPIC, TOPICS.intake_batch.name)}
+    for grant in theirs:
+        for other in others:
+            if grant.prefixed and grant.kind is other.kind:
+                assert not other.name.startswith(grant.name)
+
+
+def test_no_region_reaches_into_another() -> None:
+    grants = [acl.grant for acl in acls(TOPICS, TENANTS, {})]
+    assert all(grant.name.startswith(("eu1.", "sluice.independent.")) for grant in grants)
+
+
+def test_a_principal_may_be_named_otherwise() -> None:
+    named = {"gateway": "User:CN=gateway,O=Example"}
+    assert principal("eu1", "gateway", named) == "User:CN=gateway,O=Example"
+    assert principal("eu1", "billing", named) == "User:sluice-eu1-billing"
+    assert "User:sluice-eu1-gateway" not in {acl.principal for acl in acls(TOPICS, TENANTS, named)}
+
+
+def test_the_list_is_told_as_kafkas_own_tool_takes_it() -> None:
+    lines = [str(acl) for acl in acls(TOPICS, TENANTS, {})]
+    assert lines == list(dict.fromkeys(lines))
+    assert (
+        "--add --allow-principal User:sluice-eu1-post-safety --operation Write --topic eu1.results."
+        " --resource-pattern-type prefixed"
+    ) in lines
+    assert (
+        "--add --allow-principal User:sluice-eu1-worker --operation Read --group eu1.workers.small"
+        " --resource-pattern-type literal"
+    ) in lines
