@@ -75,7 +75,7 @@ def process_roles(topics: Topics) -> list[Role]:
     """The processes of a region, each by the name of its module's table in `ARCHITECTURE.md`."""
     region, dead = topics.region, topics.dead_letters.name
     lanes = tuple(topics.lane(pool, lane).name for pool in topics.pools for lane in LANES)
-    jobs = tuple(topics.jobs(pool).name for pool in topics.pools)
+    jobs = (*(topics.jobs(pool).name for pool in topics.pools), topics.aside.name)
     between = tuple(topic.name for topic in (topics.validated, topics.reserved, topics.screened))
     pools = tuple(f"{region}.workers.{pool}" for pool in topics.pools)
     generated, control, usage = topics.generated.name, topics.control.name, topics.usage.name
@@ -101,9 +101,10 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "post-safety",
             groups=(f"{region}.post-safety",),
-            reads=(generated, control, topics.policies.name),
+            reads=(generated, control, topics.policies.name, topics.parked.name),
             writes=(
-                topics.responses.name, usage, results_of_all(topics), control, generated, topics.verdicts.name, dead
+                topics.responses.name, usage, results_of_all(topics), control, generated, topics.verdicts.name,
+                topics.parked.name, dead,
             ),
         ),
         Role(

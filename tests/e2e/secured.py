@@ -119,7 +119,7 @@ class SecuredStack:
             },
             "gateway": {
                 "port": self.port,
-                **({"tls_certificate_file": str(self._pair.certificate), "tls_key_file": str(self._pair.key)} if GATEWAY_TLS else {}),
+                **(self._gateway_tls() if GATEWAY_TLS else {}),
                 "admission_timeout_ms": 30_000,
             },
             # Split, so that every topic between the stages is used.
@@ -137,6 +137,9 @@ class SecuredStack:
                 }
             ],
         }  # fmt: skip
+
+    def _gateway_tls(self) -> dict[str, str]:
+        return {"tls_certificate_file": str(self._pair.certificate), "tls_key_file": str(self._pair.key)}
 
     # -- who one is
 
@@ -206,15 +209,15 @@ class SecuredStack:
             yield
 
     def _redis_command(self) -> list[str]:
-        words = {
-            "port": 0, "tls-port": self.redis_port, "bind": "127.0.0.1", "dir": self.folder, "save": "",
+        words: dict[str, object] = {
+            "port": 0, "tls-port": self.redis_port, "bind": "127.0.0.1", "dir": self.folder, "save": '""',
             "tls-cert-file": self._pair.certificate, "tls-key-file": self._pair.key,
             "tls-ca-cert-file": self.authority.certificate, "maxmemory-policy": "noeviction",
         }  # fmt: skip
         config = self.folder / "redis.conf"
         config.touch(mode=0o600)
-        lines = [*(f"{name} {value or '""'}" for name, value in words.items() if name != "port"), "port 0"]
-        config.write_text("\n".join([*lines, f"requirepass {self.redis_password}"]))
+        words["requirepass"] = self.redis_password
+        config.write_text("".join(f"{name} {value}\n" for name, value in words.items()))
         return ["redis-server", str(config)]
 
     def _make_scram_users(self, admin: KafkaSettings) -> None:

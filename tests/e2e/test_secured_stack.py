@@ -55,10 +55,11 @@ def test_a_chat_over_https_is_answered_and_billed(secured: SecuredStack) -> None
 
 def test_a_chat_over_wss_is_answered(secured: SecuredStack) -> None:
     headers = {"Authorization": f"Bearer {secured.api_keys['south']}"}
-    url = f"wss://localhost:{secured.port}/v1/stream"
-    with connect(url, ssl=trust(secured), additional_headers=headers, open_timeout=TIMEOUT_S) as socket:
+    url = f"ws{secured.gateway_url.removeprefix('http')}/v1/stream"
+    tls = trust(secured) if url.startswith("wss") else None
+    with connect(url, ssl=tls, additional_headers=headers, open_timeout=TIMEOUT_S) as socket:
         socket.send(json.dumps({"type": "request", "request_id": "1", "body": body("Hello", max_tokens=12)}))
-        kinds = []
+        kinds: list[str] = []
         while not kinds or kinds[-1] != "terminal":
             kinds.append(json.loads(socket.recv(timeout=TIMEOUT_S))["type"])
     assert {"accepted", "started", "delta"} <= set(kinds)
@@ -184,9 +185,8 @@ def test_a_right_too_many_is_named_and_refused(secured: SecuredStack) -> None:
     try:
         drift = secured.provision("--apply-acls")
         assert drift.returncode == 1
-        assert (
-            f"User:sluice-{REGION}-producer-north may WRITE TOPIC {secured.settings.topics.usage.name}" in drift.stderr
-        )
+        usage = secured.settings.topics.usage.name
+        assert f"User:sluice-{REGION}-producer-north may WRITE TOPIC {usage}" in drift.stderr
     finally:
         for deleted in admin.delete_acls([AclBindingFilter(*too_many)]).values():
             deleted.result(20)
