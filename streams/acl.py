@@ -1,5 +1,6 @@
 """Brings a cluster's ACLs to what `streams.access` says, and refuses a cluster that allows more."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from streams.provisioning import DriftError
 from streams.settings import KafkaSettings
 
 _CALL_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
 _KINDS = {
     Kind.TOPIC: ResourceType.TOPIC, Kind.GROUP: ResourceType.GROUP, Kind.TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID
 }  # fmt: skip
@@ -30,20 +32,26 @@ class AclReport:
     present: tuple[Acl, ...]
 
 
-def apply_acls(settings: KafkaSettings, wanted: Sequence[Acl]) -> AclReport:
-    """Creates what is missing. Idempotent.
+def apply_acls(settings: KafkaSettings, wanted: Sequence[Acl], timeout_s: float = 30) -> AclReport:
+    """Creates what is missing, and waits until a broker goes by it: the controller has it first. Idempotent.
 
     Raises DriftError before anything is created where one of these principals may do more than it should, or less by
-    a denial; LogError, also where the cluster has no authorizer.
+    a denial; TimeoutError; LogError, also where the cluster has no authorizer.
     """
+    deadline_s = time.monotonic() + timeout_s
     admin = AdminClient({**client_config(settings, "provisioning"), "log_level": 0})
     bindings = {_binding(acl): acl for acl in wanted}
-    found = {binding for principal in sorted({acl.principal for acl in wanted}) for binding in _found(admin, principal)}
+    principals = sorted({acl.principal for acl in wanted})
+    found = _found(admin, principals)
     strange = [binding for binding in found if binding not in bindings]
     if strange:
         raise DriftError(sorted(_told(binding) for binding in strange))
     missing = [binding for binding in bindings if binding not in found]
     _create(admin, missing)
+    while not _found(admin, principals).issuperset(missing):
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError(f"no broker knows the new ACLs after {timeout_s:g} s")
+        time.sleep(_RETRY_S)
     return AclReport(
         tuple(sorted(bindings[binding] for binding in missing)),
         tuple(sorted(acl for binding, acl in bindings.items() if binding in found)),
@@ -58,7 +66,12 @@ def _binding(acl: Acl) -> AclBinding:
     )  # fmt: skip
 
 
-def _found(admin: AdminClient, principal: str) -> Iterable[AclBinding]:
+def _found(admin: AdminClient, principals: Iterable[str]) -> set[AclBinding]:
+    """What a broker knows of these."""
+    return {binding for principal in principals for binding in _found_of(admin, principal)}
+
+
+def _found_of(admin: AdminClient, principal: str) -> Iterable[AclBinding]:
     anything: str = None  # type: ignore[assignment]  # what the filter takes for "any name" and "any host"
     every = AclBindingFilter(
         ResourceType.ANY, anything, Pattern.ANY, principal, anything, AclOperation.ANY, AclPermissionType.ANY

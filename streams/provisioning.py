@@ -1,7 +1,7 @@
 """Creates the topics of the table on a cluster, and refuses a cluster that differs from the table."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
@@ -86,8 +86,15 @@ def topic_config(topic: Topic, wanted: Copies) -> dict[str, str]:
 
 
 def wait_for_broker(settings: KafkaSettings, timeout_s: float) -> None:
-    """Returns once a broker answers. Raises TimeoutError."""
-    admin = _admin(settings)
+    """Returns once a broker answers. Raises TimeoutError, with what was wrong last, such as a password."""
+    heard = ""
+
+    def hear(error: KafkaError) -> None:
+        nonlocal heard
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # which says nothing of why
+            heard = f": {error.str()}"
+
+    admin = _admin(settings, hear)
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -96,8 +103,9 @@ def wait_for_broker(settings: KafkaSettings, timeout_s: float) -> None:
         except KafkaException as error:
             if not log_error(error.args[0], "list topics").retriable:
                 raise log_error(error.args[0], "list topics") from None
+        admin.poll(0)  # what hears of errors
         if time.monotonic() >= deadline_s:
-            raise TimeoutError(f"no broker answered at {settings.bootstrap} within {timeout_s:g} s")
+            raise TimeoutError(f"no broker answered at {settings.bootstrap} within {timeout_s:g} s{heard}")
         time.sleep(_RETRY_S)
 
 
@@ -123,9 +131,13 @@ def provision(settings: KafkaSettings, topics: Sequence[Topic], timeout_s: float
     return ProvisionReport(tuple(sorted(created)), tuple(sorted(wanted.keys() - created)))
 
 
-def _admin(settings: KafkaSettings) -> AdminClient:
-    # What fails is raised by the call that failed; librdkafka need not log it as well.
-    return AdminClient({**client_config(settings, "provisioning"), "log_level": 0})
+def _ignore(_error: KafkaError) -> None:
+    """What fails is raised by the call that failed."""
+
+
+def _admin(settings: KafkaSettings, on_error: Callable[[KafkaError], None] = _ignore) -> AdminClient:
+    config: dict[str, object] = {**client_config(settings, "provisioning"), "log_level": 0, "error_cb": on_error}
+    return AdminClient(config)  # type: ignore[arg-type]  # its stubs know of no callbacks
 
 
 def _check(admin: AdminClient, of_each: Copies, wanted: dict[str, Topic]) -> dict[str, TopicState]:

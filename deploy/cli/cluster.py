@@ -10,10 +10,11 @@ from deploy.paths import DEFAULT_DATA
 from streams.access import acls, roles
 from streams.acl import apply_acls
 from streams.keyring import Purpose
-from streams.provisioning import DriftError, provision
+from streams.provisioning import DriftError, provision, wait_for_broker
 from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import read_tenants
 
+BROKER_TIMEOUT_S = 15.0
 PURPOSES = {purpose.value.replace("_", "-"): purpose for purpose in Purpose}
 
 
@@ -44,6 +45,7 @@ def provision_cluster(
         for acl in wanted:
             print(acl)
         return
+    wait_for_broker(settings.kafka, BROKER_TIMEOUT_S)
     try:
         report = provision(settings.kafka, settings.topics.all(tenants))
         err.print(f"topics: {len(report.created)} created, {len(report.present)} present")

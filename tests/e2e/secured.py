@@ -229,7 +229,8 @@ class SecuredStack:
             )
             for role in sorted(SCRAM_ROLES)
         ]
-        for future in AdminClient(client_config(admin, "test")).alter_user_scram_credentials(upserts).values():
+        client = AdminClient(client_config(admin, "test"))
+        for future in client.alter_user_scram_credentials(upserts).values():
             future.result(20)
 
     def provision(self, *options: str) -> subprocess.CompletedProcess[str]:
