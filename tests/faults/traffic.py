@@ -113,6 +113,7 @@ class Traffic:
         while not self._stopping.is_set():
             custom_id = f"job-{uuid.uuid4().hex[:12]}"
             with suppress(RuntimeError, KafkaException):
-                produce(status_of(self._stack.data), STORY.format(number=custom_id), custom_id, 20)
+                status = status_of(self._stack.data)
+                produce(status, {"bootstrap.servers": status["kafka"]}, STORY.format(number=custom_id), custom_id, 20)
                 self.seen.jobs.append(custom_id)
             time.sleep(0.5)
