@@ -24,6 +24,7 @@ from schemas.request import LANES, AdmittedRequest, Lane, Message, ReplyTo, Requ
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
 from streams.ids import ResponseIds, parse_response_id
+from streams.keyring import Purpose, derived_keyring
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import Headers, LogRecord
 from streams.provisioning import provision
@@ -79,7 +80,7 @@ class Region:
         self.redis_url = redis_url
         self.directory = directory
         self.topics = Topics(self.name, [POOL], Partitions(responses=REPLY_PARTITIONS))
-        self.ids = ResponseIds(self.name, [SECRET])
+        self.ids = ResponseIds(self.name, derived_keyring(Purpose.RESPONSE_IDS, [SECRET.decode()]).accepted)
         self.producer_key = Ed25519PrivateKey.generate()
         self._producer = KafkaProducer(kafka, "test")
         self._readers: list[KafkaConsumer] = []
