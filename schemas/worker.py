@@ -21,6 +21,9 @@ class WorkerState(Record):
     beat_at_ms: Milliseconds
     lease_ms: int = Field(gt=0)
     lane_partitions: dict[Lane, list[int]] = Field(default_factory=dict, description="What it consumes now.")
+    held_up: dict[Lane, list[int]] = Field(
+        default_factory=dict, description="What is assigned to it, and is to be sent nothing now."
+    )
     home_partitions: list[int] = Field(default_factory=list, description="Partitions of `generated` it writes.")
     running: int = Field(default=0, ge=0, description="Requests in the engine.")
     waiting: int = Field(default=0, ge=0, description="Requests read but not in the engine.")

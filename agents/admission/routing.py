@@ -131,13 +131,15 @@ def choose(
 ) -> Route:
     """The least loaded live worker that reads `lane` and has a home; one of its partitions of each, by response id.
 
-    Without such a worker the partitions follow from the response id alone: the work waits there for whoever comes.
+    Without such a worker the partitions follow from the response id alone: the work waits there for whoever comes. Not
+    where a worker is held up: whatever comes there waits for one long answer.
     """
     fit = [load for load in loads if load.state.lane_partitions.get(lane) and load.state.home_partitions]
     if not fit:
-        return Route(
-            stable_partition(response_id, lane_partitions), stable_partition(response_id, generated_partitions), None
-        )
+        held_up = {partition for load in loads for partition in load.state.held_up.get(lane, ())}
+        unread = [partition for partition in range(lane_partitions) if partition not in held_up]
+        lane_partition = unread[stable_partition(response_id, len(unread))] if unread else 0
+        return Route(lane_partition, stable_partition(response_id, generated_partitions), None)
     best = min(fit, key=lambda load: (load.tokens, stable_partition(response_id + load.state.worker_id, 2**32)))
     lanes, homes = best.state.lane_partitions[lane], best.state.home_partitions
     return Route(
@@ -148,8 +150,15 @@ def choose(
 
 
 def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
-    """Whether the pool's queue has no room for one more request of this lane. An unknown queue has room."""
+    """Whether the pool's queue has no room for one more request of this lane. An unknown queue has room.
+
+    Nor has it where all that is read of the lane is held up.
+    """
     share = QUEUE_SHARE[lane]
+    if any(load.state.held_up.get(lane) for load in loads) and not any(
+        load.state.lane_partitions.get(lane) for load in loads
+    ):
+        return True
     return (
         sum(load.queued_tokens for load in loads) >= bound.tokens * share
         or sum(load.queued_requests for load in loads) >= bound.requests * share

@@ -128,9 +128,15 @@ class Lanes:
 
     def partitions(self) -> dict[Lane, list[int]]:
         """By lane, the assigned ones that are not held up: others are not to be sent anything."""
+        return self._by_lane(self._partitions.keys() - self.held_up())
+
+    def held_up_partitions(self) -> dict[Lane, list[int]]:
+        return self._by_lane(self.held_up())
+
+    def _by_lane(self, sources: Iterable[TopicPartition]) -> dict[Lane, list[int]]:
         lanes: dict[Lane, list[int]] = {lane: [] for lane in LANES}
         names = {self._config.topics.lane(self._config.pool, lane).name: lane for lane in LANES}
-        for source in sorted(self._partitions.keys() - self.held_up()):
+        for source in sorted(sources):
             lanes[names[source.topic]].append(source.partition)
         return lanes
 

@@ -242,6 +242,7 @@ class WorkerCore:
             beat_at_ms=now_ms,
             lease_ms=self.config.lease_ms,
             lane_partitions=self._lanes.partitions(),
+            held_up=self._lanes.held_up_partitions(),
             home_partitions=list(self.config.home_partitions),
             running=stats.running,
             waiting=len(self._slots) + stats.waiting,

@@ -64,6 +64,7 @@ def test_reading_stops_far_behind_one_that_does_not_end_and_goes_on_when_it_has(
     assert worker.core.over_share() == {held_up}
     state = worker.core.state("ready", EngineStats(), 0.0, True, fleet.region.now_ms)
     assert state.lane_partitions[Lane.STANDARD] == [1], "nothing more is to be sent there"
+    assert state.held_up[Lane.STANDARD] == [0], "also not by a router that finds no better place"
     assert state.lane_partitions[Lane.BATCH] == [0, 1]
     assert len(fleet.region.requests) - len(fleet.region.open_responses()) < 1_000 + 10  # the last batch may go beyond
     elsewhere = fleet.region.request(partition=1, max_tokens=1)

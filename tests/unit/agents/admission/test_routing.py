@@ -140,3 +140,22 @@ def test_without_a_worker_nothing_is_known_to_be_full() -> None:
 @given(st.integers(0, 10**7), st.floats(0, 10**5))
 def test_retry_advice_stays_within_its_bounds(queued: int, speed: float) -> None:
     assert 1_000 <= drain_ms([Load(worker(queued_tokens=queued, tokens_per_second=speed))]) <= 30_000
+
+
+@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.text(min_size=1))
+def test_what_a_worker_cannot_read_on_gets_nothing(held_up: set[int], free: set[int], response_id: str) -> None:
+    state = worker(lane_partitions={"standard": sorted(free - held_up)}, held_up={"standard": sorted(held_up)})
+    loads = [Load(state), Load(worker("worker-2", lane_partitions={}))]
+    if overloaded(loads, Lane.STANDARD, QueueBound(10**6, 10**6)):
+        assert held_up
+        assert not free - held_up
+        return
+    route = choose(loads, Lane.STANDARD, response_id, lane_partitions=8, generated_partitions=8)
+    assert route.lane_partition not in held_up
+    assert not free - held_up or route.lane_partition in free
+
+
+def test_a_lane_of_which_all_is_held_up_has_no_room_and_the_others_have() -> None:
+    loads = [Load(worker(lane_partitions={"batch": [0]}, held_up={"standard": [0, 1]}))]
+    bound = QueueBound(10**6, 10**6)
+    assert [overloaded(loads, lane, bound) for lane in LANES] == [False, True, False]
