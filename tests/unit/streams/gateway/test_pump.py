@@ -9,12 +9,13 @@ from prometheus_client import CollectorRegistry
 from schemas.base import Scope
 from schemas.codec import Undecodable
 from schemas.responses import Release, Started, Terminal
+from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out import pump as pump_module
 from streams.gateway.fan_out.backlog import SLICE_RESPONSES, HistoryEntry
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import BUSY_RATIO, CALM_RATIO, Pump
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.fan_out.stream import Viewer
+from streams.gateway.fan_out.stream import Closed, Viewer
 from streams.gateway.history.store import History, LogHistory, RedisHistory, connect_history
 from streams.gateway.metrics import GatewayMetrics
 from streams.log.port import Committed, LogError, LogRecord, TopicPartition
@@ -230,6 +231,24 @@ async def test_a_flush_goes_in_slices_and_leaves_the_loop_to_others_in_between(m
     await waiting
     assert kept == ids
     assert "slice slice" not in " ".join(order)
+
+
+@pytest.mark.parametrize(
+    ("lost", "member_again_ms", "told_ms"), [(False, None, 10_000), (True, None, 60_000), (True, 30_000, 40_000)]
+)
+async def test_viewers_of_a_lost_partition_wait_until_somebody_else_may_own_it(
+    lost: bool, member_again_ms: int | None, told_ms: int
+) -> None:
+    told = Told(coalesce_ms=0)
+    await told.pump.assigned([SOURCE], 0)
+    viewer = told.watch("a")
+    (told.pump.lost if lost else told.pump.revoked)([SOURCE], 0)
+    if member_again_ms is not None:
+        await told.pump.assigned([], member_again_ms)
+    told.pump.close_moved(told_ms - 1)
+    assert not viewer.closed
+    told.pump.close_moved(told_ms)
+    assert viewer.take() == Closed(CloseReason.PARTITION_MOVED)
 
 
 def test_each_ending_counts_once() -> None:
