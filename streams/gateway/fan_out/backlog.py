@@ -73,11 +73,15 @@ class Backlog:
             self.unkept_bytes -= stream.unkept_bytes
 
     @property
+    def is_too_large(self) -> bool:
+        return self.unkept_bytes > self._max_bytes
+
+    @property
     def is_overfull(self) -> bool:
-        """History has been away for too long."""
-        if self.unkept_bytes > self._max_bytes:
-            return True
-        return sum(stream.terminal is not None for stream in self.streams.values()) > self._max_ended
+        """History has been away for too long, or is too slow."""
+        return (
+            self.is_too_large or sum(stream.terminal is not None for stream in self.streams.values()) > self._max_ended
+        )
 
     def leave_to_log(self) -> list[Stream]:
         """Nothing of this will stand in history: whoever needs it reads the log."""

@@ -239,6 +239,9 @@ class Pump:
                     _log.error("history_left_to_the_log", responses=responses)
                 return False
             hub.kept(entries)
+            if hub.backlog.is_too_large:
+                _log.error("history_left_to_the_log", responses=hub.leave_to_log())
+                return False
             left -= sum(entry.is_last for entry in entries)
             await asyncio.sleep(0)
         self._metrics.history_flush.observe(time.perf_counter() - started_s)

@@ -86,6 +86,10 @@ class ClientErrors:
             self._logged_at_s[error.name()] = now_s
             logger.warning("%s: %s: %s", self._client_id, error.name(), error.str())
 
+    def begin_anew(self) -> None:
+        """The client that ended has a successor."""
+        self._fatal = None
+
     def raise_fatal(self) -> None:
         if self._fatal is not None:
             raise self._fatal

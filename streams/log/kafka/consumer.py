@@ -117,6 +117,7 @@ class KafkaConsumer:
         self._open()
 
     def _open(self) -> None:
+        self._errors.begin_anew()
         self._consumer = Consumer(self._config, logger=logger)
         self._committer = Committer(self._consumer)
 

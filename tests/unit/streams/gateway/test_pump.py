@@ -11,7 +11,7 @@ from schemas.codec import Undecodable
 from schemas.responses import Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out import pump as pump_module
-from streams.gateway.fan_out.backlog import SLICE_RESPONSES, HistoryEntry
+from streams.gateway.fan_out.backlog import SLICE_RESPONSES, Backlog, HistoryEntry
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import BUSY_RATIO, CALM_RATIO, Pump
 from streams.gateway.fan_out.spans import Span
@@ -249,6 +249,24 @@ async def test_viewers_of_a_lost_partition_wait_until_somebody_else_may_own_it(
     assert not viewer.closed
     told.pump.close_moved(told_ms)
     assert viewer.take() == Closed(CloseReason.PARTITION_MOVED)
+
+
+async def test_what_a_slow_history_cannot_follow_is_left_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(coalesce_ms=0)
+    await told.pump.assigned([SOURCE], 0)
+    told.hub.backlog = Backlog(max_bytes=50_000, max_ended=10)
+    ids = [f"resp_local-0_{number:032}" for number in range(2 * SLICE_RESPONSES)]
+    told.read(*(release(response_id, ACME, 1, ["one "]) for response_id in ids))
+    slices: list[int] = []
+
+    async def append(_history: History, entries: Sequence[HistoryEntry]) -> None:
+        slices.append(len(entries))
+        told.read(*(release(response_id, ACME, 2, ["x" * 1_000]) for response_id in ids))
+
+    monkeypatch.setattr(History, "append", append)
+    await told.pump.flush()
+    assert (len(slices), told.commits, told.hub.backlog.unkept_bytes) == (1, [], 0)
+    assert told.hub.bytes_left_to_log > 50_000
 
 
 def test_each_ending_counts_once() -> None:

@@ -92,12 +92,15 @@ class FencedClient(BalancingClient):
 
     def __init__(self, config: dict[str, object], **options: object) -> None:
         super().__init__(config, **options)
+        self._error_cb: Any = config["error_cb"]
         self._is_fenced = not FencedClient.opened
         FencedClient.opened += 1
 
     def poll(self, timeout_s: float) -> Message:
         if self._is_fenced:
-            raise KafkaException(KafkaError(KafkaError._FATAL, "fenced by other consumer"))
+            error = KafkaError(KafkaError._FATAL, "fenced by other consumer", fatal=True)
+            self._error_cb(error)
+            raise KafkaException(error)
         return super().poll(timeout_s)
 
     def close(self) -> None: ...
