@@ -13,6 +13,7 @@ from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
 ACTIONS = st.one_of(
     st.tuples(st.just("request"), st.sampled_from(LANES), st.integers(2, 30)),
     st.tuples(st.just("cancel"), st.integers(0, 9), st.just(0)),
+    st.tuples(st.just("poison"), st.integers(0, 9), st.integers(0, 1)),
     st.tuples(st.just("run"), st.sampled_from([20, 100, 400, 3_000]), st.just(0)),
     st.tuples(st.just("crash"), st.sampled_from("ab"), st.just(0)),
     st.tuples(st.just("crash_at_effect"), st.sampled_from("ab"), st.integers(0, 12)),
@@ -40,6 +41,8 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             region.request(which, max_tokens=size, partition=size % 2)
         elif what == "cancel" and which < len(region.requests):
             region.cancel(list(region.requests)[which])
+        elif what == "poison" and which < len(region.requests):
+            fleet.poison(list(region.requests)[which], kills_worker=bool(size))
         elif what == "run":
             fleet.run(which)
             for name in "ab":
