@@ -1,5 +1,6 @@
 """Batch producers: signed jobs straight onto a topic, whole results from another."""
 
+import json
 import os
 import re
 import subprocess
@@ -52,6 +53,15 @@ def test_a_signed_job_is_answered_on_the_results_topic_and_billed(stack: Stack, 
     [row] = usage_rows(stack, f"response_id = '{line['id']}'")
     assert (row["tenant_id"], row["lane"], row["ending"]) == ("demo", "batch", "completed")
     assert int(row["output_tokens"]) == 12
+
+
+def test_a_line_of_openais_batch_files_is_answered_under_its_custom_id(stack: Stack, custom_id: str) -> None:
+    asked = json.loads(job(max_tokens=3))["body"]
+    line = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": asked}
+    value = json.dumps(line).encode()
+    submit(stack, custom_id, value, signature(stack, custom_id, value))
+    answered = result(stack, custom_id)
+    assert (answered["custom_id"], answered["response"]["status_code"], answered["error"]) == (custom_id, 200, None)
 
 
 def test_a_job_that_comes_twice_is_done_once(stack: Stack, custom_id: str, idle: None) -> None:

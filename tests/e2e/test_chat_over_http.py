@@ -112,6 +112,17 @@ def test_the_models_are_listed_with_what_one_needs_to_choose(demo: openai.OpenAI
         assert client.get("/v1/models/no-such-model").status_code == 404
 
 
+def test_the_tokens_that_are_told_are_those_that_are_counted(demo: openai.OpenAI, stack: Stack) -> None:
+    messages = user("How long is this, in tokens? 𒀀")
+    with http_client(stack) as client:
+        told = client.post("/tokenize", json={"model": "default", "messages": messages}).json()
+        assert client.post("/detokenize", json={"tokens": told["tokens"]}).json()["prompt"].count("𒀀") == 1
+        assert client.get("/health").status_code == 200
+    answer = demo.chat.completions.create(model="default", messages=messages, max_tokens=1)
+    assert answer.usage is not None
+    assert (told["count"], told["max_model_len"]) == (answer.usage.prompt_tokens, 4096)
+
+
 def test_the_other_path_of_chats_does_the_same(stack: Stack) -> None:
     with http_client(stack) as client:
         answer = client.post("/api/chat/completions", json=body("Hi", max_tokens=4))
