@@ -25,7 +25,10 @@ COMMANDS = (lifecycle, overview, questions, keys, cluster)
 def _explained(error: Exception) -> str:
     """What a person needs, without a type's name or a stack."""
     if isinstance(error, DriftError):
-        return f"the topics differ from this version's; a local stack starts afresh without its data folder\n{error}"
+        return (
+            "the topics differ from this version's; a local stack starts afresh without its data folder, or goes on "
+            f"with the numbers of partitions that `kafka.partitions` names\n{error}"
+        )
     return str(error).strip() or type(error).__name__
 
 
