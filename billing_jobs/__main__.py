@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 import structlog
 import uvicorn
 
-from billing_jobs.cut import CutUnreadable
+from billing_jobs.cut import AnotherLog, CutUnreadable
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceInexact, price_row, prices_to_append
 from billing_jobs.queries import Reader, read_settings
@@ -73,6 +73,7 @@ def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetric
         dead_letter_topic=settings.topics.dead_letters.name,
         batch_rows=settings.billing.batch_rows,
         batch_wait_ms=settings.billing.batch_wait_ms,
+        quick_wait_ms=settings.billing.quick_wait_ms,
         clock_ms=now_ms,
         metrics=metrics,
     )
@@ -131,7 +132,7 @@ def run(settings: Settings) -> int:
     check_settings(settings)
     try:
         return _run(settings)
-    except (StoreError, SchemaTooNew, CutUnreadable, LogError, OSError) as error:
+    except (StoreError, SchemaTooNew, CutUnreadable, AnotherLog, LogError, OSError) as error:
         _log.error("billing_ends", error=f"{type(error).__name__}: {error}")
         return EXIT_FAILED
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from billing_jobs.haste import Haste
 from billing_jobs.pricing import Charge, PriceBook, charge
 from schemas.base import ScopedRecord
 from schemas.codec import DecodeReason, Undecodable, decode
@@ -30,6 +31,11 @@ MAX_EVENT_AHEAD_MS = DAY_MS
 
 class CutUnreadable(Exception):
     """A committed cut cannot be inserted as it was cut. Going on would lose or invent usage: an operator decides."""
+
+
+class AnotherLog(Exception):
+    """The tables, or the group's commit, know records that the log does not have. What stands in the log below would
+    be passed over as billed: an operator decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +214,7 @@ class _Partition:
     records: list[LogRecord] = field(default_factory=list)
     size_bytes: int = 0
     waiting_since_ms: int = 0
+    due_at_ms: int = 0
 
 
 class CutPlanner:
@@ -217,10 +224,10 @@ class CutPlanner:
     recovered, provided that `due` is asked after every poll and what it gives is inserted first.
     """
 
-    def __init__(self, *, max_rows: int, max_bytes: int, max_wait_ms: int) -> None:
+    def __init__(self, *, max_rows: int, max_bytes: int, haste: Haste) -> None:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._max_wait_ms = max_wait_ms
+        self._haste = haste
         self._partitions: dict[TopicPartition, _Partition] = {}
 
     def owns(self, source: TopicPartition) -> bool:
@@ -230,12 +237,22 @@ class CutPlanner:
     def buffered_records(self) -> int:
         return sum(len(state.records) for state in self._partitions.values())
 
-    def assign(self, source: TopicPartition, committed: Committed, low_offset: int, stored_offset: int | None) -> int:
+    def assign(
+        self, source: TopicPartition, committed: Committed, low_offset: int, end_offset: int, stored_offset: int | None
+    ) -> int:
         """Takes over a partition; returns the offset to read from.
 
-        `low_offset` is the first one that the log keeps, `stored_offset` the one below which the tables are complete.
-        Tables that are behind the commit (a lost data folder) are filled from the log. Raises CutUnreadable.
+        `low_offset` is the first one that the log keeps, `end_offset` the next one to be written, `stored_offset` the
+        one below which the tables are complete. Tables that are behind the commit (a lost data folder) are filled from
+        the log. Raises CutUnreadable, AnotherLog.
         """
+        for said, offset in (("the tables hold it", stored_offset), ("it was committed", committed.offset)):
+            if offset is not None and offset > end_offset:
+                raise AnotherLog(
+                    f"{source}: {said} up to {offset}, but the log ends at {end_offset}. Either this is a new log "
+                    "beside old tables, or the log has lost its end. Nothing is billed until an operator decides: "
+                    "give a new log a region name or a ClickHouse database of its own, or restore the end that was lost"
+                )
         stored = low_offset if stored_offset is None else stored_offset
         cut = committed_cut(source, committed)
         if cut is not None and (cut.first > stored or (cut.first < low_offset and cut.last < stored)):
@@ -259,7 +276,7 @@ class CutPlanner:
         if state.recovering and not state.records and record.offset != state.recovering.first:
             return  # Fetched before the seek back to the cut took effect.
         if not state.records:
-            state.waiting_since_ms = now_ms
+            self._begin_to_wait(state, now_ms)
         state.records.append(record)
         state.size_bytes += len(record.value or b"")
         state.next_offset = record.offset + 1
@@ -283,8 +300,8 @@ class CutPlanner:
 
     def wait_ms(self, now_ms: int) -> int:
         """How long nothing becomes due unless records arrive; at most the batch wait."""
-        fresh = self._fresh()
-        return min(self._max_wait_ms, max(0, self._due_at_ms(fresh) - now_ms)) if fresh else self._max_wait_ms
+        fresh, longest_ms = self._fresh(), self._haste.max_wait_ms
+        return min(longest_ms, max(0, self._due_at_ms(fresh) - now_ms)) if fresh else longest_ms
 
     def _fresh(self) -> list[_Partition]:
         return [state for state in self._partitions.values() if state.records and state.recovering is None]
@@ -294,10 +311,14 @@ class CutPlanner:
         records = sum(len(state.records) for state in fresh)
         if records >= self._max_rows or sum(state.size_bytes for state in fresh) >= self._max_bytes:
             return 0
-        return min(state.waiting_since_ms for state in fresh) + self._max_wait_ms
+        return min(state.due_at_ms for state in fresh)
 
     def _take(self, state: _Partition, count: int, now_ms: int) -> list[LogRecord]:
         taken, state.records = state.records[:count], state.records[count:]
         state.size_bytes = sum(len(record.value or b"") for record in state.records)
-        state.waiting_since_ms = now_ms
+        self._begin_to_wait(state, now_ms)
         return taken
+
+    def _begin_to_wait(self, state: _Partition, now_ms: int) -> None:
+        state.waiting_since_ms = now_ms
+        state.due_at_ms = now_ms + self._haste.wait_ms(now_ms)

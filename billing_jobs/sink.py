@@ -8,6 +8,7 @@ from threading import Event
 import structlog
 
 from billing_jobs.cut import Batch, CutPlanner, Unusable, parse_batch, priced
+from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
@@ -96,8 +97,8 @@ class Sink:
     """One member of the group `billing`. Single-threaded: `step` repeatedly, then `close`.
 
     `load_prices` gives every price appended by now, by whichever member; it raises StoreError. `progress` may be read
-    from other threads. Raises CutUnreadable, PriceConflict and LogError (not retriable); then the process must end, and
-    the next one resumes from the commits.
+    from other threads. Raises CutUnreadable, AnotherLog, PriceConflict and LogError (not retriable); then the process
+    must end, and the next one resumes from the commits.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Sink:
         dead_letter_topic: str,
         batch_rows: int,
         batch_wait_ms: int,
+        quick_wait_ms: int,
         clock_ms: Callable[[], int],
         metrics: BillingMetrics,
     ) -> None:
@@ -125,7 +127,8 @@ class Sink:
         self._dead_letter_topic = dead_letter_topic
         self._clock_ms = clock_ms
         self._metrics = metrics
-        self._planner = CutPlanner(max_rows=batch_rows, max_bytes=MAX_BATCH_BYTES, max_wait_ms=batch_wait_ms)
+        self._haste = Haste(quick_wait_ms, batch_wait_ms)
+        self._planner = CutPlanner(max_rows=batch_rows, max_bytes=MAX_BATCH_BYTES, haste=self._haste)
         self._unpositioned: set[TopicPartition] = set()
         self._pending: _Pending | None = None
         self._paused: set[TopicPartition] = set()
@@ -221,10 +224,10 @@ class Sink:
         try:
             committed = self._consumer.committed(waiting)
             for partition in sorted(waiting):
-                low_offset, _ = self._consumer.watermarks(partition)
+                low_offset, end_offset = self._consumer.watermarks(partition)
                 stored = self._store.stored_position(partition.topic, partition.partition)
                 start = self._planner.assign(
-                    partition, committed[partition], low_offset, stored.next_offset if stored else None
+                    partition, committed[partition], low_offset, end_offset, stored.next_offset if stored else None
                 )
                 self._consumer.seek(partition, start)
                 self._unpositioned.discard(partition)
@@ -294,12 +297,15 @@ class Sink:
         batch = pending.batch
         again = pending.recovered or pending.insert_attempts > 0
         pending.insert_attempts += 1
+        began_ms = self._clock_ms()
         try:
             with self._metrics.insert_seconds.time():
                 self._store.insert(batch, again=again)
         except StoreError:
             self._metrics.insert_failures.inc()
             raise
+        ended_ms = self._clock_ms()
+        self._haste.inserted(ended_ms - began_ms, ended_ms)
         self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms)
         self._metrics.rows.labels("usage_events").inc(len(batch.usage))
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))

@@ -321,6 +321,9 @@ class BillingSettings(_Section):
     clickhouse_key_file: FilePath = Field(default=None, validate_default=True)
     batch_rows: int = Field(default=10_000, ge=1)
     batch_wait_ms: int = Field(default=5_000, ge=1, description="Every batch costs four inserts, however small it is.")
+    quick_wait_ms: int = Field(
+        default=300, ge=1, description="The same while inserts take less than a twentieth of the time."
+    )
     query_timeout_s: float = Field(default=10, gt=0)
     max_query_rows: int = Field(default=10_000, ge=1)
 

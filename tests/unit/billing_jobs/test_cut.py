@@ -14,6 +14,7 @@ from billing_jobs.cut import (
     cut_of,
     parse_batch,
 )
+from billing_jobs.haste import Haste
 from billing_jobs.pricing import PriceBook
 from streams.log.port import MAX_METADATA_BYTES, Committed, LogRecord, TopicPartition
 from streams.topics import DAY_MS
@@ -31,8 +32,11 @@ def records(first: int, last: int) -> list[LogRecord]:
     return [record(offset) for offset in range(first, last + 1)]
 
 
+END = 1_000
+
+
 def planner(max_rows: int = 10, max_bytes: int = 10**9, max_wait_ms: int = 500) -> CutPlanner:
-    return CutPlanner(max_rows=max_rows, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
+    return CutPlanner(max_rows=max_rows, max_bytes=max_bytes, haste=Haste(max_wait_ms, max_wait_ms))
 
 
 def offer_all(to: CutPlanner, offered: Sequence[LogRecord], now_ms: int = 0) -> None:
@@ -92,7 +96,7 @@ def test_a_range_that_is_cut_again_has_a_token_of_its_own() -> None:
 
 def test_a_batch_is_cut_when_it_is_full_or_has_waited() -> None:
     planned = planner(max_rows=3, max_wait_ms=500)
-    assert planned.assign(SOURCE, Committed(None), low_offset=4, stored_offset=None) == 4
+    assert planned.assign(SOURCE, Committed(None), low_offset=4, end_offset=END, stored_offset=None) == 4
     offer_all(planned, records(4, 5), now_ms=1_000)
     assert planned.due(1_499) is None
     assert planned.wait_ms(1_100) == 400
@@ -110,7 +114,7 @@ def test_a_batch_is_cut_when_it_is_full_or_has_waited() -> None:
 
 def test_bytes_bound_a_batch_as_well() -> None:
     planned = planner(max_rows=1_000, max_bytes=2_000)
-    planned.assign(SOURCE, Committed(None), 0, None)
+    planned.assign(SOURCE, Committed(None), 0, END, None)
     offer_all(planned, [record(0, b"x" * 1_500)])
     assert planned.due(0) is None
     offer_all(planned, [record(1, b"x" * 1_500)])
@@ -120,7 +124,7 @@ def test_bytes_bound_a_batch_as_well() -> None:
 def test_a_record_seen_twice_is_taken_once_and_strangers_are_ignored() -> None:
     planned = planner()
     planned.offer(record(0), 0)
-    planned.assign(SOURCE, Committed(3), 0, 3)
+    planned.assign(SOURCE, Committed(3), 0, END, 3)
     offer_all(planned, [record(2), record(3), record(3), record(4)])
     due = planned.due(10_000)
     assert due is not None
@@ -131,7 +135,7 @@ def test_a_quiet_partition_is_not_starved_by_a_busy_one() -> None:
     quiet = TopicPartition(SOURCE.topic, 0)
     planned = planner(max_rows=2)
     for source in (SOURCE, quiet):
-        planned.assign(source, Committed(None), 0, None)
+        planned.assign(source, Committed(None), 0, END, None)
     planned.offer(LogRecord(quiet.topic, quiet.partition, 0, None, b"{}", (), NOON_MS), 0)
     offer_all(planned, records(0, 5), now_ms=1)
     due = planned.due(1)
@@ -145,7 +149,7 @@ def test_a_quiet_partition_is_not_starved_by_a_busy_one() -> None:
 def test_the_next_owner_reads_the_cut_again_and_goes_on_behind_it() -> None:
     cut = cut_of(records(4, 6), NOON_MS)
     planned = planner(max_rows=100)
-    assert planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, stored_offset=4) == 4
+    assert planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, END, stored_offset=4) == 4
     offer_all(planned, [record(7), *records(4, 5)])
     assert planned.due(10_000) is None, "the cut is not complete, however long it waits"
     offer_all(planned, records(6, 8))
@@ -160,7 +164,7 @@ def test_the_next_owner_reads_the_cut_again_and_goes_on_behind_it() -> None:
 def test_a_log_that_no_longer_holds_what_was_cut_stops_the_sink() -> None:
     cut = cut_of(records(4, 6), NOON_MS)
     planned = planner()
-    planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, 4)
+    planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, END, 4)
     offer_all(planned, [record(4), record(5, b"changed"), record(6)])
     with pytest.raises(CutUnreadable, match="no longer holds"):
         planned.due(0)
@@ -169,14 +173,14 @@ def test_a_log_that_no_longer_holds_what_was_cut_stops_the_sink() -> None:
 def test_records_that_left_the_log_before_they_were_stored_stop_the_sink() -> None:
     cut = cut_of(records(4, 6), NOON_MS)
     with pytest.raises(CutUnreadable, match="records 4 to 5 left the log"):
-        planner().assign(SOURCE, Committed(7, cut.to_metadata()), low_offset=6, stored_offset=4)
+        planner().assign(SOURCE, Committed(7, cut.to_metadata()), low_offset=6, end_offset=END, stored_offset=4)
     with pytest.raises(CutUnreadable, match="records 2 to 8 left the log"):
-        planner().assign(SOURCE, Committed(2), low_offset=9, stored_offset=2)
+        planner().assign(SOURCE, Committed(2), low_offset=9, end_offset=END, stored_offset=2)
 
 
 def test_a_stored_cut_may_have_left_the_log() -> None:
     cut = cut_of(records(4, 6), NOON_MS)
-    assert planner().assign(SOURCE, Committed(7, cut.to_metadata()), low_offset=7, stored_offset=7) == 7
+    assert planner().assign(SOURCE, Committed(7, cut.to_metadata()), low_offset=7, end_offset=END, stored_offset=7) == 7
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_a_stored_cut_may_have_left_the_log() -> None:
     ],
 )
 def test_reading_starts_where_nothing_can_be_missed(committed: Committed, stored: int | None, start: int) -> None:
-    assert planner().assign(SOURCE, committed, 10, stored) == start
+    assert planner().assign(SOURCE, committed, 10, END, stored) == start
 
 
 # -- what a batch holds ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
-from billing_jobs.cut import CutUnreadable
+from billing_jobs.cut import AnotherLog, Batch, CutUnreadable
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceRow
 from billing_jobs.sink import (
@@ -62,6 +62,7 @@ class World:
     """One log, one store, any number of billing processes."""
 
     batch_rows: int = 4
+    batch_wait_ms: int = WAIT_MS
     clock: Clock = field(default_factory=Clock)
     store: MemoryStore = field(default_factory=MemoryStore)
     prices: list[PriceRow] = field(default_factory=lambda: [PRICE])
@@ -84,7 +85,8 @@ class World:
             usage_topic=TOPIC,
             dead_letter_topic=DEAD_LETTERS,
             batch_rows=self.batch_rows,
-            batch_wait_ms=WAIT_MS,
+            batch_wait_ms=self.batch_wait_ms,
+            quick_wait_ms=WAIT_MS,
             clock_ms=self.clock,
             metrics=BillingMetrics(registry),
         )
@@ -607,3 +609,47 @@ TestAnyFaults = AnyFaults.TestCase
 TestAnyFaults.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_a_first_answer_is_in_the_tables_within_a_second_and_a_crowd_waits_for_each_other() -> None:
+    world = World(batch_rows=10_000, batch_wait_ms=5_000)
+    member = world.member()
+    world.steps(member, 20, each_ms=100)
+    put_usage(world, 0, 0)
+    world.steps(member, 8, each_ms=100)
+    assert world.stored_offsets() == [0]
+    insert = world.store.insert
+
+    cuts: list[str] = []
+
+    def slow(batch: Batch, *, again: bool) -> None:
+        cuts.append(batch.cut.token)
+        world.clock.now_ms += 50
+        insert(batch, again=again)
+
+    world.store.insert = slow  # type: ignore[method-assign]
+    for number in range(1, 600):
+        put_usage(world, number, number)
+        world.steps(member, 1, each_ms=100)
+    world.steps(member, 60, each_ms=100)
+    assert world.stored_offsets() == list(range(600))
+    assert len(cuts) < 100, "of about two hundred, had each waited for half a second alone"
+
+
+@pytest.mark.parametrize("lost", ["tables", "commit"])
+def test_tables_of_another_log_are_not_taken_for_those_of_this_one(lost: str) -> None:
+    old = World()
+    member = old.member()
+    put_usage(old, 0, 49)
+    old.steps(member, 60)
+    new = World()
+    if lost == "commit":  # of the group: the tables stay
+        new.store = old.store
+    else:
+        place = TopicPartition(TOPIC, 0)
+        group = new.log.consumer(GROUP, "before")
+        group.assign({place: 0})
+        group.commit({place: 50})
+    put_usage(new, 0, 19)
+    with pytest.raises(AnotherLog, match=r"up to 50, but the log ends at 20\..*operator"):
+        new.steps(new.member())

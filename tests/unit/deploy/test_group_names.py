@@ -21,7 +21,7 @@ def settings_of(region: str) -> Any:
     return SimpleNamespace(
         region=region, kafka=None, gateway=SimpleNamespace(gateway_id="gateway-1"),
         topics=SimpleNamespace(usage=usage, dead_letters=usage),
-        billing=SimpleNamespace(batch_rows=1, batch_wait_ms=1),
+        billing=SimpleNamespace(batch_rows=1, batch_wait_ms=1, quick_wait_ms=1),
     )  # fmt: skip
 
 
