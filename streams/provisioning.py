@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
@@ -17,6 +17,9 @@ from streams.topics import Topic
 
 _CALL_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
+_BOUND = "retention.bytes"
+"""Any bound of an operator's own will do; where there is none, the table's is set."""
+_NO_BOUND = "-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def differences(topic: Topic, config: dict[str, str], replication_factor: int, f
     return [
         f"{topic.name}: {name} is {actual.get(name, 'unset')}, must be {value}"
         for name, value in wanted.items()
-        if actual.get(name) != value
+        if actual.get(name) != value and name != _BOUND
     ]
 
 
@@ -120,6 +123,7 @@ def provision(settings: KafkaSettings, topics: Sequence[Topic], timeout_s: float
     admin = _admin(settings)
     wanted = {topic.name: topic for topic in topics}
     existing = _check(admin, of_each, wanted)
+    _bound(admin, [topic for name, topic in wanted.items() if name in existing], existing)
     missing = [topic for name, topic in wanted.items() if name not in existing]
     created = _create(admin, of_each, missing)
     while not _usable(admin, wanted):
@@ -150,6 +154,28 @@ def _check(admin: AdminClient, of_each: Copies, wanted: dict[str, Topic]) -> dic
     if drift:
         raise DriftError(drift)
     return found
+
+
+def _bound(admin: AdminClient, topics: Sequence[Topic], found: dict[str, TopicState]) -> None:
+    """Topics of a release that knew no bound get theirs."""
+    changes = [
+        ConfigResource(
+            ResourceType.TOPIC,
+            topic.name,
+            incremental_configs=[
+                ConfigEntry(_BOUND, str(topic.retention_bytes), incremental_operation=AlterConfigOpType.SET)
+            ],
+        )
+        for topic in topics
+        if topic.retention_bytes is not None and found[topic.name].config.get(_BOUND, _NO_BOUND) == _NO_BOUND
+    ]
+    if not changes:
+        return
+    try:
+        for future in admin.incremental_alter_configs(changes, request_timeout=_CALL_TIMEOUT_S).values():
+            future.result(_CALL_TIMEOUT_S)
+    except KafkaException as error:
+        raise log_error(error.args[0], "bound topics") from None
 
 
 def _describe(admin: AdminClient, wanted: dict[str, Topic]) -> dict[str, TopicState]:

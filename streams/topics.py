@@ -24,13 +24,16 @@ DAY_MS = 24 * HOUR_MS
 LONGEST_RESPONSE_MS = DAY_MS
 """From acceptance to deadline, at most; nothing may live longer."""
 LONGEST_OUTAGE_MS = 6 * HOUR_MS
+REQUESTS_PARTITION_BYTES = 4 * 1024**3
+"""Admission reads a request within moments, but a tenant may write faster than time alone makes room."""
 WORK_RETENTION_MS = LONGEST_RESPONSE_MS + LONGEST_OUTAGE_MS
 """What an open response needs is there until its ending, also after an outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`retention_ms` None: compacted by key."""
+    """`retention_ms` None: compacted by key. `retention_bytes` are of each partition: what is beyond them goes, oldest
+    first, read or not."""
 
     name: str
     key: str
@@ -38,6 +41,7 @@ class Topic:
     partitions: int
     retention_ms: int | None
     max_message_bytes: int = 4_194_304
+    retention_bytes: int | None = None
     extra: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -48,6 +52,8 @@ class Topic:
             if self.retention_ms is None
             else {"cleanup.policy": "delete", "retention.ms": str(self.retention_ms)}
         )
+        if self.retention_bytes is not None:
+            cleanup["retention.bytes"] = str(self.retention_bytes)
         return {
             **cleanup,
             "max.message.bytes": str(self.max_message_bytes),
@@ -89,8 +95,9 @@ class Topics:
         name = self._name
         # Broker time orders, dates and prices these, so no writer's clock can.
         self.requests = Topic(
-            name("requests"), "response id", Request, p.requests, WORK_RETENTION_MS, extra={**_APPEND_TIME, **_PLAIN}
-        )
+            name("requests"), "response id", Request, p.requests, WORK_RETENTION_MS,
+            retention_bytes=REQUESTS_PARTITION_BYTES, extra={**_APPEND_TIME, **_PLAIN},
+        )  # fmt: skip
         self.intake_batch = Topic(
             name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS, extra={**_APPEND_TIME, **_PLAIN}
         )

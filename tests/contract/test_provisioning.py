@@ -4,6 +4,9 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
 from streams.log.kafka import KafkaConsumer
 from streams.provisioning import Copies, DriftError, TopicState, copies, differences, provision, wait_for_broker
@@ -54,6 +57,20 @@ def test_it_refuses_drift_by_name_and_creates_nothing(kafka_settings: KafkaSetti
         f"{second.name}: retention.ms is {second.retention_ms}, must be 1000",
     }
     assert provision(kafka_settings, [first, second, third]).created == (third.name,)
+
+
+def test_a_topic_without_a_bound_gets_one_and_an_operators_own_stays(
+    kafka_settings: KafkaSettings, topics: list[Topic]
+) -> None:
+    first, second, *_ = topics
+    provision(kafka_settings, [replace(first, retention_bytes=None), replace(second, retention_bytes=5_000_000)])
+
+    provision(kafka_settings, [replace(first, retention_bytes=1_000_000), replace(second, retention_bytes=1_000_000)])
+
+    admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
+    resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in (first, second)]
+    found = {r.name: f.result(10)["retention.bytes"].value for r, f in admin.describe_configs(resources).items()}
+    assert found == {first.name: "1000000", second.name: "5000000"}
 
 
 def test_replication_and_in_sync_replicas_are_drift_too() -> None:

@@ -22,14 +22,16 @@ def _offered_key(subprotocols: list[str]) -> str | None:
     return next((name.removeprefix(prefix) for name in subprotocols if name.startswith(prefix)), None)
 
 
-def origin_allowed(origin: str | None, host: str, allowed_origins: Collection[str]) -> bool:
+def origin_allowed(origin: str | None, hosts: Collection[str], allowed_origins: Collection[str]) -> bool:
     """Programs send no `Origin`; pages of the gateway itself may always connect. `*` allows every page.
+
+    `hosts`: as what the client and its proxy know the gateway. A page can set neither.
 
     Keys are never in cookies, so another site's page has nothing of its visitor's to use.
     """
     if origin is None or "*" in allowed_origins or origin in allowed_origins:
         return True
-    return origin.partition("://")[2] == host
+    return origin.partition("://")[2] in hosts
 
 
 class StreamEndpoint:
@@ -53,6 +55,7 @@ class StreamEndpoint:
         if event["type"] != "websocket.connect":
             return
         offered: list[str] = scope["subprotocols"]
+        hosts = [headers[name] for name in ("host", "x-forwarded-host") if name in headers]
         api_key = api_key_of(headers) or _offered_key(offered)
         frames = scope.get("extensions", {}).get(FRAMES)
         if frames is not None:
@@ -60,7 +63,7 @@ class StreamEndpoint:
                 self._gateway.authenticate(api_key)
                 frames.admit()  # Before its first message can come.
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
-        if not origin_allowed(headers.get("origin"), headers.get("host", ""), self._allowed_origins):
+        if not origin_allowed(headers.get("origin"), hosts, self._allowed_origins):
             closing = closing_message(CloseReason.ORIGIN_REFUSED)
             await send({"type": "websocket.send", "text": closing.encode()})
             await send({"type": "websocket.close", "code": closing.code, "reason": closing.reason})

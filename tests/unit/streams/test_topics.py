@@ -27,3 +27,9 @@ def test_every_name_is_the_regions_own() -> None:
     topics = TOPICS.all(["acme"])
     assert len({topic.name for topic in topics}) == len(topics)
     assert all(topic.name.startswith("eu1.") for topic in topics)
+
+
+def test_what_tenants_write_before_quota_decides_is_bounded_in_bytes() -> None:
+    assert TOPICS.requests.retention_bytes is not None
+    assert TOPICS.requests.retention_bytes * TOPICS.requests.partitions <= 64 * 1024**3
+    assert TOPICS.requests.config["retention.bytes"] == str(TOPICS.requests.retention_bytes)

@@ -405,13 +405,14 @@ async def test_every_socket_is_told_when_the_process_stops(stack: Stack) -> None
 
 def test_pages_of_other_origins_can_be_kept_out() -> None:
     allowed = {"https://chat.example"}
-    assert origin_allowed(None, "gw:8080", allowed)
-    assert origin_allowed("https://chat.example", "gw:8080", allowed)
-    assert origin_allowed("http://gw:8080", "gw:8080", allowed)
-    assert not origin_allowed("https://evil.example", "gw:8080", allowed)
-    assert not origin_allowed("null", "gw:8080", allowed)
-    assert not origin_allowed("https://evil.example", "gw:8080", ())
-    assert origin_allowed("https://evil.example", "gw:8080", ["*"])
+    assert origin_allowed(None, ["gw:8080", "chat.example.org"], allowed)
+    assert origin_allowed("https://chat.example", ["gw:8080", "chat.example.org"], allowed)
+    assert origin_allowed("http://gw:8080", ["gw:8080", "chat.example.org"], allowed)
+    assert not origin_allowed("https://evil.example", ["gw:8080", "chat.example.org"], allowed)
+    assert not origin_allowed("null", ["gw:8080", "chat.example.org"], allowed)
+    assert not origin_allowed("https://evil.example", ["gw:8080", "chat.example.org"], ())
+    assert origin_allowed("https://evil.example", ["gw:8080", "chat.example.org"], ["*"])
+    assert origin_allowed("https://chat.example.org", ["gw:8080", "chat.example.org"], ())
 
 
 @pytest.mark.parametrize("is_transient", [True, False])
