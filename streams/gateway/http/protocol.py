@@ -87,6 +87,11 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    @property
+    def deadline_s(self) -> float | None:
+        """When the loop's clock says that it is late; None while it is answering."""
+        return None if self._deadline is None else self._deadline.when()
+
     def _is_late(self) -> None:
         self._deadline = None
         if self.transport.is_closing() or self.lingers or self._is_answering:
@@ -107,7 +112,6 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         if self.lingers:
             self.read_away()
             return
-        self._unset_keepalive_if_required()
         messages = self._messages
         try:
             self._feed(data)
@@ -190,6 +194,7 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._unset_keepalive_if_required()  # uvicorn's own: any byte would put it off.
         if not self._is_answering and not self.transport.is_closing():
             # Also for a body that goes on after its answer.
             self.config.open_connections.is_idle(self.transport)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from streams.gateway.http.protocol import HttpProtocol
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack
 
 HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
@@ -84,3 +85,18 @@ async def test_a_body_that_may_come_is_asked_for(stack: Stack) -> None:
     told = await exchange(stack, head + body)
     await answering
     assert told.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200"), told
+
+
+async def test_an_idle_connection_is_kept_for_half_a_minute(stack: Stack) -> None:
+    """Pools of clients keep theirs, and find out about one that was closed only when they send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(20):
+        await reader.readuntil(b"ok")
+    [connection] = stack.server.server_state.connections
+    assert isinstance(connection, HttpProtocol)
+    assert connection.timeout_keep_alive_task is None, "one deadline is enough"
+    assert connection.deadline_s is not None
+    assert 25 < connection.deadline_s - asyncio.get_running_loop().time() <= 30
+    writer.close()
+    await writer.wait_closed()
