@@ -389,6 +389,7 @@ class Attempts:
         self._works.set_phase(work, Phase.RUNNING)
         work.begins_anew()
         work.submitted_at_ms = now_ms
+        work.on_trial = work.is_suspect
         self._effects.append(
             Submit(
                 EngineRequest(
@@ -411,7 +412,7 @@ class Attempts:
 
     def cleared(self, work: Work, now_ms: int) -> None:
         """It was tried alone, and got a token: it begins once more, beside others."""
-        if work.phase is not Phase.RUNNING or not work.is_suspect:
+        if work.phase is not Phase.RUNNING or not work.on_trial:
             return
         self._stop(work, "tried_alone")
         self._works.unset_attempt(work)

@@ -11,7 +11,6 @@ from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
 from schemas.base import Record
 from schemas.codec import Undecodable
-from schemas.columns import can_be_cut
 from schemas.dead_letter import DeadLetter
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence
@@ -52,9 +51,12 @@ class Emission:
             work = self._works.by_attempt.get(delta.request_id)
             if work is None or work.phase is not Phase.RUNNING:
                 continue
-            if delta.error is None and not can_be_cut(delta.text, delta.text_ends):
+            ends = delta.text_ends
+            if delta.error is None and (
+                len(ends) != len(delta.token_ids) or (ends[-1] if ends else 0) != len(delta.text)
+            ):
                 delta = replace(delta, error="its text is not that of its tokens")
-            if delta.error is not None or work.is_suspect:
+            if delta.error is not None or work.on_trial:
                 kept_back.append((work, delta))
                 continue
             row, row_us = delta, now_us

@@ -65,6 +65,8 @@ class Work:
     losses: int = 0
     """How often it was lost with its worker or engine before it had said anything."""
     lost_here: bool = False
+    on_trial: bool = False
+    """It is in the engine alone, as a suspect."""
     is_cleared: bool = False
     """It has been alone in an engine since, and got its first token."""
     generated_end: int = 0

@@ -17,6 +17,8 @@ RESTART_BACKOFF_S = 0.5
 MAX_RESTART_BACKOFF_S = 30.0
 STABLE_ENGINE_S = 600.0
 WATCH_S = 1.0
+LAST_CHANCE_S = 2.0
+"""For an engine that did not answer in time: it may be this process that was stopped for a while."""
 
 _log = structlog.get_logger()
 
@@ -55,7 +57,7 @@ class EngineKeeping:
         self.state: Literal["starting", "ready", "failed"] = "starting"
         self._starts = 0
         self._died = asyncio.Event()
-        self._last_step_s = 0.0
+        self._silent_s = 0.0
 
     async def keep_engine(self) -> None:
         """Starts it, and again when it died, with growing pauses. Raises WorkerFailed when it dies too often."""
@@ -70,7 +72,8 @@ class EngineKeeping:
                 _log.error("engine_not_started", error=str(error))
             else:
                 _log.info("engine_started", took_s=round(time.monotonic() - started_s, 1))
-                self._last_step_s = started_s = time.monotonic()
+                started_s = time.monotonic()
+                self._silent_s = 0.0
                 self.state = "ready"
                 self._core.engine_started(self._now_ms())
                 self._after_event()
@@ -91,8 +94,8 @@ class EngineKeeping:
             if self.state != "ready":
                 continue
             watched = self._starts
-            if not self._core.is_generating:
-                self._last_step_s = time.monotonic()
+            # Counted, not measured: while this process is stopped, the engine is not silent.
+            self._silent_s = self._silent_s + WATCH_S if self._core.is_generating else 0.0
             why = await self._why_hung()
             if why is not None and self.state == "ready" and watched == self._starts:
                 _log.error("engine_hangs", why=why)
@@ -100,16 +103,21 @@ class EngineKeeping:
 
     async def _why_hung(self) -> str | None:
         answers_s, silence_s = self._settings.engine_answers_s, self._settings.engine_silence_s
-        try:
-            async with asyncio.timeout(answers_s):
-                await self._engine.probe()
-        except TimeoutError:
+        if not (await self._answers(answers_s) or await self._answers(LAST_CHANCE_S)):
             return f"it did not answer within {answers_s:g} s"
-        except EngineDied:
-            return None  # its worker is told by other means
-        if self._core.is_generating and time.monotonic() - self._last_step_s > silence_s:
+        if self._silent_s > silence_s:
             return f"it has requests, and made no step for {silence_s:g} s"
         return None
+
+    async def _answers(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._engine.probe()
+        except TimeoutError:
+            return False
+        except EngineDied:
+            pass  # told by other means
+        return True
 
     def submit(self, request: EngineRequest) -> None:
         try:
@@ -125,7 +133,7 @@ class EngineKeeping:
         return self._clock_us() // 1_000
 
     def _on_step(self, deltas: list[EngineDelta]) -> None:
-        self._last_step_s = time.monotonic()
+        self._silent_s = 0.0
         self._guarded(lambda: self._step(deltas))
 
     def _step(self, deltas: list[EngineDelta]) -> None:

@@ -71,6 +71,7 @@ class Kept:
 async def kept(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
     monkeypatch.setattr(engine_keeping, "RESTART_BACKOFF_S", 0.01)
     monkeypatch.setattr(engine_keeping, "WATCH_S", 0.01)
+    monkeypatch.setattr(engine_keeping, "LAST_CHANCE_S", 0.05)
     kept = Kept()
     await kept.until(lambda: kept.keeping.state == "ready")
     yield kept
@@ -85,6 +86,21 @@ async def test_an_engine_that_does_not_answer_is_ended_and_started_again(kept: K
     assert kept.states == ["ready", "starting", "ready"]
     [why] = kept.engine.killed
     assert "did not answer" in why
+
+
+async def test_an_engine_that_answers_after_its_worker_was_stopped_for_a_while_is_left_alone(kept: Kept) -> None:
+    """The worker's time passed as well: its first question seems to be unanswered, its second is not."""
+    asked = 0
+
+    async def probe() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.get_running_loop().create_future()
+
+    kept.engine.probe = probe  # type: ignore[method-assign]
+    await kept.until(lambda: asked >= 4)
+    assert not kept.engine.killed
 
 
 async def test_an_engine_that_answers_but_makes_no_step_is_ended_while_it_has_requests(
