@@ -101,12 +101,13 @@ class ClaimStore(Protocol):
 
 # KEYS: claim, own lease.
 # ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end.
-# A claim is a hash: incarnation (empty: released or finished), attempt, pool, begun, generated_end, finished.
+# A claim is a hash: incarnation (empty: released), attempt, pool, begun, generated_end; or finished, which is kept for
+# longest, and alone.
 _CLAIM = Script("""
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
 local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt', 'finished', 'begun', 'generated_end')
 local begun, generated_end = tonumber(held[4] or 0), tonumber(held[5] or 0)
-if held[3] then return {'finished', '', 0, begun, generated_end} end
+if held[3] then return {'finished', '', 0, 0, 0} end
 local state, previous = 'fresh', ''
 if held[1] then
   if held[1] ~= ARGV[2] and held[1] ~= '' then
@@ -129,7 +130,8 @@ return {state, previous, 0, begun, generated_end}
 # KEYS: claim. ARGV: incarnation, keep_ms.
 _FINISH = Script("""
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'incarnation', '', 'finished', '1')
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'finished', '1')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """)
@@ -305,7 +307,7 @@ class ClaimTable:
             state = "fresh"
             held = self._held[ask.response_id] = _Held(incarnation, ask.attempt_id, ask.generated_end)
         elif held.finished:
-            return Claim("finished", "", 0, held.begun, held.generated_end)
+            return Claim("finished")
         else:
             left_ms = self._leases.get(held.incarnation, 0) - now_ms
             if held.incarnation not in ("", incarnation) and left_ms > 0:
