@@ -132,6 +132,18 @@ def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
         assert process.wait(timeout=20) == 0, billing.output.read_text()
 
 
+def test_a_first_answer_does_not_wait_for_a_batch_to_gather(billing: Billing, kafka_settings: KafkaSettings) -> None:
+    provision(kafka_settings, [billing.topics.usage, billing.topics.dead_letters])
+    producer = KafkaProducer(kafka_settings, "test")
+    billing.environment["SLUICE_BILLING__BATCH_WAIT_MS"] = "600000"
+    with billing.running():
+        for number in range(3):
+            event = usage_event(number)
+            producer.produce(billing.topics.usage.name, event.encode(), key=event.response_id)
+            assert producer.flush(30) == 0
+            until(lambda: billing.counts() == expected(number + 1), "it is in the tables", every_s=0.1)  # noqa: B023
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [
