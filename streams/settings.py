@@ -75,6 +75,11 @@ def previous_of(current: str, value: SecretStr, info: ValidationInfo) -> SecretS
     return long_enough(value)
 
 
+def reachable(host: str) -> str:
+    """The address by which this machine reaches what listens on `host`."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -309,6 +314,11 @@ class WorkerSettings(_Section):
 class BillingSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=18123, ge=0, le=65_535)
+    url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/?#]+/?)?$",
+        description="Where gateways and the command reach it, if not at `host` and `port`.",
+    )
     clickhouse_url: str = Field(
         default="",
         repr=False,
@@ -326,6 +336,11 @@ class BillingSettings(_Section):
     )
     query_timeout_s: float = Field(default=10, gt=0)
     max_query_rows: int = Field(default=10_000, ge=1)
+
+    @property
+    def client_url(self) -> str:
+        """Where to reach its HTTP interface, without a slash at the end."""
+        return self.url.rstrip("/") or f"http://{reachable(self.host)}:{self.port}"
 
     @field_validator("clickhouse_password")
     @classmethod

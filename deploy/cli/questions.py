@@ -11,7 +11,6 @@ from rich.table import Table
 
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, development_key, err, out, running, settings_of
 from deploy.cli.chat import Answer, Chat
-from deploy.local.plan import reachable
 from deploy.paths import DEFAULT_DATA
 from streams.keyring import Purpose
 from streams.settings import Settings
@@ -77,9 +76,8 @@ def chat(
 
 def query(settings: Settings, sql_text: str) -> dict[str, Any]:
     """`columns`, `rows` and `truncated` from the billing process. Raises CommandError with ClickHouse's own words."""
-    host = reachable(settings.billing.host)
     answer = httpx.post(
-        f"http://{host}:{settings.billing.port}/internal/sql",
+        f"{settings.billing.client_url}/internal/sql",
         json={"query": sql_text},
         headers={"Authorization": f"Bearer {settings.keyring(Purpose.BILLING).current.decode()}"},
         timeout=settings.billing.query_timeout_s + HTTP_SLACK_S,

@@ -22,7 +22,7 @@ from deploy.local.kafka_broker import KafkaNode, run_command
 from deploy.local.ports import free_ports, is_free, owner
 from deploy.paths import ROOT
 from streams.directory import Pool
-from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings
+from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings, reachable
 
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
 PROBE_TIMEOUT_S = 1.0
@@ -285,14 +285,8 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         kafka=kafka,
         engine=", ".join(sorted({pool.engine for pool in settings.pools})),
         gateway_url=f"{'https' if settings.gateway.tls_key_file else 'http'}://{reachable(settings.gateway.host)}:{gateways[0]}",
-        clickhouse_url=settings.billing.clickhouse_url
-        or f"http://{reachable(settings.billing.host)}:{settings.billing.port}",
+        clickhouse_url=settings.billing.clickhouse_url or settings.billing.client_url,
     )
-
-
-def reachable(host: str) -> str:
-    """The address by which this machine reaches what listens on `host`."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104
 
 
 def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNode | None:

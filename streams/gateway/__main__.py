@@ -46,9 +46,8 @@ class KafkaClients:
 
 async def serve(settings: Settings) -> None:
     """Until a signal; raises when a part of the gateway fails for good."""
-    base_url = f"http://{settings.billing.host}:{settings.billing.port}"
     timeout = httpx.Timeout(settings.billing.query_timeout_s + 1)
-    async with httpx.AsyncClient(base_url=base_url, timeout=timeout, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=settings.billing.client_url, timeout=timeout, trust_env=False) as client:
         runtime = GatewayRuntime(
             settings,
             clients=KafkaClients(settings),

@@ -62,3 +62,22 @@ def test_a_missing_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_secret_is_never_printed(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "very-secret")
     assert "very-secret" not in repr(load_settings())
+
+
+@pytest.mark.parametrize(
+    ("added", "url"),
+    [
+        ("", "http://127.0.0.1:18123"),
+        ('host = "0.0.0.0"\nport = 8123', "http://127.0.0.1:8123"),
+        ('host = "0.0.0.0"\nurl = "https://billing.internal:8443/"', "https://billing.internal:8443"),
+    ],
+)
+def test_clients_of_billing_have_an_address_of_their_own(config: Path, added: str, url: str) -> None:
+    config.write_text(f"{CONFIG}\n[billing]\n{added}\n")
+    assert load_settings().billing.client_url == url
+
+
+def test_an_address_of_billing_that_is_none_is_named(config: Path) -> None:
+    config.write_text(f'{CONFIG}\n[billing]\nurl = "billing.internal:8443"\n')
+    with pytest.raises(SettingsError, match=r"billing\.url"):
+        load_settings()

@@ -96,6 +96,17 @@ def test_a_query_bears_the_password_that_the_processes_were_started_with(
     assert "o" * 40 not in password, "the deployment's secret travels to nobody"
 
 
+def test_a_query_goes_where_billing_is_reached_and_not_where_it_listens(tmp_path: Path) -> None:
+    with (
+        billing() as (port, seen),
+        running(
+            tmp_path, BILLING__HOST="192.0.2.1", BILLING__URL=f"http://127.0.0.1:{port}", DEPLOYMENT_SECRET="o" * 40
+        ),
+    ):
+        questions.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+    assert len(seen) == 1
+
+
 def test_the_record_of_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
     with running(tmp_path, DEPLOYMENT_SECRET="o" * 40) as folder:
         assert stat.S_IMODE(folder.run_file.stat().st_mode) == 0o600
