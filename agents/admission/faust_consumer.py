@@ -1,14 +1,39 @@
 """Faust's consumer, for topics that outsiders write to, whose clients may use transactions.
 
 Faust 0.15 reads what is not committed, unless it writes in transactions itself: jobs of an aborted one would run and be
-billed. It also takes an offset without a record (a marker, what was aborted) for an event that is not acknowledged yet;
-its own remedy waits for ever where the hole follows offset 0, and makes a list as long as the hole.
+billed. And it guesses why an offset is missing: a hole (a marker, what was aborted) or an event that is not done. What
+it takes for a hole may be an event that it dropped itself while its flow was stopped, which it would commit past;
+behind offset 0 it waits for a hole for ever; and it makes a list as long as the hole. Here every offset that was
+fetched is noted, so it is known what stands behind the commit.
 """
 
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from faust.transport.drivers import aiokafka
 from faust.types import TP
+
+
+class Fetched:
+    """The offsets of one partition that hold a record, from the commit on."""
+
+    def __init__(self) -> None:
+        self._offsets: deque[int] = deque()
+
+    def note(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            # Fetched again, after a seek: what was noted behind it comes again too.
+            while self._offsets and self._offsets[-1] >= offset:
+                self._offsets.pop()
+            self._offsets.append(offset)
+
+    def position(self, acknowledged: set[int], committed: int | None) -> int | None:
+        """Behind the last one that is acknowledged like all before it. Forgets what lies before."""
+        position = None
+        while self._offsets and (self._offsets[0] in acknowledged or self._offsets[0] < (committed or 0)):
+            position = self._offsets.popleft() + 1
+        return position
 
 
 class _CommittedReads(aiokafka.AIOKafkaConsumerThread):  # type: ignore[misc]
@@ -19,22 +44,34 @@ class _CommittedReads(aiokafka.AIOKafkaConsumerThread):  # type: ignore[misc]
 
 
 class _Consumer(aiokafka.Consumer):  # type: ignore[misc]
-    """Commits behind the last event that was acknowledged: `InOrder` acknowledges in the order of the offsets."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._fetched: defaultdict[TP, Fetched] = defaultdict(Fetched)
 
     def _new_consumer_thread(self) -> _CommittedReads:
         return _CommittedReads(self, loop=self.loop, beacon=self.beacon)
 
+    async def _wait_next_records(self, timeout: float) -> Any:
+        records: Mapping[TP, list[Any]] | None
+        records, active = await super()._wait_next_records(timeout)
+        for partition, fetched in (records or {}).items():
+            self._fetched[partition].note(record.offset for record in fetched)
+        return records, active
+
     def _new_offset(self, tp: TP) -> int | None:
-        acknowledged = self._acked[tp]
-        if not acknowledged:
-            return None
-        last = max(acknowledged)
-        acknowledged.clear()
-        self._acked_index[tp].clear()
-        return int(last) + 1
+        position = self._fetched[tp].position(self._acked_index[tp], self._committed_offset[tp])
+        if position is not None:
+            self._acked[tp] = [offset for offset in self._acked[tp] if offset >= position]
+            self._acked_index[tp] = set(self._acked[tp])
+        return position
 
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Holes need no account."""
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        await super().on_partitions_revoked(revoked)
+        for partition in revoked:
+            self._fetched.pop(partition, None)
 
 
 class CommittedTransport(aiokafka.Transport):  # type: ignore[misc]
