@@ -174,6 +174,7 @@ class Closing(_ServerMessage):
     reason: str
     message: str
     resumable: bool
+    retry_after_ms: int | None = None
 
 
 ServerMessage = Accepted | StartedMessage | Delta | TerminalMessage | ErrorMessage | Pong | Closing

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from schemas import websocket
+from streams.gateway.retry_advice import retry_advice_ms
+
+TRY_AGAIN_LATER = 1013
 
 
 class CloseReason(StrEnum):
@@ -40,12 +43,12 @@ class CloseRule:
 CLOSINGS: dict[CloseReason, CloseRule] = {
     CloseReason.NORMAL: CloseRule(1000, "The client closed.", False),
     CloseReason.GOING_AWAY: CloseRule(1001, "The gateway is stopping.", True),
-    CloseReason.OVERLOADED: CloseRule(1013, "Too many connections are open at this gateway.", True),
+    CloseReason.OVERLOADED: CloseRule(TRY_AGAIN_LATER, "Too many connections are open at this gateway.", True),
     CloseReason.RATE_LIMITED_CONNECTIONS: CloseRule(
-        1013, "Your organisation has as many connections at this gateway as one may.", True
+        TRY_AGAIN_LATER, "Your organisation has as many connections at this gateway as one may.", True
     ),
     CloseReason.RATE_LIMITED_BYTES: CloseRule(
-        1013, "Your organisation sends more at once to this gateway than one may.", True
+        TRY_AGAIN_LATER, "Your organisation sends more at once to this gateway than one may.", True
     ),
     CloseReason.NOT_TEXT: CloseRule(1003, "Messages are JSON objects in text frames.", True),
     CloseReason.TOO_MANY_ERRORS: CloseRule(1008, "Too many messages could not be understood.", True),
@@ -66,8 +69,9 @@ def closing_message(reason: CloseReason) -> websocket.Closing:
     """The last message on a socket that is closed for `reason`."""
     rule = CLOSINGS[reason]
     return websocket.Closing(
-        code=rule.websocket_code, reason=reason.value, message=rule.message, resumable=rule.resumable
-    )
+        code=rule.websocket_code, reason=reason.value, message=rule.message, resumable=rule.resumable,
+        retry_after_ms=retry_advice_ms() if rule.websocket_code == TRY_AGAIN_LATER else None,
+    )  # fmt: skip
 
 
 assert set(CLOSINGS) == set(CloseReason), "every reason has a rule"

@@ -22,7 +22,7 @@ from streams.gateway.http.openapi import openapi_document
 from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.http.vllm_routes import add_vllm_routes
-from streams.gateway.service.refusals import retry_advice_ms
+from streams.gateway.retry_advice import retry_advice_ms
 from streams.gateway.service.service import Gateway
 
 _FOLDER = Path(__file__).parent

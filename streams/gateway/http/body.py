@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from streams.gateway.errors import ApiError
-from streams.gateway.service.refusals import retry_advice_ms
+from streams.gateway.retry_advice import retry_advice_ms
 from streams.gateway.tenant_shares import BodyHold
 
 BODY_TIMEOUT_S = 30.0

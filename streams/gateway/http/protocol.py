@@ -11,7 +11,7 @@ from streams.dialects.openai_error import error_object
 from streams.gateway.lingering import Lingering
 from streams.gateway.open_connections import Abortable
 from streams.gateway.request_headers import mint_request_id
-from streams.gateway.service.refusals import retry_advice_ms
+from streams.gateway.retry_advice import retry_advice_ms
 
 if TYPE_CHECKING:
     from streams.gateway.server_config import ServerConfig

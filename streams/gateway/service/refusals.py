@@ -1,16 +1,10 @@
 """What a client is told where the service itself refuses, in one place: status, code, and whether to come again."""
 
-import random
-
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
-
-
-def retry_advice_ms(least_ms: int = 1_000) -> int:
-    """Jittered, so that refused clients do not come back together."""
-    return least_ms + random.randrange(least_ms)  # noqa: S311
+from streams.gateway.retry_advice import retry_advice_ms
 
 
 def retry_advice_of(terminal: Terminal) -> int | None:

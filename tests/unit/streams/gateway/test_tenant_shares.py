@@ -118,6 +118,7 @@ async def test_connections(redis_url: str) -> None:
                 "rate_limited_connections",
             )
             assert closing["resumable"]
+            assert closing["retry_after_ms"] >= 1_000
             assert (await http.get("/healthz")).status_code == 200
             await other_tenant_is_answered(stack)
             stack.pipeline.end(request, 1)

@@ -337,9 +337,9 @@ def _close_frames(stack: Stack, opening: bytes, more: bytes, times: int) -> list
             told += part
     frames = []
     while told:
-        assert told[1] < 126
-        frames.append((told[0], told[2 : 2 + told[1]]))
-        told = told[2 + told[1] :]
+        size, start = (told[1], 2) if told[1] < 126 else (int.from_bytes(told[2:4], "big"), 4)
+        frames.append((told[0], told[start : start + size]))
+        told = told[start + size :]
     return frames
 
 
