@@ -49,15 +49,19 @@ def parse_response_id(text: str) -> ResponseId:
 class ResponseIds:
     """Makes the response ids of a region, and proves that an id was made by somebody who has one of its secrets.
 
-    The last ten digits are a MAC over all the rest. The first of `secrets` makes ids, each of them proves. Ids without
-    a MAC, as the release before made them, are taken for proved until `without_mac_until_ms`.
+    The last ten digits are a MAC over all the rest. The first of `secrets` mints ids, each of them proves. A derived id
+    must not change when those rotate: `deriving` serves it alike, if there are any. Ids without a MAC, as the
+    release before made them, are taken for proved until `without_mac_until_ms`.
     """
 
-    def __init__(self, region: str, secrets: Sequence[bytes], *, without_mac_until_ms: int = 0) -> None:
+    def __init__(
+        self, region: str, secrets: Sequence[bytes], *, deriving: Sequence[bytes] = (), without_mac_until_ms: int = 0
+    ) -> None:
         if not secrets:
             raise ValueError("response ids need a secret")
         self._region = region
-        self._keys = [hmac.digest(secret, _KEY_LABEL, hashlib.sha256) for secret in secrets]
+        self._minting = [hmac.digest(secret, _KEY_LABEL, hashlib.sha256) for secret in secrets]
+        self._deriving = [hmac.digest(secret, _KEY_LABEL, hashlib.sha256) for secret in deriving or secrets]
         self._without_mac_until_ms = without_mac_until_ms
         self._count = int.from_bytes(os.urandom(2), "big")
 
@@ -65,7 +69,7 @@ class ResponseIds:
         """A new id, ordered by time. One object makes 4,096 different ones a millisecond, besides chance."""
         self._count = (self._count + 1) & 0xFFF
         random_bytes = ((self._count << 62) | int.from_bytes(os.urandom(8), "big") >> 2).to_bytes(10, "big")
-        return self._sealed(partition, uuid7(time.time_ns() // 1_000_000, random_bytes).hex)
+        return self._sealed(self._minting[0], partition, uuid7(time.time_ns() // 1_000_000, random_bytes).hex)
 
     def derive(self, partitions: int, tenant_id: str, source: str, key: str, *, at_ms: int) -> str:
         """The same id for the same tenant, source (an intake topic, an idempotency scope) and key.
@@ -76,7 +80,7 @@ class ResponseIds:
         unique = uuid.uuid5(_NAMESPACE, f"{tenant_id}\0{source}\0{key}")
         if at_ms < self._without_mac_until_ms:
             return str(ResponseId(self._region, unique.int % partitions, unique.hex))
-        return self._sealed(_derived_partition(unique.int, partitions), unique.hex)
+        return self._sealed(self._deriving[0], _derived_partition(unique.int, partitions), unique.hex)
 
     def prove(self, text: str, *, now_ms: int) -> ResponseId:
         """Raises ValueError for what nobody with a secret of this region made. Reads nothing; takes microseconds."""
@@ -84,13 +88,14 @@ class ResponseIds:
         if claimed.region != self._region or str(claimed) != text:
             raise ValueError("not an id of this region")
         mac = claimed.unique[-_MAC_DIGITS:]
-        proved = [hmac.compare_digest(mac, self._mac(key, claimed.partition, claimed.unique)) for key in self._keys]
+        keys = self._deriving if claimed.minted_at_ms is None else self._minting
+        proved = [hmac.compare_digest(mac, self._mac(key, claimed.partition, claimed.unique)) for key in keys]
         if not any(proved) and now_ms >= self._without_mac_until_ms:
             raise ValueError("an id that nobody was given")
         return claimed
 
-    def _sealed(self, partition: int, unique: str) -> str:
-        mac = self._mac(self._keys[0], partition, unique)
+    def _sealed(self, key: bytes, partition: int, unique: str) -> str:
+        mac = self._mac(key, partition, unique)
         return str(ResponseId(self._region, partition, unique[:-_MAC_DIGITS] + mac))
 
     def _mac(self, key: bytes, partition: int, unique: str) -> str:

@@ -17,6 +17,7 @@ class Purpose(StrEnum):
 
     REQUEST_SIGNING = "request_signing"
     RESPONSE_IDS = "response_ids"
+    DERIVED_IDS = "derived_ids"
     BILLING = "billing"
     END_USER_PSEUDONYMS = "end_user_pseudonyms"
 

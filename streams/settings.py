@@ -391,6 +391,9 @@ class SecretSettings(_Section):
 
     request_signing: Rotating = Field(default=Rotating(), description="What proves a record of `requests`.")
     response_ids: Rotating = Field(default=Rotating(), description="What proves that a response id was minted here.")
+    derived_ids: Lasting = Field(
+        default=Lasting(), description="The same of ids that are derived. Another one gives every job another id."
+    )
     billing: Rotating = Field(default=Rotating(), description="The password of billing's HTTP interface.")
     end_user_pseudonyms: Lasting = Field(
         default=Lasting(), description="Another one gives every end user another pseudonym."
@@ -476,8 +479,12 @@ class Settings(BaseSettings):
     @property
     def response_ids(self) -> ResponseIds:
         """What makes and proves this region's response ids; keep one per process."""
-        secrets = self.keyring(Purpose.RESPONSE_IDS).accepted
-        return ResponseIds(self.region, secrets, without_mac_until_ms=self.ids_without_mac_until_ms)
+        return ResponseIds(
+            self.region,
+            self.keyring(Purpose.RESPONSE_IDS).accepted,
+            deriving=self.keyring(Purpose.DERIVED_IDS).accepted,
+            without_mac_until_ms=self.ids_without_mac_until_ms,
+        )
 
     def keyring(self, purpose: Purpose) -> Keyring:
         """Raises SettingsError where there is neither a secret of that purpose nor one of the deployment."""

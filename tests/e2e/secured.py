@@ -27,7 +27,7 @@ from streams.access import principal, producer_prefix, producer_role_name, roles
 from streams.directory import Tenant
 from streams.log.kafka import client_config
 from streams.provisioning import wait_for_broker
-from streams.settings import GatewaySettings, KafkaSettings, Settings
+from streams.settings import KafkaSettings, Settings
 from tests.certificates import Authority
 from tests.e2e.stacks import AMPLE, ENGINE
 from tests.servers import free_ports, server, until
@@ -36,7 +36,6 @@ ROOT = Path(__file__).parents[2]
 REGION = "secured"
 TENANTS = ("north", "south")
 START_TIMEOUT_S = 90.0
-GATEWAY_TLS = "tls_certificate_file" in GatewaySettings.model_fields
 PROCESSES = {
     "billing": "billing_jobs", "settlement": "agents.settlement", "post-safety": "agents.post_safety",
     "worker": "gpu_consumers", "admission": "agents.admission", "gateway": "streams.gateway",
@@ -44,7 +43,7 @@ PROCESSES = {
 """Role → module."""
 SCRAM_ROLES = frozenset({"gateway", "admission"})
 """The others send their password as it is (PLAIN). Admission's Faust has a library of its own."""
-PURPOSES = ("request_signing", "response_ids", "end_user_pseudonyms", "billing")
+PURPOSES = ("request_signing", "response_ids", "derived_ids", "end_user_pseudonyms", "billing")
 
 
 class SecuredStack:
@@ -119,7 +118,8 @@ class SecuredStack:
             },
             "gateway": {
                 "port": self.port,
-                **(self._gateway_tls() if GATEWAY_TLS else {}),
+                "tls_certificate_file": str(self._pair.certificate),
+                "tls_key_file": str(self._pair.key),
                 "admission_timeout_ms": 30_000,
             },
             # Split, so that every topic between the stages is used.
@@ -137,9 +137,6 @@ class SecuredStack:
                 }
             ],
         }  # fmt: skip
-
-    def _gateway_tls(self) -> dict[str, str]:
-        return {"tls_certificate_file": str(self._pair.certificate), "tls_key_file": str(self._pair.key)}
 
     # -- who one is
 
@@ -286,7 +283,7 @@ class SecuredStack:
 
     @property
     def gateway_url(self) -> str:
-        return f"{'https' if GATEWAY_TLS else 'http'}://127.0.0.1:{self.port}"
+        return f"https://127.0.0.1:{self.port}"
 
     def redis_client(self, **options: Any) -> redis.Redis:
         return redis.Redis(

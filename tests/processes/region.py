@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import SecretStr
 
 from schemas.base import Scope
 from schemas.batch import BatchJob
@@ -23,12 +24,11 @@ from schemas.generated import GENERATED, Ending, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
-from streams.ids import ResponseIds, parse_response_id
-from streams.keyring import Purpose, derived_keyring
+from streams.ids import parse_response_id
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import Headers, LogRecord
 from streams.provisioning import provision
-from streams.settings import KafkaSettings
+from streams.settings import KafkaSettings, Settings
 from streams.signing import sign_job, sign_request
 from streams.topics import Partitions, Topics
 
@@ -80,7 +80,7 @@ class Region:
         self.redis_url = redis_url
         self.directory = directory
         self.topics = Topics(self.name, [POOL], Partitions(responses=REPLY_PARTITIONS))
-        self.ids = ResponseIds(self.name, derived_keyring(Purpose.RESPONSE_IDS, [SECRET.decode()]).accepted)
+        self.ids = Settings(region=self.name, deployment_secret=SecretStr(SECRET.decode())).response_ids
         self.producer_key = Ed25519PrivateKey.generate()
         self._producer = KafkaProducer(kafka, "test")
         self._readers: list[KafkaConsumer] = []

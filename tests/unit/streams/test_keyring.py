@@ -3,12 +3,13 @@
 import pytest
 from pydantic import SecretStr
 
+from streams.ids import ResponseIds
 from streams.keyring import Purpose
 from streams.settings import Lasting, Rotating, SecretSettings, Settings, SettingsError
 
 ROOT, OLD_ROOT, OWN, OLD_OWN = (SecretStr(letter * 40) for letter in "rRoO")
-DERIVED = [Purpose.RESPONSE_IDS, Purpose.BILLING]
-ROTATING = [purpose for purpose in Purpose if purpose is not Purpose.END_USER_PSEUDONYMS]
+DERIVED = [Purpose.RESPONSE_IDS, Purpose.DERIVED_IDS, Purpose.BILLING]
+ROTATING = [Purpose.REQUEST_SIGNING, Purpose.RESPONSE_IDS, Purpose.BILLING]
 
 
 def raw(secret: SecretStr) -> bytes:
@@ -32,7 +33,7 @@ def test_the_deployments_secret_serves_until_there_is_one_of_that_purpose(purpos
 def test_what_is_derived_says_nothing_of_another_purpose_or_of_the_root() -> None:
     settings = Settings(deployment_secret=ROOT)
     currents = [settings.keyring(purpose).current for purpose in DERIVED]
-    assert len({*currents, raw(ROOT)}) == 3
+    assert len({*currents, raw(ROOT)}) == len(DERIVED) + 1
 
 
 @pytest.mark.parametrize("purpose", ROTATING)
@@ -57,3 +58,17 @@ def test_no_secret_at_all_is_refused_and_none_is_shown() -> None:
         Settings().keyring(Purpose.RESPONSE_IDS)
     settings = Settings(secrets=own(Purpose.RESPONSE_IDS, value=OWN))
     assert OWN.get_secret_value() not in repr(settings.keyring(Purpose.RESPONSE_IDS))
+
+
+def test_a_job_that_is_delivered_again_after_a_rotation_keeps_its_id() -> None:
+    def ids(**secrets: SecretStr) -> ResponseIds:
+        return Settings(deployment_secret=ROOT, secrets=own(Purpose.RESPONSE_IDS, **secrets)).response_ids
+
+    before, during, after = ids(value=OLD_OWN), ids(value=OWN, previous=OLD_OWN), ids(value=OWN)
+    job, *others = (each.derive(64, "acme", "intake.batch", "line-1", at_ms=1) for each in (before, during, after))
+    assert others == [job, job], "else it would be done, and billed, again"
+    assert after.prove(job, now_ms=1)
+    minted = before.mint(3)
+    assert during.prove(minted, now_ms=1)
+    with pytest.raises(ValueError, match="nobody was given"):
+        after.prove(minted, now_ms=1)
