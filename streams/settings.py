@@ -1,5 +1,7 @@
 """The one settings model. Sources, strongest first: environment (`SLUICE_KAFKA__BOOTSTRAP=…`), the TOML file named by
 `SLUICE_CONFIG`, defaults. An unknown or invalid field fails with its name.
+
+Over 500 lines because it is the one place for every field, and for what must hold between them.
 """
 
 import os
