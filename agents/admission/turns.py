@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
+FINEST_S = 0.001
 
 
 class Pace:
@@ -76,7 +77,8 @@ class Turns:
         try:
             wait_s = self._pace.wait_s(self._clock_s(), 0)
             while self._waiting:
-                await self._sleep(wait_s)
+                # No timer is finer than that; what is not waited now adds up.
+                await self._sleep(wait_s if wait_s >= FINEST_S else 0)
                 weight, turn = self._waiting.take()
                 self._pace.wait_s(self._clock_s(), weight)
                 if not turn.done():

@@ -25,7 +25,7 @@ from streams.log.port import LogRecord, TopicPartition
 from tests.unit.agents.admission.world import NOW, PUBLIC_KEY, World
 
 SPEED = 20
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 IN_WORK = 256
 
 
