@@ -75,6 +75,7 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
 
 
 @pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("placement", ["fused", "split"])
 def test_killed_in_mid_traffic_it_loses_nothing_and_routes_nothing_twice(region: Region, placement: str) -> None:
     region.beat("worker-1", home_partitions=[5, 1])
