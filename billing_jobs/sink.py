@@ -183,7 +183,9 @@ class Sink:
         """While a batch waits for an outage to end, nothing is read, but the group still hears from this member."""
         if self._pending is None:
             self._resume()
-            limit, timeout_s = MAX_POLL_RECORDS, self._planner.wait_ms(self._clock_ms()) / 1_000
+            # However long a batch may wait, progress is told.
+            wait_ms = min(self._planner.wait_ms(self._clock_ms()), PROGRESS_PERIOD_MS)
+            limit, timeout_s = MAX_POLL_RECORDS, wait_ms / 1_000
         else:
             self._pause()
             limit, timeout_s = 1, _OUTAGE_POLL_S
