@@ -233,7 +233,7 @@ class Attempts:
             if is_first:
                 work.reads_from = claim.generated_end
             work.losses = max(work.losses, claim.begun - work.is_counted)
-            work.claimed_as, work.is_counted = work.attempt_id, True
+            work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
             self._enter(work, now_ms)
         else:
             self._not_fresh(work, work.attempt_id, claim, True, now_ms)
@@ -256,10 +256,13 @@ class Attempts:
 
     def lease_renewed(self, stood: bool, now_ms: int) -> None:
         """The claim store answers. What runs without a claim, begun while it was away, is claimed; if the lease had not
-        stood (`stood`), claims may have been lost, and everything that runs is.
+        stood (`stood`), claims may have been lost, and everything that runs is, until the store has answered.
         """
+        if not stood:
+            for work in self._works.by_response.values():
+                work.lacks_claim = work.may_keep = True
         for work in self._works.by_attempt.values():
-            if work.phase is Phase.RUNNING and (not stood or (not work.claimed_as and work.may_keep)):
+            if work.phase is Phase.RUNNING and work.lacks_claim and work.may_keep:
                 work.may_keep = False
                 self._effects.append(self.asking.ask(work, work.claimed_as or work.attempt_id, "begin", now_ms))
 
@@ -267,7 +270,7 @@ class Attempts:
         if claim is None:
             work.may_keep = True
         elif claim.state in ("fresh", "expired"):
-            work.claimed_as, work.is_counted = attempt_id, True
+            work.claimed_as, work.is_counted, work.lacks_claim = attempt_id, True, False
 
     def _looked_up(self, work: Work | None, look: AskClaim, claim: Claim | None, now_ms: int) -> None:
         if work is None:
@@ -296,7 +299,7 @@ class Attempts:
             else:
                 self.forget(work)
         else:
-            work.claimed_as = asked_as
+            work.claimed_as, work.lacks_claim = asked_as, False
             work.losses = max(work.losses, claim.begun - work.is_counted)
             work.is_counted |= counted
             known_from = claim.generated_end if claim.state == "expired" else 0
@@ -374,7 +377,7 @@ class Attempts:
         else:
             # Another's, or begun without a claim: whoever was first may be alive, so ask again before taking over.
             work.must_take_over = True
-            work.claimed_as, work.is_counted = "", False
+            work.claimed_as, work.is_counted, work.lacks_claim = "", False, True
             self._wait(work, "claim", now_ms + RETRY_MS)
 
     @staticmethod

@@ -14,7 +14,7 @@ from schemas.request import LANES, Lane
 MAX_LOOKS = 128
 """Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
 MAX_HOLD_MS = 30_000
-"""So long others wait for suspects at most; then the suspects are not tried again."""
+"""So long others wait for an engine to be empty for suspects; then the suspects are not tried again."""
 
 
 class Slots:
@@ -57,8 +57,11 @@ class Slots:
         return [] if taken else [self._suspects.popitem(last=False)[1]]
 
     def take_hopeless(self, now_ms: int) -> list[str]:
-        """The suspects that others have waited for too long. Ask again and again."""
-        if not self._suspects or not self._works.slots_taken:
+        """The suspects that others have waited for too long. Ask again and again.
+
+        While one of them is tried, the others only wait for their turn.
+        """
+        if not self._suspects or not self._works.slots_taken or self._works.is_trial_on:
             self._holding_since_ms = None
             return []
         if self._holding_since_ms is None:

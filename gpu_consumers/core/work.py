@@ -58,8 +58,10 @@ class Work:
     """The attempt under which it is ours among the claims; empty: it is not."""
     is_counted: bool = False
     """Its claim counts already that it enters an engine."""
+    lacks_claim: bool = True
+    """It has none, or the store may have lost it: while it runs, it is asked for."""
     may_keep: bool = True
-    """Its claim is asked for again while it runs, if it has none."""
+    """It is not asked for already, nor another's."""
     must_take_over: bool = False
     cancelled: bool = False
     losses: int = 0

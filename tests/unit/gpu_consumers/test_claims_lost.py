@@ -37,6 +37,24 @@ def test_an_answer_whose_claim_was_lost_with_the_stores_memory_survives_a_rebala
     assert {fleet.region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
 
 
+def test_a_lost_claim_is_asked_for_until_the_store_has_answered() -> None:
+    fleet = Fleet("a")
+    ids = [fleet.region.request(max_tokens=300, partition=partition) for partition in (0, 1)]
+    fleet.run(300)
+    [worker] = fleet.all
+    fleet.region.claims, fleet.region.claims_lost = ClaimTable(LEASE_MS), True
+    lease = fleet.region.claims.renew(worker.incarnation, fleet.region.now_ms)
+    fleet.region.claims_up = False
+    worker.core.lease_renewed(lease, fleet.region.now_ms)
+    worker._run_effects()  # the lease was taken, and then the store was away
+    fleet.region.claims_up = True
+    fleet.run(100)
+    fleet.start("b")
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
+
+
 def test_what_runs_is_claimed_again_once_and_counted_once() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=300)

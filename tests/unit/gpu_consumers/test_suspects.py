@@ -117,6 +117,23 @@ def test_others_do_not_wait_for_ever_for_a_suspects_moment() -> None:
     assert fleet.region.terminal(late) is EndingCode.COMPLETED
 
 
+def test_suspects_wait_for_one_that_is_tried_however_long_its_engine_takes() -> None:
+    """As when it hangs: its engine is ended then, and the turn is the next one's."""
+    fleet = Fleet("a", max_running=8)
+    [worker] = fleet.all
+    innocent = [fleet.region.request(max_tokens=5) for _ in range(4)]
+    fleet.run(20)
+    worker.kill_engine = True
+    fleet.run(20)
+    worker.late_rounds = (2 * MAX_HOLD_MS) // 20
+    fleet.run(2 * MAX_HOLD_MS)
+    assert len(in_engine(worker)) == 1
+    worker.kill_engine, worker.late_rounds = True, 0
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in innocent} == {EndingCode.COMPLETED}
+
+
 def test_a_worker_that_is_stopped_cleanly_makes_nobody_suspect() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request()
