@@ -112,7 +112,7 @@ def wait_for_broker(settings: KafkaSettings, timeout_s: float) -> None:
         time.sleep(_RETRY_S)
 
 
-def provision(settings: KafkaSettings, topics: Sequence[Topic], timeout_s: float = 30) -> ProvisionReport:
+def provision(settings: KafkaSettings, topics: Sequence[Topic], timeout_s: float = 60) -> ProvisionReport:
     """Creates what is missing, exactly as the table says, and waits until every partition has a leader.
 
     Idempotent, and safe beside another process that provisions the same. Raises DriftError before anything is
