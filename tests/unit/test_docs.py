@@ -23,6 +23,10 @@ SETTING = re.compile(
 )
 """A setting as documents name it, and the default that they tell in parentheses: a time, or a number with a comma."""
 TOPICS = {"admission.jobs", "admission.aside"}
+PATH = re.compile(
+    r"`((?:agents|benchmarks|billing_jobs|deploy|docs|gpu_consumers|models|schemas|streams|tests)/[^`:*<]*)`"
+)
+MAX_LINE = 120
 
 
 def test_analysts_are_told_which_endings_are_charged() -> None:
@@ -45,3 +49,15 @@ def test_a_setting_that_is_named_is_there_and_has_the_default_that_is_told(docum
         assert name in fields, f"{section}.{name} is no setting"
         if told:
             assert fields[name].default == float(told.replace(",", "")), f"{section}.{name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_file_that_is_named_is_there(document: Path) -> None:
+    assert [path for path in PATH.findall(document.read_text()) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_fits_into_its_lines(document: Path) -> None:
+    """Rows of tables and what is to be copied stand in one line, however long."""
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > MAX_LINE and not line.startswith("|")] == []
