@@ -4,7 +4,6 @@ import asyncio
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
@@ -18,6 +17,7 @@ from billing_jobs.queries import Reader, read_settings
 from billing_jobs.server import create_app, reader_threads
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
+from streams.clocks import now_ms
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
@@ -31,10 +31,6 @@ STALE_MS = 60_000
 EXIT_FAILED = 70
 
 _log = structlog.get_logger()
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def check_settings(settings: Settings) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ from agents.admission.workers_reader import WorkersReader
 from agents.quota.store import QuotaUnavailable, RedisQuota
 from agents.safety.prompt_policies import PromptPolicies
 from streams.chat_tokenizer import ChatTokenizer
+from streams.clocks import now_ms
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
@@ -39,10 +39,6 @@ EPOCH_LOOK_S = 5.0
 UNREADABLE_EVERY_S = 1.0
 EXIT_FAILED = 70
 _log = structlog.get_logger()
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def end_process(why: str, error: Exception | None = None) -> NoReturn:

@@ -27,6 +27,7 @@ from schemas.control import CONTROL, Cancel
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.responses import Terminal
+from streams.clocks import now_ms
 from streams.directory import TenantDirectory
 from streams.log.port import (
     LogConsumer,
@@ -125,7 +126,7 @@ class PostSafetyProcess:
         parked: LogConsumer,
         producer: LogProducer,
         metrics: Metrics,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
         new_owner: Callable[[], str] = partial(secrets.token_hex, 8),
     ) -> None:

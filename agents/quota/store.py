@@ -303,7 +303,7 @@ class RedisQuota:
     ) -> Answer:
         now = "" if self.now_ms is None else self.now_ms
         return await self._scripts.call(
-                self._quota_script,
+            self._quota_script,
             self._keys(tenant_id, response_id),
             [
                 operation, epoch, now, limits.requests_per_minute, limits.tokens_per_minute,

@@ -4,12 +4,12 @@ import asyncio
 import signal
 import sys
 import threading
-import time
 
 import structlog
 
 from agents.quota.store import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
+from streams.clocks import now_ms
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
@@ -45,7 +45,7 @@ def run(settings: Settings) -> int:
             quota=RedisQuota(redis, settings.region),
             directory=TomlTenantDirectory(settings.tenants_file),
             queued=LaneQueues(settings.topics, reader_of),
-            clock_ms=lambda: time.time_ns() // 1_000_000,
+            clock_ms=now_ms,
             wait=stopping.wait,
             run=loop.run,
         )

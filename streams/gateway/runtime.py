@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
+from streams.clocks import monotonic_ms, now_ms
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.edge import Edge
 from streams.gateway.fan_out.hub import Hub
@@ -25,11 +26,11 @@ from streams.gateway.http.protocol import HttpProtocol
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
-from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.service import Gateway
 from streams.gateway.tls_listener import TlsListener
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
+from streams.gateway.websocket.protocol import StreamProtocol
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.log.producer_thread import ProducerThread
@@ -127,7 +128,9 @@ class GatewayRuntime:
             http, self._sockets, self.gateway, max_connections=options.max_connections,
             allowed_origins=options.allowed_origins,
         )  # fmt: skip
-        self.server_config = ServerConfig(self.edge, options, self._metrics)
+        self.server_config = ServerConfig(
+            self.edge, options, self._metrics, http=HttpProtocol, websocket=StreamProtocol
+        )
 
     async def start(self) -> None:
         """Joins the group; partitions arrive while `run` runs."""

@@ -1,15 +1,15 @@
 """uvicorn as a gateway uses it, with the bounds that its connections obey."""
 
+import asyncio
 import resource
+import ssl
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from streams.gateway.http.protocol import HttpProtocol
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.open_connections import OpenConnections
-from streams.gateway.tls_listener import tls_context
-from streams.gateway.websocket.protocol import StreamProtocol
 from streams.settings import GatewaySettings
 
 DRAIN_TIMEOUT_S = 10
@@ -20,17 +20,20 @@ OTHER_DESCRIPTORS = 256
 class ServerConfig(uvicorn.Config):
     """Measured best here: sans-I/O WebSockets, no deflate (which also rules out deflate bombs)."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: GatewaySettings, metrics: GatewayMetrics,
+        *, http: type[asyncio.Protocol], websocket: type[asyncio.Protocol],
+    ) -> None:  # fmt: skip
         self.tls = None
         """Not uvicorn's: `TlsListener` listens with it."""
         if settings.tls_certificate_file is not None and settings.tls_key_file is not None:
-            self.tls = tls_context(settings.tls_certificate_file, settings.tls_key_file)
+            self.tls = _tls_context(settings.tls_certificate_file, settings.tls_key_file)
         super().__init__(
             app,
             host=settings.host,
             port=settings.port,
-            http=HttpProtocol,
-            ws=StreamProtocol,
+            http=http,
+            ws=websocket,
             ws_per_message_deflate=False,
             ws_max_size=settings.max_body_bytes,
             backlog=4_096,
@@ -46,3 +49,12 @@ class ServerConfig(uvicorn.Config):
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = min(settings.max_open_connections, max(1, descriptors - OTHER_DESCRIPTORS))
         self.open_connections = OpenConnections(most, settings.max_connections_per_peer, settings.trusted_proxies)
+
+
+def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Of a server that talks HTTP/1.1. Raises OSError when certificate and key do not belong together."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["http/1.1"])
+    return context

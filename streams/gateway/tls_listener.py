@@ -4,7 +4,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -16,15 +15,6 @@ from streams.gateway.open_connections import OpenConnections
 ACCEPT_AGAIN_S: Final = 0.1
 
 _log = structlog.get_logger()
-
-
-def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Of a server that talks HTTP/1.1. Raises OSError when certificate and key do not belong together."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 class Handshake:

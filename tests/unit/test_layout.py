@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
@@ -75,6 +76,23 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
     used = _imported(OURS) | BY_NAME
     assert required <= used
     assert dev <= _imported(BESIDE) | used
+
+
+def _modules_imported(path: Path) -> set[str]:
+    """As they are named: a module, or what is taken from one. Those for types alone count too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module} | {f"{node.module}.{name.name}" for name in node.names}
+    return names
+
+
+def test_no_module_needs_one_that_needs_it() -> None:
+    paths = {path for folder in OURS for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"}
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    TopologicalSorter({name: _modules_imported(path) & modules.keys() for name, path in modules.items()}).prepare()
 
 
 @pytest.mark.parametrize(

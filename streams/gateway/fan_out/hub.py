@@ -15,7 +15,7 @@ from schemas.request import OnDisconnect
 from schemas.responses import Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.backlog import Backlog, HistoryEntry
-from streams.gateway.fan_out.opened import Opened
+from streams.gateway.fan_out.open_responses import OpenResponses
 from streams.gateway.fan_out.spans import SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES, Span, memory_bytes
 from streams.gateway.fan_out.stream import Stream, Viewer
 from streams.ids import is_response_id
@@ -62,7 +62,7 @@ class Hub:
         self._elsewhere_grace_ms = disconnect_grace_ms if elsewhere_grace_ms is None else elsewhere_grace_ms
         self._max_ended = max_ended
         self._streams: dict[str, Stream] = {}
-        self.opened = Opened()
+        self.opened = OpenResponses()
         """Accepted here and not ended; neither jobs, which nobody accepted here, nor what waits for history."""
         self.backlog = Backlog(max_bytes=max_unkept_bytes, max_ended=max_unkept_ended)
         """What history lacks. Answer a slice of it with `kept`."""

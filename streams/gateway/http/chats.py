@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
+from streams.clocks import now_ms
 from streams.dialects.neutral import ChatRequest
 from streams.dialects.openai_chat import parse_chat_request
 from streams.dialects.openai_completion import completion_object
@@ -30,7 +31,6 @@ from streams.gateway.http.chat_events import ChatEvents, ChatEventsForm, asks_fo
 from streams.gateway.http.sse import SseResponse, departed
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.request_headers import api_key_of, traceparent_of
-from streams.gateway.service.clocks import now_ms
 from streams.gateway.service.lookup import texts_of
 from streams.gateway.service.refusals import replay_unavailable, unavailable
 from streams.gateway.service.service import Gateway

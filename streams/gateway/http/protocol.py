@@ -1,7 +1,7 @@
 """uvicorn's HTTP connection with bounds: of its head in size and time, of what is pipelined, of how many there are."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httptools
 import orjson
@@ -12,9 +12,7 @@ from streams.gateway.lingering import Lingering
 from streams.gateway.open_connections import Abortable
 from streams.gateway.request_headers import mint_request_id
 from streams.gateway.retry_advice import retry_advice_ms
-
-if TYPE_CHECKING:
-    from streams.gateway.server_config import ServerConfig
+from streams.gateway.server_config import ServerConfig
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 256
@@ -44,7 +42,7 @@ class _Refused(Exception):
 class HttpProtocol(Lingering, HttpToolsProtocol):
     """A peer holds no more than a head, a part of a body and a few requests, and none of them for ever."""
 
-    config: "ServerConfig"
+    config: ServerConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

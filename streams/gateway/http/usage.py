@@ -5,11 +5,11 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from schemas.usage_query import InvalidQuery, parse_bucket_width, parse_group_by
+from streams.clocks import now_ms
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import invalid_parameter
 from streams.gateway.http.usage_reader import UsageReader, UsageUnavailable
 from streams.gateway.request_headers import api_key_of
-from streams.gateway.service.clocks import now_ms
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.service import Gateway
 

@@ -7,6 +7,7 @@ import structlog
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
+from streams.clocks import monotonic_ms, now_ms
 from streams.dialects.neutral import ChatRequest, end_user_pseudonym
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -14,7 +15,6 @@ from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.cancels import Cancels
-from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.ports import Ownership, Sender
 from streams.gateway.service.refusals import unavailable

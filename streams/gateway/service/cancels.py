@@ -6,10 +6,10 @@ import structlog
 
 from schemas.base import Scope
 from schemas.control import Cancel
+from streams.clocks import now_ms
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.service.background import Background
-from streams.gateway.service.clocks import now_ms
 from streams.gateway.service.ports import Sender
 from streams.gateway.service.refusals import unavailable
 from streams.log.port import LogError

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from schemas.base import Scope
 from schemas.responses import Started, Terminal
+from streams.clocks import now_ms
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, HistoryUnavailable
-from streams.gateway.service.clocks import now_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import not_found, replay_unavailable
 from streams.ids import ResponseIds

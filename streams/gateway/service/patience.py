@@ -7,7 +7,7 @@ before that gateway has read again what the client saw.
 import asyncio
 from collections.abc import Callable
 
-from streams.gateway.service.clocks import monotonic_ms, now_ms
+from streams.clocks import monotonic_ms, now_ms
 from streams.ids import parse_response_id
 
 YOUNG_MS = 60_000

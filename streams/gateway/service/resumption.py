@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from schemas.base import Scope
 from schemas.responses import Terminal
+from streams.clocks import monotonic_ms, now_ms
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -12,7 +13,6 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed, Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
-from streams.gateway.service.clocks import monotonic_ms, now_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Lookup, Snapshot, texts_of
 from streams.gateway.service.patience import Patience, is_young

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from streams.clocks import monotonic_ms
 from streams.dialects.neutral import ChatRequest
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
@@ -15,7 +16,6 @@ from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
 from streams.gateway.service.cancellation import Cancellation
 from streams.gateway.service.cancels import ACKNOWLEDGE_TIMEOUT_S, Cancels
-from streams.gateway.service.clocks import monotonic_ms
 from streams.gateway.service.keys import Principal, authenticate
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.parsing import Parsers

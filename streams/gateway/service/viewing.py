@@ -1,12 +1,12 @@
 """Who watches what: each viewer of the hub, and the coroutine that follows it."""
 
 from schemas.base import Scope
+from streams.clocks import monotonic_ms
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Viewer
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History
-from streams.gateway.service.clocks import monotonic_ms
 
 
 class Viewing:

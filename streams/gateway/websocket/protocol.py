@@ -6,7 +6,7 @@ then neither messages nor pongs can pile up.
 
 from asyncio.transports import BaseTransport
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import PayloadTooBig
@@ -14,9 +14,7 @@ from websockets.frames import Frame
 
 from streams.gateway.closing import CloseReason, closing_message
 from streams.gateway.lingering import Lingering
-
-if TYPE_CHECKING:
-    from streams.gateway.server_config import ServerConfig
+from streams.gateway.server_config import ServerConfig
 
 FRAMES: Final = "sluice.frames"
 """In the scope's `extensions`: the connection, where it can write frames made beforehand."""
@@ -41,7 +39,7 @@ def text_frame(payload: bytes) -> bytes:
 class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
     """One connection, from its handshake on."""
 
-    config: "ServerConfig"
+    config: ServerConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

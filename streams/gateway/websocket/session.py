@@ -31,6 +31,7 @@ from schemas.websocket import (
     ResumeMessage,
     StartedMessage,
 )
+from streams.clocks import monotonic_ms
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chat import parse_chat_request
 from streams.dialects.openai_error import ending_error
@@ -41,7 +42,6 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed, Event
 from streams.gateway.json_body import parse_json_object
 from streams.gateway.retry_advice import retry_advice_ms
-from streams.gateway.service.clocks import monotonic_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway

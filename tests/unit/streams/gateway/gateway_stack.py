@@ -17,11 +17,11 @@ from schemas.endings import EndingCode
 from schemas.request import OnDisconnect, Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
+from streams.clocks import now_ms
 from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, LogClients
-from streams.gateway.service.clocks import now_ms
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryConsumer, MemoryLog, MemoryProducer
 from streams.log.port import LogRecord

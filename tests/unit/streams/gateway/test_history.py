@@ -14,13 +14,13 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.responses import Started, Terminal
 from streams import redis_keys
+from streams.clocks import now_ms
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Behind
 from streams.gateway.history import replay as replay_module
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
-from streams.gateway.service.clocks import now_ms
 from streams.log.memory import MemoryLog
 from streams.log.port import TopicPartition
 from streams.settings import RedisSettings, Settings

@@ -1,4 +1,4 @@
-"""The gateway's two clocks."""
+"""A process's two clocks."""
 
 import time
 

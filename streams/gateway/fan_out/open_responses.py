@@ -3,7 +3,7 @@
 from collections import Counter
 
 
-class Opened:
+class OpenResponses:
     def __init__(self) -> None:
         self._tenants: dict[str, str] = {}
         self._of_tenant: Counter[str] = Counter()
