@@ -1,1 +1,1 @@
-"""Wiring: the local runner, the command line, provisioning of what a machine lacks."""
+"""Wiring: the local runner, the command line, installation of what a machine lacks."""

@@ -83,7 +83,7 @@ TENANT_GONE = Refusal(code=EndingCode.INVALID_REQUEST, message="The tenant does 
 
 
 def ending_of(origin: Origin, refusal: Refusal) -> Ending:
-    """The refusal as everybody reads it. Advice to wait is jittered here and nowhere else."""
+    """The refusal as everybody reads it. Advice to wait is jittered here, for all of admission."""
     wait_ms = refusal.retry_after_ms
     return Ending(
         response_id=origin.response_id,
