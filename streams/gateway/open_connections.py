@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Protocol
 
+from uvicorn.middleware.proxy_headers import _TrustedHosts
+
 
 class Abortable(Protocol):
     def abort(self) -> None: ...
@@ -13,13 +15,14 @@ class Abortable(Protocol):
 class OpenConnections:
     """Counts connections. A new one takes the place of the longest idle when there is no room.
 
-    Addresses in `trusted_proxies` stand for many peers: only the bound of all holds for them.
+    Addresses in `trusted_proxies` (or in networks there) stand for many peers: only the bound of all holds for them.
     """
 
     def __init__(self, most: int, most_per_peer: int, trusted_proxies: Collection[str] = ()) -> None:
         self._most = most
         self._most_per_peer = most_per_peer
-        self._trusted = frozenset(trusted_proxies)
+        self._trusted = _TrustedHosts(list(trusted_proxies))
+        """uvicorn's own: who is believed about its peers is who has many."""
         self._peers: dict[Abortable, str] = {}
         self._of_peer: Counter[str] = Counter()
         self._idle: dict[Abortable, None] = {}
@@ -29,6 +32,7 @@ class OpenConnections:
 
     def opened(self, connection: Abortable, address: str) -> bool:
         """Whether it may stay; it counts, and is idle, if so."""
+        address = _as_it_was(address)
         peer = _peer_of(address)
         if address not in self._trusted and self._of_peer[peer] >= self._most_per_peer:
             return False
@@ -58,6 +62,17 @@ class OpenConnections:
             self._of_peer[peer] -= 1
             if not self._of_peer[peer]:
                 del self._of_peer[peer]
+
+
+def _as_it_was(address: str) -> str:
+    """A socket that takes both families writes IPv4 as IPv6: all of it lies in one /64."""
+    if not address.lower().startswith("::ffff:"):
+        return address
+    try:
+        mapped = ipaddress.IPv6Address(address).ipv4_mapped
+    except ValueError:
+        return address
+    return address if mapped is None else str(mapped)
 
 
 def _peer_of(address: str) -> str:

@@ -49,10 +49,13 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         self.handshake: Abortable | None = None
         """As what it was counted until now."""
         self._in_head = False
-        self._head_bytes = 0
+        self._in_body = False
+        """Or in what follows it."""
+        self._field_bytes = 0
+        """Received in pieces that brought neither a body's bytes nor the end of anything: of a head or a trailer."""
+        self._advances = 0
         self._ignores_upgrade = False
         self._http_version = b"1.1"
-        self._messages = 0
         self._deadline: asyncio.TimerHandle | None = None
 
     # The connection
@@ -110,17 +113,17 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         if self.lingers:
             self.read_away()
             return
-        messages = self._messages
+        advances = self._advances
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._end(cause.status if isinstance(cause, _Refused) else 400)
             return
-        if self._in_head and messages == self._messages:
-            # In a piece that also ended another message the parser does not tell what belongs to which.
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
+        if advances == self._advances:
+            # In a piece that also brought something else the parser does not tell what belongs to which.
+            self._field_bytes += len(data)
+            if self._field_bytes > MAX_HEAD_BYTES:
                 self._end(431)
 
     def _feed(self, data: bytes) -> None:
@@ -155,11 +158,13 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(503)
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._field_bytes = True, 0
         if not self._is_answering:
             self._set_deadline(self.config.head_timeout_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # A trailer is no part of the head (RFC 9110 §6.5.1), and nothing here asks for one.
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             raise _Refused(431)
@@ -167,9 +172,12 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
             raise _Refused(431)
-        self._in_head = False
+        self._in_head, self._in_body = False, True
+        self._advance()
         self._clear_deadline()
         self.config.open_connections.is_busy(self.transport)
+        if self._is_answering and self.parser.should_upgrade() and self._should_upgrade():
+            raise _Refused(400)  # What is being answered would wait for a connection that is no longer its own.
         if self.parser.should_upgrade() and not self._should_upgrade() and self.parser.get_method() != b"CONNECT":
             # RFC 9110 §7.8 lets a server ignore the wish. (The parser would take the body for the other protocol.)
             self.scope["method"] = self.parser.get_method().decode("ascii")
@@ -181,12 +189,18 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         if self.cycle is not previous and self.scope["http_version"] == "1.0":
             _end_with_the_connection(self.cycle)
 
+    def _advance(self) -> None:
+        self._advances += 1
+        self._field_bytes = 0
+
     def on_body(self, body: bytes) -> None:
+        self._advance()
         if not self._ignores_upgrade:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._messages += 1
+        self._advance()
+        self._in_body = False
         if not self._ignores_upgrade:
             super().on_message_complete()
 
@@ -206,6 +220,7 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
             return
         self._clear_deadline()
         has_begun = self._is_answering and (self.pipeline or self._in_head or self.cycle.response_started)
+        has_begun = has_begun or (self._in_body and self.cycle is not None and self.cycle.response_complete)
         for cycle in (self.cycle, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None:
                 cycle.disconnected = True

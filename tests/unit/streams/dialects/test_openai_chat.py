@@ -1,6 +1,7 @@
 """The OpenAI dialect is a pure translation: golden shapes on the way out, nothing ignored on the way in."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -271,6 +272,13 @@ def test_text_that_is_not_one_plain_json_object_is_refused(raw: bytes, why: str)
     with pytest.raises(RequestError, match=why) as refused:
         parse_json_object(raw)
     assert refused.value.code is EndingCode.INVALID_REQUEST
+
+
+def test_a_text_that_nobody_closes_is_looked_through_once() -> None:
+    began_s = time.thread_time()
+    with pytest.raises(RequestError, match="more than 200000 objects and arrays"):
+        parse_json_object("[" * 200_001 + '"' + '\\"' * 1_000_000)
+    assert time.thread_time() - began_s < 20, "from each of its quotes again it would take hours"
 
 
 def test_brackets_in_a_text_are_no_objects() -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
+from streams.gateway.open_connections import OpenConnections
 from streams.gateway.websocket.protocol import StreamProtocol
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
 
@@ -20,6 +21,13 @@ UPGRADE = (
     b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
+
+
+class Silent:
+    """A connection that can be aborted."""
+
+    def abort(self) -> None:
+        pass
 
 
 class Peer:
@@ -218,6 +226,24 @@ async def test_nonsense_is_refused(stack: Stack, line: bytes) -> None:
         assert status_of(await stranger.hear_all()) == 400
 
 
+@pytest.mark.parametrize(
+    "trailer",
+    [b"X-Long: " + b"a" * 20_000_000, b"X-Name" + b"a" * 20_000_000, b"a: b\r\n" * 200_000],
+    ids=["value", "name", "lines"],
+)
+async def test_what_follows_a_body_is_bounded_as_what_precedes_it(stack: Stack, trailer: bytes) -> None:
+    async with peer(stack) as stranger:
+        await stranger.say(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        )
+        assert status_of(await stranger.hear()) == 401
+        async with saying(stranger, trailer):
+            assert b"HTTP/1.1" not in await stranger.hear_all(), "it has its answer"
+    await until(lambda: not stack.server.server_state.connections, "nothing is left of it")
+    await healthy(stack)
+
+
 # Connections
 
 
@@ -256,12 +282,48 @@ async def test_one_address_holds_its_part_of_all_connections(redis_url: str) -> 
         await healthy(stack)
 
 
+def test_peers_of_ipv4_on_a_socket_of_both_families_are_told_apart() -> None:
+    counted = OpenConnections(100, 2)
+    assert [counted.opened(Silent(), f"::ffff:192.0.2.{number // 2}") for number in range(8)] == [True] * 8
+    assert not counted.opened(Silent(), "192.0.2.1")
+    assert not counted.opened(Silent(), "::ffff:192.0.2.1")
+
+
+@pytest.mark.parametrize("trusted", ["10.1.0.0/16", "10.1.2.3", "*"])
+@pytest.mark.parametrize("address", ["10.1.2.3", "::ffff:10.1.2.3"])
+def test_a_proxy_is_trusted_by_address_or_network(trusted: str, address: str) -> None:
+    counted = OpenConnections(100, 2, [trusted])
+    assert all(counted.opened(Silent(), address) for _ in range(10))
+
+
 async def test_a_trusted_proxy_holds_as_many_as_there_are(redis_url: str) -> None:
     settings = gateway_settings(redis_url, "proxy", max_connections_per_peer=3)
     async with serving(settings, memory_log(settings)) as stack, AsyncExitStack() as opened:
         for _ in range(5):
             await opened.enter_async_context(peer(stack))
         await healthy(stack)
+
+
+async def test_an_upgrade_amid_an_answer_leaves_nothing_behind(stack: Stack) -> None:
+    """The answer that nobody takes would wait for a connection that is no longer its own."""
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    deaf.connect(("127.0.0.1", stack.port))
+    reader, writer = await asyncio.open_connection(sock=deaf, limit=1_024)
+    stranger = Peer(reader, writer)
+    await until(lambda: bool(stack.server.server_state.connections), "it is connected")
+    [connection] = stack.server.server_state.connections
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    async with asyncio.timeout(15):
+        while not stack.runtime.edge.connections:
+            await stranger.say(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0.05)
+    await stranger.say(UPGRADE + b"\r\n")
+    connections = stack.server.server_state.connections
+    await until(lambda: connection.transport.is_closing() or connection not in connections, "it was read")
+    writer.transport.abort()
+    await until(lambda: not stack.server.server_state.connections, "the connection has gone")
+    await until(lambda: not stack.runtime.edge.connections, "nothing is served any more")
 
 
 # WebSockets
