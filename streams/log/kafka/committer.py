@@ -16,28 +16,37 @@ _RETRY_S = 0.005
 
 
 class _Job(NamedTuple):
+    """`balances`: how many had begun when it was asked for."""
+
     positions: list[NativePartition]
     deadline_s: float
+    balances: int
     outcome: Future[None]
 
 
 class Committer:
     """One commit is under way at a time, in the order in which they were asked for: a late one undoes no newer one.
 
-    librdkafka's own waits for as long as the group's coordinator is away.
+    One that was asked for before a balance is not tried behind it: its partitions may be another member's by then, and
+    the broker would take it. librdkafka's own waits for as long as the group's coordinator is away.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._balances = 0
+
+    def balance_begins(self) -> None:
+        """A rebalance callback begins."""
+        self._balances += 1
 
     def start(self, positions: list[NativePartition]) -> Future[None]:
         """The outcome may be cancelled until the commit begins."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log-commit", daemon=True)
             self._thread.start()
-        job = _Job(positions, time.monotonic() + COMMIT_TIMEOUT_S, Future())
+        job = _Job(positions, time.monotonic() + COMMIT_TIMEOUT_S, self._balances, Future())
         self._jobs.put(job)
         return job.outcome
 
@@ -52,8 +61,8 @@ class Committer:
             except Empty:
                 break
             if job is not None and job.outcome.set_running_or_notify_cancel():
-                job.outcome.set_exception(LogError("commit: a balance began", retriable=True))
-        self._commit(positions, time.monotonic() + COMMIT_TIMEOUT_S)
+                job.outcome.set_exception(_balance_began())
+        self._commit(positions, time.monotonic() + COMMIT_TIMEOUT_S, self._balances)
 
     def close(self) -> None:
         """Raises LogError when a commit still hangs: the consumer must not be closed under it."""
@@ -69,14 +78,16 @@ class Committer:
             if not job.outcome.set_running_or_notify_cancel():
                 continue
             try:
-                self._commit(job.positions, job.deadline_s)
+                self._commit(job.positions, job.deadline_s, job.balances)
             except Exception as error:  # noqa: BLE001 - raised where the outcome is awaited
                 job.outcome.set_exception(error)
             else:
                 job.outcome.set_result(None)
 
-    def _commit(self, positions: list[NativePartition], deadline_s: float) -> None:
+    def _commit(self, positions: list[NativePartition], deadline_s: float, balances: int) -> None:
         while True:
+            if balances != self._balances:
+                raise _balance_began()
             try:
                 with translated("commit"):
                     done = self._consumer.commit(offsets=positions, asynchronous=False)
@@ -88,3 +99,7 @@ class Committer:
                 time.sleep(_RETRY_S)
             else:
                 return
+
+
+def _balance_began() -> LogError:
+    return LogError("commit: a balance began", retriable=True)

@@ -349,6 +349,7 @@ class KafkaConsumer:
             raise LogError("this reader belongs to no group", retriable=False)
 
     def _assigned(self, consumer: Consumer, partitions: list[NativePartition]) -> None:
+        self._committer.balance_begins()
         added = _own(partitions)
         if not self._cooperative:
             self._owned.clear()
@@ -380,6 +381,7 @@ class KafkaConsumer:
         self._release(consumer, partitions, self._on_lost or self._on_revoke)
 
     def _release(self, consumer: Consumer, partitions: list[NativePartition], tell: OnPartitions | None) -> None:
+        self._committer.balance_begins()
         removed = _own(partitions)
         self._released.update(removed)
         self._in_callback = True

@@ -1,5 +1,6 @@
 """What the port over librdkafka decides by itself, with librdkafka's client played by the test."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,42 @@ def test_no_record_is_handed_out_of_a_partition_that_was_revoked_while_it_was_po
     records = consumer.poll(10, 0.0)
     assert revoked == [LEAVING]
     assert [(record.source, record.offset) for record in records] == [(STAYING, 7)]
+
+
+class CompletingClient(BalancingClient):
+    """Its group refuses commits until the partitions are given away, as while a balance is completed."""
+
+    def __init__(self, config: dict[str, object], **options: object) -> None:
+        super().__init__(config, **options)
+        self.refused = threading.Event()
+        self.committed: list[int] = []
+
+    def commit(self, *, offsets: list[NativePartition], asynchronous: bool) -> list[NativePartition]:
+        assert not asynchronous
+        if threading.current_thread() is not threading.main_thread() and not self.committed:
+            self.refused.set()
+            raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+        self.committed += [position.offset for position in offsets]
+        return offsets
+
+
+def test_a_commit_from_before_a_balance_is_not_made_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would undo the one of the callback, or that of the partition's next owner."""
+    clients: list[CompletingClient] = []
+
+    def client(config: dict[str, object], **options: object) -> CompletingClient:
+        clients.append(CompletingClient(config, **options))
+        return clients[-1]
+
+    monkeypatch.setattr(kafka_consumer, "Consumer", client)
+    consumer = KafkaConsumer(KafkaSettings(), "group", "client")
+    consumer.subscribe(["t"], on_revoke=lambda partitions: consumer.commit(dict.fromkeys(partitions, 9)))
+    late = consumer.start_commit({LEAVING: 3})
+    assert clients[0].refused.wait(5)
+    consumer.poll(10, 0.0)
+    with pytest.raises(LogError, match="a balance began"):
+        late.result(5)
+    assert clients[0].committed == [9]
 
 
 class FencedClient(BalancingClient):
