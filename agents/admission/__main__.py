@@ -11,7 +11,7 @@ import structlog
 import uvloop
 
 from agents.admission.app import AdmissionApp
-from agents.admission.pipeline import Pipeline
+from agents.admission.pipeline import Pipeline, places_among
 from agents.admission.publication import Publisher
 from agents.admission.recovery import Recovery, RecoveryFailed
 from agents.admission.refusals import Buried
@@ -97,7 +97,10 @@ def run(settings: Settings) -> int:
         def on_hold(record: LogRecord, for_s: float) -> None:
             excuses.hold(record.topic, for_s)
 
-        return Pipeline(services, publisher, recovery.run, settings.admission.max_attempts, on_hold)
+        return Pipeline(
+            services, publisher, recovery.run, settings.admission.max_attempts, on_hold,
+            places=places_among(settings.admission.in_flight),
+        )  # fmt: skip
 
     admission = AdmissionApp(settings, wire, lambda error: end_process("an event could not be finished", error))
 

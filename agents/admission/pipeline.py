@@ -5,9 +5,9 @@ Whatever else happens is retried a bounded number of times; a log that does not 
 after which the process ends without acknowledging.
 
 A producer's job that gets `NotYet` (its tenant's quota or its pool has no room) keeps its place in the queue and is
-tried again. A tenant has few places: where all are taken, its next job steps aside, into a topic where only such jobs
-stand, so that others get by. Nobody keeps a place for long, since the commit stands behind it: then the job goes to the
-end of the queue that it came from.
+tried again. A tenant has few places, and all of them together have half of what may be in work: where these are taken,
+the next job steps aside, into a topic where only such jobs stand, so that others get by. Nobody keeps a place for long,
+since the commit stands behind it: then the job goes to the end of the queue that it came from.
 
 While the quota store is away, an event waits for it: only the store knows whether an earlier delivery was admitted, and
 where that stands in `generated`; an ending written without asking could be a second one. After the event's deadline it
@@ -57,6 +57,11 @@ Destination = Callable[[Admission], str]
 """The topic that an admission goes to."""
 
 
+def places_among(in_flight: int) -> Places:
+    """Where jobs wait, of `in_flight` that are in work: half of these never wait, or nobody would get by."""
+    return Places(PLACES, max(in_flight // 2, 1), STAY_MS)
+
+
 @dataclass(slots=True)
 class _Waiting:
     """One event's stay in a queue. It takes a place only when it has to wait."""
@@ -64,9 +69,9 @@ class _Waiting:
     places: Places | None
     place: Place | None = None
 
-    def may_go_on(self, holder: Hashable, now_ms: int) -> bool:
+    def may_go_on(self, queue: str, holder: Hashable, now_ms: int) -> bool:
         if self.place is None and self.places is not None:
-            self.place = self.places.take(holder, now_ms)
+            self.place = self.places.take(queue, holder, now_ms)
         return self.place is not None and now_ms < self.place.until_ms
 
     def end(self) -> None:
@@ -86,7 +91,7 @@ class Pipeline:
     """Told that a record waits on purpose, for so many seconds."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     output_policies: OutputPolicyWriter = field(default_factory=OutputPolicyWriter)
-    places: Places = field(default_factory=lambda: Places(PLACES, STAY_MS))
+    places: Places = field(default_factory=lambda: places_among(256))
     rounds: Pace = field(default_factory=lambda: Pace(ASIDE_PER_SECOND))
 
     @property
@@ -184,7 +189,7 @@ class Pipeline:
             origin = Origin.of(event)
             if now_ms >= origin.deadline_ms:
                 return Refused(origin, DEADLINE_PASSED)
-            if not waiting.may_go_on((record.topic, origin.scope.tenant_id), now_ms):
+            if not waiting.may_go_on(record.topic, origin.scope.tenant_id, now_ms):
                 return result
             self.on_hold(record, 10 * HOLD_S)
             await self.sleep(HOLD_S)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from agents.admission.in_order import InOrder
+from agents.admission.pipeline import PLACES
 from agents.admission.turns import FairOrder
 from agents.quota.store import RedisQuota, Refusal
 from schemas.endings import EndingCode
@@ -36,6 +37,26 @@ async def test_jobs_that_wait_for_their_tenant_leave_places_to_others(redis_url:
         r.submit("light", [f"line-{number}" for number in range(20)])
         await r.until(lambda: len(r.in_lane()) == 21, "the other tenant's jobs")
         assert Counter(work.scope.tenant_id for work in r.in_lane()) == {"heavy": 1, "light": 20}
+        assert not r.endings()
+
+
+@pytest.mark.parametrize("placement", ["fused", "split"])
+async def test_many_tenants_whose_jobs_wait_take_no_place_from_one_whose_jobs_need_not(
+    redis_url: str, placement: str
+) -> None:
+    heavy = {f"heavy{number}": Limits(concurrent_jobs=1) for number in range(2 * IN_WORK // PLACES)}
+    async with region(redis_url, placement, jobs_per_second=10**6, light=Limits(), **heavy) as r:
+        r.beat()
+        r.pipeline.places.stay_ms = 10**12
+        for tenant_id in heavy:
+            r.submit(tenant_id, [f"line-{number}" for number in range(PLACES)])
+        queue = r.topics.jobs("default").name
+        await r.until(lambda: len(r.records(queue)) >= 2 * IN_WORK, "more jobs in the queue than are in work at once")
+        await r.until(lambda: len(r.in_lane()) >= 3, "some of them")
+        r.submit("light", [f"line-{number}" for number in range(20)])
+        await r.until(
+            lambda: len([w for w in r.in_lane() if w.scope.tenant_id == "light"]) == 20, "the other tenant's jobs"
+        )
         assert not r.endings()
 
 
