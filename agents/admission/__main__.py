@@ -19,14 +19,15 @@ from agents.admission.routing import QueueBound, WorkersView
 from agents.admission.services import Services
 from agents.admission.watchdog import Excuses, Watchdog
 from agents.admission.workers_reader import WorkersReader
-from agents.quota.store import QuotaUnavailable, RedisQuota
+from agents.quota.store import QuotaStore, QuotaUnavailable, RedisQuota
 from agents.safety.prompt_policies import PromptPolicies
 from streams.chat_tokenizer import ChatTokenizer
 from streams.clocks import now_ms
+from streams.directory import ModelCatalog, TenantDirectory
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
-from streams.keyring import Purpose
+from streams.keyring import Keyring, Purpose
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
 from streams.log.port import LogConsumer, LogRecord
 from streams.redis_client import connect_quota
@@ -78,21 +79,7 @@ def run(settings: Settings) -> int:
     )  # fmt: skip
 
     def wire(publisher: Publisher) -> Pipeline:
-        services = Services(
-            topics=topics,
-            request_secrets=request_secrets.accepted,
-            pseudonym_secret=pseudonym_secret,
-            ids=settings.response_ids,
-            directory=directory,
-            catalog=catalog,
-            tokenizers={model.name: ChatTokenizer(Path(model.path)) for model in catalog.models()},
-            quota=quota,
-            workers=workers,
-            queue_bound=QueueBound(settings.admission.max_queued_tokens, settings.admission.max_queued_requests),
-            phrases=PromptPolicies(),
-            trust_window_ms=settings.admission.trust_window_ms,
-            clock_ms=now_ms,
-        )
+        services = _services(settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers)
 
         def on_hold(record: LogRecord, for_s: float) -> None:
             excuses.hold(record.topic, for_s)
@@ -104,29 +91,11 @@ def run(settings: Settings) -> int:
 
     admission = AdmissionApp(settings, wire, lambda error: end_process("an event could not be finished", error))
 
-    async def look_for_the_epoch() -> None:
-        """Rebuilds it where none holds. Settlement waits for it too, and there may be no request that would notice."""
-        try:
-            if not await quota.keep_epoch(now_ms()):
-                await recovery.run()
-        except (QuotaUnavailable, RecoveryFailed) as error:
-            # Requests wait meanwhile (`agents.admission.pipeline`).
-            _log.warning("quota_store_not_ready", error=str(error))
-
-    admission.faust.task(look_for_the_epoch)
-    admission.faust.timer(EPOCH_LOOK_S)(look_for_the_epoch)
-
     reader = WorkersReader(
         independent_reader, topics.workers.name, workers, lambda error: end_process("workers cannot be read", error)
     )
 
-    @admission.faust.timer(UNREADABLE_EVERY_S)  # type: ignore[untyped-decorator]
-    async def bury_unreadable() -> None:
-        while reader.unreadable and not admission.faust.should_stop:
-            record, error = reader.unreadable.popleft()
-            buried = Buried(error.reason, error.detail)
-            await admission.pipeline.publication.bury(record, "admission", buried, now_ms())
-
+    _set_timers(admission, quota, recovery, reader)
     watchdog = Watchdog(
         lambda: KafkaConsumer(settings.kafka, admission.group, "admission-watchdog"),
         independent_reader,
@@ -145,7 +114,58 @@ def run(settings: Settings) -> int:
     _log.info("admission_starts", health_port=health.port, placement=settings.admission.placement)
     reader.start()
     watchdog.start()
-    code = EXIT_FAILED
+    try:
+        return _run_until_signal(admission)
+    finally:
+        watchdog.close()
+        reader.close()
+        health.close()
+
+
+def _services(
+    settings: Settings, request_secrets: Keyring, pseudonym_secret: bytes, directory: TenantDirectory,
+    catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView,
+) -> Services:  # fmt: skip
+    return Services(
+        topics=settings.topics,
+        request_secrets=request_secrets.accepted,
+        pseudonym_secret=pseudonym_secret,
+        ids=settings.response_ids,
+        directory=directory,
+        catalog=catalog,
+        tokenizers={model.name: ChatTokenizer(Path(model.path)) for model in catalog.models()},
+        quota=quota,
+        workers=workers,
+        queue_bound=QueueBound(settings.admission.max_queued_tokens, settings.admission.max_queued_requests),
+        phrases=PromptPolicies(),
+        trust_window_ms=settings.admission.trust_window_ms,
+        clock_ms=now_ms,
+    )
+
+
+def _set_timers(admission: AdmissionApp, quota: RedisQuota, recovery: Recovery, reader: WorkersReader) -> None:
+    async def look_for_the_epoch() -> None:
+        """Rebuilds it where none holds. Settlement waits for it too, and there may be no request that would notice."""
+        try:
+            if not await quota.keep_epoch(now_ms()):
+                await recovery.run()
+        except (QuotaUnavailable, RecoveryFailed) as error:
+            # Requests wait meanwhile (`agents.admission.pipeline`).
+            _log.warning("quota_store_not_ready", error=str(error))
+
+    admission.faust.task(look_for_the_epoch)
+    admission.faust.timer(EPOCH_LOOK_S)(look_for_the_epoch)
+
+    @admission.faust.timer(UNREADABLE_EVERY_S)  # type: ignore[untyped-decorator]
+    async def bury_unreadable() -> None:
+        while reader.unreadable and not admission.faust.should_stop:
+            record, error = reader.unreadable.popleft()
+            buried = Buried(error.reason, error.detail)
+            await admission.pipeline.publication.bury(record, "admission", buried, now_ms())
+
+
+def _run_until_signal(admission: AdmissionApp) -> int:
+    """Returns the exit code."""
     # A prompt has one text at a time: a pool of threads would only make the event loop wait for another thread.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -156,12 +176,8 @@ def run(settings: Settings) -> int:
         worker.execute_from_commandline()
     except SystemExit as stop:
         # How Faust's worker always ends: 0 after a signal, 1 after a crash.
-        code = stop.code if isinstance(stop.code, int) else EXIT_FAILED
-    finally:
-        watchdog.close()
-        reader.close()
-        health.close()
-    return code
+        return stop.code if isinstance(stop.code, int) else EXIT_FAILED
+    return EXIT_FAILED
 
 
 def main() -> int:
