@@ -37,8 +37,8 @@ def render(tenants: Iterable[Tenant]) -> str:
 
 
 def write_tenants(path: Path, tenants: Iterable[Tenant]) -> None:
-    """Replaces the file in one step: a reader sees the old content or the new."""
-    write_atomically(path, render(tenants), mode=0o600)
+    """Replaces the file in one step: a reader sees the old content or the new. A new file is its owner's alone."""
+    write_atomically(path, render(tenants), mode=0o600, keep_access=True)
 
 
 @contextmanager

@@ -16,6 +16,10 @@ RELOAD_S = 1.0
 _log = structlog.get_logger()
 
 
+class TenantsUnreadable(SettingsError):
+    """The file could not be read, whatever it holds: another moment may be better."""
+
+
 class _TenantsFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -23,11 +27,11 @@ class _TenantsFile(BaseModel):
 
 
 def read_tenants(path: Path) -> list[Tenant]:
-    """Raises SettingsError, one line per wrong field."""
+    """Raises SettingsError, one line per wrong field; TenantsUnreadable."""
     try:
         tenants = _TenantsFile.model_validate(tomllib.loads(path.read_text())).tenants
     except OSError as error:
-        raise SettingsError(f"tenants_file: {error}") from None
+        raise TenantsUnreadable(f"tenants_file: {error}") from None
     except ValidationError as error:
         lines = (f"{path.name}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise SettingsError("\n".join(lines)) from None
@@ -50,14 +54,15 @@ def read_tenants(path: Path) -> list[Tenant]:
 class TomlTenantDirectory:
     """Re-reads its file when it changed, looking at most once per `RELOAD_S`.
 
-    A file that became invalid or unreadable keeps the last good content in force and is logged as an error.
+    A file that became invalid or unreadable keeps the last good content in force and is logged as an error, once. What
+    could not be read is read again, also if nothing of the file changes: a revocation may stand in it.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = monotonic) -> None:
         self._path = path
         self._clock = clock
         self._looked_at = clock()
-        self._stamp = self._file_stamp()
+        self._stamp = self._told = self._file_stamp()
         self._load(read_tenants(path))
 
     def _file_stamp(self) -> tuple[int, int, int] | None:
@@ -79,11 +84,15 @@ class TomlTenantDirectory:
         stamp = self._file_stamp()
         if stamp == self._stamp:
             return
-        self._stamp = stamp
         try:
             self._load(read_tenants(self._path))
+            self._stamp = stamp
         except SettingsError as error:
-            _log.error("tenants_file_invalid", error=str(error))
+            if not isinstance(error, TenantsUnreadable):
+                self._stamp = stamp
+            if stamp != self._told:
+                _log.error("tenants_file_invalid", error=str(error))
+        self._told = stamp
 
     def tenant(self, tenant_id: str) -> Tenant | None:
         self._refresh()

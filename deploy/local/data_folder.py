@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,12 +29,20 @@ class DataFolderError(Exception):
     """The folder is in use, or holds something unreadable. One line."""
 
 
-def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """A reader sees the old content or the new, also across a crash."""
+def write_atomically(path: Path, text: str, *, mode: int = 0o644, keep_access: bool = False) -> None:
+    """A reader sees the old content or the new, also across a crash.
+
+    `keep_access`: who could read the file that is replaced can read it still; `mode` is of a new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:
+            if keep_access and path.exists():
+                replaced, ours = path.stat(), os.fstat(file.fileno())
+                if (replaced.st_uid, replaced.st_gid) != (ours.st_uid, ours.st_gid):
+                    os.fchown(file.fileno(), replaced.st_uid, replaced.st_gid)
+                mode = stat.S_IMODE(replaced.st_mode)
             os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()

@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,6 +123,33 @@ def test_a_first_run_that_was_cut_short_starts_over(tmp_path: Path) -> None:
     keys = provision_keys(data)
     assert keys.deployment_secret == secret
     assert TomlTenantDirectory(data.tenants_file).by_api_key(keys.api_keys["demo"]) is not None
+
+
+def test_tenants_and_keys_of_the_operators_own_outlive_the_loss_of_the_development_keys(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path / "data")
+    old = provision_keys(data)
+    create_tenant(data.tenants_file, Tenant(tenant_id="acme"))
+    acme_key = create_api_key(data.tenants_file, "acme", "laptop")
+    demo_key = create_api_key(data.tenants_file, "demo", "laptop")
+    data.keys_file.unlink()
+
+    keys = provision_keys(data)
+
+    directory = TomlTenantDirectory(data.tenants_file)
+    assert set(keys.api_keys) == {"demo", "guarded", "tiny-quota"}
+    assert all(directory.by_api_key(key) is not None for key in (acme_key, demo_key, keys.api_keys["demo"]))
+    assert directory.by_api_key(old.api_keys["demo"]) is None
+
+
+def test_who_may_read_the_file_may_read_it_after_a_change(file: Path) -> None:
+    """An operator's own file may be of the processes' user, and a key made by another."""
+    if os.geteuid() == 0:
+        os.chown(file, 12_345, 54_321)
+    file.chmod(0o640)
+    before = file.stat()
+    create_api_key(file, "one", "laptop")
+    after = file.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
 
 
 def test_what_is_created_and_revoked_at_once_is_all_kept(file: Path) -> None:

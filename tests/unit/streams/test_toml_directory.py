@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from streams import toml_directory
 from streams.settings import SettingsError
-from streams.toml_directory import TomlTenantDirectory
+from streams.toml_directory import TenantsUnreadable, TomlTenantDirectory
 
 KEY = "sk-sluice-one"
 
@@ -36,6 +37,26 @@ def test_a_revoked_key_stops_working_within_seconds(tmp_path: Path) -> None:
     assert found[0].tenant_id == "acme"
     path.write_text(_tenant("acme", KEY, revoked=True))
     clock.now_s = 1.5
+    assert directory.by_api_key(KEY) is None
+
+
+def test_a_revocation_is_not_forgotten_because_the_file_could_not_be_read_just_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, or not yet this user's: nothing of the file changes when that is over."""
+    path, clock = tmp_path / "tenants.toml", Clock()
+    path.write_text(_tenant("acme", KEY))
+    directory = TomlTenantDirectory(path, clock)
+    path.write_text(_tenant("acme", KEY, revoked=True))
+
+    def unreadable(_path: Path) -> None:
+        raise TenantsUnreadable("tenants_file: too many open files")
+
+    with monkeypatch.context() as just_then:
+        just_then.setattr(toml_directory, "read_tenants", unreadable)
+        clock.now_s += 2
+        assert directory.by_api_key(KEY) is not None
+    clock.now_s += 2
     assert directory.by_api_key(KEY) is None
 
 
