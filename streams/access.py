@@ -3,6 +3,7 @@
 Every name in it is of the table of topics, or a consumer group; nothing else says who may do what.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -158,12 +159,12 @@ class Acl:
     grant: Grant
 
     def __str__(self) -> str:
-        """As `kafka-acls.sh` takes it."""
+        """As `kafka-acls.sh` takes it on a shell's command line."""
         grant = self.grant
         option = {Kind.TOPIC: "topic", Kind.GROUP: "group", Kind.TRANSACTIONAL_ID: "transactional-id"}[grant.kind]
         pattern = "prefixed" if grant.prefixed else "literal"
         return (
-            f"--add --allow-principal {self.principal} --operation {grant.operation}"
+            f"--add --allow-principal {shlex.quote(self.principal)} --operation {grant.operation}"
             f" --{option} {grant.name} --resource-pattern-type {pattern}"
         )
 

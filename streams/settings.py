@@ -513,11 +513,20 @@ class SettingsError(Exception):
     """One line per wrong field, each with its name."""
 
 
+def _is_of_no_section(variable: str) -> bool:
+    """Without two underscores it may be one of those that Kubernetes makes for a service beside the pod."""
+    prefix, _, rest = variable.upper().partition("_")
+    section, nested, _ = rest.lower().partition("__")
+    return prefix == "SLUICE" and bool(nested) and section not in Settings.model_fields
+
+
 def load_settings() -> Settings:
     """Reads the sources. Raises SettingsError."""
     path = os.environ.get(CONFIG_VARIABLE)
     if path and not Path(path).is_file():
         raise SettingsError(f"{CONFIG_VARIABLE}: no file {path}")
+    if unknown := [name for name in sorted(os.environ) if _is_of_no_section(name)]:
+        raise SettingsError("\n".join(f"{name}: no such setting" for name in unknown))
     try:
         return Settings()
     except ValidationError as error:

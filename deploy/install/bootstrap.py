@@ -186,7 +186,8 @@ def prerequisites(packages: Packages, *, services: bool) -> tuple[list[SystemPac
     if services:
         programs += [JAVA, REDIS, *([] if has_jars(kafka_libs(VENV)) else [MAVEN])]
     disk = too_little_disk(ROOT, NEEDED_DISK_BYTES[packages.profile], shutil.disk_usage(ROOT).free)
-    return programs, [disk] if packages.missing and disk is not None else []
+    is_first = packages.profile not in packages.stamp
+    return programs, [disk] if is_first and disk is not None else []
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 LOOK_TIMEOUT_S = 10.0
@@ -13,10 +14,12 @@ class TooFewGpus(Exception):
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """What the environment names, else what the driver lists; none where there is no driver."""
+    """What the environment names, as CUDA reads it: up to the first that is none, such as `-1`. Else what the driver
+    lists; none where there is no driver."""
     named = os.environ.get(VARIABLE)
     if named is not None:
-        return tuple(device.strip() for device in named.split(",") if device.strip())
+        devices = [device.strip() for device in named.split(",") if device.strip()]
+        return tuple(takewhile(lambda device: not device.startswith("-"), devices))
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"],  # noqa: S607

@@ -302,20 +302,23 @@ def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNod
 
 
 def _redis_port(settings: Settings, ports: _Ports) -> int | None:
-    return _loopback_port(settings.redis.url, "redis", "SLUICE_REDIS__URL", ports)
+    login = settings.redis.username or settings.redis.password
+    return None if login else _loopback_port(settings.redis.url, "redis", "SLUICE_REDIS__URL", ports)
 
 
 def _history_port(settings: Settings, redis_port: int | None, ports: _Ports) -> int | None:
     """Beside a Redis of ours stands one of ours for history, unless the settings say where that is."""
     url, variable = settings.redis.history_url, "SLUICE_REDIS__HISTORY_URL"
     if url:
-        return _loopback_port(url, "redis-history", variable, ports) if url != settings.redis.url else None
+        theirs = url == settings.redis.url or settings.redis.history_username or settings.redis.history_password
+        return None if theirs else _loopback_port(url, "redis-history", variable, ports)
     return None if redis_port is None else ports.fixed(redis_port + 1, "redis-history", variable)
 
 
 def _loopback_port(url: str, what: str, variable: str, ports: _Ports) -> int | None:
+    """None: somebody else's. So is one on loopback that asks for more than ours does."""
     parts = urlsplit(url)
-    ours = parts.hostname in LOOPBACK and parts.scheme == "redis"
+    ours = parts.hostname in LOOPBACK and parts.scheme == "redis" and "@" not in parts.netloc
     return ports.fixed(parts.port or 6379, what, variable) if ours else None
 
 

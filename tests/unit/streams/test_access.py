@@ -1,5 +1,7 @@
 """Who may do what: derived from one table, least for each."""
 
+import shlex
+
 from streams.access import Kind, Operation, acls, principal, process_roles, producer_role, roles, unowned
 from streams.topics import Topics
 
@@ -56,6 +58,12 @@ def test_a_principal_may_be_named_otherwise() -> None:
     assert principal("eu1", "gateway", named) == "User:CN=gateway,O=Example"
     assert principal("eu1", "billing", named) == "User:sluice-eu1-billing"
     assert "User:sluice-eu1-gateway" not in {acl.principal for acl in acls(TOPICS, TENANTS, named)}
+
+
+def test_a_name_with_a_blank_stays_one_word_of_the_tools_command_line() -> None:
+    named = {"gateway": "User:CN=gateway,O=Example Ltd"}
+    told = [shlex.split(str(acl)) for acl in acls(TOPICS, TENANTS, named) if acl.principal == named["gateway"]]
+    assert {words[words.index("--allow-principal") + 1] for words in told} == {named["gateway"]}
 
 
 def test_the_list_is_told_as_kafkas_own_tool_takes_it() -> None:

@@ -53,6 +53,16 @@ def test_a_wrong_field_is_named(config: Path, added: str, named: str) -> None:
         load_settings()
 
 
+def test_a_variable_of_no_section_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes adds variables for each service beside a pod, and those have no double underscore."""
+    monkeypatch.setenv("SLUICE_GATEWAY_SERVICE_HOST", "10.0.0.7")
+    monkeypatch.setenv("SLUICE_API_PORT_8080_TCP_ADDR", "10.0.0.7")
+    load_settings()
+    monkeypatch.setenv("SLUICE_KAKFA__BOOTSTRAP", "10.0.0.2:9092")
+    with pytest.raises(SettingsError, match="SLUICE_KAKFA__BOOTSTRAP: no such setting"):
+        load_settings()
+
+
 def test_a_missing_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLUICE_CONFIG", str(tmp_path / "nowhere.toml"))
     with pytest.raises(SettingsError, match=r"SLUICE_CONFIG: no file"):

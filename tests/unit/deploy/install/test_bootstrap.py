@@ -103,6 +103,8 @@ def test_a_bare_machine_lacks_all_its_programs_and_a_full_disk_is_seen_before_it
     assert len(other) == 1
     installed = Packages("cpu", {"cpu": "wanted"}, {"cpu": "wanted"})
     assert prerequisites(installed, services=False) == ([PYTHON_VENV], [])
+    outdated = Packages("cpu", {"cpu": "older"}, {"cpu": "wanted"})
+    assert prerequisites(outdated, services=False)[1] == [], "most of it is there already"
 
 
 def test_a_second_installation_says_that_it_waits_and_does_so_for_a_while_only(

@@ -10,6 +10,7 @@ import pytest
 
 from deploy.local.data_folder import DataFolder, Keys
 from deploy.local.first_run import provision_keys
+from deploy.local.gpus import visible_gpus
 from deploy.local.plan import LOCAL_CONFIG, Options, PlanError, Stage, make_plan, settings_with, tenants_file_of
 from deploy.local.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
 
@@ -130,6 +131,25 @@ def test_what_asks_for_more_than_ours_does_is_somebody_elses(data: DataFolder) -
     assert not {spec.name for spec in plan.processes} & {"kafka", "redis", "redis-history"}
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"SLUICE_REDIS__PASSWORD": "p" * 12},
+        {"SLUICE_REDIS__USERNAME": "sluice"},
+        {"SLUICE_REDIS__URL": "redis://:secret@127.0.0.1:16379/0"},
+    ],
+)
+def test_a_redis_that_asks_for_a_password_is_not_ours_which_knows_none(data: DataFolder, asked: dict[str, str]) -> None:
+    plan = make_plan(data, KEYS, Options(free_ports=True, environment=asked), random.Random(1))
+    assert not {spec.name for spec in plan.processes} & {"redis", "redis-history"}
+    history = {
+        "SLUICE_REDIS__HISTORY_URL": "redis://127.0.0.1:16380/0",
+        "SLUICE_REDIS__HISTORY_PASSWORD": "p" * 12,
+    }
+    plan = make_plan(data, KEYS, Options(free_ports=True, environment=history), random.Random(1))
+    assert {spec.name for spec in plan.processes} & {"redis", "redis-history"} == {"redis"}
+
+
 def test_a_taken_port_is_named_with_the_way_out(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -216,6 +236,14 @@ def test_who_needs_no_gpu_is_given_none(data: DataFolder, engine: str, gpus: tup
     plan = make_plan(data, KEYS, Options(engine=engine, workers=2, gpus=gpus, free_ports=True), random.Random(1))
     workers = [spec for spec in plan.processes if spec.stage is Stage.WORKERS]
     assert not any(spec.environment.get("CUDA_VISIBLE_DEVICES") for spec in workers)
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"), [("-1", ()), ("2,-1,3", ("2",)), ("", ()), ("GPU-a, GPU-b", ("GPU-a", "GPU-b"))]
+)
+def test_gpus_are_those_that_cuda_would_see(named: str, seen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible_gpus() == seen
 
 
 def test_a_tenants_file_of_the_operators_own_is_the_one_that_counts(
