@@ -3,24 +3,14 @@
 import json
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
 from schemas.endings import EndingCode
 from schemas.request import Request
-from streams.settings import KafkaSettings
 from tests.processes.region import MODEL_SETTINGS, Region, job_id, message
 from tests.servers import until
-
-
-@pytest.fixture
-def region(kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path) -> Iterator[Region]:
-    region = Region(kafka_settings, redis_url, tmp_path)
-    yield region
-    region.close()
 
 
 @pytest.mark.parametrize("placement", ["fused", "split"])

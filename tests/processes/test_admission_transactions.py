@@ -2,26 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
 from streams.log.kafka import KafkaConsumer
 from streams.log.port import TopicPartition
-from streams.settings import KafkaSettings
 from tests.processes.region import Region, job_id, now_ms
 from tests.servers import until
 
 BODY = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 STALL_S = 1.5
-
-
-@pytest.fixture
-def region(kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path) -> Iterator[Region]:
-    region = Region(kafka_settings, redis_url, tmp_path)
-    yield region
-    region.close()
 
 
 class Transactional:

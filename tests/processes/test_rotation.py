@@ -1,22 +1,10 @@
 """A secret is replaced while what was made with the old one is under way."""
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from streams.settings import KafkaSettings
 from tests.processes.region import SECRET, Region
 
 NEW = "the secret that comes after, 32 or more"
-
-
-@pytest.fixture
-def region(kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path) -> Iterator[Region]:
-    region = Region(kafka_settings, redis_url, tmp_path)
-    yield region
-    region.close()
 
 
 def test_requests_in_flight_outlive_a_rotation(region: Region) -> None:

@@ -30,13 +30,6 @@ ROOT = Path(__file__).resolve().parents[4]
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.beat()
-    return world
-
-
 # -- records that nobody vouches for
 
 

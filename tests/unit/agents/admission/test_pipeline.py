@@ -20,13 +20,6 @@ from streams.topics import LONGEST_OUTAGE_MS
 from tests.unit.agents.admission.world import RESPONSE, World
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.beat()
-    return world
-
-
 async def crash_after(world: World, record: LogRecord, writes: int) -> None:
     """A delivery that writes so many records and dies; the log takes more again afterwards."""
     world.log.fail_after = writes

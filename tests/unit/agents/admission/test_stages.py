@@ -21,13 +21,6 @@ ROOT = Path(__file__).resolve().parents[4]
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.beat()
-    return world
-
-
 async def test_a_good_request_is_opened_then_put_into_its_lane(world: World) -> None:
     request = world.request("tell me something nice", stage_ms={"gateway": NOW - 1})
     await world.pipeline.handle_request(world.record(request))

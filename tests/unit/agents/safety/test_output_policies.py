@@ -16,13 +16,6 @@ from streams.topics import WORK_RETENTION_MS
 from tests.unit.agents.admission.world import World
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.beat()
-    return world
-
-
 def deny(world: World, *phrases: str) -> None:
     tenant = world.directory.all["acme"]
     policy = tenant.policy.model_copy(update={"output_deny": list(phrases)})

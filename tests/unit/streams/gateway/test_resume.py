@@ -126,19 +126,26 @@ async def test_after_a_restart_no_token_is_skipped_by_a_position_that_does_not_e
     assert '"c"' not in answer["text"]
 
 
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids for which history has answered, from now on: what came of it is decided before anybody else runs."""
+    reads: list[str] = []
+    read = RedisHistory.read
+
+    async def count(history: RedisHistory, tenant_id: str, response_id: str, *rest: Any, **more: Any) -> Replay:
+        replay = await read(history, tenant_id, response_id, *rest, **more)
+        reads.append(response_id)
+        return replay
+
+    monkeypatch.setattr(RedisHistory, "read", count)
+    return reads
+
+
 async def test_who_saw_more_than_a_gateway_that_was_just_restarted_waits_for_its_partition_and_then_for_its_records(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     response_id = stack.settings.response_ids.mint(0)
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
-    reads: list[str] = []
-    read = RedisHistory.read
-
-    async def count(history: RedisHistory, tenant_id: str, response_id: str, *rest: Any, **more: Any) -> Replay:
-        reads.append(response_id)
-        return await read(history, tenant_id, response_id, *rest, **more)
-
-    monkeypatch.setattr(RedisHistory, "read", count)
+    reads = counted_reads(monkeypatch)
     with monkeypatch.context() as starting:
         starting.setattr(Pump, "owned", [])
         back = asyncio.ensure_future(text_after(stack, response_id, 3))
@@ -173,14 +180,7 @@ async def test_who_comes_back_to_a_running_response_costs_history_one_look(
 ) -> None:
     response_id = stack.settings.response_ids.mint(0)
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
-    reads: list[str] = []
-    read = RedisHistory.read
-
-    async def count(history: RedisHistory, tenant_id: str, response_id: str, *rest: Any, **more: Any) -> Replay:
-        reads.append(response_id)
-        return await read(history, tenant_id, response_id, *rest, **more)
-
-    monkeypatch.setattr(RedisHistory, "read", count)
+    reads = counted_reads(monkeypatch)
     back = asyncio.ensure_future(text_after(stack, response_id, 1))
     await until(lambda: stack.runtime.hub.viewers == 1, "the client is back")
     stack.pipeline.write(response_id, release(response_id, ACME, 3, ["c"]))
