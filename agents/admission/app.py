@@ -31,7 +31,7 @@ import structlog
 
 from agents.admission.broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
-from agents.admission.in_order import InOrder
+from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
 from agents.admission.pipeline import Pipeline
 from agents.admission.publication import LogPublisher, Publisher, PublishFailed
 from agents.admission.stages import STAGES, Stage
@@ -82,9 +82,11 @@ class Binding:
 
         return in_turn
 
-    def window(self, in_flight: int, on_failure: Callable[[Exception], None]) -> InOrder:
+    def window(
+        self, in_flight: int, on_failure: Callable[[Exception], None], bytes_in_work: int = MAX_BYTES_IN_WORK
+    ) -> InOrder:
         if self.per_second is None:
-            return InOrder(in_flight, on_failure)
+            return InOrder(in_flight, on_failure, limit_bytes=bytes_in_work)
         return InOrder(LOOK_AHEAD, on_failure, limit_bytes=LOOK_AHEAD_BYTES)
 
 

@@ -25,7 +25,8 @@ import structlog
 
 from agents import metrics
 from agents.admission.entrances import claimed_tenant, intake, read_request
-from agents.admission.places import Place, Places
+from agents.admission.in_order import MAX_BYTES_IN_WORK
+from agents.admission.places import Place, Places, Taken
 from agents.admission.publication import MustEnd, Publication, Publisher, RecordTooLarge
 from agents.admission.refusals import DEADLINE_PASSED, TOO_LARGE, UNAVAILABLE, Buried, Origin, Refused
 from agents.admission.services import Services
@@ -42,7 +43,7 @@ FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.8
 HOLD_S = 0.25
 PLACES = 64
-"""Of one tenant, in each queue of jobs."""
+"""Of one tenant, in each queue of jobs; fewer where they hold an eighth of the bytes that may be in work."""
 STAY_MS = 60_000
 ASIDE_PER_SECOND = 20
 """Jobs that go round in the topic of those that stepped aside: each is written anew."""
@@ -57,9 +58,9 @@ Destination = Callable[[Admission], str]
 """The topic that an admission goes to."""
 
 
-def places_among(in_flight: int) -> Places:
-    """Where jobs wait, of `in_flight` that are in work: half of these never wait, or nobody would get by."""
-    return Places(PLACES, max(in_flight // 2, 1), STAY_MS)
+def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Places:
+    """Where jobs wait, of what may be in work: half of that never waits, or nobody would get by."""
+    return Places(Taken(PLACES, bytes_in_work // 8), Taken(in_flight // 2, bytes_in_work // 2), STAY_MS)
 
 
 @dataclass(slots=True)
@@ -69,9 +70,9 @@ class _Waiting:
     places: Places | None
     place: Place | None = None
 
-    def may_go_on(self, queue: str, holder: Hashable, now_ms: int) -> bool:
+    def may_go_on(self, record: LogRecord, holder: Hashable, now_ms: int) -> bool:
         if self.place is None and self.places is not None:
-            self.place = self.places.take(queue, holder, now_ms)
+            self.place = self.places.take(record.topic, holder, len(record.value or b""), now_ms)
         return self.place is not None and now_ms < self.place.until_ms
 
     def end(self) -> None:
@@ -189,7 +190,7 @@ class Pipeline:
             origin = Origin.of(event)
             if now_ms >= origin.deadline_ms:
                 return Refused(origin, DEADLINE_PASSED)
-            if not waiting.may_go_on(record.topic, origin.scope.tenant_id, now_ms):
+            if not waiting.may_go_on(record, origin.scope.tenant_id, now_ms):
                 return result
             self.on_hold(record, 10 * HOLD_S)
             await self.sleep(HOLD_S)

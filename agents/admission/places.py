@@ -3,34 +3,52 @@
 Nor do all together: whatever many wait for, there is always somebody who looks at what comes.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Taken:
+    """So many places, and bytes of those that wait in them."""
+
+    places: int = 0
+    size_bytes: int = 0
+
+    def has_room(self, bound: "Taken", size_bytes: int) -> bool:
+        """One alone always fits."""
+        return not self.places or (self.places < bound.places and self.size_bytes + size_bytes <= bound.size_bytes)
+
+    def add(self, places: int, size_bytes: int) -> None:
+        self.places += places
+        self.size_bytes += size_bytes
 
 
 @dataclass(slots=True)
 class Places:
     """In each queue `share` for each holder at most, and `total` for all, for `stay_ms` each. For one event loop."""
 
-    share: int
-    total: int
+    share: Taken
+    total: Taken
     stay_ms: int
-    _taken: Counter[tuple[str, Hashable]] = field(default_factory=Counter)
-    _in_queue: Counter[str] = field(default_factory=Counter)
+    _of_holders: defaultdict[tuple[str, Hashable], Taken] = field(default_factory=lambda: defaultdict(Taken))
+    _of_queues: defaultdict[str, Taken] = field(default_factory=lambda: defaultdict(Taken))
 
-    def take(self, queue: str, holder: Hashable, now_ms: int) -> "Place | None":
+    def take(self, queue: str, holder: Hashable, size_bytes: int, now_ms: int) -> "Place | None":
         """None: the holder has all of its places, or all are taken."""
-        if self._taken[queue, holder] >= self.share or self._in_queue[queue] >= self.total:
+        own, all_of_it = self._of_holders[queue, holder], self._of_queues[queue]
+        if not own.has_room(self.share, size_bytes) or not all_of_it.has_room(self.total, size_bytes):
             return None
-        self._taken[queue, holder] += 1
-        self._in_queue[queue] += 1
-        return Place(self, queue, holder, now_ms + self.stay_ms)
+        own.add(1, size_bytes)
+        all_of_it.add(1, size_bytes)
+        return Place(self, queue, holder, size_bytes, now_ms + self.stay_ms)
 
-    def _leave(self, queue: str, holder: Hashable) -> None:
-        self._in_queue[queue] -= 1
-        self._taken[queue, holder] -= 1
-        if not self._taken[queue, holder]:
-            del self._taken[queue, holder]
+    def _leave(self, place: "Place") -> None:
+        self._of_queues[place.queue].add(-1, -place.size_bytes)
+        own = self._of_holders[place.queue, place.holder]
+        own.add(-1, -place.size_bytes)
+        if not own.places:
+            del self._of_holders[place.queue, place.holder]
 
 
 @dataclass(slots=True)
@@ -38,7 +56,8 @@ class Place:
     places: Places
     queue: str
     holder: Hashable
+    size_bytes: int
     until_ms: int
 
     def leave(self) -> None:
-        self.places._leave(self.queue, self.holder)
+        self.places._leave(self)

@@ -14,7 +14,8 @@ from functools import partial
 from redis.asyncio import Redis
 
 from agents.admission.app import Binding, bindings
-from agents.admission.pipeline import Pipeline
+from agents.admission.in_order import MAX_BYTES_IN_WORK
+from agents.admission.pipeline import Pipeline, places_among
 from agents.quota.store import RedisQuota
 from schemas.generated import Ending, Opened
 from schemas.request import AdmittedRequest, Lane
@@ -30,7 +31,9 @@ IN_WORK = 256
 
 
 class Region:
-    def __init__(self, client: Redis, placement: str, jobs_per_second: int, **tenants: Limits) -> None:
+    def __init__(
+        self, client: Redis, placement: str, jobs_per_second: int, bytes_in_work: int, **tenants: Limits
+    ) -> None:
         self.world = World()
         self.directory = self.world.directory
         self.directory.all |= {
@@ -47,7 +50,9 @@ class Region:
         for topic in self.topics.all(self.directory.all):
             self.log.create_topic(topic.name, topic.partitions)
         services = replace(self.world.services, quota=self.quota, clock_ms=self.now_ms)
-        self.pipeline = Pipeline(services, self, self._recover, 3, sleep=self._sleep)
+        self._bytes_in_work = bytes_in_work
+        places = places_among(IN_WORK, bytes_in_work)
+        self.pipeline = Pipeline(services, self, self._recover, 3, sleep=self._sleep, places=places)
         self.errors: list[Exception] = []
         self.acknowledged = 0
         table = bindings(placement, self.topics, self.pipeline, jobs_per_second)
@@ -75,7 +80,7 @@ class Region:
     async def _agent(self, binding: Binding) -> None:
         consumer = self.log.consumer(f"admission.{binding.name}", binding.name)
         consumer.subscribe([binding.topic])
-        window = binding.window(IN_WORK, self.errors.append)
+        window = binding.window(IN_WORK, self.errors.append, self._bytes_in_work)
         handle = binding.paced(lambda: self.now_ms() / 1_000, self._sleep)
         while True:
             records = consumer.poll(32, 0)
@@ -168,10 +173,15 @@ class Region:
 
 @asynccontextmanager
 async def region(
-    redis_url: str, placement: str, *, jobs_per_second: int = 10**6, **tenants: Limits
+    redis_url: str,
+    placement: str,
+    *,
+    jobs_per_second: int = 10**6,
+    bytes_in_work: int = MAX_BYTES_IN_WORK,
+    **tenants: Limits,
 ) -> AsyncIterator[Region]:
     async with Redis.from_url(redis_url, retry=None) as client:
-        region = Region(client, placement, jobs_per_second, **tenants)
+        region = Region(client, placement, jobs_per_second, bytes_in_work, **tenants)
         try:
             yield region
         finally:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from agents.admission.in_order import InOrder
+from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
 from agents.admission.pipeline import PLACES
 from agents.admission.turns import FairOrder
 from agents.quota.store import RedisQuota, Refusal
@@ -45,7 +45,9 @@ async def test_many_tenants_whose_jobs_wait_take_no_place_from_one_whose_jobs_ne
     redis_url: str, placement: str
 ) -> None:
     heavy = {f"heavy{number}": Limits(concurrent_jobs=1) for number in range(2 * IN_WORK // PLACES)}
-    async with region(redis_url, placement, jobs_per_second=10**6, light=Limits(), **heavy) as r:
+    async with region(
+        redis_url, placement, jobs_per_second=10**6, bytes_in_work=MAX_BYTES_IN_WORK, light=Limits(), **heavy
+    ) as r:
         r.beat()
         r.pipeline.places.stay_ms = 10**12
         for tenant_id in heavy:
@@ -57,6 +59,21 @@ async def test_many_tenants_whose_jobs_wait_take_no_place_from_one_whose_jobs_ne
         await r.until(
             lambda: len([w for w in r.in_lane() if w.scope.tenant_id == "light"]) == 20, "the other tenant's jobs"
         )
+        assert not r.endings()
+
+
+@pytest.mark.parametrize("placement", ["fused", "split"])
+async def test_a_tenant_s_large_jobs_that_wait_leave_bytes_to_others(redis_url: str, placement: str) -> None:
+    heavy = Limits(concurrent_jobs=1)
+    async with region(redis_url, placement, bytes_in_work=30_000, heavy=heavy, light=Limits()) as r:
+        r.beat()
+        r.pipeline.places.stay_ms = 10**12
+        r.submit("heavy", [f"line-{number}" for number in range(PLACES)])
+        queue = r.topics.jobs("default").name
+        await r.until(lambda: len(r.records(queue)) == PLACES, "jobs whose bytes are more than may be in work")
+        assert sum(len(record.value or b"") for record in r.records(queue)) > 40_000
+        r.submit("light", ["only"])
+        await r.until(lambda: [w for w in r.in_lane() if w.scope.tenant_id == "light"], "the other tenant's job")
         assert not r.endings()
 
 
