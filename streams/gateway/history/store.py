@@ -16,7 +16,7 @@ from streams import redis_keys
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, pack
-from streams.gateway.history.turns import NoTurn, Turns
+from streams.gateway.turns import NoTurn, Turns
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
@@ -72,6 +72,7 @@ class RedisHistory:
         self._retention_s = retention_s
         self._open_retention_s = retention_s + response_timeout_ms // 1_000
         self._turns = Turns(
+            "responses are being read back",
             MAX_CONCURRENT_READS,
             at_once_per_tenant=MAX_CONCURRENT_READS_OF_TENANT,
             present_per_tenant=MAX_READS_OF_TENANT,
@@ -228,7 +229,12 @@ class LogHistory:
         self._open_reader = open_reader
         self._topic = topic
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_LOG_READS, thread_name_prefix="read-log")
-        self._turns = Turns(MAX_CONCURRENT_LOG_READS, at_once_per_tenant=1, present_per_tenant=MAX_LOG_READS_OF_TENANT)
+        self._turns = Turns(
+            "responses are being read back",
+            MAX_CONCURRENT_LOG_READS,
+            at_once_per_tenant=1,
+            present_per_tenant=MAX_LOG_READS_OF_TENANT,
+        )
 
     async def read(self, tenant_id: str, response_id: str, after: int, rest: Rest = Rest()) -> Replay:
         """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""

@@ -83,9 +83,12 @@ class ChatApi:
     async def _accept(self, request: Request) -> tuple[str, Follower, ChatRequest]:
         """The response's id, its first viewer, and what was asked for, without its messages: they may be large."""
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+        tenant_id = principal.tenant.tenant_id
+        with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._settings.max_body_bytes, held)
-            chat = await self._gateway.parsing(len(body), lambda: parse_chat_request(parse_json_object(body)))
+            chat = await self._gateway.parsing(
+                tenant_id, len(body), lambda: parse_chat_request(parse_json_object(body))
+            )
             response_id, follower = await self._gateway.submit(
                 principal, chat, traceparent=traceparent_of(request.headers)
             )

@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,10 +26,13 @@ from streams.gateway.json_body import parse_json_object
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.service import Gateway
+from streams.gateway.turns import NoTurn, Turns
 
 TOKENISING_TIMEOUT_S = 30.0
 """How long a request waits for its turn."""
 TOKENISING_AT_ONCE = 2
+TOKENISING_OF_TENANT = 32
+"""That have their turn or wait for it: what was parsed takes many times its bytes."""
 MIN_LONGEST_CHARS = 262_144
 CHARS_PER_TOKEN_AT_MOST = 8
 """Of the context window; ordinary text has half of it. Characters may become four tokens each, all held in memory."""
@@ -71,47 +73,47 @@ class TokenApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._tokenizers = _Tokenizers()
-        self._turns = asyncio.Semaphore(TOKENISING_AT_ONCE)
-        self._tenants: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns = Turns(
+            "texts to tokenise at once", TOKENISING_AT_ONCE, at_once_per_tenant=1,
+            present_per_tenant=TOKENISING_OF_TENANT,
+        )  # fmt: skip
 
     async def tokenise(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+        tenant_id = principal.tenant.tenant_id
+        with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
-            asked = await self._gateway.parsing(len(body), lambda: parse_tokenise(parse_json_object(body)))
+            asked = await self._gateway.parsing(tenant_id, len(body), lambda: parse_tokenise(parse_json_object(body)))
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
             longest = max(MIN_LONGEST_CHARS, model.context_window * CHARS_PER_TOKEN_AT_MOST)
             if asked.chars > longest:
                 message = f"{asked.param}: at most {longest} characters are tokenised at once."
                 raise RequestError(EndingCode.INVALID_REQUEST, message, asked.param)
-            async with self._turn(principal.tenant.tenant_id):
+            async with self._turn(tenant_id):
                 return _json(await beside_the_loop(lambda: orjson.dumps(self._tokens_object(model, asked))))
 
     async def detokenise(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+        tenant_id = principal.tenant.tenant_id
+        with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
-            asked = await self._gateway.parsing(len(body), lambda: parse_detokenise(parse_json_object(body)))
+            asked = await self._gateway.parsing(tenant_id, len(body), lambda: parse_detokenise(parse_json_object(body)))
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
             if len(asked.token_ids) > model.context_window:
                 message = overflow_message(model.context_window, len(asked.token_ids))
                 raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, "tokens")
-            async with self._turn(principal.tenant.tenant_id):
+            async with self._turn(tenant_id):
                 text = await beside_the_loop(lambda: self._text(model, asked.token_ids))
                 return _json(orjson.dumps({"prompt": text}))
 
     @asynccontextmanager
     async def _turn(self, tenant_id: str) -> AsyncIterator[None]:
-        """One of the few turns of all, and the only one of the tenant. Raises ApiError 503 when it does not come."""
-        tenant = self._tenants[tenant_id]
-        async with AsyncExitStack() as turn:
-            try:
-                async with asyncio.timeout(TOKENISING_TIMEOUT_S):
-                    await turn.enter_async_context(tenant)
-                    await turn.enter_async_context(self._turns)
-            except TimeoutError:
-                raise unavailable("Too many texts to tokenise at once.", EndingCode.OVERLOADED.value) from None
-            yield
+        """Raises ApiError 503 when it does not come."""
+        try:
+            async with self._turns.turn(tenant_id, TOKENISING_TIMEOUT_S):
+                yield
+        except NoTurn as error:
+            raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
 
     def _tokens_object(self, model: Model, asked: Tokenise) -> dict[str, Any]:
         tokenizer = self._tokenizers.of(model)

@@ -1,4 +1,4 @@
-"""Large messages are parsed beside the event loop, a few at a time."""
+"""Large messages are parsed beside the event loop, a few at a time; a tenant has one turn at once."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,26 +7,32 @@ from typing import TypeVar
 from schemas.endings import EndingCode
 from streams.gateway.json_body import LARGE_CHARS
 from streams.gateway.service.refusals import unavailable
+from streams.gateway.turns import NoTurn, Turns
 
 PARSE_TIMEOUT_S = 30.0
+"""How long a message waits for its turn."""
 MAX_CONCURRENT_PARSES = 2
+MAX_PARSES_OF_TENANT = 1_000
 
 _Parsed = TypeVar("_Parsed")
 
 
 class Parsers:
     def __init__(self) -> None:
-        self._free = asyncio.Semaphore(MAX_CONCURRENT_PARSES)
+        self._turns = Turns(
+            "large messages at once", MAX_CONCURRENT_PARSES, at_once_per_tenant=1,
+            present_per_tenant=MAX_PARSES_OF_TENANT,
+        )  # fmt: skip
 
-    async def parse(self, size: int, parse: Callable[[], _Parsed]) -> _Parsed:
-        """What `parse` makes of a message of `size`: a large one waits for its turn.
+    async def parse(self, tenant_id: str, size: int, parse: Callable[[], _Parsed]) -> _Parsed:
+        """What `parse` makes of a tenant's message of `size`: a large one waits for its turn.
 
         Raises what `parse` raises, and ApiError 503.
         """
         if size <= LARGE_CHARS:
             return parse()
         try:
-            async with asyncio.timeout(PARSE_TIMEOUT_S), self._free:
+            async with self._turns.turn(tenant_id, PARSE_TIMEOUT_S):
                 return await asyncio.to_thread(parse)
-        except TimeoutError:
-            raise unavailable("Too many large messages at once.", EndingCode.OVERLOADED.value) from None
+        except NoTurn as error:
+            raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None

@@ -175,7 +175,9 @@ class Socket:
             request_id = None
             try:
                 self._message_chars = len(text)
-                raw = await self._gateway.parsing(len(text), partial(parse_json_object, text))
+                # Of a stranger none is large.
+                tenant_id = "" if self._principal is None else self._principal.tenant.tenant_id
+                raw = await self._gateway.parsing(tenant_id, len(text), partial(parse_json_object, text))
                 request_id = raw.get("request_id")
                 if not isinstance(request_id, str) or len(request_id) > MAX_ECHOED_CHARS:
                     request_id = None
@@ -242,9 +244,11 @@ class Socket:
         try:
             if message.body.get("stream", True) is not True:
                 raise _invalid("A WebSocket always streams: stream may only be true.", "body.stream")
-            with self._gateway.shares.body(principal.tenant.tenant_id) as held:
+            tenant_id = principal.tenant.tenant_id
+            with self._gateway.shares.body(tenant_id) as held:
                 held.grow(chars)
-                chat = await self._gateway.parsing(chars, partial(parse_chat_request, {**message.body, "stream": True}))
+                parse = partial(parse_chat_request, {**message.body, "stream": True})
+                chat = await self._gateway.parsing(tenant_id, chars, parse)
                 response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)

@@ -13,7 +13,7 @@ from schemas.base import Scope
 from streams import redis_keys
 from streams.gateway.history import store
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.turns import NoTurn, Turns
+from streams.gateway.turns import NoTurn, Turns
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, release, started, terminal, until
 
 BETA = Scope(tenant_id="beta")
@@ -114,7 +114,7 @@ async def test_who_leaves_holds_its_turn_until_its_thread_is_free(
 
 
 async def test_turns_are_left_as_they_were_found() -> None:
-    turns = Turns(2, at_once_per_tenant=1, present_per_tenant=2)
+    turns = Turns("questions", 2, at_once_per_tenant=1, present_per_tenant=2)
     async with turns.turn("a", 1), turns.turn("b", 1):
         for tenant_id in ("a", "c"):
             with pytest.raises(NoTurn):

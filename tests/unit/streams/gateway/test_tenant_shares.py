@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -10,11 +12,14 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from streams.gateway.http.usage_reader import UsagePage
+from streams.gateway.json_body import parse_json_object
 from streams.gateway.tenant_shares import BURST_S, Bucket
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
     OTHER_KEY,
     Stack,
+    Usage,
     gateway_settings,
     memory_log,
     serving,
@@ -189,6 +194,56 @@ async def test_memory_of_messages_that_never_end(redis_url: str, way: str) -> No
         await other_tenant_is_answered(stack)
         first.transport.abort()
         await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
+
+
+async def test_turns_at_parsing_large_bodies(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def parse_for_long(raw: bytes | str) -> dict[str, Any]:
+        if b"acme" in raw[:20]:
+            begun.release()
+            assert goes_on.wait(20)
+        return parse_json_object(raw)
+
+    monkeypatch.setattr("streams.gateway.http.chats.parse_json_object", parse_for_long)
+    content = {"model": "small", "messages": [{"role": "user", "content": "x" * 100_000}]}
+    async with shared(redis_url) as stack, client(stack) as greedy, client(stack, OTHER_KEY) as other:
+        asking = [
+            asyncio.ensure_future(greedy.post("/v1/chat/completions", json={"acme": 1, **content})) for _ in range(6)
+        ]
+        await until(lambda: begun.acquire(blocking=False), "the greedy one's bodies are parsed")
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        try:
+            async with asyncio.timeout(10):
+                assert (await other.post("/v1/chat/completions", json=content)).status_code == 200
+        finally:
+            goes_on.set()
+            answering.cancel()
+        assert {(await each).status_code for each in asking} == {400}
+
+
+async def test_turns_at_asking_for_usage(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, asked = asyncio.Event(), Counter[str]()
+    usage = Usage.usage
+
+    async def slow(self: Usage, tenant_id: str, **query: Any) -> UsagePage:
+        asked[tenant_id] += 1
+        if tenant_id == "acme":
+            await goes_on.wait()
+        return await usage(self, tenant_id, **query)
+
+    monkeypatch.setattr(Usage, "usage", slow)
+    async with shared(redis_url) as stack, client(stack) as greedy, client(stack, OTHER_KEY) as other:
+        asking = [asyncio.ensure_future(greedy.get("/v1/usage")) for _ in range(30)]
+        await until(lambda: asked["acme"], "one of the many has its turn")
+        assert (await other.get("/v1/usage")).status_code == 200
+        assert asked["acme"] == 1
+        goes_on.set()
+        answers = [await each for each in asking]
+    assert {answer.status_code for answer in answers} == {200, 503}
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert int(refused.headers["retry-after-ms"]) >= 1_000
 
 
 def test_a_bucket_refills_with_time_and_says_when() -> None:

@@ -20,10 +20,11 @@ class _Tenant:
 class Turns:
     """`at_once` in all and `at_once_per_tenant` of each; who waits for its own tenant takes nobody else's place.
 
-    `present_per_tenant` bounds those who have a turn or wait for one.
+    `present_per_tenant` bounds those who have a turn or wait for one. A refusal says that there are too many of `what`.
     """
 
-    def __init__(self, at_once: int, *, at_once_per_tenant: int, present_per_tenant: int) -> None:
+    def __init__(self, what: str, at_once: int, *, at_once_per_tenant: int, present_per_tenant: int) -> None:
+        self._what = what
         self._free = asyncio.Semaphore(at_once)
         self._at_once_per_tenant = at_once_per_tenant
         self._present_per_tenant = present_per_tenant
@@ -34,26 +35,25 @@ class Turns:
         """Raises NoTurn."""
         tenant = self._tenants.setdefault(tenant_id, _Tenant(self._at_once_per_tenant))
         if tenant.present >= self._present_per_tenant:
-            raise NoTurn("too many of the tenant's responses are being read back")
+            raise NoTurn(f"too many of the tenant's {self._what}")
         tenant.present += 1
         try:
             deadline_s = asyncio.get_running_loop().time() + timeout_s
-            async with _acquired(tenant.free, deadline_s), _acquired(self._free, deadline_s):
+            async with self._acquired(tenant.free, deadline_s), self._acquired(self._free, deadline_s):
                 yield
         finally:
             tenant.present -= 1
             if not tenant.present:
                 del self._tenants[tenant_id]
 
-
-@asynccontextmanager
-async def _acquired(semaphore: asyncio.Semaphore, deadline_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout_at(deadline_s):
-            await semaphore.acquire()
-    except TimeoutError:
-        raise NoTurn("too many responses are being read back") from None
-    try:
-        yield
-    finally:
-        semaphore.release()
+    @asynccontextmanager
+    async def _acquired(self, semaphore: asyncio.Semaphore, deadline_s: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await semaphore.acquire()
+        except TimeoutError:
+            raise NoTurn(f"too many {self._what}") from None
+        try:
+            yield
+        finally:
+            semaphore.release()
