@@ -29,7 +29,7 @@ from typing import Any
 import faust
 import structlog
 
-from agents.admission.broker import broker_credentials, broker_urls
+from agents.admission.faust_broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
 from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
 from agents.admission.pipeline import Pipeline

@@ -8,9 +8,12 @@ from pydantic import BaseModel
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.usage import BILLING_RULE_VERSION
+from streams.dialects.openai_parameters import HINTS
+from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+FRONTENDS = (ROOT / "docs" / "frontends.md").read_text()
 ANALYSTS = (ROOT / "docs" / "analysts.md").read_text()
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")]
 SECTIONS = {
@@ -38,6 +41,23 @@ def test_analysts_are_told_which_endings_are_charged() -> None:
     ]
     assert {code for code, _, _ in told} == {code.value for code in EndingCode}
     assert f"version {BILLING_RULE_VERSION} alone" in section
+
+
+def test_frontends_are_told_why_a_socket_closes_and_why_a_response_is_given_up() -> None:
+    told = {
+        name: int(code)
+        for code, names in re.findall(r"^\| (\d{4}) \| (`.*) \|$", FRONTENDS, re.MULTILINE)
+        for name in re.findall(r"`([a-z_]+)`(?=[:;]| \||$|,)", names)
+    }
+    of_a_response = set(re.findall(r"`(\w+)`", FRONTENDS.split("cannot be followed on:")[1].split(";")[0]))
+    assert of_a_response <= set(CloseReason)
+    assert of_a_response | told.keys() == set(CloseReason) - {CloseReason.NORMAL}
+    assert all(CLOSINGS[CloseReason(name)].websocket_code == code for name, code in told.items())
+
+
+def test_frontends_are_told_what_is_accepted_without_effect() -> None:
+    section = FRONTENDS.split("Accepted, and of no effect:")[1].split("\n\n")[0]
+    assert [hint for hint in HINTS if f"`{hint}`" not in section] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

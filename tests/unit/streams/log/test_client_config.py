@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 from faust.auth import SASLCredentials, SSLCredentials
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 
-from agents.admission.broker import broker_credentials, broker_urls
+from agents.admission.faust_broker import broker_credentials, broker_urls
 from streams.log.kafka import client_config, tls_context
 from streams.settings import KafkaSettings
 from tests.certificates import Authority
