@@ -64,16 +64,9 @@ def make_engine(pool: Pool, model: Model) -> Engine:
     return SimulatedEngine(settings)
 
 
-async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) -> None:
-    """Wires a worker and runs it until SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    topics = settings.topics
-    worker = settings.worker
-    client_id = worker.worker_id
-    config = CoreConfig(
+def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
+    topics, worker = settings.topics, settings.worker
+    return CoreConfig(
         worker_id=worker.worker_id,
         pool=pool.name,
         model=model.name,
@@ -90,6 +83,16 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         coalesce_ms=worker.coalesce_ms,
         coalesce_rows=worker.coalesce_rows,
     )
+
+
+async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) -> None:
+    """Wires a worker and runs it until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    worker = settings.worker
+    client_id = worker.worker_id
     async with contextlib.AsyncExitStack() as stack:
         redis = connect_quota(settings.redis, decode_responses=True)
         stack.push_async_callback(redis.aclose)
@@ -107,7 +110,7 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
         )
         stack.push_async_callback(control.close)
         metrics = WorkerMetrics()
-        core = WorkerCore(config, mint_attempt_id, metrics)
+        core = WorkerCore(_core_config(settings, pool, model), mint_attempt_id, metrics)
         ports = Ports(
             engine,
             lambda: ConsumerThread(KafkaConsumer(settings.kafka, f"{settings.region}.workers.{pool.name}", client_id)),

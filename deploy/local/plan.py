@@ -262,17 +262,7 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
     ]
     settings = settings_with(environment)
 
-    specs: list[ProcessSpec] = []
-    if kafka is not None:
-        probe = tcp_probe(kafka.host, kafka.port)
-        specs.append(ProcessSpec("kafka", Stage.INFRASTRUCTURE, tuple(run_command(kafka)), probe, stop_timeout_s=20))
-    if redis_port is not None:
-        command = redis_command(data.redis, redis_port)
-        specs.append(ProcessSpec("redis", Stage.INFRASTRUCTURE, command, redis_probe(settings.redis.url)))
-    if history_port is not None:
-        command = history_command(data.redis, history_port)
-        probe = redis_probe(settings.redis.history_url)
-        specs.append(ProcessSpec("redis-history", Stage.INFRASTRUCTURE, command, probe))
+    specs = _infrastructure(data, settings, kafka, redis_port, history_port)
     specs += _python_processes(settings, options, gateways, ports)
     if any(pool.engine == "vllm" for pool in settings.pools):
         specs = [
@@ -287,6 +277,24 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         gateway_url=f"{'https' if settings.gateway.tls_key_file else 'http'}://{reachable(settings.gateway.host)}:{gateways[0]}",
         clickhouse_url=settings.billing.clickhouse_url or settings.billing.client_url,
     )
+
+
+def _infrastructure(
+    data: DataFolder, settings: Settings, kafka: KafkaNode | None, redis_port: int | None, history_port: int | None
+) -> list[ProcessSpec]:
+    """What is not somebody else's."""
+    specs: list[ProcessSpec] = []
+    if kafka is not None:
+        probe = tcp_probe(kafka.host, kafka.port)
+        specs.append(ProcessSpec("kafka", Stage.INFRASTRUCTURE, tuple(run_command(kafka)), probe, stop_timeout_s=20))
+    if redis_port is not None:
+        command = redis_command(data.redis, redis_port)
+        specs.append(ProcessSpec("redis", Stage.INFRASTRUCTURE, command, redis_probe(settings.redis.url)))
+    if history_port is not None:
+        command = history_command(data.redis, history_port)
+        probe = redis_probe(settings.redis.history_url)
+        specs.append(ProcessSpec("redis-history", Stage.INFRASTRUCTURE, command, probe))
+    return specs
 
 
 def _kafka_node(data: DataFolder, settings: Settings, ports: _Ports) -> KafkaNode | None:
