@@ -21,7 +21,7 @@ from gpu_consumers.core.effects import (
 )  # fmt: skip
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.remembered import Remembered
-from gpu_consumers.core.slots import Slots
+from gpu_consumers.core.slots import MAX_HOLD_MS, Slots
 from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
 from gpu_consumers.scheduler import Queued
@@ -165,7 +165,12 @@ class Attempts:
             if work.phase is not Phase.CLOSING:
                 self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
         for response_id in self._slots.take_hopeless(now_ms):
-            self.end(self._works.by_response[response_id], EndingCode.ENGINE_FAILED, now_ms, message=_LEFT_OUT)
+            work = self._works.by_response[response_id]
+            if work.plan == "claim":
+                # It may be another's by now, and the claims do not answer: it leaves the others a turn.
+                self._wait(work, "claim", now_ms + MAX_HOLD_MS)
+            else:
+                self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LEFT_OUT)
 
     def start(self, item: Queued, now_ms: int) -> None:
         """It has a slot."""

@@ -134,6 +134,29 @@ def test_suspects_wait_for_one_that_is_tried_however_long_its_engine_takes() -> 
     assert {fleet.region.terminal(each) for each in innocent} == {EndingCode.COMPLETED}
 
 
+def test_a_suspect_that_may_be_anothers_by_now_is_not_ended_while_the_claims_are_away() -> None:
+    fleet = Fleet("a", max_running=8)
+    [worker] = fleet.all
+    suspect = fleet.region.request(max_tokens=5)
+    fleet.run(20)
+    worker.kill_engine, worker.engine_starts = True, False
+    fleet.run(20)
+    # Meanwhile somebody else has taken it over, and works on it.
+    fleet.region.claims._held[suspect].incarnation = "b/1"
+    fleet.region.claims.renew("b/1", fleet.region.now_ms)
+    worker.engine_starts = True
+    fleet.run(100)
+    fleet.region.claims_up = False
+    late = [fleet.region.request(max_tokens=length) for length in (5_000, 5)]
+    fleet.run(LEASE_MS + MAX_HOLD_MS + 2_000)
+    assert fleet.region.terminal(suspect) is None
+    assert fleet.region.terminal(late[1]) is EndingCode.COMPLETED, "nor do others wait for it"
+    fleet.region.claims_up = True
+    fleet.crash("a")
+    fleet.settle("c")
+    assert fleet.region.terminal(suspect) is EndingCode.COMPLETED
+
+
 def test_a_worker_that_is_stopped_cleanly_makes_nobody_suspect() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request()
