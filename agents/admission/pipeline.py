@@ -159,16 +159,16 @@ class Pipeline:
             event = await self._read(record, first_stage, read)
             if event is None:
                 return
-            for stage in stages:
-                if not isinstance(event, Request | Admission):
-                    break
-                result = await self._until_it_may(record, stage, event, waiting)
-                if isinstance(result, NotYet):
-                    assert isinstance(event, Admission), "only jobs wait, and only behind the first stage"
-                    await self._requeue(record, event, waiting)
-                    return
-                event = result
             try:
+                for stage in stages:
+                    if not isinstance(event, Request | Admission):
+                        break
+                    result = await self._until_it_may(record, stage, event, waiting)
+                    if isinstance(result, NotYet):
+                        assert isinstance(event, Admission), "only jobs wait, and only behind the first stage"
+                        await self._requeue(record, event, waiting)
+                        return
+                    event = result
                 await self._conclude(record, destination, event)
             except RecordTooLarge:
                 if not isinstance(event, Request | Admission):

@@ -123,3 +123,22 @@ async def test_a_crash_after_a_job_was_written_again_makes_no_second_answer() ->
     assert len({place.partition for place, _ in world.log.of(Opened, "local.generated")}) == 1
     assert len(world.quota.tenants["acme"].active) == 1
     assert not world.log.endings
+
+
+async def test_a_job_that_has_grown_too_large_to_be_written_again_is_refused() -> None:
+    world = World()
+    world.beat()
+    await world.pipeline.handle_job(world.job())
+    [queued] = world.log.records
+    world.log.max_bytes = len(queued.value or b"") + 10
+    reserve = world.quota.reserve
+
+    async def reserved_while_the_pool_fills(*arguments: object, **named: object) -> object:
+        world.beat(queued_tokens=10**6, lease_ms=3_600_000)
+        return await reserve(*arguments, **named)  # type: ignore[arg-type]
+
+    world.quota.reserve = reserved_while_the_pool_fills  # type: ignore[assignment, method-assign]
+    await world.pipeline.handle_queued_job(queued)
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.CONTEXT_LENGTH_EXCEEDED
+    assert not world.quota.tenants["acme"].active
