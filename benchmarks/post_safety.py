@@ -9,7 +9,8 @@ from time import process_time
 
 from prometheus_client import CollectorRegistry
 
-from agents.post_safety.process import GROUP, Metrics, PostSafetyProcess
+from agents.post_safety.metrics import Metrics
+from agents.post_safety.process import GROUP, PostSafetyProcess
 from benchmarks.figures import Report, percentile
 from schemas.base import Scope
 from schemas.generated import Fence, Frame, Opened

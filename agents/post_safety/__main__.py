@@ -7,7 +7,8 @@ import sys
 
 import structlog
 
-from agents.post_safety.process import GROUP, DeliveryFailed, Metrics, PostSafetyProcess
+from agents.post_safety.metrics import Metrics
+from agents.post_safety.process import GROUP, DeliveryFailed, PostSafetyProcess
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer

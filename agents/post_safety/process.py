@@ -11,11 +11,11 @@ from functools import partial
 from typing import Literal
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from agents.post_safety.commits import CommitGate
 from agents.post_safety.core import PostSafety
 from agents.post_safety.effects import Effect, Emit, Released
+from agents.post_safety.metrics import Metrics
 from agents.post_safety.parking import plan_restart
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
@@ -65,46 +65,6 @@ DeadReason = DecodeReason | Literal["stage_failed"]
 
 class DeliveryFailed(Exception):
     """A record that must not be lost was not delivered. The process ends, and is rebuilt from its commit."""
-
-
-class Metrics:
-    """`registry` is a parameter so that several processes can live in one test."""
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self.decisions = Counter(
-            "sluice_post_safety_decisions", "Running totals of the core, by name.", ["name"], registry=registry
-        )
-        self.released_tokens = Counter(
-            "sluice_post_safety_released_tokens", "Tokens published to `responses`.", registry=registry
-        )
-        self.released_rows = Counter("sluice_post_safety_released_rows", "Rows of Release records.", registry=registry)
-        self.records_read = Counter(
-            "sluice_post_safety_records_read", "Records of `generated` folded.", registry=registry
-        )
-        self.dead_letters = Counter(
-            "sluice_post_safety_dead_letters", "Records that could not be used.", ["reason"], registry=registry
-        )
-        self.failed_results = Counter(
-            "sluice_post_safety_failed_results", "Batch results that went to dead letters instead.", registry=registry
-        )
-        self.open_responses = Gauge("sluice_post_safety_open_responses", "Responses without an end.", registry=registry)
-        self.parked_responses = Gauge(
-            "sluice_post_safety_parked_responses", "Open ones that do not hold the commit.", registry=registry
-        )
-        self.parked_distrusted = Counter(
-            "sluice_post_safety_parked_distrusted",
-            "Partitions rebuilt from the oldest open response, because what was parked is not what the commit says.",
-            registry=registry,
-        )
-        self.outstanding = Gauge(
-            "sluice_post_safety_outstanding_records", "Sent and not yet acknowledged.", registry=registry
-        )
-        self.release_seconds = Histogram(
-            "sluice_post_safety_release_seconds",
-            "From a worker's publishing to the release, for the oldest token of each record, held tokens included.",
-            registry=registry,
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-        )
 
 
 class PostSafetyProcess:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from agents.post_safety.process import GROUP, Metrics, PostSafetyProcess
+from agents.post_safety.metrics import Metrics
+from agents.post_safety.process import GROUP, PostSafetyProcess
 from schemas.base import Scope
 from schemas.batch import BatchResult
 from schemas.control import CONTROL, AttemptVoid, Cancel, Halt
