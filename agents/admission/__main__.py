@@ -87,6 +87,7 @@ def run(settings: Settings) -> int:
         return Pipeline(
             services, publisher, recovery.run, settings.admission.max_attempts, on_hold,
             places=places_among(settings.admission.in_flight),
+            generation=lambda: int(admission.faust.consumer_generation_id),
         )  # fmt: skip
 
     admission = AdmissionApp(settings, wire, lambda error: end_process("an event could not be finished", error))

@@ -65,9 +65,10 @@ def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Plac
 
 @dataclass(slots=True)
 class _Waiting:
-    """One event's stay in a queue. It takes a place only when it has to wait."""
+    """One event's stay in a queue. It takes a place only when it has to wait. `generation`: in which it was read."""
 
     places: Places | None
+    generation: int
     place: Place | None = None
 
     def may_go_on(self, record: LogRecord, holder: Hashable, now_ms: int) -> bool:
@@ -94,6 +95,8 @@ class Pipeline:
     output_policies: OutputPolicyWriter = field(default_factory=OutputPolicyWriter)
     places: Places = field(default_factory=lambda: places_among(256))
     rounds: Pace = field(default_factory=lambda: Pace(ASIDE_PER_SECOND))
+    generation: Callable[[], int] = lambda: 0
+    """Of the group, another one with each balance: what was read in an earlier one comes again."""
 
     @property
     def publication(self) -> Publication:
@@ -154,7 +157,7 @@ class Pipeline:
         `places`: where jobs wait; None: nobody waits here.
         """
         metrics.ADMISSION_IN_FLIGHT.inc()
-        waiting = _Waiting(places)
+        waiting = _Waiting(places, self.generation())
         try:
             event = await self._read(record, first_stage, read)
             if event is None:
@@ -190,7 +193,7 @@ class Pipeline:
             origin = Origin.of(event)
             if now_ms >= origin.deadline_ms:
                 return Refused(origin, DEADLINE_PASSED)
-            if not waiting.may_go_on(record, origin.scope.tenant_id, now_ms):
+            if self.generation() != waiting.generation or not waiting.may_go_on(record, origin.scope.tenant_id, now_ms):
                 return result
             self.on_hold(record, 10 * HOLD_S)
             await self.sleep(HOLD_S)
@@ -203,6 +206,9 @@ class Pipeline:
             wait_s = self.rounds.wait_s(self.services.clock_ms() / 1_000)
             self.on_hold(record, wait_s + STORE_HOLD_S)
             await self.sleep(wait_s)
+        if self.generation() != waiting.generation:
+            # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
+            return
         to = aside if waiting.place is None else record.topic
         await self.publisher.publish(to, job.encode(), key=job.response_id)
         metrics.admission_outcome("requeued").inc()

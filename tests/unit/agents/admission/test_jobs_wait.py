@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from agents.admission.pipeline import places_among
 from agents.admission.routing import QueueBound
 from schemas.endings import EndingCode
 from schemas.generated import Opened
@@ -108,6 +109,30 @@ async def test_a_job_keeps_its_place_for_a_while_and_then_goes_to_the_end_of_its
     world.beat(lease_ms=3_600_000)
     await world.pipeline.handle_queued_job(again)
     assert len(world.log.of(Opened, "local.generated")) == 1
+
+
+@pytest.mark.parametrize("aside", [False, True])
+async def test_a_job_that_waits_while_its_partition_changes_hands_is_left_to_the_next_owner(aside: bool) -> None:
+    world = World()
+    world.beat(queued_tokens=10**6, lease_ms=3_600_000)
+    await world.pipeline.handle_job(world.job())
+    [queued] = world.log.records
+    if aside:
+        queued = replace(queued, topic=world.topics.aside.name)
+    generation = 1
+
+    async def balance(_seconds: float) -> None:
+        nonlocal generation
+        generation += 1
+
+    pipeline = replace(world.pipeline, sleep=balance, generation=lambda: generation)
+    if aside:
+        pipeline = replace(pipeline, places=places_among(0))
+        taken = pipeline.places.take(queued.topic, "acme", 0, NOW)
+        assert taken is not None
+    await pipeline.handle_queued_job(queued)
+    assert len(world.log.records) == 1, "else each balance would leave one more copy of whatever waits"
+    assert generation == 2
 
 
 async def test_a_crash_after_a_job_was_written_again_makes_no_second_answer() -> None:
