@@ -15,6 +15,7 @@ from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceInexact, price_row, prices_to_append
 from billing_jobs.queries import Reader, read_settings
 from billing_jobs.server import create_app, reader_threads
+from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from streams.clocks import now_ms
@@ -98,7 +99,7 @@ def running(sink: Sink, ended: threading.Event, errors: list[Exception]) -> Iter
         thread.join()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Signals are this module's business."""
 
     @contextmanager
@@ -141,7 +142,8 @@ def _run(settings: Settings) -> int:
         database.open()
         store = stack.enter_context(closing(ClickHouseStore(database.connection())))
         append_new_prices(store, settings)
-        sink = make_sink(settings, store, BillingMetrics())
+        metrics = BillingMetrics()
+        sink = make_sink(settings, store, metrics)
         limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
         usage_reader, sql_reader = reader_threads(
             lambda: Reader(database.connection(limits), settings.billing.max_query_rows),
@@ -155,15 +157,7 @@ def _run(settings: Settings) -> int:
             sql_reader=sql_reader,
             progress=lambda: sink.progress,
         )
-        config = uvicorn.Config(
-            app,
-            host=settings.billing.host,
-            port=settings.billing.port,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
-        server = _Server(config)
+        server = Server(ServerConfig(app, settings.billing.host, settings.billing.port, metrics))
 
         def ready() -> str | None:
             if not server.started:

@@ -31,6 +31,9 @@ class BillingMetrics:
         self.dead_letters = Counter(
             "sluice_billing_dead_letters_total", "Records that cannot be billed.", ["reason"], registry=registry
         )
+        self.refused = Counter(
+            "sluice_billing_refused_total", "Connections and requests refused as such.", ["code"], registry=registry
+        )
         self.suspense_events = Counter(
             "sluice_billing_suspense_events_total",
             "Billable events without a known price; they cost nothing until re-rated. Alert on any.",

@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from billing_jobs.queries import Reader, UsageQuery
 from billing_jobs.sink import Progress
@@ -25,6 +27,8 @@ from billing_jobs.store import StoreError
 from schemas.usage_query import InvalidQuery
 
 T = TypeVar("T")
+MAX_BODY_BYTES = 262_144
+"""The longest query, each of its characters escaped."""
 _DEADLINE_SLACK_S = 5.0
 _MAX_WAITING = 16
 
@@ -66,13 +70,44 @@ class SqlBody(BaseModel):
     query: str = Field(min_length=1, max_length=MAX_SQL_CHARS)
 
 
-class _Unauthorized(Exception):
-    pass
-
-
 def _error(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
+
+
+class _Door:
+    """Who has a password may ask, whatever the path; of nobody else anything is read. A body is a query at most."""
+
+    def __init__(self, app: ASGIApp, passwords: Sequence[bytes]) -> None:
+        self._app = app
+        self._passwords = passwords
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if not self._opens_to(Request(scope).headers.get("authorization", "")):
+            refusal = _error(401, "the password is missing or wrong", "invalid_api_key")
+            refusal.headers["connection"] = "close"
+            await refusal(scope, receive, send)
+            return
+        read_bytes = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal read_bytes
+            message = await receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+            return message
+
+        await self._app(scope, receive_bounded, send)
+
+    def _opens_to(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        found = given.strip().encode()
+        known = any([hmac.compare_digest(found, password) for password in self._passwords])  # noqa: C419 - all, always
+        return known and scheme.lower() == "bearer"
 
 
 def create_app(
@@ -86,18 +121,16 @@ def create_app(
     if not all(passwords):
         raise ValueError("a password is empty")
 
-    async def authorized(request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        found = given.strip().encode()
-        known = any([hmac.compare_digest(found, password) for password in passwords])  # noqa: C419 - all, every time
-        if not known or scheme.lower() != "bearer":
-            raise _Unauthorized
-
     app = FastAPI(title="Sluice billing", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_Door, passwords=passwords)
 
-    @app.exception_handler(_Unauthorized)
-    async def _unauthorized(_request: Request, _error_: _Unauthorized) -> JSONResponse:
-        return _error(401, "the password is missing or wrong", "invalid_api_key")
+    @app.exception_handler(HTTPException)
+    async def _http_error(_request: Request, error: HTTPException) -> JSONResponse:
+        codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+        answer = _error(error.status_code, str(error.detail), codes.get(error.status_code, "invalid_request"))
+        if error.status_code == 413:
+            answer.headers["connection"] = "close"
+        return answer
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -127,7 +160,7 @@ def create_app(
     async def _late(_request: Request, _error_: TimeoutError) -> JSONResponse:
         return _error(504, "the query took too long", "timeout")
 
-    @app.get("/internal/usage", dependencies=[Depends(authorized)])
+    @app.get("/internal/usage")
     async def usage(
         tenant_id: str, start_time: int, end_time: int, bucket_width: str = "1d", group_by: str = ""
     ) -> dict[str, Any]:
@@ -137,12 +170,12 @@ def create_app(
         data = await usage_reader.ask(lambda reader: reader.usage(query))
         return {"data": data, "finalized_through": seen.stored_through_ms, "lag_records": seen.lag_records}
 
-    @app.post("/internal/sql", dependencies=[Depends(authorized)])
+    @app.post("/internal/sql")
     async def sql(body: SqlBody) -> dict[str, Any]:
         result = await sql_reader.ask(lambda reader: reader.sql(body.query))
         return asdict(result)
 
-    @app.get("/internal/status", dependencies=[Depends(authorized)])
+    @app.get("/internal/status")
     async def status() -> dict[str, Any]:
         seen = progress()
         stored = await usage_reader.ask(Reader.status)

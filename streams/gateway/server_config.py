@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 import uvicorn
+from prometheus_client import Counter
 from starlette.types import ASGIApp
 
 from streams.gateway.metrics import GatewayMetrics
@@ -17,7 +18,16 @@ OTHER_DESCRIPTORS = 256
 """Left for the log, Redis and files when descriptors are fewer than connections may be."""
 
 
-class ServerConfig(uvicorn.Config):
+class BoundedConfig(uvicorn.Config):
+    """With the bounds that every connection obeys."""
+
+    open_connections: OpenConnections
+    head_timeout_s: float
+    refused: Counter
+    """By code."""
+
+
+class ServerConfig(BoundedConfig):
     """Measured best here: sans-I/O WebSockets, no deflate (which also rules out deflate bombs)."""
 
     def __init__(
@@ -45,6 +55,7 @@ class ServerConfig(uvicorn.Config):
             server_header=False,
         )
         self.metrics = metrics
+        self.refused = metrics.refused
         self.head_timeout_s = settings.head_timeout_ms / 1_000
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = min(settings.max_open_connections, max(1, descriptors - OTHER_DESCRIPTORS))

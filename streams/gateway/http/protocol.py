@@ -12,7 +12,7 @@ from streams.gateway.lingering import Lingering
 from streams.gateway.open_connections import Abortable
 from streams.gateway.request_headers import mint_request_id
 from streams.gateway.retry_advice import retry_advice_ms
-from streams.gateway.server_config import ServerConfig
+from streams.gateway.server_config import BoundedConfig
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 256
@@ -27,7 +27,7 @@ _REFUSALS: Final[dict[int, tuple[str, str, str]]] = {
         f"The head of the request is over {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields.",
         _INVALID,
     ),
-    503: ("overloaded", "Too many connections are open at this gateway.", "server_error"),
+    503: ("overloaded", "Too many connections are open here.", "server_error"),
 }
 
 
@@ -42,7 +42,7 @@ class _Refused(Exception):
 class HttpProtocol(Lingering, HttpToolsProtocol):
     """A peer holds no more than a head, a part of a body and a few requests, and none of them for ever."""
 
-    config: ServerConfig
+    config: BoundedConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -248,7 +248,7 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status] + head.encode() + b"\r\n" + body)
 
     def _count(self, status: int) -> None:
-        self.config.metrics.refused.labels(_REFUSALS[status][0]).inc()
+        self.config.refused.labels(_REFUSALS[status][0]).inc()
 
 
 def _end_with_the_connection(cycle: RequestResponseCycle) -> None:

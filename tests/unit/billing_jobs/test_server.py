@@ -1,22 +1,29 @@
 """The internal HTTP interface, over a real embedded ClickHouse."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
+from billing_jobs.__main__ import Server
+from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import Reader, UsageQuery, decimal_units, read_settings
 from billing_jobs.server import ReaderBusy, ReaderThread, create_app
+from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import Progress
+from billing_jobs.sql_guard import MAX_SQL_CHARS
 from billing_jobs.store import ClickHouseStore, Connection, Database
 from schemas.base import Scope
 from schemas.usage_query import InvalidQuery
 from tests.unit.billing_jobs.events import NOON_MS, usage_event
 from tests.unit.billing_jobs.test_store import batch_of
+from tests.unit.streams.gateway.gateway_stack import until
 
 SECRET = "s" * 40
 NOON_S = NOON_MS // 1_000
@@ -251,6 +258,65 @@ async def test_without_the_password_nothing_is_answered(method: str, path: str, 
             answer = await http.request(method, f"/internal/{path}", headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+class Body:
+    """Has no end; knows how much of it was taken."""
+
+    def __init__(self) -> None:
+        self.taken_bytes = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self.taken_bytes < 100_000_000:
+            self.taken_bytes += 65_536
+            yield b" " * 65_536
+
+
+async def test_of_a_body_without_the_password_nothing_is_read(client: Client) -> None:
+    body = Body()
+    answer = await client.http.post("/internal/sql", content=body, headers={"Authorization": "Bearer wrong"})
+    assert (answer.status_code, answer.headers["connection"], body.taken_bytes) == (401, "close", 0)
+
+
+async def test_a_body_is_no_larger_than_a_query(client: Client) -> None:
+    body = Body()
+    answer = await client.http.post("/internal/sql", content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    assert body.taken_bytes < 1_000_000
+    longest = "SELECT '" + "\U0001f600" * (MAX_SQL_CHARS - 9) + "'"
+    assert (await client.sql(longest)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /internal/status HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 5_000_000, 431),
+        (b"GET /internal/status HTTP/1.1\r\nHost: x\r\nX-", 408),
+        (b"", None),
+    ],
+    ids=["endless", "unfinished", "silent"],
+)
+async def test_a_stranger_holds_a_head_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, head: bytes, status: int | None
+) -> None:
+    monkeypatch.setattr("billing_jobs.server_config.HEAD_TIMEOUT_S", 0.2)
+    unused: Any = None
+    app = create_app(passwords=[b"x"], usage_reader=unused, sql_reader=unused, progress=lambda: Progress(0, 0, 0))
+    server = Server(ServerConfig(app, "127.0.0.1", 0, BillingMetrics(CollectorRegistry())))
+    serving = asyncio.ensure_future(server.serve())
+    async with asyncio.timeout(20):
+        await until(lambda: server.started, "it listens")
+        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+        with suppress(ConnectionError):
+            writer.write(head)
+            await writer.drain()
+        told = b""
+        with suppress(ConnectionError):
+            told = await reader.read()
+        writer.close()
+        server.should_exit = True
+        await serving
+    assert (int(told.split()[1]) if told else None) == status
 
 
 def test_an_empty_password_opens_nothing() -> None:
