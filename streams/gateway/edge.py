@@ -68,7 +68,10 @@ class Edge:
                 served.enter_context(self._share_of(Headers(scope=scope)))
             except ApiError as error:
                 self._gateway.metrics.refused.labels(error.code).inc()
-                await api_error_response(error, closes=True)(scope, receive, send)
+                # A body on its way is read away by the connection, for a while: a client that is cut off while it sends
+                # never reads why. One that waits to be told whether to send would send nothing.
+                waits = "expect" in Headers(scope=scope)
+                await api_error_response(error, closes=waits)(scope, receive, send)
                 return
             self.connections += 1
             served.callback(self._served)

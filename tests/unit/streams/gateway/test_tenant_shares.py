@@ -5,7 +5,8 @@ import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -87,6 +88,28 @@ async def test_requests_per_second_refused_ones_too(redis_url: str) -> None:
             assert (await hear(socket))["type"] == "pong"
         assert stack.pipeline.requests() == []
         await other_tenant_is_answered(stack)
+
+
+def post_bluntly(stack: Stack, body: bytes) -> tuple[int, str | None]:
+    """As a client that does not look for an answer while it sends."""
+    with closing(HTTPConnection("127.0.0.1", stack.port, timeout=20)) as connection:
+        headers = {"x-api-key": KEY, "content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, answer.headers["retry-after-ms"]
+
+
+async def test_who_sends_a_large_body_is_told_that_it_is_refused(redis_url: str) -> None:
+    async with shared(redis_url, requests_per_s=1) as stack, client(stack) as greedy:
+        for _ in range(BURST_S * 2):
+            await greedy.get("/v1/models")
+        for _ in range(3):
+            status, retry_after_ms = await asyncio.to_thread(post_bluntly, stack, b" " * 4_000_000)
+            assert status == 429
+            assert int(retry_after_ms or 0) >= 1_000
+        waiting = await greedy.post("/v1/chat/completions", content=b"", headers={"expect": "100-continue"})
+        assert (waiting.status_code, waiting.headers["connection"]) == (429, "close")
 
 
 async def test_bytes_on_the_log(redis_url: str) -> None:
