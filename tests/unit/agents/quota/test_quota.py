@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,12 +49,6 @@ async def new_quota(client: Redis, now_ms: int | None = NOW) -> RedisQuota:
     quota = RedisQuota(client, fresh_region(), now_ms=now_ms)
     await quota.begin_epoch(await quota.new_epoch(), NOW)
     return quota
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, retry=None) as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 
 import pytest
 from redis.asyncio import Redis
@@ -16,12 +15,6 @@ IDS = ResponseIds("local", [b"a secret"])
 NOW = 1_790_000_000_000
 NARROW = Limits(requests_per_minute=1)
 WIDE = Limits()
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, retry=None) as client:
-        yield client
 
 
 @pytest.fixture

@@ -3,23 +3,18 @@
 import asyncio
 import json
 from contextlib import suppress
-from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from schemas.websocket import SERVER_MESSAGE, Closing, Delta, ErrorMessage
+from schemas.websocket import Closing, Delta, ErrorMessage
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.websocket.refused_asks import EARLY_WEIGHT, FORGIVEN_PER_S, MAX_REFUSALS, RefusedAsks
 from tests.unit.streams.gateway.gateway_stack import Stack, until
 from tests.unit.streams.gateway.http_clients import AUTH
 from tests.unit.streams.gateway.replays import entry, span
-
-
-async def hear(socket: ClientConnection) -> Any:
-    async with asyncio.timeout(20):
-        return SERVER_MESSAGE.validate_json(await socket.recv())
+from tests.unit.streams.gateway.socket_clients import hear
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 from schemas.endings import EndingCode
-from schemas.websocket import SERVER_MESSAGE, Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
+from schemas.websocket import Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.websocket import session
@@ -19,6 +19,7 @@ from streams.gateway.websocket.endpoint import origin_allowed
 from streams.gateway.websocket.protocol import MAX_STRANGERS_MESSAGE_BYTES, text_frame
 from streams.gateway.websocket.watched import Watched
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
+from tests.unit.streams.gateway.socket_clients import hear
 
 HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
 AUTH = {"authorization": f"Bearer {KEY}"}
@@ -30,12 +31,6 @@ def dial(stack: Stack, **options: Any) -> connect:
 
 async def say(socket: ClientConnection, **message: Any) -> None:
     await socket.send(json.dumps(message))
-
-
-async def hear(socket: ClientConnection) -> Any:
-    """The next message, checked against the catalogue."""
-    async with asyncio.timeout(20):
-        return SERVER_MESSAGE.validate_json(await socket.recv())
 
 
 async def hear_until_terminal(socket: ClientConnection) -> tuple[list[Any], str]:
