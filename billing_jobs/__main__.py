@@ -23,7 +23,7 @@ from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.keyring import Purpose
-from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
+from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer, log_id
 from streams.log.port import LogError
 from streams.settings import Settings, SettingsError
 
@@ -66,6 +66,7 @@ def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetric
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
         load_prices=store.prices,
+        log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,
         dead_letter_topic=settings.topics.dead_letters.name,
         batch_rows=settings.billing.batch_rows,

@@ -34,8 +34,21 @@ class CutUnreadable(Exception):
 
 
 class AnotherLog(Exception):
-    """The tables, or the group's commit, know records that the log does not have. What stands in the log below would
-    be passed over as billed: an operator decides."""
+    """The tables, or the group's commit, are of another log, or know records that the log does not have. What stands in
+    the log below would be passed over as billed: an operator decides."""
+
+
+HOW_TO_DECIDE = "Nothing is billed until an operator decides: see `sluice billing inspect`"
+
+
+def check_log(source: TopicPartition, log_id: str, stored_log_id: str) -> None:
+    """Raises AnotherLog when both are known and differ."""
+    if log_id and stored_log_id and log_id != stored_log_id:
+        raise AnotherLog(
+            f"{source}: the tables hold usage of the log {stored_log_id}, this is the log {log_id}: its topic, or its "
+            f"cluster, was made anew. {HOW_TO_DECIDE}. A new log is billed from its beginning by `sluice billing "
+            f"recut {source.partition} --from 0`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +151,7 @@ class Batch:
     cut: Cut
     first_logged_at_ms: int
     last_logged_at_ms: int
+    log_id: str = ""
     usage: list[Logged[UsageEvent]] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
     compute: list[Logged[ComputeRecord]] = field(default_factory=list)
@@ -145,9 +159,9 @@ class Batch:
     unusable: list[Unusable] = field(default_factory=list)
 
 
-def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook) -> Batch:
+def parse_batch(cut: Cut, records: Sequence[LogRecord], book: PriceBook, log_id: str = "") -> Batch:
     """Depends on its arguments alone: the same cut read again gives the same batch."""
-    batch = Batch(cut, records[0].timestamp_ms, max(record.timestamp_ms for record in records))
+    batch = Batch(cut, records[0].timestamp_ms, max(record.timestamp_ms for record in records), log_id)
     for record in records:
         try:
             event = decode(USAGE, record.value)
@@ -211,6 +225,8 @@ class Planned:
 class _Partition:
     next_offset: int
     recovering: Cut | None
+    is_stored: bool
+    """The tables hold the cut that is recovered."""
     records: list[LogRecord] = field(default_factory=list)
     size_bytes: int = 0
     waiting_since_ms: int = 0
@@ -244,13 +260,15 @@ class CutPlanner:
 
         `low_offset` is the first one that the log keeps, `end_offset` the next one to be written, `stored_offset` the
         one below which the tables are complete. Tables that are behind the commit (a lost data folder) are filled from
-        the log. Raises CutUnreadable, AnotherLog.
+        the log. A committed cut that the tables hold is not inserted again. If the log now has other records there, as
+        after it lost its end and grew again, these are cut anew: ids absorb what both have. Raises CutUnreadable,
+        AnotherLog.
         """
         for said, offset in (("the tables hold it", stored_offset), ("it was committed", committed.offset)):
             if offset is not None and offset > end_offset:
                 raise AnotherLog(
                     f"{source}: {said} up to {offset}, but the log ends at {end_offset}. Either this is a new log "
-                    "beside old tables, or the log has lost its end. Nothing is billed until an operator decides: "
+                    f"beside old tables, or the log has lost its end. {HOW_TO_DECIDE}, which explains the ways out; or "
                     "give a new log a region name or a ClickHouse database of its own, or restore the end that was lost"
                 )
         stored = low_offset if stored_offset is None else stored_offset
@@ -261,7 +279,7 @@ class CutPlanner:
         start = resume if cut is None else cut.first
         if start < low_offset:
             raise CutUnreadable(f"{source}: records {start} to {low_offset - 1} left the log before they were stored")
-        self._partitions[source] = _Partition(start, cut)
+        self._partitions[source] = _Partition(start, cut, is_stored=cut is not None and cut.last < stored)
         return start
 
     def revoke(self, source: TopicPartition) -> None:
@@ -287,10 +305,14 @@ class CutPlanner:
             cut = state.recovering
             if cut is not None and state.next_offset > cut.last:
                 state.recovering = None
-                records = self._take(state, sum(record.offset <= cut.last for record in state.records), now_ms)
-                if _sha256(records) != cut.sha256:
-                    raise CutUnreadable(f"{cut.token}: the log no longer holds what was cut")
-                return Planned(cut, records, committed=True)
+                records = [record for record in state.records if record.offset <= cut.last]
+                is_unchanged = _sha256(records) == cut.sha256
+                if not is_unchanged and not state.is_stored:
+                    raise CutUnreadable(f"{cut.token}: the log no longer holds what was cut. {HOW_TO_DECIDE}")
+                if is_unchanged:
+                    self._take(state, len(records), now_ms)
+                    if not state.is_stored:
+                        return Planned(cut, records, committed=True)
         fresh = self._fresh()
         if not fresh or self._due_at_ms(fresh) > now_ms:
             return None

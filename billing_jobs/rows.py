@@ -139,6 +139,7 @@ _BATCH: list[Column[Batch]] = [
     Column("dead_letters", "UInt64", lambda batch: len(batch.unusable)),
     Column("sha256", "FixedString(64)", attrgetter("cut.sha256")),
     Column("row_schema", "UInt16", attrgetter("cut.row_schema")),
+    Column("log_id", NAME, attrgetter("log_id")),
     Column("first_logged_at", TIME, attrgetter("first_logged_at_ms")),
     Column("last_logged_at", TIME, attrgetter("last_logged_at_ms")),
 ]

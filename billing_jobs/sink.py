@@ -7,7 +7,7 @@ from threading import Event
 
 import structlog
 
-from billing_jobs.cut import Batch, CutPlanner, Unusable, parse_batch, priced
+from billing_jobs.cut import Batch, CutPlanner, Unusable, check_log, parse_batch, priced
 from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
@@ -58,7 +58,7 @@ def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Pro
         if next_offset < partition.end_offset:
             lag_records += partition.end_offset - next_offset
             # What was logged in the same millisecond as the last stored record may not be stored.
-            through_ms = min(through_ms, partition.stored.logged_at_ms - 1 if partition.stored else 0)
+            through_ms = min(through_ms, max(0, partition.stored.logged_at_ms - 1) if partition.stored else 0)
     return Progress(lag_records, through_ms, observed_at_ms)
 
 
@@ -96,7 +96,8 @@ class _Pending:
 class Sink:
     """One member of the group `billing`. Single-threaded: `step` repeatedly, then `close`.
 
-    `load_prices` gives every price appended by now, by whichever member; it raises StoreError. `progress` may be read
+    `load_prices` gives every price appended by now, by whichever member; it raises StoreError. `log_id` says which log
+    this is, empty where that is not known; it raises LogError. `progress` may be read
     from other threads. Raises CutUnreadable, AnotherLog, PriceConflict and LogError (not retriable); then the process
     must end, and the next one resumes from the commits.
     """
@@ -108,6 +109,7 @@ class Sink:
         producer: LogProducer,
         store: BatchStore,
         load_prices: Callable[[], list[PriceRow]],
+        log_id: Callable[[], str],
         usage_topic: str,
         dead_letter_topic: str,
         batch_rows: int,
@@ -120,6 +122,8 @@ class Sink:
         self._producer = producer
         self._store = store
         self._load_prices = load_prices
+        self._look_up_log_id = log_id
+        self._log_id = ""
         self._prices: list[PriceRow] = []
         self._book = PriceBook(self._prices)
         self._prices_read_at_ms = 0
@@ -224,10 +228,13 @@ class Sink:
         if not waiting:
             return
         try:
+            self._log_id = self._look_up_log_id()
             committed = self._consumer.committed(waiting)
             for partition in sorted(waiting):
                 low_offset, end_offset = self._consumer.watermarks(partition)
                 stored = self._store.stored_position(partition.topic, partition.partition)
+                if stored is not None:
+                    check_log(partition, self._log_id, stored.log_id)
                 start = self._planner.assign(
                     partition, committed[partition], low_offset, end_offset, stored.next_offset if stored else None
                 )
@@ -250,7 +257,7 @@ class Sink:
         planned = self._planner.due(self._clock_ms())
         if planned is None:
             return
-        batch = parse_batch(planned.cut, planned.records, self._book)
+        batch = parse_batch(planned.cut, planned.records, self._book, self._log_id)
         stage = _Stage.INSERT if planned.committed else _Stage.DEAD_LETTERS
         self._pending = _Pending(batch, stage, recovered=planned.committed)
 
@@ -308,7 +315,7 @@ class Sink:
             raise
         ended_ms = self._clock_ms()
         self._haste.inserted(ended_ms - began_ms, ended_ms)
-        self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms)
+        self._stored[batch.cut.source] = StoredPosition(batch.cut.last + 1, batch.last_logged_at_ms, batch.log_id)
         self._metrics.rows.labels("usage_events").inc(len(batch.usage))
         self._metrics.rows.labels("compute_records").inc(len(batch.compute))
         self._metrics.rows.labels("delivered_counts").inc(len(batch.delivered))

@@ -20,11 +20,11 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from billing_jobs.cut import Batch
 from billing_jobs.pricing import PriceRow
-from billing_jobs.rows import TIME, TableRows, tables_of
+from billing_jobs.rows import NAME, TEXT, TIME, TableRows, tables_of
 from streams.settings import BillingSettings, Settings
 
-SCHEMA_VERSION = 3
-MIGRATIONS = {1: "tables.sql", 2: "usage_precedence.sql", 3: "price_differences.sql"}
+SCHEMA_VERSION = 4
+MIGRATIONS = {1: "tables.sql", 2: "usage_precedence.sql", 3: "price_differences.sql", 4: "log_identity.sql"}
 """Schema version → the statements that lead to it from the one before. No other process may write meanwhile."""
 
 EMBEDDED_DATABASE = "sluice"
@@ -55,10 +55,24 @@ class SchemaTooNew(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
-    """Everything below `next_offset` of a partition is stored; the last of it was logged at `logged_at_ms`."""
+    """Everything below `next_offset` of a partition is stored; the last of it was logged at `logged_at_ms`, 0 where an
+    operator decided the position. `log_id` is empty where it was not noted.
+    """
 
     next_offset: int
     logged_at_ms: int
+    log_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An operator's: in the log `log_id` a partition's billing goes on at `next_offset`. `reason` is for the audit."""
+
+    topic: str
+    partition: int
+    next_offset: int
+    log_id: str
+    reason: str
 
 
 class BatchStore(Protocol):
@@ -72,7 +86,10 @@ class BatchStore(Protocol):
         """`again`: an earlier call for this cut may have reached the store, so its outcome is verified."""
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
-        """None before the partition's first batch."""
+        """As the last decision says, until a batch is inserted after it; None before the partition's first batch."""
+
+    def decide(self, decision: Decision) -> None:
+        """No batch of the partition is being inserted meanwhile."""
 
 
 def server_options(settings: BillingSettings) -> dict[str, Any]:
@@ -110,7 +127,13 @@ class Database:
         path.mkdir(parents=True, exist_ok=True)
 
         def open_client(settings: dict[str, Any], _timeout_s: int) -> Any:
-            client = clickhouse_connect.get_client(interface="chdb", path=str(path))
+            try:
+                client = clickhouse_connect.get_client(interface="chdb", path=str(path))
+            except ImportError:
+                raise StoreError(
+                    "the embedded ClickHouse is not installed: install Sluice with its extra `embedded` ("
+                    "clickhouse-connect[chdb]), or name a server of your own in billing.clickhouse_url"
+                ) from None
             try:
                 client.command(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(name)}")
                 client.database = name
@@ -221,13 +244,34 @@ class ClickHouseStore:
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
         with self._connection.client() as client:
-            found = client.query(
-                "SELECT last_offset + 1, toUnixTimestamp64Milli(last_logged_at) FROM billing_batches"
-                " WHERE topic = {topic:String} AND partition = {partition:UInt32}"
-                " ORDER BY topic DESC, partition DESC, first_offset DESC, last_offset DESC LIMIT 1",
-                parameters={"topic": topic, "partition": partition},
+            place = {"topic": topic, "partition": partition}
+            decided = client.query(
+                "SELECT next_offset, 0, log_id, toUnixTimestamp64Milli(decided_at) FROM billing_decisions"
+                " WHERE topic = {topic:String} AND partition = {partition:UInt32} ORDER BY decided_at DESC LIMIT 1",
+                parameters=place,
             ).result_rows
-        return StoredPosition(*found[0]) if found else None
+            found = client.query(
+                "SELECT last_offset + 1, toUnixTimestamp64Milli(last_logged_at), log_id FROM billing_batches"
+                " WHERE topic = {topic:String} AND partition = {partition:UInt32}"
+                " AND inserted_at > fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
+                " ORDER BY topic DESC, partition DESC, first_offset DESC, last_offset DESC LIMIT 1",
+                parameters={**place, "since_ms": decided[0][3] if decided else 0},
+            ).result_rows
+        if found:
+            return StoredPosition(*found[0])
+        return StoredPosition(*decided[0][:3]) if decided else None
+
+    def decide(self, decision: Decision) -> None:
+        columns = [
+            ("topic", NAME, [decision.topic]),
+            ("partition", "UInt32", [decision.partition]),
+            ("next_offset", "UInt64", [decision.next_offset]),
+            ("log_id", NAME, [decision.log_id]),
+            ("reason", TEXT, [decision.reason]),
+        ]
+        names, types, values = zip(*columns, strict=True)
+        with self._connection.client() as client:
+            _insert(client, TableRows("billing_decisions", "topic", names, types, list(values)), {})
 
     def prices(self) -> list[PriceRow]:
         with self._connection.client() as client:

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 import httpx
 from rich.markup import escape
 
-from deploy.cli import cluster, keys, lifecycle, overview, questions
+from billing_jobs.store import SchemaTooNew, StoreError
+from deploy.cli import billing, cluster, keys, lifecycle, overview, questions
 from deploy.cli.app import CommandError, app, err
 from deploy.cli.chat import ChatError
 from deploy.local.data_folder import DataFolderError
@@ -18,7 +19,7 @@ from streams.log.port import LogError
 from streams.provisioning import DriftError
 from streams.settings import SettingsError
 
-COMMANDS = (lifecycle, overview, questions, keys, cluster)
+COMMANDS = (lifecycle, overview, questions, keys, cluster, billing)
 """Importing them registers their commands, in the order of `sluice --help`."""
 
 
@@ -39,7 +40,7 @@ def main() -> NoReturn:
         run()
     except (
         ChatError, CommandError, DataFolderError, DriftError, LogError, OSError, PlanError, SettingsError,
-        SupervisorError, TenantsFileError, httpx.HTTPError,
+        SchemaTooNew, StoreError, SupervisorError, TenantsFileError, httpx.HTTPError,
     ) as error:  # fmt: skip
         err.print(f"[red]sluice:[/red] {escape(_explained(error))}")
         sys.exit(1)

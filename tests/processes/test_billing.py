@@ -1,5 +1,6 @@
 """The whole process over a real Kafka: started, asked, killed, started again, stopped."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from streams.log.kafka import KafkaProducer
 from streams.provisioning import provision
@@ -142,6 +144,55 @@ def test_a_first_answer_does_not_wait_for_a_batch_to_gather(billing: Billing, ka
             producer.produce(billing.topics.usage.name, event.encode(), key=event.response_id)
             assert producer.flush(30) == 0
             until(lambda: billing.counts() == expected(number + 1), "it is in the tables", every_s=0.1)  # noqa: B023
+
+
+def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deploy.cli", "billing", *words, "--data", str(billing.output.parent)]
+    return subprocess.run(command, env=billing.environment, capture_output=True, text=True, timeout=90)
+
+
+def test_a_topic_that_was_made_anew_is_recognised_and_billed_when_an_operator_says_so(
+    billing: Billing, kafka_settings: KafkaSettings
+) -> None:
+    topic = billing.topics.usage
+    provision(kafka_settings, [topic, billing.topics.dead_letters])
+    producer = KafkaProducer(kafka_settings, "test")
+
+    def produce(first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            producer.produce(topic.name, usage_event(number).encode(), partition=0)
+        assert producer.flush(30) == 0
+
+    produce(0, 19)
+    with billing.running() as process:
+        until(lambda: billing.counts() == expected(20), "it is in the tables", every_s=0.1)
+        refused = decided(billing, "recut", "0", "--from", "0", "--yes")
+        assert refused.returncode == 1
+        assert "stop them first" in refused.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+    admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    until(lambda: topic.name not in admin.list_topics(timeout=10).topics, "the topic is gone")
+    provision(kafka_settings, [topic])
+    produce(20, 69)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "billing_jobs"], env=billing.environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 70
+    assert "was made anew" in ended.stdout + ended.stderr
+    shown = decided(billing, "inspect", "--json")
+    assert shown.returncode == 0, shown.stderr
+    first = json.loads(shown.stdout)["partitions"][0]
+    assert (first["begin"], first["end"], first["committed"], first["stored"]) == (0, 50, None, 20)
+    assert "sluice billing recut 0 --from 0" in first["wrong"]
+    assert decided(billing, "recut", "0", "--from", "51", "--yes").returncode == 1
+    assert decided(billing, "recut", "0", "--from", "0").returncode == 1, "nobody confirmed it"
+    done = decided(billing, "recut", "0", "--from", "0", "--yes")
+    assert done.returncode == 0, done.stderr
+    with billing.running():
+        until(lambda: billing.counts() == expected(70), "the new log is billed too", every_s=0.1)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from streams.log.kafka.client import log_error
 from streams.log.kafka.config import client_config, tls_context
 from streams.log.kafka.consumer import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer
+from streams.log.kafka.identity import log_id
 from streams.log.kafka.producer import KafkaProducer
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "KafkaProducer",
     "client_config",
     "log_error",
+    "log_id",
     "tls_context",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from billing_jobs.cut import Batch
 from billing_jobs.rows import TableRows, tables_of
-from billing_jobs.store import StoredPosition, StoreError
+from billing_jobs.store import Decision, StoredPosition, StoreError
 
 
 class StoreFault(Enum):
@@ -30,6 +30,8 @@ class MemoryStore:
     def __init__(self, die: Callable[[], None] = lambda: None) -> None:
         self.tables: dict[str, list[dict[str, Any]]] = {}
         self.tokens: set[tuple[str, str]] = set()
+        self.decisions: dict[tuple[str, int], tuple[Decision, int]] = {}
+        """The last one of each partition, and how many batches had been inserted by then."""
         self.faults: deque[StoreFault] = deque()
         self.die = die
 
@@ -56,15 +58,20 @@ class MemoryStore:
                 raise StoreError("answer lost by script")
 
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
+        decision, before = self.decisions.get((topic, partition), (None, 0))
         batches = [
             row
-            for row in self.tables.get("billing_batches", ())
+            for row in self.tables.get("billing_batches", ())[before:]
             if (row["topic"], row["partition"]) == (topic, partition)
         ]
         if not batches:
-            return None
+            return None if decision is None else StoredPosition(decision.next_offset, 0, decision.log_id)
         last = max(batches, key=lambda row: (row["first_offset"], row["last_offset"]))
-        return StoredPosition(last["last_offset"] + 1, last["last_logged_at"])
+        return StoredPosition(last["last_offset"] + 1, last["last_logged_at"], last["log_id"])
+
+    def decide(self, decision: Decision) -> None:
+        place = (decision.topic, decision.partition)
+        self.decisions[place] = (decision, len(self.tables.get("billing_batches", ())))
 
     def column(self, table: str, name: str) -> list[Any]:
         """Raw, with duplicates."""

@@ -183,6 +183,27 @@ def test_a_stored_cut_may_have_left_the_log() -> None:
     assert planner().assign(SOURCE, Committed(7, cut.to_metadata()), low_offset=7, end_offset=END, stored_offset=7) == 7
 
 
+def test_a_cut_that_the_tables_hold_is_not_inserted_again() -> None:
+    cut = cut_of(records(4, 6), NOON_MS)
+    planned = planner(max_rows=2)
+    planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, END, stored_offset=7)
+    offer_all(planned, records(4, 8))
+    due = planned.due(0)
+    assert due is not None
+    assert (due.cut.first, due.cut.last, due.committed) == (7, 8, False)
+
+
+def test_a_log_that_lost_its_end_and_grew_again_is_billed_from_the_cut_that_the_tables_hold() -> None:
+    """What both have is absorbed by its id; what the log has instead of the lost records must not be passed over."""
+    cut = cut_of(records(4, 6), NOON_MS)
+    planned = planner(max_rows=4)
+    planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, END, stored_offset=7)
+    offer_all(planned, [record(4), record(5, b"changed"), record(6), record(7)])
+    due = planned.due(0)
+    assert due is not None
+    assert (due.cut.first, due.cut.last, due.committed) == (4, 7, False)
+
+
 @pytest.mark.parametrize(
     ("committed", "stored", "start"),
     [

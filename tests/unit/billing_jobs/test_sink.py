@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MethodType
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +25,7 @@ from billing_jobs.sink import (
     backoff_ms,
     measure,
 )
-from billing_jobs.store import StoredPosition, StoreError
+from billing_jobs.store import Decision, StoredPosition, StoreError
 from schemas.dead_letter import DeadLetter
 from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer, MemoryLog
 from streams.log.port import LogError, TopicPartition
@@ -68,8 +69,12 @@ class World:
     prices: list[PriceRow] = field(default_factory=lambda: [PRICE])
     price_reads: int = 0
     prices_away: bool = False
+    log_id: str = "first-cluster/first-topic"
 
     def __post_init__(self) -> None:
+        self.new_log()
+
+    def new_log(self) -> None:
         self.log = MemoryLog(self.clock)
         self.log.create_topic(TOPIC, PARTITIONS)
         self.log.create_topic(DEAD_LETTERS, 1)
@@ -82,6 +87,7 @@ class World:
             producer=self.log.producer(f"{client_id}-producer"),
             store=self.store,
             load_prices=self.load_prices,
+            log_id=lambda: self.log_id,
             usage_topic=TOPIC,
             dead_letter_topic=DEAD_LETTERS,
             batch_rows=self.batch_rows,
@@ -190,7 +196,8 @@ def test_killed_inside_an_insert(fault: StoreFault, table: int) -> None:
     assert world.stored_offsets() == [0, 2, 3]
     assert world.store.column("compute_records", "log_offset") == [1]
     assert world.store.column("billing_batches", "records") == [4]
-    assert heir.metric("sluice_billing_recovered_cuts_total") == 1
+    is_stored = (table, fault) == (2, StoreFault.DIES_AFTER)
+    assert heir.metric("sluice_billing_recovered_cuts_total") == (0 if is_stored else 1)
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -653,3 +660,32 @@ def test_tables_of_another_log_are_not_taken_for_those_of_this_one(lost: str) ->
     put_usage(new, 0, 19)
     with pytest.raises(AnotherLog, match=r"up to 50, but the log ends at 20\..*operator"):
         new.steps(new.member())
+
+
+def test_a_new_log_that_has_grown_past_what_the_tables_hold_is_not_billed_as_the_old_one() -> None:
+    world = World()
+    put_usage(world, 0, 19)
+    world.steps(world.member())
+    world.new_log()
+    world.log_id = "second-cluster/second-topic"
+    put_usage(world, 20, 59)
+    refusing = world.member()
+    with pytest.raises(AnotherLog, match=r"first-cluster/first-topic.*second-cluster.*sluice billing inspect"):
+        world.steps(refusing)
+    refusing.consumer.crash()
+    world.store.decide(Decision(TOPIC, 0, 0, world.log_id, "recut"))
+    world.steps(world.member())
+    assert len(set(world.store.column("usage_events", "usage_id"))) == 60
+    assert world.store.stored_position(TOPIC, 0) == StoredPosition(40, ANY, world.log_id)
+
+
+def test_tables_of_a_release_that_did_not_note_the_log_are_taken_for_those_of_this_one() -> None:
+    world = World(log_id="")
+    put_usage(world, 0, 3)
+    before = world.member()
+    world.steps(before)
+    before.sink.close()
+    world.log_id = "first-cluster/first-topic"
+    put_usage(world, 4, 7)
+    world.steps(world.member())
+    assert world.stored_offsets() == list(range(8))

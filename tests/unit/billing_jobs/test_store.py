@@ -1,9 +1,11 @@
 """What a BatchStore must do, held for the one in memory and for ClickHouse alike; then what only ClickHouse has."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -12,7 +14,7 @@ from pydantic import BaseModel
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.pricing import PriceBook, PriceRow, price_row
 from billing_jobs.rows import tables_of
-from billing_jobs.store import BatchStore, ClickHouseStore, Database, StoredPosition, StoreError
+from billing_jobs.store import BatchStore, ClickHouseStore, Database, Decision, StoredPosition, StoreError
 from schemas.base import Scope
 from schemas.usage import UsageEvent
 from streams.directory import Model
@@ -128,6 +130,17 @@ def test_the_stored_position_is_behind_the_newest_batch_of_the_partition(held: H
     assert held.store.stored_position("local.usage", 0) == StoredPosition(6, NOON_MS + 5)
     assert held.store.stored_position("local.usage", 1) == StoredPosition(91, NOON_MS + 90)
     assert held.store.stored_position("other", 0) is None
+
+
+def test_a_decision_is_the_position_until_a_batch_is_inserted_after_it(held: Held) -> None:
+    held.store.insert(usage_batch(0, 9), again=False)
+    held.store.insert(batch_of([b"poison"], 90, partition=1), again=False)
+    for next_offset in (7, 5):
+        held.store.decide(Decision("local.usage", 0, next_offset, "c/t", "recut --from"))
+        assert held.store.stored_position("local.usage", 0) == StoredPosition(next_offset, 0, "c/t")
+    assert held.store.stored_position("local.usage", 1) == StoredPosition(91, NOON_MS + 90)
+    held.store.insert(replace(usage_batch(5, 6), log_id="c/t"), again=False)
+    assert held.store.stored_position("local.usage", 0) == StoredPosition(7, NOON_MS + 6, "c/t")
 
 
 # -- ClickHouse --------------------------------------------------------------------------------------------------------
@@ -278,6 +291,15 @@ def test_a_server_that_is_away_is_a_store_error() -> None:
     database = Database.server("http://user:password@127.0.0.1:1/billing")
     with closing(ClickHouseStore(database.connection())) as store, pytest.raises(StoreError):
         store.insert(usage_batch(0, 0), again=False)
+
+
+def test_a_missing_engine_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "chdb", None)
+    with closing(Database.embedded(tmp_path)) as database, pytest.raises(StoreError) as missing:
+        database.open()
+    assert "embedded" in str(missing.value)
+    assert "billing.clickhouse_url" in str(missing.value)
+    assert "\n" not in str(missing.value)
 
 
 def test_an_answer_after_a_failed_query_is_its_own(database: Database) -> None:
