@@ -66,6 +66,7 @@ def make_sink(settings: Settings, store: ClickHouseStore, metrics: BillingMetric
         producer=KafkaProducer(settings.kafka, "billing"),
         store=store,
         load_prices=store.prices,
+        reprice=store.reprice,
         log_id=lambda: log_id(settings.kafka, settings.topics.usage.name),
         usage_topic=settings.topics.usage.name,
         dead_letter_topic=settings.topics.dead_letters.name,

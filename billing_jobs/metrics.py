@@ -36,6 +36,9 @@ class BillingMetrics:
         )
         self.suspense_events = Counter(
             "sluice_billing_suspense_events_total",
-            "Billable events without a known price; they cost nothing until re-rated. Alert on any.",
+            "Billable events without a known price; they cost nothing until there is one. Alert on any.",
             registry=registry,
+        )
+        self.repriced_events = Counter(
+            "sluice_billing_repriced_events_total", "Events that had waited for a price.", registry=registry
         )

@@ -145,6 +145,10 @@ _BATCH: list[Column[Batch]] = [
 ]
 
 
+USAGE_COLUMNS = (*(column.name for column in _USAGE), *(column.name for column in _CHARGE))
+"""Of `usage_events`, as inserted."""
+
+
 def tables_of(batch: Batch) -> list[TableRows]:
     """What to insert, in order. The row of `billing_batches` is last: it says that the others are stored."""
     usage = _rows("usage_events", "usage_id", _USAGE, batch.usage)

@@ -23,6 +23,9 @@ MAX_BACKOFF_MS = 10_000
 PROGRESS_PERIOD_MS = 1_000
 PRICES_SETTLE_MS = 60_000
 """A price may be seen so long after the instant from which it holds: clocks differ, and appending takes a moment."""
+REPRICE_PERIOD_MS = 60_000
+REPRICE_ROWS = 10_000
+"""At once: between them the log is read."""
 _DELIVERY_TIMEOUT_S = 10.0
 _OUTAGE_POLL_S = 0.1
 
@@ -97,7 +100,8 @@ class Sink:
     """One member of the group `billing`. Single-threaded: `step` repeatedly, then `close`.
 
     `load_prices` gives every price appended by now, by whichever member; it raises StoreError. `log_id` says which log
-    this is, empty where that is not known; it raises LogError. `progress` may be read
+    this is, empty where that is not known; it raises LogError. `reprice` gives up to so many rows that wait for a price
+    the one that is known now, and says how many; it raises StoreError. `progress` may be read
     from other threads. Raises CutUnreadable, AnotherLog, PriceConflict and LogError (not retriable); then the process
     must end, and the next one resumes from the commits.
     """
@@ -110,6 +114,7 @@ class Sink:
         store: BatchStore,
         load_prices: Callable[[], list[PriceRow]],
         log_id: Callable[[], str],
+        reprice: Callable[[int], int],
         usage_topic: str,
         dead_letter_topic: str,
         batch_rows: int,
@@ -123,6 +128,8 @@ class Sink:
         self._store = store
         self._load_prices = load_prices
         self._look_up_log_id = log_id
+        self._reprice_rows = reprice
+        self._reprice_at_ms: int | None = 0
         self._log_id = ""
         self._prices: list[PriceRow] = []
         self._book = PriceBook(self._prices)
@@ -163,6 +170,8 @@ class Sink:
             self._plan()
         if self._pending is not None and self._clock_ms() >= self._pending.retry_at_ms:
             self._advance(self._pending)
+        if self._pending is None:
+            self._reprice()
         self._report()
 
     # -- 1. records in --------------------------------------------------------------------------------------------
@@ -300,6 +309,25 @@ class Sink:
         if prices != self._prices:
             self._prices, self._book = prices, PriceBook(prices)
             pending.batch = priced(pending.batch, self._book)
+            self._reprice_at_ms = read_at_ms
+
+    def _reprice(self) -> None:
+        """At start, when prices are new, and a while after something was stored without one: its price may have been
+        known to another member.
+        """
+        now_ms = self._clock_ms()
+        if self._reprice_at_ms is None or now_ms < self._reprice_at_ms:
+            return
+        try:
+            rows = self._reprice_rows(REPRICE_ROWS)
+        except StoreError as error:
+            _log.warning("repricing_waits", error=str(error))
+            self._reprice_at_ms = now_ms + MAX_BACKOFF_MS
+            return
+        if rows:
+            self._metrics.repriced_events.inc(rows)
+            _log.info("usage_repriced", events=rows)
+        self._reprice_at_ms = now_ms if rows else None
 
     def _insert(self, pending: _Pending) -> None:
         self._price(pending)
@@ -322,6 +350,8 @@ class Sink:
         self._metrics.recovered_cuts.inc(pending.recovered)
         if suspense := sum(charge.state == "suspense" for charge in batch.charges):
             self._metrics.suspense_events.inc(suspense)
+            if self._reprice_at_ms is None:
+                self._reprice_at_ms = ended_ms + REPRICE_PERIOD_MS
             models = sorted(
                 {row.event.model for row, c in zip(batch.usage, batch.charges, strict=True) if not c.price_id}
             )

@@ -19,6 +19,8 @@ from billing_jobs.sink import (
     GROUP,
     MAX_BACKOFF_MS,
     PRICES_SETTLE_MS,
+    REPRICE_PERIOD_MS,
+    REPRICE_ROWS,
     PartitionProgress,
     Progress,
     Sink,
@@ -68,6 +70,8 @@ class World:
     store: MemoryStore = field(default_factory=MemoryStore)
     prices: list[PriceRow] = field(default_factory=lambda: [PRICE])
     price_reads: int = 0
+    waiting_rows: int = 0
+    repricings: list[int] = field(default_factory=list)
     prices_away: bool = False
     log_id: str = "first-cluster/first-topic"
 
@@ -87,6 +91,7 @@ class World:
             producer=self.log.producer(f"{client_id}-producer"),
             store=self.store,
             load_prices=self.load_prices,
+            reprice=self.reprice,
             log_id=lambda: self.log_id,
             usage_topic=TOPIC,
             dead_letter_topic=DEAD_LETTERS,
@@ -103,6 +108,15 @@ class World:
         if self.prices_away:
             raise StoreError("away")
         return list(self.prices)
+
+    def reprice(self, max_rows: int) -> int:
+        """`waiting_rows` wait for a price that is known."""
+        if self.prices_away:
+            raise StoreError("away")
+        rows = min(max_rows, self.waiting_rows)
+        self.waiting_rows -= rows
+        self.repricings.append(rows)
+        return rows
 
     def append(self, value: bytes, partition: int = 0) -> int:
         return self.log.append(TOPIC, value, partition=partition)
@@ -455,6 +469,37 @@ def test_usage_without_a_price_is_counted_and_stored_as_suspense() -> None:
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_for_a_price_is_priced_at_start_and_when_prices_are_new_in_bounded_batches() -> None:
+    world = World(prices=[], waiting_rows=2 * REPRICE_ROWS + 1, prices_away=True)
+    member = world.member()
+    world.steps(member, 2)
+    assert world.repricings == []
+    world.prices_away = False
+    world.steps(member, 60)
+    assert world.repricings == [REPRICE_ROWS, REPRICE_ROWS, 1, 0], "and then nobody asks any more"
+    put_usage(world, 0, 3)
+    world.steps(member, 10)
+    assert world.repricings[4:] == []
+    world.prices.append(PRICE)
+    world.waiting_rows = 4
+    world.append(usage_event(5, accepted_at_ms=world.clock.now_ms).encode())
+    world.steps(member, 20)
+    assert world.repricings[4:] == [4, 0]
+    assert member.metric("sluice_billing_repriced_events_total") == 2 * REPRICE_ROWS + 5
+
+
+def test_what_was_stored_without_a_price_is_looked_at_again_after_a_while() -> None:
+    """Another member may have appended the price just before this one looked."""
+    world = World(prices=[])
+    member = world.member()
+    world.steps(member)
+    put_usage(world, 0, 0)
+    world.steps(member, 10)
+    world.repricings.clear()
+    world.steps(member, 50, each_ms=REPRICE_PERIOD_MS // 50)
+    assert world.repricings == [0]
 
 
 def test_progress_is_the_oldest_partition_that_is_behind() -> None:

@@ -16,7 +16,7 @@ from billing_jobs.pricing import PriceBook, PriceRow, price_row
 from billing_jobs.rows import tables_of
 from billing_jobs.store import BatchStore, ClickHouseStore, Database, Decision, StoredPosition, StoreError
 from schemas.base import Scope
-from schemas.usage import UsageEvent
+from schemas.usage import BILLING_RULE_VERSION, UsageEvent
 from streams.directory import Model
 from streams.log.port import LogRecord
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
@@ -275,6 +275,48 @@ def test_the_price_check_finds_a_row_that_was_charged_an_old_price(database: Dat
     assert query(database, f"SELECT {columns} FROM price_differences") == [
         (after.usage_id, "tiny@0", f"tiny@{NOON_MS}", 13_880_000, 14_880_000)
     ]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_waited_for_a_price_gets_the_one_of_when_it_was_accepted(
+    database: Database, store: ClickHouseStore, merged: bool
+) -> None:
+    old, new = price_row(MODEL, NOON_MS - 1_000), replace(price_row(MODEL, NOON_MS), output_pico=800_000)
+    events = [
+        usage_event(0, accepted_at_ms=NOON_MS - 1_001),
+        usage_event(1, accepted_at_ms=NOON_MS - 1),
+        usage_event(2, accepted_at_ms=NOON_MS),
+        usage_event(3, model="unpriced"),
+        usage_event(4, billable=False, ending="engine_failed"),
+        usage_event(5, billing_rule_version=BILLING_RULE_VERSION + 1),
+        *(usage_event(number, accepted_at_ms=NOON_MS + 5) for number in range(10, 20)),
+    ]
+    values = [event.encode() for event in events]
+    suspense = batch_of(values, book=PriceBook([]))
+    store.insert(suspense, again=False)
+    cheap = PriceBook([PriceRow("tiny", "USD", 0, 1, 1, 1, 1)])
+    store.insert(batch_of([usage_event(6).encode()], 20, book=cheap), again=False)
+    assert store.reprice(4) == 0
+    store.append_prices([old, new])
+    repriced = [store.reprice(4) for _ in range(4)]
+    assert repriced == [4, 4, 4, 0], "a bounded number at a time, each once"
+    if merged:
+        execute(database, "OPTIMIZE TABLE usage_events FINAL")
+    store.insert(replace(suspense, cut=replace(suspense.cut, cut_at_ms=NOON_MS + 1)), again=False)
+    rows = query(database, "SELECT log_offset, charge_state, cost_pico, price_id FROM usage ORDER BY log_offset")
+    before, after = 10 * 100_000 + 4 * 20_000 + 32 * 400_000, 10 * 100_000 + 4 * 20_000 + 30 * 800_000 + 2 * 400_000
+    assert rows[:7] == [
+        (0, "suspense", 0, ""),
+        (1, "priced", before, old.price_id),
+        (2, "priced", after, new.price_id),
+        (3, "suspense", 0, ""),
+        (4, "not_billable", 0, ""),
+        (5, "suspense", 0, ""),
+        (6, "priced", after, new.price_id),
+    ]
+    assert rows[-1] == (20, "priced", 46, "tiny@0"), "what had a price keeps it"
+    assert query(database, "SELECT sum(suspense_events), sum(requests) FROM usage_by_hour") == [(3, 17)]
+    assert query(database, "SELECT usage_id FROM price_differences", first_column=True) == [usage_event(6).usage_id]
 
 
 def test_prices_are_kept_and_end_where_the_next_one_starts(database: Database, store: ClickHouseStore) -> None:
