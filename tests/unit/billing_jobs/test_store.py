@@ -336,7 +336,7 @@ def test_a_server_that_is_away_is_a_store_error() -> None:
 
 
 def test_a_missing_engine_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "chdb", None)
+    monkeypatch.setitem(sys.modules, "clickhouse_connect.driver._chdbclient", None)
     with closing(Database.embedded(tmp_path)) as database, pytest.raises(StoreError) as missing:
         database.open()
     assert "embedded" in str(missing.value)
