@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from billing_jobs.haste import Haste
+from billing_jobs.haste import Haste, is_due
 from billing_jobs.pricing import Charge, PriceBook, charge
 from schemas.base import ScopedRecord
 from schemas.codec import DecodeReason, Undecodable, decode
@@ -42,13 +42,24 @@ HOW_TO_DECIDE = "Nothing is billed until an operator decides: see `sluice billin
 
 
 def check_log(source: TopicPartition, log_id: str, stored_log_id: str) -> None:
-    """Raises AnotherLog when both are known and differ."""
-    if log_id and stored_log_id and log_id != stored_log_id:
+    """Raises AnotherLog when a part of both is known and differs: old brokers name the cluster alone."""
+    parts = zip(log_id.split("/"), stored_log_id.split("/"), strict=False)
+    if any(now and then and now != then for now, then in parts):
         raise AnotherLog(
             f"{source}: the tables hold usage of the log {stored_log_id}, this is the log {log_id}: its topic, or its "
             f"cluster, was made anew. {HOW_TO_DECIDE}. A new log is billed from its beginning by `sluice billing "
             f"recut {source.partition} --from 0`"
         )
+
+
+def changed(cut: "Cut", low_offset: int) -> str:
+    """What to do about a cut in whose place the log has something else. Where that begins nobody knows: cuts before it
+    may have gone too."""
+    return (
+        f"{cut.token}: the log no longer holds what was cut; it has lost its end and grown again. {HOW_TO_DECIDE}. All "
+        f"that it keeps is billed by `sluice billing recut {cut.partition} --from {low_offset}`; what was billed "
+        "before counts once"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +238,7 @@ class _Partition:
     recovering: Cut | None
     is_stored: bool
     """The tables hold the cut that is recovered."""
+    low_offset: int
     records: list[LogRecord] = field(default_factory=list)
     size_bytes: int = 0
     waiting_since_ms: int = 0
@@ -260,9 +272,8 @@ class CutPlanner:
 
         `low_offset` is the first one that the log keeps, `end_offset` the next one to be written, `stored_offset` the
         one below which the tables are complete. Tables that are behind the commit (a lost data folder) are filled from
-        the log. A committed cut that the tables hold is not inserted again. If the log now has other records there, as
-        after it lost its end and grew again, these are cut anew: ids absorb what both have. Raises CutUnreadable,
-        AnotherLog.
+        the log. A committed cut that the tables hold is read again, for its digest, and not inserted again.
+        Raises CutUnreadable, AnotherLog.
         """
         for said, offset in (("the tables hold it", stored_offset), ("it was committed", committed.offset)):
             if offset is not None and offset > end_offset:
@@ -279,7 +290,7 @@ class CutPlanner:
         start = resume if cut is None else cut.first
         if start < low_offset:
             raise CutUnreadable(f"{source}: records {start} to {low_offset - 1} left the log before they were stored")
-        self._partitions[source] = _Partition(start, cut, is_stored=cut is not None and cut.last < stored)
+        self._partitions[source] = _Partition(start, cut, cut is not None and cut.last < stored, low_offset)
         return start
 
     def revoke(self, source: TopicPartition) -> None:
@@ -305,16 +316,13 @@ class CutPlanner:
             cut = state.recovering
             if cut is not None and state.next_offset > cut.last:
                 state.recovering = None
-                records = [record for record in state.records if record.offset <= cut.last]
-                is_unchanged = _sha256(records) == cut.sha256
-                if not is_unchanged and not state.is_stored:
-                    raise CutUnreadable(f"{cut.token}: the log no longer holds what was cut. {HOW_TO_DECIDE}")
-                if is_unchanged:
-                    self._take(state, len(records), now_ms)
-                    if not state.is_stored:
-                        return Planned(cut, records, committed=True)
+                records = self._take(state, sum(record.offset <= cut.last for record in state.records), now_ms)
+                if _sha256(records) != cut.sha256:
+                    raise CutUnreadable(changed(cut, state.low_offset))
+                if not state.is_stored:
+                    return Planned(cut, records, committed=True)
         fresh = self._fresh()
-        if not fresh or self._due_at_ms(fresh) > now_ms:
+        if not fresh or not is_due(self._due_at_ms(fresh), now_ms, self._haste.max_wait_ms):
             return None
         # The longest waiting is served first, so no partition starves behind a busier one.
         records = self._take(min(fresh, key=lambda state: state.waiting_since_ms), self._max_rows, now_ms)

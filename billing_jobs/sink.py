@@ -8,7 +8,7 @@ from threading import Event
 import structlog
 
 from billing_jobs.cut import Batch, CutPlanner, Unusable, check_log, parse_batch, priced
-from billing_jobs.haste import Haste
+from billing_jobs.haste import Haste, is_due
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
@@ -24,8 +24,8 @@ PROGRESS_PERIOD_MS = 1_000
 PRICES_SETTLE_MS = 60_000
 """A price may be seen so long after the instant from which it holds: clocks differ, and appending takes a moment."""
 REPRICE_PERIOD_MS = 60_000
-REPRICE_ROWS = 10_000
-"""At once: between them the log is read."""
+REPRICE_ROWS = 1_000
+"""At once: between them the log is read. Their ids travel in an address, which servers and proxies bound."""
 _DELIVERY_TIMEOUT_S = 10.0
 _OUTAGE_POLL_S = 0.1
 
@@ -168,7 +168,7 @@ class Sink:
         self._position()
         if self._pending is None:
             self._plan()
-        if self._pending is not None and self._clock_ms() >= self._pending.retry_at_ms:
+        if self._pending is not None and is_due(self._pending.retry_at_ms, self._clock_ms(), MAX_BACKOFF_MS):
             self._advance(self._pending)
         if self._pending is None:
             self._reprice()
@@ -316,7 +316,7 @@ class Sink:
         known to another member.
         """
         now_ms = self._clock_ms()
-        if self._reprice_at_ms is None or now_ms < self._reprice_at_ms:
+        if self._reprice_at_ms is None or not is_due(self._reprice_at_ms, now_ms, REPRICE_PERIOD_MS):
             return
         try:
             rows = self._reprice_rows(REPRICE_ROWS)
@@ -388,7 +388,7 @@ class Sink:
 
     def _report(self) -> None:
         now_ms = self._clock_ms()
-        if now_ms < self._progress_due_ms:
+        if not is_due(self._progress_due_ms, now_ms, PROGRESS_PERIOD_MS):
             return
         self._progress_due_ms = now_ms + PROGRESS_PERIOD_MS
         try:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from rich.markup import escape
 from rich.table import Table
 
-from billing_jobs.cut import AnotherLog, Cut, CutPlanner, CutUnreadable, check_log, committed_cut, cut_of
+from billing_jobs.cut import AnotherLog, Cut, CutPlanner, CutUnreadable, changed, check_log, committed_cut, cut_of
 from billing_jobs.haste import Haste
 from billing_jobs.sink import GROUP
 from billing_jobs.store import ClickHouseStore, Database, Decision, StoredPosition
@@ -87,17 +87,13 @@ class Desk:
             check_log(place, self.log_id, stored.log_id)
         planner = CutPlanner(max_rows=1, max_bytes=1, haste=Haste(0, 0))
         start = planner.assign(place, committed, begin, end, stored.next_offset if stored else None)
-        next_stored = begin if stored is None else stored.next_offset
-        if cut is None or start != cut.first or cut.last < next_stored:
+        if cut is None or start != cut.first:
             return
         with closing(KafkaConsumer(self.settings.kafka, None, "sluice-billing-cut")) as reader:
             deadline_s = time.monotonic() + READ_TIMEOUT_S
             records = list(read_offsets(reader, {place: range(cut.first, cut.last + 1)}, deadline_s))
         if not records or cut_of(records, cut.cut_at_ms) != cut:
-            raise CutUnreadable(
-                f"{place}: the log no longer holds the records {cut.first} to {cut.last} as they were cut; what it "
-                f"holds is billed by `sluice billing recut {place.partition} --from {cut.first}`"
-            )
+            raise CutUnreadable(changed(cut, begin))
 
     def decide(self, place: TopicPartition, next_offset: int, reason: str) -> None:
         """The commit first: the brokers refuse it while the group has a member."""

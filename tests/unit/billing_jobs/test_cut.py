@@ -7,9 +7,11 @@ import pytest
 
 from billing_jobs.cut import (
     ROW_SCHEMA,
+    AnotherLog,
     Cut,
     CutPlanner,
     CutUnreadable,
+    check_log,
     committed_cut,
     cut_of,
     parse_batch,
@@ -193,15 +195,31 @@ def test_a_cut_that_the_tables_hold_is_not_inserted_again() -> None:
     assert (due.cut.first, due.cut.last, due.committed) == (7, 8, False)
 
 
-def test_a_log_that_lost_its_end_and_grew_again_is_billed_from_the_cut_that_the_tables_hold() -> None:
-    """What both have is absorbed by its id; what the log has instead of the lost records must not be passed over."""
-    cut = cut_of(records(4, 6), NOON_MS)
-    planned = planner(max_rows=4)
-    planned.assign(SOURCE, Committed(7, cut.to_metadata()), 0, END, stored_offset=7)
-    offer_all(planned, [record(4), record(5, b"changed"), record(6), record(7)])
-    due = planned.due(0)
-    assert due is not None
-    assert (due.cut.first, due.cut.last, due.committed) == (4, 7, False)
+def test_a_log_that_lost_its_end_and_grew_again_is_for_an_operator_to_decide() -> None:
+    """Cuts are small: what the log has in place of lost records may begin far below the last one."""
+    last_cut = cut_of(records(15, 19), NOON_MS)
+    planned = planner()
+    planned.assign(SOURCE, Committed(20, last_cut.to_metadata()), 3, END, stored_offset=20)
+    offer_all(planned, [record(offset, usage_event(offset + 100).encode()) for offset in range(12, 30)])
+    with pytest.raises(CutUnreadable, match="recut 2 --from 3"):
+        planned.due(0)
+
+
+def test_a_log_is_known_by_as_much_of_its_identity_as_brokers_told_both_times() -> None:
+    """A topic of an old cluster is given its id when the brokers are upgraded."""
+    check_log(SOURCE, "cluster/topic", "cluster/")
+    check_log(SOURCE, "cluster/", "cluster/topic")
+    for other in ("cluster/another", "another/topic", "another/"):
+        with pytest.raises(AnotherLog):
+            check_log(SOURCE, "cluster/topic", other)
+
+
+def test_a_clock_that_is_set_back_holds_up_no_batch() -> None:
+    planned = planner(max_wait_ms=500)
+    planned.assign(SOURCE, Committed(None), 0, END, None)
+    offer_all(planned, records(0, 2), now_ms=3_600_000)
+    assert planned.due(3_600_100) is None
+    assert planned.due(10_000) is not None
 
 
 @pytest.mark.parametrize(

@@ -459,6 +459,19 @@ def test_what_cannot_be_priced_now_waits() -> None:
     assert world.store.column("usage_events", "cost_pico") == [COST_PICO] * 3
 
 
+def test_a_clock_that_is_set_back_holds_up_neither_what_is_tried_again_nor_progress() -> None:
+    world = World(prices_away=True)
+    member = world.member()
+    put_usage(world, 0, 2)
+    world.steps(member)
+    assert world.stored_offsets() == []
+    world.prices_away = False
+    world.clock.now_ms -= 3_600_000
+    world.steps(member, each_ms=MAX_BACKOFF_MS)
+    assert world.stored_offsets() == [0, 1, 2]
+    assert member.sink.progress.lag_records == 0
+
+
 def test_usage_without_a_price_is_counted_and_stored_as_suspense() -> None:
     world = World()
     world.append(usage_event(0, model="unpriced").encode())
