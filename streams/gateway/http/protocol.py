@@ -176,9 +176,10 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         self._advance()
         self._clear_deadline()
         self.config.open_connections.is_busy(self.transport)
-        if self._is_answering and self.parser.should_upgrade() and self._should_upgrade():
+        is_websocket = self.parser.should_upgrade() and self._should_upgrade()
+        if self.parser.get_method() == b"CONNECT" or (is_websocket and self._is_answering):
             raise _Refused(400)  # What is being answered would wait for a connection that is no longer its own.
-        if self.parser.should_upgrade() and not self._should_upgrade() and self.parser.get_method() != b"CONNECT":
+        if self.parser.should_upgrade() and not is_websocket:
             # RFC 9110 §7.8 lets a server ignore the wish. (The parser would take the body for the other protocol.)
             self.scope["method"] = self.parser.get_method().decode("ascii")
             self._http_version = self.parser.get_http_version().encode()

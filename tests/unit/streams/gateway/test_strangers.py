@@ -219,7 +219,9 @@ async def test_a_burst_of_pipelined_requests_is_bounded(stack: Stack) -> None:
             assert (await client.hear(b"ok")).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("line", [b"CONNECT gateway:443 HTTP/1.1\r\n", b"nonsense\r\n", b"GET / HTTP/9.9\r\n"])
+@pytest.mark.parametrize(
+    "line", [b"CONNECT gateway:443 HTTP/1.1\r\n", b"CONNECT / HTTP/1.1\r\n", b"nonsense\r\n", b"GET / HTTP/9.9\r\n"]
+)
 async def test_nonsense_is_refused(stack: Stack, line: bytes) -> None:
     async with peer(stack) as stranger:
         await stranger.say(line + b"Host: x\r\n\r\n")
