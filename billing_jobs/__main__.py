@@ -14,7 +14,7 @@ from billing_jobs.cut import AnotherLog, CutUnreadable
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceInexact, price_row, prices_to_append
 from billing_jobs.queries import Reader, read_settings
-from billing_jobs.server import create_app, reader_threads
+from billing_jobs.server import create_app, reader_pools
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
@@ -147,7 +147,7 @@ def _run(settings: Settings) -> int:
         metrics = BillingMetrics()
         sink = make_sink(settings, store, metrics)
         limits = read_settings(settings.billing.max_query_rows, settings.billing.query_timeout_s)
-        usage_reader, sql_reader = reader_threads(
+        usage_reader, sql_reader = reader_pools(
             lambda: Reader(database.connection(limits), settings.billing.max_query_rows),
             settings.billing.query_timeout_s,
         )

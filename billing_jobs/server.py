@@ -6,12 +6,10 @@ its password as `Authorization: Bearer …`; `sluice secret billing` shows it.
 - `GET /internal/status`: lag, newest batch, table sizes.
 """
 
-import asyncio
 import hmac
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,58 +19,30 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from billing_jobs.queries import Reader, UsageQuery
+from billing_jobs.readers import RETRY_AFTER_S, ReaderBusy, ReaderPool
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
 from billing_jobs.store import StoreError
 from schemas.usage_query import InvalidQuery
 
-T = TypeVar("T")
 MAX_BODY_BYTES = 262_144
 """The longest query, each of its characters escaped."""
+_WAITING = 64
+_OF_TENANT = 4
 _DEADLINE_SLACK_S = 5.0
-_MAX_WAITING = 16
-
-
-class ReaderBusy(Exception):
-    """Too many questions wait already."""
-
-
-class ReaderThread:
-    """Runs a Reader's blocking calls one after another in a thread of its own; a bounded number may wait."""
-
-    def __init__(self, reader: Reader, name: str, deadline_s: float) -> None:
-        self._reader = reader
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-        self._deadline_s = deadline_s
-        self._waiting = 0
-
-    async def ask(self, question: Callable[[Reader], T]) -> T:
-        """Raises ReaderBusy, TimeoutError, and what `question` raises."""
-        if self._waiting >= _MAX_WAITING:
-            raise ReaderBusy
-        self._waiting += 1
-        answer = asyncio.get_running_loop().run_in_executor(self._executor, question, self._reader)
-        answer.add_done_callback(self._answered)
-        async with asyncio.timeout(self._deadline_s):
-            return await asyncio.shield(answer)
-
-    def _answered(self, answer: "asyncio.Future[Any]") -> None:
-        self._waiting -= 1
-        if not answer.cancelled():
-            answer.exception()  # Also when nobody waits for it any more.
-
-    def close(self) -> None:
-        self._executor.submit(self._reader.close)
-        self._executor.shutdown(wait=True)
+USAGE_THREADS = 4
 
 
 class SqlBody(BaseModel):
     query: str = Field(min_length=1, max_length=MAX_SQL_CHARS)
 
 
-def _error(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
+def _error(
+    status: int, message: str, code: str, param: str | None = None, retry_after_s: int | None = None
+) -> JSONResponse:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status, headers)
 
 
 class _Door:
@@ -113,11 +83,11 @@ class _Door:
 def create_app(
     *,
     passwords: Sequence[bytes],
-    usage_reader: ReaderThread,
-    sql_reader: ReaderThread,
+    usage_reader: ReaderPool,
+    sql_reader: ReaderPool,
     progress: Callable[[], Progress],
 ) -> FastAPI:
-    """Any of the passwords opens. Two readers, so that a long SELECT of the operator does not hold up the gateway."""
+    """Any of the passwords opens. Two pools, so that a long SELECT of the operator does not hold up the gateway."""
     if not all(passwords):
         raise ValueError("a password is empty")
 
@@ -153,8 +123,9 @@ def create_app(
         return _error(503, "ClickHouse does not answer", "unavailable")
 
     @app.exception_handler(ReaderBusy)
-    async def _busy(_request: Request, _error_: ReaderBusy) -> JSONResponse:
-        return _error(503, "too many queries wait", "overloaded")
+    async def _busy(_request: Request, error: ReaderBusy) -> JSONResponse:
+        status, code = (429, "rate_limited_concurrency") if error.of_tenant else (503, "overloaded")
+        return _error(status, str(error), code, retry_after_s=RETRY_AFTER_S)
 
     @app.exception_handler(TimeoutError)
     async def _late(_request: Request, _error_: TimeoutError) -> JSONResponse:
@@ -167,27 +138,32 @@ def create_app(
         query = UsageQuery.parse(tenant_id, start_time, end_time, bucket_width, group_by)
         # Read before the tables are: what this promises to be stored is then in the answer.
         seen = progress()
-        data = await usage_reader.ask(lambda reader: reader.usage(query))
+        data = await usage_reader.ask(tenant_id, lambda reader: reader.usage(query))
         return {"data": data, "finalized_through": seen.stored_through_ms, "lag_records": seen.lag_records}
 
     @app.post("/internal/sql")
     async def sql(body: SqlBody) -> dict[str, Any]:
-        result = await sql_reader.ask(lambda reader: reader.sql(body.query))
+        result = await sql_reader.ask("", lambda reader: reader.sql(body.query))
         return asdict(result)
 
     @app.get("/internal/status")
     async def status() -> dict[str, Any]:
         seen = progress()
-        stored = await usage_reader.ask(Reader.status)
+        stored = await usage_reader.ask("", Reader.status)
         return {"lag_records": seen.lag_records, "finalized_through": seen.stored_through_ms, **stored}
 
     return app
 
 
-def reader_threads(open_reader: Callable[[], Reader], query_timeout_s: float) -> tuple[ReaderThread, ReaderThread]:
+def reader_pools(open_reader: Callable[[], Reader], query_timeout_s: float) -> tuple[ReaderPool, ReaderPool]:
     """For usage and for SQL."""
-    deadline_s = query_timeout_s + _DEADLINE_SLACK_S
-    return (
-        ReaderThread(open_reader(), "usage-reader", deadline_s),
-        ReaderThread(open_reader(), "sql-reader", deadline_s),
-    )
+    answer_s = query_timeout_s + _DEADLINE_SLACK_S
+    usage = ReaderPool(
+        open_reader, "usage-reader", threads=USAGE_THREADS, max_waiting=_WAITING, max_of_tenant=_OF_TENANT,
+        wait_s=query_timeout_s, answer_s=answer_s,
+    )  # fmt: skip
+    sql = ReaderPool(
+        open_reader, "sql-reader", threads=1, max_waiting=_WAITING, max_of_tenant=_WAITING, wait_s=query_timeout_s,
+        answer_s=answer_s,
+    )  # fmt: skip
+    return usage, sql

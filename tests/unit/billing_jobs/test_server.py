@@ -14,7 +14,8 @@ from billing_jobs.__main__ import Server
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.queries import Reader, UsageQuery, decimal_units, read_settings
-from billing_jobs.server import ReaderBusy, ReaderThread, create_app
+from billing_jobs.readers import ReaderBusy, ReaderPool
+from billing_jobs.server import create_app
 from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS
@@ -56,11 +57,19 @@ def store(database: Database) -> ClickHouseStore:
     return ClickHouseStore(database.connection())
 
 
-def reader_thread(connection: Connection, name: str) -> ReaderThread:
-    return ReaderThread(Reader(connection, max_rows=100), name, deadline_s=10)
+def reader_thread(connection: Connection, name: str) -> ReaderPool:
+    return ReaderPool(
+        lambda: Reader(connection, max_rows=100),
+        name,
+        threads=1,
+        max_waiting=16,
+        max_of_tenant=16,
+        wait_s=10,
+        answer_s=10,
+    )
 
 
-def http_client(usage: ReaderThread, sql: ReaderThread) -> httpx.AsyncClient:
+def http_client(usage: ReaderPool, sql: ReaderPool) -> httpx.AsyncClient:
     progress = Progress(3, NOON_MS - 5, NOON_MS)
     app = create_app(passwords=[SECRET.encode()], usage_reader=usage, sql_reader=sql, progress=lambda: progress)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -325,25 +334,85 @@ def test_an_empty_password_opens_nothing() -> None:
         create_app(passwords=[b""], usage_reader=unused, sql_reader=unused, progress=lambda: Progress(0, 0, 0))
 
 
-# -- one thread, bounded -----------------------------------------------------------------------------------------------
+# -- bounded -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_question_that_takes_too_long_is_answered_with_a_timeout_and_the_queue_is_bounded() -> None:
-    release = threading.Event()
+class Slow:
+    """A Reader whose answers about the tenant `slow` wait for `release`."""
 
-    class Slow:
-        def close(self) -> None:
-            release.set()
+    release: threading.Event
 
-    def wait(_reader: Any) -> bool:
-        return release.wait(10)
+    def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
+        if query.tenant_id.startswith("slow"):
+            assert self.release.wait(30)
+        return []
 
-    slow: Any = Slow()
-    thread = ReaderThread(slow, "slow", deadline_s=0.02)
-    for _ in range(16):
-        with pytest.raises(TimeoutError):
-            await thread.ask(wait)
-    with pytest.raises(ReaderBusy):
-        await thread.ask(wait)
-    release.set()
-    thread.close()
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def slow() -> Any:
+    reader = Slow()
+    reader.release = threading.Event()
+    return reader
+
+
+@pytest.fixture
+async def address(slow: Any) -> AsyncIterator[str]:
+    """Of a server on a real socket, with two threads for usage."""
+    usage = ReaderPool(
+        lambda: slow, "usage", threads=2, max_waiting=3, max_of_tenant=2, wait_s=20, answer_s=20,
+    )  # fmt: skip
+    app = create_app(
+        passwords=[SECRET.encode()], usage_reader=usage, sql_reader=usage, progress=lambda: Progress(0, 0, 0)
+    )
+    server = Server(ServerConfig(app, "127.0.0.1", 0, BillingMetrics(CollectorRegistry())))
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started, "it listens")
+    host, port = server.servers[0].sockets[0].getsockname()
+    yield f"{host}:{port}"
+    slow.release.set()
+    server.should_exit = True
+    await serving
+    usage.close()
+
+
+async def ask(address: str, tenant: str) -> httpx.Response:
+    window: dict[str, str | int] = {"tenant_id": tenant, "start_time": NOON_S, "end_time": NOON_S + HOUR_S}
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    async with httpx.AsyncClient(base_url=f"http://{address}", headers=headers, trust_env=False, timeout=30) as client:
+        return await client.get("/internal/usage", params=window)
+
+
+async def test_slow_queries_of_one_tenant_leave_anothers_answered(address: str, slow: Any) -> None:
+    asked = [asyncio.create_task(ask(address, "slow")) for _ in range(4)]
+    refused = [task.result() for task in (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]]
+    assert {answer.status_code for answer in refused} == {429}
+    assert refused[0].headers["retry-after"] == "2"
+    for _ in range(3):
+        assert (await ask(address, "quick")).status_code == 200
+    assert sum(not task.done() for task in asked) == 2, "one runs, one waits for it"
+    slow.release.set()
+    assert sorted([(await task).status_code for task in asked]) == [200, 200, 429, 429]
+
+
+async def test_queries_of_many_tenants_wait_in_a_bounded_number(address: str, slow: Any) -> None:
+    asked = [asyncio.create_task(ask(address, f"slow-{number}")) for number in range(6)]
+    [refused] = [task.result() for task in (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]]
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    slow.release.set()
+    assert sorted([(await task).status_code for task in asked]) == [200] * 5 + [503]
+
+
+async def test_a_question_that_takes_too_long_is_answered_with_a_timeout(slow: Any) -> None:
+    pool = ReaderPool(lambda: slow, "slow", threads=1, max_waiting=2, max_of_tenant=2, wait_s=0.02, answer_s=0.02)
+    query = UsageQuery("slow", 0, 10)
+    with pytest.raises(TimeoutError):
+        await pool.ask("slow", lambda reader: reader.usage(query))
+    for tenant, of_tenant in (("slow", True), ("quick", False)):
+        with pytest.raises(ReaderBusy) as late:
+            await pool.ask(tenant, lambda reader: reader.usage(query))
+        assert late.value.of_tenant == of_tenant
+    slow.release.set()
+    pool.close()

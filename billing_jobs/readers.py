@@ -1,0 +1,114 @@
+"""Who may ask the tables when: a few threads for all, one at a time for a tenant, and a bounded number waits.
+
+One query of a tenant may take seconds. It must leave the others theirs.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from billing_jobs.queries import Reader
+
+T = TypeVar("T")
+
+RETRY_AFTER_S = 2
+"""Advice to who was turned away."""
+
+
+class ReaderBusy(Exception):
+    """Too many questions wait already, or this one waited too long. `of_tenant`: for those of the same tenant."""
+
+    def __init__(self, message: str, *, of_tenant: bool) -> None:
+        super().__init__(message)
+        self.of_tenant = of_tenant
+
+
+@dataclass(eq=False)
+class _Question(Generic[T]):
+    tenant: str
+    ask: Callable[[Reader], T]
+    answer: "asyncio.Future[T]"
+
+
+class ReaderPool:
+    """Runs blocking questions in `threads` threads, each with a Reader of its own; used from one event loop.
+
+    Of one tenant one runs at a time, and `max_of_tenant` may be there; `max_waiting` wait in all. A question waits for
+    `wait_s`, and its answer for `answer_s`; a query that takes longer holds its thread, and its tenant's turn, until
+    the engine ends it.
+    """
+
+    def __init__(
+        self,
+        open_reader: Callable[[], Reader],
+        name: str,
+        *,
+        threads: int,
+        max_waiting: int,
+        max_of_tenant: int,
+        wait_s: float,
+        answer_s: float,
+    ) -> None:
+        self._readers = [open_reader() for _ in range(threads)]
+        self._free = list(self._readers)
+        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
+        self._max_waiting = max_waiting
+        self._max_of_tenant = max_of_tenant
+        self._wait_s = wait_s
+        self._answer_s = answer_s
+        self._waiting: list[_Question[Any]] = []
+        self._running: set[str] = set()
+
+    async def ask(self, tenant: str, question: Callable[[Reader], T]) -> T:
+        """Raises ReaderBusy, TimeoutError, and what `question` raises."""
+        of_tenant = sum(each.tenant == tenant for each in self._waiting) + (tenant in self._running)
+        if of_tenant >= self._max_of_tenant:
+            raise ReaderBusy("too many queries of this tenant wait", of_tenant=True)
+        if len(self._waiting) >= self._max_waiting:
+            raise ReaderBusy("too many queries wait", of_tenant=False)
+        asked = _Question(tenant, question, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        self._start()
+        try:
+            if asked in self._waiting:
+                await asyncio.wait([asked.answer], timeout=self._wait_s)
+                # It may have begun meanwhile, and then it has its time.
+                if asked in self._waiting:
+                    raise ReaderBusy("no thread was free in time", of_tenant=tenant in self._running)
+            async with asyncio.timeout(self._answer_s):
+                return await asyncio.shield(asked.answer)
+        finally:
+            if asked in self._waiting:
+                self._waiting.remove(asked)
+
+    def _start(self) -> None:
+        """The oldest question of a tenant that has none running, while a thread is free."""
+        while self._free:
+            asked = next((each for each in self._waiting if each.tenant not in self._running), None)
+            if asked is None:
+                return
+            self._waiting.remove(asked)
+            self._running.add(asked.tenant)
+            reader = self._free.pop()
+            done = asyncio.get_running_loop().run_in_executor(self._executor, asked.ask, reader)
+            done.add_done_callback(partial(self._ended, asked, reader))
+
+    def _ended(self, asked: _Question[Any], reader: Reader, done: "asyncio.Future[Any]") -> None:
+        self._running.discard(asked.tenant)
+        self._free.append(reader)
+        error = done.exception()
+        if not asked.answer.done():
+            if error is None:
+                asked.answer.set_result(done.result())
+            else:
+                asked.answer.set_exception(error)
+                asked.answer.exception()  # Also when nobody waits for it any more.
+        self._start()
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        for reader in self._readers:
+            reader.close()
