@@ -159,6 +159,31 @@ def test_what_had_ended_by_finalized_through_is_counted(stack: Stack) -> None:
     assert len(rows) == 1
 
 
+def stored_after_ms(stack: Stack, response_id: str) -> int:
+    """From the end of an answer until its row was in the tables, by their own times."""
+    condition = f"response_id = '{response_id}'"
+    until(lambda: bool(usage_rows(stack, condition)), "it is in the tables", TIMEOUT_S, every_s=0.2)
+    [[after_ms]] = query(
+        stack.plan.settings,
+        "SELECT dateDiff('millisecond', event.ended_at, batch.inserted_at)"
+        f" FROM (SELECT ended_at, log_partition, log_offset FROM usage_events FINAL WHERE {condition}) AS event"
+        " INNER JOIN billing_batches AS batch ON batch.partition = event.log_partition"
+        " WHERE event.log_offset BETWEEN batch.first_offset AND batch.last_offset",
+    )["rows"]
+    return int(after_ms)
+
+
+def test_an_answers_row_is_in_the_tables_within_a_second_of_its_end(stack: Stack) -> None:
+    """Once the machine is quiet: what stories before left to insert, or a busy moment, may take one answer's longer."""
+    with http_client(stack, "north") as client:
+
+        def is_at_once() -> bool:
+            body = {"model": "default", "messages": user("And now?"), "max_tokens": 2}
+            return stored_after_ms(stack, client.post("/v1/chat/completions", json=body).json()["id"]) <= 1_000
+
+        until(is_at_once, "a row within a second of its answer's end", TIMEOUT_S)
+
+
 @pytest.mark.parametrize(
     "statement",
     [
