@@ -15,7 +15,7 @@ from rich.table import Table
 from billing_jobs.cut import AnotherLog, Cut, CutPlanner, CutUnreadable, changed, check_log, committed_cut, cut_of
 from billing_jobs.haste import Haste
 from billing_jobs.sink import GROUP
-from billing_jobs.store import ClickHouseStore, Database, Decision, StoredPosition
+from billing_jobs.store import ClickHouseStore, Database, Decision, StoredPosition, StoreError
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
@@ -26,6 +26,8 @@ from streams.settings import Settings, load_settings
 
 GROUP_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
+OPEN_TIMEOUT_S = 20.0
+OPEN_AGAIN_S = 0.05
 
 billing = typer.Typer(help="Inspects billing's positions, and decides where it cannot.", no_args_is_help=True)
 app.add_typer(billing, name="billing")
@@ -121,6 +123,20 @@ def _require_no_member(settings: Settings) -> None:
         )
 
 
+def _open(database: Database) -> None:
+    """An embedded one may be held, for a moment, by a billing process that ends and is started again and again."""
+    deadline_s = time.monotonic() + OPEN_TIMEOUT_S
+    while True:
+        try:
+            database.open()
+        except StoreError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(OPEN_AGAIN_S)
+        else:
+            return
+
+
 @contextmanager
 def _desk(settings: Settings) -> Iterator[Desk]:
     _require_no_member(settings)
@@ -128,7 +144,7 @@ def _desk(settings: Settings) -> Iterator[Desk]:
         closing(KafkaConsumer(settings.kafka, f"{settings.region}.{GROUP}", "sluice-billing")) as consumer,
         closing(Database.from_settings(settings)) as database,
     ):
-        database.open()
+        _open(database)
         with closing(ClickHouseStore(database.connection())) as store:
             yield Desk(settings, consumer, store)
 
