@@ -27,6 +27,7 @@ from streams.log.port import (
 OnPartitionsAsync = Callable[[Sequence[TopicPartition]], Awaitable[None]]
 _T = TypeVar("_T")
 
+OUTCOME_LOOK_S = 0.005
 POLL_RETRY_S = 0.1
 """How long the thread pauses after a poll that failed: a caller that asks again at once must not spin."""
 
@@ -70,6 +71,7 @@ class ConsumerThread:
         self._max_records = max_records
         self._poll_s = poll_s
         self._keep_alive_s = keep_alive_s
+        self._begun: list[Future[None]] = []
         self._hook_timeout_s = hook_timeout_s
         self._loop = asyncio.get_running_loop()
         self._commands: SimpleQueue[_Call | _Signal] = SimpleQueue()
@@ -144,7 +146,7 @@ class ConsumerThread:
         self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
     ) -> None:
         """Polling goes on meanwhile. Raises LogError, a retriable one also when a balance begins before it is made."""
-        begun = await self._call(lambda: self._consumer.start_commit(offsets, metadata=metadata))
+        begun = await self._call(lambda: self._begin_commit(offsets, metadata))
         outcome: asyncio.Future[None] = self._loop.create_future()
         begun.add_done_callback(lambda _: self._tell_outcome(begun, outcome))
         self._committing.add(outcome)
@@ -275,11 +277,24 @@ class ConsumerThread:
             self._loop.call_soon_threadsafe(self._end, failure)
 
     def _step(self) -> None:
+        if self._begun:
+            self._begun = [commit for commit in self._begun if not commit.done()]
         if self._fetch:
             self._serve(0)
             self._hand_over()
+        elif self._begun and len(self._early) < self._max_records:
+            # A commit's outcome is told in a poll, and somebody may wait for it before the next fetch.
+            if not self._serve(OUTCOME_LOOK_S):
+                self._early += self._poll(1, OUTCOME_LOOK_S)
         elif not self._serve(self._keep_alive_s):
             self._take_part()
+
+    def _begin_commit(
+        self, offsets: Mapping[TopicPartition, int], metadata: Mapping[TopicPartition, str] | None
+    ) -> Future[None]:
+        begun = self._consumer.start_commit(offsets, metadata=metadata)
+        self._begun.append(begun)
+        return begun
 
     def _hand_over(self) -> None:
         if self._held:

@@ -158,7 +158,8 @@ class LogConsumer(Protocol):
     ) -> Future[None]:
         """As `commit`, without waiting for the group's coordinator; what is wrong with the call is raised at once.
 
-        While the coordinator is away the outcome stays open: wait with a deadline, and cancel. Commits are made in the
+        The outcome comes while the member polls. While the coordinator is away it stays open: wait with a deadline, and
+        cancel. Commits are made in the
         order in which they were begun; inside `on_revoke` this one is made when it returns.
         """
 

@@ -175,17 +175,26 @@ async def test_who_gets_a_partition_back_can_tell_at_once_how_far_another_has_re
 
 
 class SlowCoordinator(Consumer):
-    """librdkafka's client; its commits made outside of rebalance callbacks wait until the coordinator answers."""
-
-    answers = threading.Event()
-
-    def commit(self, *arguments: Any, **options: Any) -> Any:
-        if threading.current_thread().name == "log-commit":
-            self.asked.set()
-            assert self.answers.wait(DEADLINE_S)
-        return super().commit(*arguments, **options)
+    """librdkafka's client; commits made outside of rebalance callbacks leave when the coordinator answers."""
 
     asked = threading.Event()
+    answers = threading.Event()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._held: list[dict[str, Any]] = []
+
+    def commit(self, *arguments: Any, **options: Any) -> Any:
+        if not options.get("asynchronous"):
+            return super().commit(*arguments, **options)
+        self._held.append(options)
+        self.asked.set()
+        return None
+
+    def poll(self, *arguments: Any, **options: Any) -> Any:
+        while self._held and self.answers.is_set():
+            super().commit(**self._held.pop(0))
+        return super().poll(*arguments, **options)
 
 
 @pytest.fixture
@@ -195,6 +204,24 @@ def slow_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SlowCoord
     monkeypatch.setattr(kafka_consumer, "Consumer", SlowCoordinator)
     yield SlowCoordinator
     SlowCoordinator.answers.set()
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+async def test_a_commit_is_made_at_once_whether_its_member_reads_on_or_waits_for_it(
+    kafka_settings: KafkaSettings, topic: str, group: str, reads_on: bool
+) -> None:
+    """On a quiet topic one poll follows the other, and none of them is at an end by itself."""
+    place = TopicPartition(topic, 0)
+    await write(kafka_settings, topic, 20)
+    async with consuming(kafka_settings, group, keep_alive_s=DEADLINE_S) as consumer:
+        await consumer.subscribe([topic])
+        await read(consumer, 20)
+        for offset in range(1, 20):
+            committing = asyncio.ensure_future(consumer.commit({place: offset}))
+            while reads_on and not committing.done():
+                assert await consumer.poll(0.01) == []
+            await committing
+        assert await consumer.committed([place]) == {place: Committed(19)}
 
 
 async def test_records_come_while_a_commit_waits_for_its_coordinator(

@@ -16,7 +16,7 @@ from streams.log.port import (
     TopicPartition,
 )
 from streams.settings import KafkaSettings
-from tests.contract.logs import DEADLINE_S, Log, OnKafka, nothing_more, numbers, poll_until, read, values, write
+from tests.contract.logs import Log, OnKafka, nothing_more, numbers, poll_until, read, values, write
 
 
 def test_a_partition_is_read_in_the_order_of_its_offsets(log: Log, group: str) -> None:
@@ -119,7 +119,8 @@ def test_commits_that_were_begun_are_made_in_that_order_while_their_member_reads
     read(consumer, 4, at_once=2)
     begun = [consumer.start_commit({place: offset}, metadata={place: f"at {offset}"}) for offset in (1, 2, 4)]
     assert values(read(consumer, 6)) == numbers(4, 9)
-    assert [outcome.result(DEADLINE_S) for outcome in begun] == [None] * 3
+    poll_until([consumer], lambda: all(outcome.done() for outcome in begun))  # told while its member polls
+    assert [outcome.result() for outcome in begun] == [None] * 3
     assert consumer.committed([place]) == {place: Committed(4, "at 4")}
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -22,7 +22,6 @@ from streams.log.kafka.client import (
 from streams.log.kafka.committer import Committer
 from streams.log.kafka.config import client_config
 from streams.log.port import (
-    COMMIT_TIMEOUT_S,
     MAX_RECORD_BYTES,
     Committed,
     LogError,
@@ -87,6 +86,7 @@ class KafkaConsumer:
         self._on_assign: OnPartitions | None = None
         self._on_revoke: OnPartitions | None = None
         self._on_lost: OnPartitions | None = None
+        self._committer = Committer()
         self._config: dict[str, object] = {
             # librdkafka wants a name even from a reader that never joins.
             "group.id": group if group is not None else f"{INDEPENDENT}{client_id}",
@@ -110,6 +110,7 @@ class KafkaConsumer:
             "fetch.message.max.bytes": MAX_RECORD_BYTES,
             "queued.max.messages.kbytes": 32_768,
             "error_cb": self._errors,
+            "on_commit": self._committer.told,
             **client_config(settings, client_id),
         }
         if instance_id is not None:
@@ -119,7 +120,7 @@ class KafkaConsumer:
     def _open(self) -> None:
         self._errors.begin_anew()
         self._consumer = Consumer(self._config, logger=logger)
-        self._committer = Committer(self._consumer)
+        self._committer.open(self._consumer)
 
     def subscribe(
         self,
@@ -183,6 +184,7 @@ class KafkaConsumer:
         if self._held_error is not None:
             held, self._held_error = self._held_error, None
             raise held
+        self._committer.serve()
         with translated("poll"):
             first = self._consumer.poll(timeout_s)
             if first is None:
@@ -254,29 +256,35 @@ class KafkaConsumer:
     def commit(
         self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
     ) -> None:
-        outcome = self.start_commit(offsets, metadata=metadata)
-        if not wait([outcome], COMMIT_TIMEOUT_S).done:
-            outcome.cancel()
-            raise LogError("commit: the group's coordinator does not answer", retriable=True)
-        outcome.result()
+        self._commit(self._to_commit(offsets, metadata))
+
+    def _commit(self, wanted: list[NativePartition]) -> None:
+        if wanted and self._in_callback:
+            self._committer.commit_in_callback(wanted)
+        elif wanted:
+            self._committer.commit_while_nobody_polls(wanted)
 
     def start_commit(
         self, offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str] | None = None
     ) -> Future[None]:
+        wanted = self._to_commit(offsets, metadata)
+        if wanted and not self._in_callback and not self._closed:
+            return self._committer.start(wanted)
+        self._commit(wanted)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _to_commit(
+        self, offsets: Mapping[TopicPartition, int], metadata: Mapping[TopicPartition, str] | None
+    ) -> list[NativePartition]:
         self._require_group()
         metadata = metadata or {}
         check_metadata(offsets, metadata)
         # The broker would accept any partition from a living member; it must not undo another member's position.
         if self._topics and (foreign := [partition for partition in offsets if partition not in self._owned]):
             raise LogError(f"commit: not assigned: {foreign}", retriable=False)
-        wanted = [native_position(place, offset, metadata.get(place, "")) for place, offset in offsets.items()]
-        if wanted and not self._in_callback:
-            return self._committer.start(wanted)
-        if wanted:
-            self._committer.commit_in_callback(wanted)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return [native_position(place, offset, metadata.get(place, "")) for place, offset in offsets.items()]
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         self._require_group()
