@@ -41,7 +41,7 @@ def test_status_has_what_a_script_needs(stack: Stack) -> None:
     assert status["redis"] == stack.plan.settings.redis.url
     assert httpx.get(f"{status['clickhouse']}/internal/status", timeout=TIMEOUT_S).status_code == 401
     assert status["tenant"] == "demo"
-    assert set(status["producer"]) == {"key_id", "key_file", "topics"}
+    assert set(status["producer"]) == {"key_id", "key_file", "topics", "group_prefix"}
     assert status["producer"]["topics"] == {"intake": "local.intake.batch", "results": "local.results.demo"}
     processes = {each["name"]: each for each in status["processes"]}
     assert set(processes) == PROCESSES
@@ -70,6 +70,17 @@ def test_status_for_people_names_every_process_and_worker(stack: Stack) -> None:
     assert done.returncode == 0, done.stderr
     for name in PROCESSES:
         assert name in done.stdout
+
+
+def test_what_has_been_answered_is_committed_by_every_group(stack: Stack) -> None:
+    """A member whose topics are quiet again commits too: nothing of what has ended is read again after a crash."""
+    assert sluice(stack, "chat", "Hello!", "--max-tokens", "4").returncode == 0
+
+    def behind() -> dict[str, int]:
+        lag = shown(stack, "status")["lag"]
+        return {f"{group} {topic}": records for group in lag for topic, records in lag[group].items() if records}
+
+    until(lambda: not behind(), "nobody lags", TIMEOUT_S)
 
 
 def test_topics_and_models_are_listed(stack: Stack) -> None:
