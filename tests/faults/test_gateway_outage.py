@@ -84,6 +84,7 @@ async def gateway_on(kafka: KafkaSettings, redis_url: str) -> AsyncIterator[Stac
         yield stack
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("away_s", [8, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.timeout(240)
 async def test_sockets_survive_the_loss_of_the_broker_and_their_streams_go_on(

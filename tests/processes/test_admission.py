@@ -144,6 +144,7 @@ def test_after_redis_has_lost_its_memory_decisions_are_rebuilt_from_the_log(regi
     assert before.admitted[fresh.response_id][0][2].generated_partition == 0
 
 
+@pytest.mark.long
 def test_while_redis_is_silent_nothing_is_said_and_afterwards_work_goes_on(region: Region) -> None:
     region.beat()
     warm = region.request()
@@ -168,6 +169,7 @@ def test_while_redis_is_silent_nothing_is_said_and_afterwards_work_goes_on(regio
     assert [ending.code for _, ending in written.endings[absent.response_id]] == [EndingCode.MODEL_NOT_FOUND]
 
 
+@pytest.mark.long
 def test_thousands_of_jobs_that_wait_for_a_full_pool_do_not_keep_a_chat_from_being_admitted(region: Region) -> None:
     region.beat(waiting=60)
     body = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}

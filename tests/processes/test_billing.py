@@ -107,6 +107,7 @@ def expected(events: int) -> list[object]:
     return [str(events), str(events), str(events * (10 * 100_000 + 4 * 20_000 + 32 * 400_000))]
 
 
+@pytest.mark.long
 def test_killed_while_it_stores_it_goes_on_without_loss_or_double(
     billing: Billing, kafka_settings: KafkaSettings
 ) -> None:
@@ -151,6 +152,7 @@ def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=billing.environment, capture_output=True, text=True, timeout=90)
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_anew_is_recognised_and_billed_when_an_operator_says_so(
     billing: Billing, kafka_settings: KafkaSettings
 ) -> None:

@@ -7,6 +7,7 @@ from tests.processes.region import SECRET, Region
 NEW = "the secret that comes after, 32 or more"
 
 
+@pytest.mark.long
 def test_requests_in_flight_outlive_a_rotation(region: Region) -> None:
     """Signed by a gateway that knows the old secret alone; read by an admission that was started with the new one."""
     region.beat()

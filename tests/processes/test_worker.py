@@ -349,6 +349,7 @@ async def test_an_engine_that_hangs_is_started_again_and_its_answers_end(region:
     assert region.terminal(later) is EndingCode.COMPLETED
 
 
+@pytest.mark.long
 async def test_an_answer_begun_while_redis_was_away_survives_a_rebalance_after_it(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +375,7 @@ async def test_an_answer_begun_while_redis_was_away_survives_a_rebalance_after_i
     assert {region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
 
 
+@pytest.mark.long
 async def test_a_flood_of_batch_work_leaves_room_for_interactive_work(region: Region) -> None:
     flood = [await region.request(lane=Lane.BATCH, max_tokens=400) for _ in range(600)]
     async with worker(region, "a") as running:
@@ -489,6 +491,7 @@ async def test_a_worker_that_loads_its_engine_takes_no_work_from_a_ready_one(reg
     assert {region.terminal(response_id) for response_id in ids} == {EndingCode.COMPLETED}
 
 
+@pytest.mark.long
 async def test_a_worker_whose_engine_stays_away_leaves_its_work_to_a_ready_one(region: Region) -> None:
     async with worker(region, "ready") as ready:
         dies_once = ENGINE.model_copy(update={"die_after_tokens": 30})
