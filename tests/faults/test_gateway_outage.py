@@ -85,7 +85,7 @@ async def gateway_on(kafka: KafkaSettings, redis_url: str) -> AsyncIterator[Stac
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("away_s", [8, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("away_s", [8, 30])
 @pytest.mark.timeout(240)
 async def test_sockets_survive_the_loss_of_the_broker_and_their_streams_go_on(
     tmp_path: Path, kafka_libs: Path, redis_url: str, away_s: int

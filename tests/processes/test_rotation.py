@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from tests.processes.region import SECRET, Region
 
 NEW = "the secret that comes after, 32 or more"
