@@ -28,6 +28,7 @@ OnPartitionsAsync = Callable[[Sequence[TopicPartition]], Awaitable[None]]
 _T = TypeVar("_T")
 
 OUTCOME_LOOK_S = 0.005
+"""How often a loop that waits for a commit and fetches nothing has its consumer polled."""
 POLL_RETRY_S = 0.1
 """How long the thread pauses after a poll that failed: a caller that asks again at once must not spin."""
 
@@ -71,7 +72,6 @@ class ConsumerThread:
         self._max_records = max_records
         self._poll_s = poll_s
         self._keep_alive_s = keep_alive_s
-        self._begun: list[Future[None]] = []
         self._hook_timeout_s = hook_timeout_s
         self._loop = asyncio.get_running_loop()
         self._commands: SimpleQueue[_Call | _Signal] = SimpleQueue()
@@ -84,6 +84,7 @@ class ConsumerThread:
         self._closing = False
         self._committing: set[asyncio.Future[None]] = set()
         # Of the thread.
+        self._begun: list[Future[None]] = []
         self._fetch = False
         self._stop = False
         self._held: set[TopicPartition] = set()
