@@ -239,6 +239,8 @@ class _Partition:
     is_stored: bool
     """The tables hold the cut that is recovered."""
     low_offset: int
+    is_doubtful: bool = False
+    """The log seems to have gone back behind what was read: nothing more of it is taken."""
     records: list[LogRecord] = field(default_factory=list)
     size_bytes: int = 0
     waiting_since_ms: int = 0
@@ -298,9 +300,13 @@ class CutPlanner:
         self._partitions.pop(source, None)
 
     def offer(self, record: LogRecord, now_ms: int) -> None:
-        """Buffers a record. One seen before, or of a partition that is not owned, is ignored."""
+        """Buffers a record; one of a partition that is not owned is ignored. One that was passed already makes its
+        partition doubtful: that is how a client goes on whose log has lost its end."""
         state = self._partitions.get(record.source)
-        if state is None or record.offset < state.next_offset:
+        if state is None or state.is_doubtful:
+            return
+        if record.offset < state.next_offset:
+            state.is_doubtful = True
             return
         if state.recovering and not state.records and record.offset != state.recovering.first:
             return  # Fetched before the seek back to the cut took effect.
@@ -309,6 +315,23 @@ class CutPlanner:
         state.records.append(record)
         state.size_bytes += len(record.value or b"")
         state.next_offset = record.offset + 1
+
+    def seen_end(self, source: TopicPartition, end_offset: int) -> None:
+        """A log that ends before what was read, or cut, of it makes its partition doubtful."""
+        state = self._partitions.get(source)
+        if state is None:
+            return
+        known_end = state.next_offset if state.recovering is None else state.recovering.last + 1
+        if end_offset < known_end:
+            state.is_doubtful = True
+
+    def doubtful(self) -> list[TopicPartition]:
+        """Partitions to take over anew. What was read of them is given by `due` before: it was in the log."""
+        return [
+            source
+            for source, state in self._partitions.items()
+            if state.is_doubtful and (state.recovering is not None or not state.records)
+        ]
 
     def due(self, now_ms: int) -> Planned | None:
         """Takes the next batch out of the buffer. Raises CutUnreadable when a recovered cut is not what was cut."""

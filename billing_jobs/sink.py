@@ -232,7 +232,13 @@ class Sink:
             self._paused.clear()
 
     def _position(self) -> None:
-        """Starts newly assigned partitions at their commit, or at the cut that it holds."""
+        """Starts newly assigned partitions at their commit, or at the cut that it holds. Doubtful ones are looked at as
+        if they were new: whether this is the log that was billed is found out there."""
+        if self._pending is None:
+            for partition in self._planner.doubtful():
+                _log.warning("log_went_back", partition=partition.partition)
+                self._forget(partition)
+                self._unpositioned.add(partition)
         waiting = self._unpositioned & set(self._consumer.assignment())
         if not waiting:
             return
@@ -404,6 +410,7 @@ class Sink:
 
     def _partition_progress(self, partition: TopicPartition) -> PartitionProgress:
         low_offset, end_offset = self._consumer.watermarks(partition)
+        self._planner.seen_end(partition, end_offset)
         if not self._planner.owns(partition):
             try:
                 stored = self._store.stored_position(partition.topic, partition.partition)

@@ -197,6 +197,29 @@ def test_a_topic_that_was_made_anew_is_recognised_and_billed_when_an_operator_sa
         until(lambda: billing.counts() == expected(70), "the new log is billed too", every_s=0.1)
 
 
+@pytest.mark.long
+def test_a_topic_that_is_made_anew_under_a_running_process_is_not_billed_from_the_old_position(
+    billing: Billing, kafka_settings: KafkaSettings
+) -> None:
+    topic = billing.topics.usage
+    provision(kafka_settings, [topic, billing.topics.dead_letters])
+    producer = KafkaProducer(kafka_settings, "test")
+    for number in range(20):
+        producer.produce(topic.name, usage_event(number).encode(), partition=0)
+    assert producer.flush(30) == 0
+    with billing.running() as process:
+        until(lambda: billing.counts() == expected(20), "it is in the tables", every_s=0.1)
+        admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
+        admin.delete_topics([topic.name])[topic.name].result(30)
+        until(lambda: topic.name not in admin.list_topics(timeout=10).topics, "the topic is gone")
+        provision(kafka_settings, [topic])
+        for number in range(20, 25):
+            producer.produce(topic.name, usage_event(number).encode(), partition=0)
+        assert producer.flush(30) == 0
+        assert process.wait(timeout=60) == 70
+    assert "was made anew" in billing.output.read_text()
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [

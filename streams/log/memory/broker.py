@@ -83,6 +83,11 @@ class MemoryBroker:
         del stored.records[:kept]
         stored.first_offset += kept
 
+    def lose_end(self, partition: TopicPartition, end_offset: int) -> None:
+        """What a power cut does to a log with one copy. What is written next takes the offsets of what was lost."""
+        stored = self.partition(partition)
+        del stored.records[max(0, end_offset - stored.first_offset) :]
+
     def committed(self, group: str, partition: TopicPartition) -> Committed:
         return self.group(group).committed.get(partition, Committed(None))
 

@@ -1,20 +1,11 @@
 """The sink through crashes, rebalances, zombies, outages and poison: what the log holds is stored once, in the end."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MethodType
-from unittest.mock import ANY
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from prometheus_client import CollectorRegistry
 
-from billing_jobs.cut import AnotherLog, Batch, CutUnreadable
-from billing_jobs.metrics import BillingMetrics
-from billing_jobs.pricing import PriceRow
+from billing_jobs.cut import Batch
 from billing_jobs.sink import (
     GROUP,
     MAX_BACKOFF_MS,
@@ -23,149 +14,23 @@ from billing_jobs.sink import (
     REPRICE_ROWS,
     PartitionProgress,
     Progress,
-    Sink,
     backoff_ms,
     measure,
 )
-from billing_jobs.store import Decision, StoredPosition, StoreError
-from schemas.dead_letter import DeadLetter
-from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer, MemoryLog
+from billing_jobs.store import StoredPosition
+from streams.log.memory import Crashed, Fault, FaultKind, MemoryConsumer
 from streams.log.port import LogError, TopicPartition
-from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.events import compute_record, delivered_count, usage_event
+from tests.unit.billing_jobs.sink_world import (
+    COST_PICO,
+    PRICE,
+    TOPIC,
+    World,
+    crash,
+    on_commit,
+    put_usage,
+)
 from tests.unit.billing_jobs.stores import MemoryStore, StoreFault
-
-TOPIC, DEAD_LETTERS, PARTITIONS = "local.usage", "local.dead-letters", 3
-PRICE = PriceRow("tiny", "USD", 0, 100, 20, 400, 400)
-COST_PICO = 10 * 100 + 4 * 20 + 32 * 400
-WAIT_MS = 500
-
-
-@dataclass
-class Clock:
-    now_ms: int = NOON_MS
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-@dataclass
-class Member:
-    """A billing process: its sink, its consumer and its metrics."""
-
-    sink: Sink
-    consumer: MemoryConsumer
-    registry: CollectorRegistry
-
-    def metric(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(name, labels) or 0.0
-
-
-@dataclass
-class World:
-    """One log, one store, any number of billing processes."""
-
-    batch_rows: int = 4
-    batch_wait_ms: int = WAIT_MS
-    clock: Clock = field(default_factory=Clock)
-    store: MemoryStore = field(default_factory=MemoryStore)
-    prices: list[PriceRow] = field(default_factory=lambda: [PRICE])
-    price_reads: int = 0
-    waiting_rows: int = 0
-    repricings: list[int] = field(default_factory=list)
-    prices_away: bool = False
-    log_id: str = "first-cluster/first-topic"
-
-    def __post_init__(self) -> None:
-        self.new_log()
-
-    def new_log(self) -> None:
-        self.log = MemoryLog(self.clock)
-        self.log.create_topic(TOPIC, PARTITIONS)
-        self.log.create_topic(DEAD_LETTERS, 1)
-
-    def member(self, client_id: str = "a") -> Member:
-        registry = CollectorRegistry()
-        consumer = self.log.consumer(GROUP, client_id)
-        sink = Sink(
-            consumer=consumer,
-            producer=self.log.producer(f"{client_id}-producer"),
-            store=self.store,
-            load_prices=self.load_prices,
-            reprice=self.reprice,
-            log_id=lambda: self.log_id,
-            usage_topic=TOPIC,
-            dead_letter_topic=DEAD_LETTERS,
-            batch_rows=self.batch_rows,
-            batch_wait_ms=self.batch_wait_ms,
-            quick_wait_ms=WAIT_MS,
-            clock_ms=self.clock,
-            metrics=BillingMetrics(registry),
-        )
-        return Member(sink, consumer, registry)
-
-    def load_prices(self) -> list[PriceRow]:
-        self.price_reads += 1
-        if self.prices_away:
-            raise StoreError("away")
-        return list(self.prices)
-
-    def reprice(self, max_rows: int) -> int:
-        """`waiting_rows` wait for a price that is known."""
-        if self.prices_away:
-            raise StoreError("away")
-        rows = min(max_rows, self.waiting_rows)
-        self.waiting_rows -= rows
-        self.repricings.append(rows)
-        return rows
-
-    def append(self, value: bytes, partition: int = 0) -> int:
-        return self.log.append(TOPIC, value, partition=partition)
-
-    def steps(self, member: Member, count: int = 30, each_ms: int = 200) -> None:
-        for _ in range(count):
-            member.sink.step()
-            self.clock.now_ms += each_ms
-
-    def stored_offsets(self, partition: int = 0) -> list[int]:
-        rows = self.store.tables.get("usage_events", ())
-        return sorted(row["log_offset"] for row in rows if row["log_partition"] == partition)
-
-    def dead_letters(self) -> list[DeadLetter]:
-        return [DeadLetter.model_validate_json(record.value or b"") for record in self.log.records(DEAD_LETTERS)]
-
-
-def put_usage(world: World, first: int, last: int, partition: int = 0) -> None:
-    for number in range(first, last + 1):
-        world.append(usage_event(number).encode(), partition)
-
-
-def on_commit(consumer: MemoryConsumer, before: Callable[[], None], after: Callable[[], None] = lambda: None) -> None:
-    """Puts something around the consumer's next commit."""
-    commit = consumer.commit
-
-    def struck(
-        _self: MemoryConsumer,
-        offsets: Mapping[TopicPartition, int],
-        *,
-        metadata: Mapping[TopicPartition, str] | None = None,
-    ) -> None:
-        consumer.__dict__.pop("commit", None)
-        before()
-        commit(offsets, metadata=metadata)
-        after()
-
-    consumer.__dict__["commit"] = MethodType(struck, consumer)
-
-
-def crash(member: Member) -> Callable[[], None]:
-    def die() -> None:
-        member.consumer.crash()
-        raise Crashed("a")
-
-    return die
-
-
-# -- stories -----------------------------------------------------------------------------------------------------------
 
 
 def test_records_of_every_kind_reach_their_tables() -> None:
@@ -397,19 +262,6 @@ def test_lost_tables_are_filled_from_the_log() -> None:
     assert world.stored_offsets() == list(range(10))
 
 
-def test_a_log_that_changed_under_a_cut_ends_the_process() -> None:
-    world = World()
-    put_usage(world, 0, 3)
-    dying = world.member()
-    world.store.die = crash(dying)
-    world.store.faults.append(StoreFault.DIES_BEFORE)
-    with pytest.raises(Crashed):
-        world.steps(dying)
-    world.log.delete_records(TopicPartition(TOPIC, 0), 2)
-    with pytest.raises(CutUnreadable, match="records 0 to 1 left the log"):
-        world.steps(world.member("b"))
-
-
 def test_a_record_that_is_handed_out_twice_is_stored_once() -> None:
     world = World(batch_rows=100)
     member = world.member()
@@ -531,151 +383,6 @@ def test_backoff_grows_and_is_bounded() -> None:
     assert max(waits) == waits[-1] == MAX_BACKOFF_MS
 
 
-# -- any order of all of it --------------------------------------------------------------------------------------------
-
-
-class AnyFaults(RuleBasedStateMachine):
-    """Two members over one log; the oracle is the list of what was appended, and shares no code with the sink."""
-
-    @initialize(batch_rows=st.integers(1, 6), may_rewind=st.booleans())
-    def start(self, batch_rows: int, may_rewind: bool) -> None:
-        self.world = World(batch_rows)
-        self.may_rewind = may_rewind  # Raw tables stay free of duplicates only where nobody rewinds.
-        self.appended: list[tuple[int, int, str]] = []  # partition, offset, usage id
-        self.poisoned: set[tuple[int, int]] = set()
-        self.members: dict[str, Member] = {"a": self.world.member("a")}
-        self.running = ""
-        self.rewound = False
-        self.numbers = 0
-        self.world.store.die = self._die
-
-    def _die(self) -> None:
-        self.members[self.running].consumer.crash()
-        raise Crashed(self.running)
-
-    def _step(self, name: str) -> None:
-        self.running = name
-        try:
-            self.members[name].sink.step()
-        except Crashed:
-            del self.members[name]
-
-    @rule(partition=st.integers(0, PARTITIONS - 1), count=st.integers(1, 7))
-    def usage_arrives(self, partition: int, count: int) -> None:
-        for _ in range(count):
-            self._append(usage_event(self.numbers).usage_id, usage_event(self.numbers).encode(), partition)
-            self.numbers += 1
-
-    @precondition(lambda self: self.numbers)
-    @rule(data=st.data(), partition=st.integers(0, PARTITIONS - 1))
-    def an_event_is_written_twice(self, data: st.DataObject, partition: int) -> None:
-        number = data.draw(st.integers(0, self.numbers - 1))
-        self._append(usage_event(number).usage_id, usage_event(number).encode(), partition)
-
-    def _append(self, usage_id: str, value: bytes, partition: int) -> None:
-        self.appended.append((partition, self.world.append(value, partition), usage_id))
-
-    @rule(partition=st.integers(0, PARTITIONS - 1), value=st.sampled_from([b"", b"{", b'{"type":"usage"}']))
-    def poison_arrives(self, partition: int, value: bytes) -> None:
-        self.poisoned.add((partition, self.world.append(value, partition)))
-
-    @rule(elapsed_ms=st.sampled_from([0, 100, 600, 20_000]))
-    def time_passes(self, elapsed_ms: int) -> None:
-        self.world.clock.now_ms += elapsed_ms
-
-    @rule(name=st.sampled_from("ab"), count=st.integers(1, 12))
-    def a_member_works(self, name: str, count: int) -> None:
-        if name not in self.members:
-            self.members[name] = self.world.member(name)
-        for _ in range(count):
-            if name in self.members:
-                self._step(name)
-                self.world.clock.now_ms += 150
-
-    @precondition(lambda self: self.members)
-    @rule(data=st.data(), fate=st.sampled_from(["killed", "stopped", "dropped", "dies before commit", "dies after it"]))
-    def a_member_fails(self, data: st.DataObject, fate: str) -> None:
-        name = data.draw(st.sampled_from(sorted(self.members)))
-        nothing: Callable[[], None] = lambda: None  # noqa: E731
-        match fate:
-            case "killed":
-                self.members.pop(name).consumer.crash()
-            case "stopped":
-                self.members.pop(name).sink.close()
-            case "dropped":
-                self.members[name].consumer.drop()
-            case "dies before commit":
-                on_commit(self.members[name].consumer, before=self._die)
-            case "dies after it":
-                on_commit(self.members[name].consumer, before=nothing, after=self._die)
-
-    @rule(faults=st.lists(st.sampled_from(StoreFault), min_size=1, max_size=4))
-    def the_store_misbehaves(self, faults: list[StoreFault]) -> None:
-        self.world.store.faults.extend(faults)
-
-    @rule(
-        name=st.sampled_from("ab"),
-        kind=st.sampled_from([FaultKind.CRASH, FaultKind.REBALANCE, FaultKind.LOST, FaultKind.DUPLICATE]),
-        ahead=st.integers(1, 5),
-    )
-    def the_log_misbehaves(self, name: str, kind: FaultKind, ahead: int) -> None:
-        at = self.world.log.script.records_passed(name) + ahead
-        if not any((fault.client_id, fault.at) == (name, at) for fault in self.world.log.pending_faults()):
-            self.world.log.inject(Fault(kind, name, at))
-
-    @precondition(lambda self: self.may_rewind)
-    @rule(partition=st.integers(0, PARTITIONS - 1), data=st.data())
-    def the_operator_rewinds_the_group(self, partition: int, data: st.DataObject) -> None:
-        """As the tools demand it, with the group empty; batches then have other boundaries."""
-        for name in list(self.members):
-            self.members.pop(name).sink.close()
-        source = TopicPartition(TOPIC, partition)
-        committed = self.world.log.committed(GROUP, source).offset
-        if committed:
-            tool = self.world.log.consumer(GROUP, "tool")
-            tool.commit({source: data.draw(st.integers(0, committed))})
-            tool.close()
-            self.rewound = True
-
-    @invariant()
-    def no_record_is_stored_twice(self) -> None:
-        rows = self.world.store.tables.get("usage_events", ())
-        places = Counter((row["log_partition"], row["log_offset"]) for row in rows)
-        known = {(partition, offset): usage_id for partition, offset, usage_id in self.appended}
-        assert all(known[place] for place in places)
-        if not self.rewound:
-            assert not places or max(places.values()) == 1
-
-    def teardown(self) -> None:
-        """Once faults end, everything is stored, and every poisoned record is a dead letter."""
-        if not hasattr(self, "world"):
-            return
-        self.world.store.faults.clear()
-        self.world.log.script.clear()
-        for member in self.members.values():
-            member.consumer.crash()
-        last = self.world.member("last")
-        self.world.steps(last, 40 + 2 * (len(self.appended) + len(self.poisoned)), each_ms=300)
-        self.no_record_is_stored_twice()
-        rows = self.world.store.tables.get("usage_events", ())
-        written = Counter(usage_id for _, _, usage_id in self.appended)
-        stored = {(row["log_partition"], row["log_offset"]): row["usage_id"] for row in rows}
-        for partition, offset, usage_id in self.appended:
-            # A repair goes by identity, so of an event that is in the log twice one row may be missing.
-            assert stored.get((partition, offset)) == usage_id or written[usage_id] > 1
-        # What FINAL keeps: one row per id, priced from the fields alone.
-        final = {row["usage_id"]: row["cost_pico"] for row in rows}
-        assert final == {usage_id: 10 * 100 + 4 * 20 + 32 * 400 for _, _, usage_id in self.appended}
-        assert {(letter.partition, letter.offset) for letter in self.world.dead_letters()} == self.poisoned
-        assert last.sink.progress.lag_records == 0
-
-
-TestAnyFaults = AnyFaults.TestCase
-TestAnyFaults.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
-
-
 def test_a_first_answer_is_in_the_tables_within_a_second_and_a_crowd_waits_for_each_other() -> None:
     world = World(batch_rows=10_000, batch_wait_ms=5_000)
     member = world.member()
@@ -699,51 +406,3 @@ def test_a_first_answer_is_in_the_tables_within_a_second_and_a_crowd_waits_for_e
     world.steps(member, 60, each_ms=100)
     assert world.stored_offsets() == list(range(600))
     assert len(cuts) < 100, "of about two hundred, had each waited for half a second alone"
-
-
-@pytest.mark.parametrize("lost", ["tables", "commit"])
-def test_tables_of_another_log_are_not_taken_for_those_of_this_one(lost: str) -> None:
-    old = World()
-    member = old.member()
-    put_usage(old, 0, 49)
-    old.steps(member, 60)
-    new = World()
-    if lost == "commit":  # of the group: the tables stay
-        new.store = old.store
-    else:
-        place = TopicPartition(TOPIC, 0)
-        group = new.log.consumer(GROUP, "before")
-        group.assign({place: 0})
-        group.commit({place: 50})
-    put_usage(new, 0, 19)
-    with pytest.raises(AnotherLog, match=r"up to 50, but the log ends at 20\..*operator"):
-        new.steps(new.member())
-
-
-def test_a_new_log_that_has_grown_past_what_the_tables_hold_is_not_billed_as_the_old_one() -> None:
-    world = World()
-    put_usage(world, 0, 19)
-    world.steps(world.member())
-    world.new_log()
-    world.log_id = "second-cluster/second-topic"
-    put_usage(world, 20, 59)
-    refusing = world.member()
-    with pytest.raises(AnotherLog, match=r"first-cluster/first-topic.*second-cluster.*sluice billing inspect"):
-        world.steps(refusing)
-    refusing.consumer.crash()
-    world.store.decide(Decision(TOPIC, 0, 0, world.log_id, "recut"))
-    world.steps(world.member())
-    assert len(set(world.store.column("usage_events", "usage_id"))) == 60
-    assert world.store.stored_position(TOPIC, 0) == StoredPosition(40, ANY, world.log_id)
-
-
-def test_tables_of_a_release_that_did_not_note_the_log_are_taken_for_those_of_this_one() -> None:
-    world = World(log_id="")
-    put_usage(world, 0, 3)
-    before = world.member()
-    world.steps(before)
-    before.sink.close()
-    world.log_id = "first-cluster/first-topic"
-    put_usage(world, 4, 7)
-    world.steps(world.member())
-    assert world.stored_offsets() == list(range(8))
