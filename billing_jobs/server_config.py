@@ -3,9 +3,9 @@
 from fastapi import FastAPI
 
 from billing_jobs.metrics import BillingMetrics
-from streams.gateway.http.protocol import HttpProtocol
-from streams.gateway.open_connections import OpenConnections
-from streams.gateway.server_config import BoundedConfig
+from streams.connections.config import BoundedConfig
+from streams.connections.http_protocol import HttpProtocol
+from streams.connections.open_connections import OpenConnections
 
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_PEER = 128

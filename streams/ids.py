@@ -123,6 +123,11 @@ def mint_attempt_id() -> str:
     return f"att_{uuid7(time.time_ns() // 1_000_000, os.urandom(10)).hex}"
 
 
+def mint_request_id() -> str:
+    """For `x-request-id` where nothing was accepted: there the response's id stands."""
+    return f"req_{uuid.uuid4().hex}"
+
+
 def stable_partition(key: str, partitions: int) -> int:
     """A partition that every process derives alike."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") % partitions

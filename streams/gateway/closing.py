@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from schemas import websocket
-from streams.gateway.retry_advice import retry_advice_ms
+from streams.retry_advice import retry_advice_ms
 
 TRY_AGAIN_LATER = 1013
 

@@ -13,9 +13,10 @@ from schemas.endings import EndingCode
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import api_error_response
-from streams.gateway.request_headers import api_key_of, mint_request_id
+from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.service import Gateway
+from streams.ids import mint_request_id
 
 OPERATORS_PATHS = frozenset(("/health", "/healthz", "/readyz"))
 """Answered also by a full gateway: it is in good health."""

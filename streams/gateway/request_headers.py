@@ -1,7 +1,6 @@
-"""What both transports read from a request's headers, and the id that an answer carries back."""
+"""What both transports read from a request's headers."""
 
 import re
-import uuid
 from collections.abc import Mapping
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -17,8 +16,3 @@ def traceparent_of(headers: Mapping[str, str]) -> str:
     """The W3C trace context, or empty when it is not well formed."""
     given = headers.get("traceparent", "")
     return given if _TRACEPARENT.fullmatch(given) else ""
-
-
-def mint_request_id() -> str:
-    """For `x-request-id` where nothing was accepted: there the response's id stands."""
-    return f"req_{uuid.uuid4().hex}"

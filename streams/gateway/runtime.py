@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
 from streams.clocks import monotonic_ms, now_ms
+from streams.connections.http_protocol import HttpProtocol
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.edge import Edge
 from streams.gateway.fan_out.hub import Hub
@@ -22,7 +23,6 @@ from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump, dead_letter
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
-from streams.gateway.http.protocol import HttpProtocol
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig

@@ -5,26 +5,16 @@ import resource
 import ssl
 from pathlib import Path
 
-import uvicorn
-from prometheus_client import Counter
 from starlette.types import ASGIApp
 
+from streams.connections.config import BoundedConfig
+from streams.connections.open_connections import OpenConnections
 from streams.gateway.metrics import GatewayMetrics
-from streams.gateway.open_connections import OpenConnections
 from streams.settings import GatewaySettings
 
 DRAIN_TIMEOUT_S = 10
 OTHER_DESCRIPTORS = 256
 """Left for the log, Redis and files when descriptors are fewer than connections may be."""
-
-
-class BoundedConfig(uvicorn.Config):
-    """With the bounds that every connection obeys."""
-
-    open_connections: OpenConnections
-    head_timeout_s: float
-    refused: Counter
-    """By code."""
 
 
 class ServerConfig(BoundedConfig):

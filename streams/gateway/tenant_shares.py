@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from schemas.endings import EndingCode
 from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.errors import ApiError
-from streams.gateway.retry_advice import retry_advice_ms
+from streams.retry_advice import retry_advice_ms
 from streams.settings import TenantShareSettings
 
 BURST_S = 10

@@ -8,9 +8,9 @@ from typing import Final
 
 import structlog
 
-from streams.gateway.http.protocol import HttpProtocol
+from streams.connections.http_protocol import HttpProtocol
+from streams.connections.open_connections import OpenConnections
 from streams.gateway.metrics import GatewayMetrics
-from streams.gateway.open_connections import OpenConnections
 
 ACCEPT_AGAIN_S: Final = 0.1
 

@@ -22,8 +22,8 @@ from streams.gateway.http.openapi import openapi_document
 from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.http.vllm_routes import add_vllm_routes
-from streams.gateway.retry_advice import retry_advice_ms
 from streams.gateway.service.service import Gateway
+from streams.retry_advice import retry_advice_ms
 
 _FOLDER = Path(__file__).parent
 _INVALID = "invalid_request_error"

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from streams.gateway.errors import ApiError
-from streams.gateway.retry_advice import retry_advice_ms
 from streams.gateway.tenant_shares import BodyHold
+from streams.retry_advice import retry_advice_ms
 
 BODY_TIMEOUT_S = 30.0
 MAX_DISCARDED_BYTES = 134_217_728

@@ -4,7 +4,7 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
-from streams.gateway.retry_advice import retry_advice_ms
+from streams.retry_advice import retry_advice_ms
 
 
 def retry_advice_of(terminal: Terminal) -> int | None:

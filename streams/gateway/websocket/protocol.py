@@ -12,8 +12,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame
 
+from streams.connections.lingering import Lingering
 from streams.gateway.closing import CloseReason, closing_message
-from streams.gateway.lingering import Lingering
 from streams.gateway.server_config import ServerConfig
 
 FRAMES: Final = "sluice.frames"

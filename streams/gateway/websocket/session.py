@@ -41,13 +41,13 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed, Event
 from streams.gateway.json_body import parse_json_object
-from streams.gateway.retry_advice import retry_advice_ms
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.watched import Watched, terminal_message
+from streams.retry_advice import retry_advice_ms
 
 AUTH_TIMEOUT_S = 10.0
 MAX_ECHOED_CHARS = 200

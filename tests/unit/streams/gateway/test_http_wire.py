@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streams.gateway.http.protocol import HttpProtocol
+from streams.connections.http_protocol import HttpProtocol
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack
 
 HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}

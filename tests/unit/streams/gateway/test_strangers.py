@@ -12,7 +12,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from streams.gateway.open_connections import OpenConnections
+from streams.connections.open_connections import OpenConnections
 from streams.gateway.websocket.protocol import StreamProtocol
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
 
@@ -194,7 +194,7 @@ async def test_a_body_that_trickles_on_after_its_answer_has_a_deadline(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = gateway_settings(redis_url, "lateboby", head_timeout_ms=100)
-    monkeypatch.setattr("streams.gateway.http.protocol.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("streams.connections.http_protocol.KEEP_ALIVE_S", 0.2)
     async with serving(settings, memory_log(settings)) as stack, peer(stack) as stranger:
         hearing = asyncio.ensure_future(stranger.hear_all())
         await stranger.say(

@@ -7,12 +7,12 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from streams.connections.config import BoundedConfig
+from streams.connections.lingering import Lingering
+from streams.connections.open_connections import Abortable
 from streams.dialects.openai_error import error_object
-from streams.gateway.lingering import Lingering
-from streams.gateway.open_connections import Abortable
-from streams.gateway.request_headers import mint_request_id
-from streams.gateway.retry_advice import retry_advice_ms
-from streams.gateway.server_config import BoundedConfig
+from streams.ids import mint_request_id
+from streams.retry_advice import retry_advice_ms
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 256

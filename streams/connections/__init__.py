@@ -1,0 +1,1 @@
+"""A connection to an HTTP server of ours, and its bounds, whoever serves."""
