@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from threading import Event
 
 import structlog
@@ -12,7 +13,7 @@ from billing_jobs.haste import Haste, is_due
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
-from schemas.dead_letter import DeadLetter
+from streams.dead_letters import letter_of
 from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
 
 GROUP = "billing"
@@ -68,14 +69,6 @@ def measure(partitions: Iterable[PartitionProgress], observed_at_ms: int) -> Pro
 def backoff_ms(failures: int) -> int:
     """Before attempt `failures + 1`."""
     return min(MAX_BACKOFF_MS, FIRST_BACKOFF_MS * 2 ** min(failures - 1, 16)) if failures else 0
-
-
-def dead_letter(unusable: Unusable, now_ms: int) -> DeadLetter:
-    record = unusable.record
-    return DeadLetter.of(
-        record.topic, record.partition, record.offset, record.value,
-        stage="billing", reason=unusable.reason, detail=unusable.detail, dead_at_ms=now_ms,
-    )  # fmt: skip
 
 
 class _Stage(Enum):
@@ -375,13 +368,15 @@ class Sink:
 
         now_ms = self._clock_ms()
         for each in unusable:
-            value = dead_letter(each, now_ms).encode()
-            key = f"{each.record.topic}-{each.record.partition}-{each.record.offset}"
+            letter = letter_of(each.record, "billing", each.reason, each.detail, now_ms)
+            write = partial(
+                self._producer.produce, self._dead_letter_topic, letter.encode(), key=letter.key, on_delivery=delivered
+            )
             try:
-                self._producer.produce(self._dead_letter_topic, value, key=key, on_delivery=delivered)
+                write()
             except ProducerQueueFull:
                 self._producer.flush(_DELIVERY_TIMEOUT_S)
-                self._producer.produce(self._dead_letter_topic, value, key=key, on_delivery=delivered)
+                write()
         if self._producer.flush(_DELIVERY_TIMEOUT_S):
             raise LogError("dead letters are not acknowledged yet", retriable=True)
         if failed:

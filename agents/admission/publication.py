@@ -13,10 +13,10 @@ from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, QuotaStore, Refusal
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission, Decision
-from schemas.dead_letter import DeadLetter
 from schemas.generated import Opened
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest
+from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
 from streams.ids import stable_partition
 from streams.log import port as log
@@ -216,8 +216,5 @@ class Publication:
 
     async def bury(self, record: LogRecord, stage: str, buried: Buried, now_ms: int) -> None:
         """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
-        letter = DeadLetter.of(
-            record.topic, record.partition, record.offset, record.value,
-            stage=stage, reason=buried.reason, detail=buried.detail, dead_at_ms=now_ms,
-        )  # fmt: skip
+        letter = letter_of(record, stage, buried.reason, buried.detail, now_ms)
         await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)

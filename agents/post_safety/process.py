@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal
 
 import structlog
 
@@ -22,12 +21,13 @@ from agents.post_safety.regroup import Group, Regrouper
 from agents.post_safety.unreadable import named_responses
 from agents.safety.output_policies import OutputPolicyReader
 from schemas.batch import BatchResult
-from schemas.codec import DecodeReason, Undecodable, decode
+from schemas.codec import Undecodable, decode
 from schemas.control import CONTROL, Cancel
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.responses import Terminal
 from streams.clocks import now_ms
+from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
 from streams.log.port import (
     LogConsumer,
@@ -60,7 +60,6 @@ _IDLE_POLL_S = 0.02
 _MAX_RECORDS = 500
 
 _log = structlog.get_logger()
-DeadReason = DecodeReason | Literal["stage_failed"]
 
 
 class DeliveryFailed(Exception):
@@ -395,32 +394,18 @@ class PostSafetyProcess:
             _log.error("batch_result_failed", topic=topic, error=str(error))
             self._metrics.failed_results.inc()
             # Under the result's own ticket: nothing is committed before the log has the one or the other.
-            self._send_dead_letter(topic, 0, 0, value, "stage_failed", str(error), self._clock_ms(), ticket=ticket)
+            letter = DeadLetter.of(
+                topic, 0, 0, value, stage=STAGE, reason="stage_failed", detail=str(error), dead_at_ms=self._clock_ms()
+            )
+            self._send_letter(letter, ticket=ticket)
 
     def _bury(self, record: LogRecord, error: Undecodable) -> None:
         _log.error("record_undecodable", topic=record.topic, partition=record.partition, offset=record.offset,
                    reason=error.reason, detail=error.detail)  # fmt: skip
         self._metrics.dead_letters.labels(error.reason).inc()
-        self._send_dead_letter(
-            record.topic, record.partition, record.offset, record.value or b"", error.reason, error.detail,
-            record.timestamp_ms,
-        )  # fmt: skip
+        self._send_letter(letter_of(record, STAGE, error.reason, error.detail, record.timestamp_ms))
 
-    def _send_dead_letter(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        value: bytes,
-        reason: DeadReason,
-        detail: str,
-        dead_at_ms: int,
-        *,
-        ticket: int | None = None,
-    ) -> None:
-        letter = DeadLetter.of(
-            topic, partition, offset, value, stage=STAGE, reason=reason, detail=detail, dead_at_ms=dead_at_ms
-        )
+    def _send_letter(self, letter: DeadLetter, *, ticket: int | None = None) -> None:
         self._send(self._topics.dead_letters.name, letter.encode(), key=letter.key, ticket=ticket)
 
     # Committing

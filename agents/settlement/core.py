@@ -17,9 +17,9 @@ from agents.quota.limits import limits_of
 from agents.quota.store import Overdue, QuotaStore, QuotaUnavailable
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
-from schemas.dead_letter import DeadLetter
 from schemas.request import Lane
 from schemas.usage import USAGE, UsageEvent
+from streams.dead_letters import letter_of
 from streams.directory import Tenant, TenantDirectory
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.topics import Topics
@@ -191,10 +191,7 @@ class Settlement:
         return event if isinstance(event, UsageEvent) else None
 
     def _bury(self, record: LogRecord, error: Undecodable) -> None:
-        letter = DeadLetter.of(
-            record.topic, record.partition, record.offset, record.value,
-            stage="settlement", reason=error.reason, detail=error.detail, dead_at_ms=self._clock_ms(),
-        )  # fmt: skip
+        letter = letter_of(record, "settlement", error.reason, error.detail, self._clock_ms())
         self._producer.produce(self._topics.dead_letters.name, letter.encode(), key=letter.key)
 
     def _sweep_when_due(self) -> None:

@@ -11,10 +11,10 @@ from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
 from schemas.base import Record
 from schemas.codec import Undecodable
-from schemas.dead_letter import DeadLetter
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence
 from schemas.usage import ComputeRecord
+from streams.dead_letters import letter_of
 from streams.log.offset_tracker import OffsetTracker
 from streams.log.port import LogRecord
 
@@ -190,10 +190,7 @@ class Emission:
         self._effects.append(Publish(self._config.topics.usage.name, None, work.response_id, record.encode(), None))
 
     def dead_letter(self, record: LogRecord, error: Undecodable, tracker: OffsetTracker, now_ms: int) -> None:
-        letter = DeadLetter.of(
-            record.topic, record.partition, record.offset, record.value,
-            stage="worker", reason=error.reason, detail=error.detail, dead_at_ms=now_ms,
-        )  # fmt: skip
+        letter = letter_of(record, "worker", error.reason, error.detail, now_ms)
         receipt = DeadLetterSent(tracker, record.offset)
         self._effects.append(Publish(self._config.topics.dead_letters.name, None, letter.key, letter.encode(), receipt))
 

@@ -16,10 +16,11 @@ from schemas.codec import Undecodable
 from schemas.usage import DeliveredCount
 from streams.clocks import monotonic_ms, now_ms
 from streams.connections.http_protocol import HttpProtocol
+from streams.dead_letters import letter_of
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.edge import Edge
 from streams.gateway.fan_out.hub import Hub
-from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump, dead_letter
+from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
@@ -221,9 +222,8 @@ class GatewayRuntime:
                     _unpriced(None, error)
 
     async def _dead_letter(self, record: LogRecord, error: Undecodable) -> None:
-        letter = dead_letter(record, error, now_ms())
-        key = f"{record.topic}/{record.partition}/{record.offset}"
-        await self._producer.send(self._topics.dead_letters.name, letter.encode(), key=key)
+        letter = letter_of(record, "gateway", error.reason, error.detail, now_ms())
+        await self._producer.send(self._topics.dead_letters.name, letter.encode(), key=letter.key)
 
     async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
         await self.pump.assigned(partitions, monotonic_ms())

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import structlog
 
 from schemas.codec import Undecodable, decode
-from schemas.dead_letter import DeadLetter
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.hub import Hub
@@ -267,11 +266,3 @@ def _why(value: bytes | None) -> Undecodable:
     except Undecodable as error:
         return error
     raise AssertionError("a record cannot be unreadable once and readable then")
-
-
-def dead_letter(record: LogRecord, error: Undecodable, now_ms: int) -> DeadLetter:
-    """The dead letter of a record that this gateway cannot read."""
-    return DeadLetter.of(
-        record.topic, record.partition, record.offset, record.value,
-        stage="gateway", reason=error.reason, detail=error.detail, dead_at_ms=now_ms,
-    )  # fmt: skip
