@@ -12,7 +12,6 @@ TRY_AGAIN_LATER = 1013
 class CloseReason(StrEnum):
     """Stable, public names; they stand in `closing` and `error` events and in close frames."""
 
-    NORMAL = "normal"
     GOING_AWAY = "going_away"
     OVERLOADED = "overloaded"
     RATE_LIMITED_CONNECTIONS = "rate_limited_connections"
@@ -35,39 +34,40 @@ class CloseReason(StrEnum):
 class CloseRule:
     """`resumable`: the response may go on; ask again from the last sequence number seen."""
 
-    websocket_code: int
     message: str
     resumable: bool
+    websocket_code: int | None = None
+    """None: it ends one viewer alone, and no socket."""
 
 
 CLOSINGS: dict[CloseReason, CloseRule] = {
-    CloseReason.NORMAL: CloseRule(1000, "The client closed.", False),
-    CloseReason.GOING_AWAY: CloseRule(1001, "The gateway is stopping.", True),
-    CloseReason.OVERLOADED: CloseRule(TRY_AGAIN_LATER, "Too many connections are open at this gateway.", True),
+    CloseReason.GOING_AWAY: CloseRule("The gateway is stopping.", True, 1001),
+    CloseReason.OVERLOADED: CloseRule("Too many connections are open at this gateway.", True, TRY_AGAIN_LATER),
     CloseReason.RATE_LIMITED_CONNECTIONS: CloseRule(
-        TRY_AGAIN_LATER, "Your organisation has as many connections at this gateway as one may.", True
+        "Your organisation has as many connections at this gateway as one may.", True, TRY_AGAIN_LATER
     ),
     CloseReason.RATE_LIMITED_BYTES: CloseRule(
-        TRY_AGAIN_LATER, "Your organisation sends more at once to this gateway than one may.", True
+        "Your organisation sends more at once to this gateway than one may.", True, TRY_AGAIN_LATER
     ),
-    CloseReason.NOT_TEXT: CloseRule(1003, "Messages are JSON objects in text frames.", True),
-    CloseReason.TOO_MANY_ERRORS: CloseRule(1008, "Too many messages could not be understood.", True),
-    CloseReason.IMPATIENT: CloseRule(4429, "Too much was asked again before the advised time, or in vain.", True),
-    CloseReason.TOO_LARGE: CloseRule(1009, "The message is larger than the limit.", True),
-    CloseReason.UNAUTHENTICATED: CloseRule(4401, "The API key is missing or wrong.", False),
-    CloseReason.ORIGIN_REFUSED: CloseRule(4403, "Pages of this origin may not connect.", False),
-    CloseReason.AUTH_TIMEOUT: CloseRule(4408, "No API key was sent in time.", False),
-    CloseReason.SLOW_VIEWER: CloseRule(4410, "The viewer read too slowly.", True),
-    CloseReason.STREAM_GAP: CloseRule(4411, "Part of the stream is missing at this gateway.", True),
-    CloseReason.PARTITION_MOVED: CloseRule(4412, "Another gateway serves the response now.", True),
-    CloseReason.REPLAY_UNAVAILABLE: CloseRule(4413, "The position asked for can no longer be replayed.", False),
-    CloseReason.REPLAY_LATE: CloseRule(4414, "What was missed could not be read back in time.", True),
+    CloseReason.NOT_TEXT: CloseRule("Messages are JSON objects in text frames.", True, 1003),
+    CloseReason.TOO_MANY_ERRORS: CloseRule("Too many messages could not be understood.", True, 1008),
+    CloseReason.IMPATIENT: CloseRule("Too much was asked again before the advised time, or in vain.", True, 4429),
+    CloseReason.TOO_LARGE: CloseRule("The message is larger than the limit.", True, 1009),
+    CloseReason.UNAUTHENTICATED: CloseRule("The API key is missing or wrong.", False, 4401),
+    CloseReason.ORIGIN_REFUSED: CloseRule("Pages of this origin may not connect.", False, 4403),
+    CloseReason.AUTH_TIMEOUT: CloseRule("No API key was sent in time.", False, 4408),
+    CloseReason.SLOW_VIEWER: CloseRule("The viewer read too slowly.", True),
+    CloseReason.STREAM_GAP: CloseRule("Part of the stream is missing at this gateway.", True),
+    CloseReason.PARTITION_MOVED: CloseRule("Another gateway serves the response now.", True),
+    CloseReason.REPLAY_UNAVAILABLE: CloseRule("The position asked for can no longer be replayed.", False),
+    CloseReason.REPLAY_LATE: CloseRule("What was missed could not be read back in time.", True),
 }
 
 
 def closing_message(reason: CloseReason) -> websocket.Closing:
     """The last message on a socket that is closed for `reason`."""
     rule = CLOSINGS[reason]
+    assert rule.websocket_code is not None, f"{reason.value} ends one viewer alone"
     return websocket.Closing(
         code=rule.websocket_code, reason=reason.value, message=rule.message, resumable=rule.resumable,
         retry_after_ms=retry_advice_ms() if rule.websocket_code == TRY_AGAIN_LATER else None,

@@ -22,6 +22,7 @@ from schemas.websocket import (
     Accepted,
     AuthMessage,
     CancelMessage,
+    Closing,
     ClientMessage,
     ErrorBody,
     ErrorMessage,
@@ -101,7 +102,7 @@ class Socket:
         self._errors = 0
         self._refused_asks = RefusedAsks()
         self._message_chars = 0
-        self._closing: CloseReason | None = None
+        self._closing: Closing | None = None
         self._writer: asyncio.Task[None] | None = None
         self._send_began_s: float | None = None
 
@@ -383,8 +384,8 @@ class Socket:
     def _close(self, reason: CloseReason) -> None:
         if self._closing is not None:
             return
-        self._closing = reason
-        self._say(closing_message(reason))
+        self._closing = closing_message(reason)
+        self._say(self._closing)
 
     def _make_room(self) -> None:
         if len(self._outbox) < MAX_QUEUED_MESSAGES and len(self._work) < MAX_QUEUED_MESSAGES:
@@ -411,8 +412,7 @@ class Socket:
                 await self._send_in_time(outbox.popleft())
                 self._make_room()
             if self._closing is not None:
-                rule = CLOSINGS[self._closing]
-                await send({"type": "websocket.close", "code": rule.websocket_code, "reason": self._closing.value})
+                await send({"type": "websocket.close", "code": self._closing.code, "reason": self._closing.reason})
                 return
             if ready:
                 watched = ready.popleft()
