@@ -95,8 +95,8 @@ class StoredPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """An operator's: in the log `log_id` a partition's billing goes on at `next_offset`. `reason` is for the audit."""
+class OperatorsDecision:
+    """In the log `log_id` a partition's billing goes on at `next_offset`. `reason` is for the audit."""
 
     topic: str
     partition: int
@@ -118,7 +118,7 @@ class BatchStore(Protocol):
     def stored_position(self, topic: str, partition: int) -> StoredPosition | None:
         """As the last decision says, until a batch is inserted after it; None before the partition's first batch."""
 
-    def decide(self, decision: Decision) -> None:
+    def decide(self, decision: OperatorsDecision) -> None:
         """No batch of the partition is being inserted meanwhile."""
 
 
@@ -291,7 +291,7 @@ class ClickHouseStore:
             return StoredPosition(*found[0])
         return StoredPosition(*decided[0][:3]) if decided else None
 
-    def decide(self, decision: Decision) -> None:
+    def decide(self, decision: OperatorsDecision) -> None:
         columns = [
             ("topic", NAME, [decision.topic]),
             ("partition", "UInt32", [decision.partition]),

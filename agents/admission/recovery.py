@@ -180,7 +180,7 @@ def _refused(ending: Ending, written_at_ms: int) -> Restored:
     )
 
 
-class ReadBack:
+class RebuildReading:
     """One rebuild's way through `topic`, from `since_ms` to where it ended when the reading began."""
 
     def __init__(self, topic: str, since_ms: int, now_ms: int) -> None:
@@ -261,7 +261,7 @@ class Recovery:
                     return
                 if reading is None or not await self.quota.may_begin(epoch):
                     # Begun now, or anew: what was restored before Redis was started again may be lost.
-                    epoch, reading = await self.quota.new_epoch(), await self._read_back()
+                    epoch, reading = await self.quota.new_epoch(), await self._new_reading()
                 await self._rebuild(epoch, reading)
             except (QuotaUnavailable, LogError) as error:
                 if self.clock_s() - self._progress_s > self.patience_s:
@@ -271,12 +271,12 @@ class Recovery:
             else:
                 return
 
-    async def _read_back(self) -> ReadBack:
+    async def _new_reading(self) -> RebuildReading:
         now_ms = self.clock_ms()
         since_ms = max(now_ms - WINDOW_MS, await self.quota.intact_until_ms() - CLOCK_SKEW_MS)
-        return ReadBack(self.generated_topic, since_ms, now_ms)
+        return RebuildReading(self.generated_topic, since_ms, now_ms)
 
-    async def _rebuild(self, epoch: str, reading: ReadBack) -> None:
+    async def _rebuild(self, epoch: str, reading: RebuildReading) -> None:
         restored = 0
         consumer = await asyncio.to_thread(self.new_consumer)
         try:

@@ -15,7 +15,7 @@ from rich.table import Table
 from billing_jobs.cut import AnotherLog, Cut, CutPlanner, CutUnreadable, changed, check_log, committed_cut, cut_of
 from billing_jobs.haste import Haste
 from billing_jobs.sink import GROUP
-from billing_jobs.store import ClickHouseStore, Database, Decision, StoredPosition, StoreError
+from billing_jobs.store import ClickHouseStore, Database, OperatorsDecision, StoredPosition, StoreError
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
@@ -103,7 +103,7 @@ class Desk:
             self.consumer.commit({place: next_offset})
         except LogError as error:
             raise CommandError(f"the position was not changed; is a billing process running? {error}") from None
-        self.store.decide(Decision(place.topic, place.partition, next_offset, self.log_id, reason))
+        self.store.decide(OperatorsDecision(place.topic, place.partition, next_offset, self.log_id, reason))
 
 
 def _settings(folder: DataFolder) -> Settings:

@@ -10,13 +10,14 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from schemas.base import Scope
 from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams import redis_keys
+from streams.gateway.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, pack
-from streams.gateway.turns import NoTurn, Turns
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
@@ -53,10 +54,11 @@ class HistoryUnavailable(Exception):
 
 
 class Outline(NamedTuple):
-    """How a response began, and how it ended if it has."""
+    """How a response began and ended, as far as can be told, and whose it is."""
 
     started: Started | None
     terminal: Terminal | None
+    scope: Scope
 
 
 class RedisHistory:
@@ -71,7 +73,7 @@ class RedisHistory:
         self._region = region
         self._retention_s = retention_s
         self._open_retention_s = retention_s + response_timeout_ms // 1_000
-        self._turns = Turns(
+        self._reads = AtOnce(
             "responses are being read back",
             MAX_CONCURRENT_READS,
             at_once_per_tenant=MAX_CONCURRENT_READS_OF_TENANT,
@@ -103,9 +105,9 @@ class RedisHistory:
         """
         replay = Replay(after)
         try:
-            async with self._turns.turn(tenant_id, READ_TURN_TIMEOUT_S):
+            async with self._reads.one(tenant_id, READ_TURN_TIMEOUT_S):
                 await self._fold(replay, self.key(tenant_id, response_id), rest.entry)
-        except (NoTurn, RedisError, TimeoutError, OSError) as error:
+        except (TooManyAtOnce, RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
         except UnreadableEntry as error:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
@@ -131,19 +133,19 @@ class RedisHistory:
     async def outline(self, tenant_id: str, response_id: str) -> Outline:
         """Its beginning and its end as far as they stand there, without what is between. Raises HistoryUnavailable."""
         key = self.key(tenant_id, response_id)
-        outline = Replay()
+        replay = Replay()
         try:
             async with self._client.pipeline(transaction=False) as pipeline:
                 pipeline.lindex(key, 0)
                 pipeline.lindex(key, -1)
                 for packed in await pipeline.execute():
                     if packed is not None:
-                        outline.add_packed(packed)
+                        replay.add_packed(packed)
         except (RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
         except UnreadableEntry as error:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
-        return Outline(outline.started, outline.terminal)
+        return _outline(tenant_id, replay)
 
     async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
         """The beginnings that stand there, by response id. Raises HistoryUnavailable."""
@@ -229,7 +231,7 @@ class LogHistory:
         self._open_reader = open_reader
         self._topic = topic
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_LOG_READS, thread_name_prefix="read-log")
-        self._turns = Turns(
+        self._reads = AtOnce(
             "responses are being read back",
             MAX_CONCURRENT_LOG_READS,
             at_once_per_tenant=1,
@@ -242,10 +244,10 @@ class LogHistory:
         if from_ms is None:
             raise HistoryUnavailable("the id holds no time", is_transient=False)
         try:
-            async with self._turns.turn(tenant_id, LOG_TURN_TIMEOUT_S):
+            async with self._reads.one(tenant_id, LOG_TURN_TIMEOUT_S):
                 partition = parse_response_id(response_id).partition
                 return await self._in_thread(partition, tenant_id, response_id, after, from_ms, rest)
-        except NoTurn as error:
+        except TooManyAtOnce as error:
             raise HistoryUnavailable(f"{error} from the log") from None
         except LogError as error:
             raise HistoryUnavailable(str(error)[:200], is_transient=error.retriable) from None
@@ -334,7 +336,7 @@ class History:
         except HistoryUnavailable as error:
             _log.warning("history_unavailable", why=str(error))
         replay = await self.read(tenant_id, response_id, 0)
-        return None if replay is None else Outline(replay.started, replay.terminal)
+        return None if replay is None else _outline(tenant_id, replay)
 
     async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
         """The beginnings that can be had of these, by response id; of what Redis lacks, a few from the log."""
@@ -354,6 +356,12 @@ class History:
             if replay.started is not None:
                 found[stream.response_id] = replay.started
         return found
+
+
+def _outline(tenant_id: str, replay: Replay) -> Outline:
+    """What stands under the tenant's key, or was read as its own, is the tenant's."""
+    record = replay.started or replay.terminal
+    return Outline(replay.started, replay.terminal, Scope(tenant_id=tenant_id) if record is None else record.scope)
 
 
 def _bytes(entry: bytes | str) -> bytes:

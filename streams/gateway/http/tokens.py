@@ -19,6 +19,7 @@ from streams.dialects.neutral import RequestError
 from streams.dialects.openai_error import overflow_message
 from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
 from streams.directory import Model
+from streams.gateway.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.errors import ApiError
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.models import model_of
@@ -26,7 +27,6 @@ from streams.gateway.json_body import parse_json_object
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.service import Gateway
-from streams.gateway.turns import NoTurn, Turns
 
 TOKENISING_TIMEOUT_S = 30.0
 """How long a request waits for its turn."""
@@ -73,7 +73,7 @@ class TokenApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._tokenizers = _Tokenizers()
-        self._turns = Turns(
+        self._tokenised = AtOnce(
             "texts to tokenise at once", TOKENISING_AT_ONCE, at_once_per_tenant=1,
             present_per_tenant=TOKENISING_OF_TENANT,
         )  # fmt: skip
@@ -110,9 +110,9 @@ class TokenApi:
     async def _turn(self, tenant_id: str) -> AsyncIterator[None]:
         """Raises ApiError 503 when it does not come."""
         try:
-            async with self._turns.turn(tenant_id, TOKENISING_TIMEOUT_S):
+            async with self._tokenised.one(tenant_id, TOKENISING_TIMEOUT_S):
                 yield
-        except NoTurn as error:
+        except TooManyAtOnce as error:
             raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
 
     def _tokens_object(self, model: Model, asked: Tokenise) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from fastapi.responses import JSONResponse, Response
 from schemas.endings import EndingCode
 from schemas.usage_query import InvalidQuery, parse_bucket_width, parse_group_by
 from streams.clocks import now_ms
+from streams.gateway.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import invalid_parameter
 from streams.gateway.http.usage_reader import UsageReader, UsageUnavailable
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.service import Gateway
-from streams.gateway.turns import NoTurn, Turns
 
 MAX_USAGE_S = 400 * 86_400
 USAGE_TIMEOUT_S = 10.0
@@ -29,7 +29,7 @@ class UsageApi:
     def __init__(self, gateway: Gateway, usage: UsageReader) -> None:
         self._gateway = gateway
         self._usage = usage
-        self._turns = Turns(
+        self._questions = AtOnce(
             "questions about usage at once", USAGE_AT_ONCE, at_once_per_tenant=1, present_per_tenant=USAGE_OF_TENANT
         )
 
@@ -46,11 +46,11 @@ class UsageApi:
             raise invalid_parameter("start_time", "start_time must lie before end_time, by at most 400 days.")
         try:
             width, groups = parse_bucket_width(bucket_width), parse_group_by(group_by)
-            async with self._turns.turn(tenant.tenant_id, USAGE_TIMEOUT_S):
+            async with self._questions.one(tenant.tenant_id, USAGE_TIMEOUT_S):
                 page = await self._usage.usage(
                     tenant.tenant_id, start_time_s=start_s, end_time_s=end_s, bucket_width=width, group_by=groups
                 )
-        except NoTurn as error:
+        except TooManyAtOnce as error:
             raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
         except InvalidQuery as error:
             raise invalid_parameter(error.param, f"{error}.") from None

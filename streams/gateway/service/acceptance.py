@@ -14,7 +14,7 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.metrics import GatewayMetrics
-from streams.gateway.service.cancels import Cancels
+from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.ports import Ownership, Sender
 from streams.gateway.service.refusals import unavailable
@@ -33,7 +33,7 @@ _log = structlog.get_logger()
 
 class Acceptance:
     def __init__(
-        self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, cancels: Cancels,
+        self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, cancels: CancelWriter,
         ownership: Ownership, metrics: GatewayMetrics, shares: TenantShares,
     ) -> None:  # fmt: skip
         self._settings = settings

@@ -1,7 +1,7 @@
 """A client's own cancel."""
 
 from streams.gateway.fan_out.hub import Hub
-from streams.gateway.service.cancels import Cancels
+from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.patience import Patience, is_young
@@ -9,7 +9,7 @@ from streams.gateway.service.refusals import not_found, not_here_yet
 
 
 class Cancellation:
-    def __init__(self, hub: Hub, lookup: Lookup, patience: Patience, cancels: Cancels) -> None:
+    def __init__(self, hub: Hub, lookup: Lookup, patience: Patience, cancels: CancelWriter) -> None:
         self._hub = hub
         self._lookup = lookup
         self._patience = patience

@@ -1,15 +1,13 @@
 """What is known of a response, and whose it is."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from schemas.base import Scope
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Stream
-from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.history.store import History, HistoryUnavailable, Outline
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import not_found, replay_unavailable
 from streams.ids import ResponseIds
@@ -25,14 +23,6 @@ class Snapshot:
     texts: list[str]
     sequence_number: int
     terminal: Terminal | None
-
-
-class Outline(NamedTuple):
-    """How a response began and ended, as far as can be told, and whose it is."""
-
-    started: Started | None
-    terminal: Terminal | None
-    scope: Scope
 
 
 class Lookup:
@@ -63,16 +53,10 @@ class Lookup:
         """None when nothing of it is the tenant's. Raises ApiError 404 and 409."""
         if (stream := self.in_memory(principal, response_id)) is not None:
             return Outline(stream.started, stream.terminal, stream.scope)
-        tenant_id = principal.tenant.tenant_id
         try:
-            outline = await self._history.outline(tenant_id, response_id)
+            return await self._history.outline(principal.tenant.tenant_id, response_id)
         except HistoryUnavailable as error:
             raise replay_unavailable(f"Whose it is cannot be told: {error}.", is_transient=error.is_transient) from None
-        if outline is None:
-            return None
-        record = outline.started or outline.terminal
-        scope = Scope(tenant_id=tenant_id) if record is None else record.scope
-        return Outline(outline.started, outline.terminal, scope)
 
 
 def texts_of(spans: list[Span]) -> list[str]:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from schemas.endings import EndingCode
+from streams.gateway.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.json_body import LARGE_CHARS
 from streams.gateway.service.refusals import unavailable
-from streams.gateway.turns import NoTurn, Turns
 
 PARSE_TIMEOUT_S = 30.0
 """How long a message waits for its turn."""
@@ -19,7 +19,7 @@ _Parsed = TypeVar("_Parsed")
 
 class Parsers:
     def __init__(self) -> None:
-        self._turns = Turns(
+        self._parses = AtOnce(
             "large messages at once", MAX_CONCURRENT_PARSES, at_once_per_tenant=1,
             present_per_tenant=MAX_PARSES_OF_TENANT,
         )  # fmt: skip
@@ -32,7 +32,7 @@ class Parsers:
         if size <= LARGE_CHARS:
             return parse()
         try:
-            async with self._turns.turn(tenant_id, PARSE_TIMEOUT_S):
+            async with self._parses.one(tenant_id, PARSE_TIMEOUT_S):
                 return await asyncio.to_thread(parse)
-        except NoTurn as error:
+        except TooManyAtOnce as error:
             raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None

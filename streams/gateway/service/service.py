@@ -14,8 +14,8 @@ from streams.gateway.history.store import History
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
+from streams.gateway.service.cancel_writer import ACKNOWLEDGE_TIMEOUT_S, CancelWriter
 from streams.gateway.service.cancellation import Cancellation
-from streams.gateway.service.cancels import ACKNOWLEDGE_TIMEOUT_S, Cancels
 from streams.gateway.service.keys import Principal, authenticate
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.parsing import Parsers
@@ -58,7 +58,7 @@ class Gateway:
         self._background = Background()
         self._parsers = Parsers()
         self._viewing = Viewing(hub, history)
-        self._cancels = Cancels(sender, settings.topics.control.name, self._background)
+        self._cancels = CancelWriter(sender, settings.topics.control.name, self._background)
         ids = settings.response_ids
         self._acceptance = Acceptance(
             settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics, self.shares

@@ -7,7 +7,7 @@ from typing import Any
 
 from billing_jobs.cut import Batch
 from billing_jobs.rows import TableRows, tables_of
-from billing_jobs.store import Decision, StoredPosition, StoreError
+from billing_jobs.store import OperatorsDecision, StoredPosition, StoreError
 
 
 class StoreFault(Enum):
@@ -30,7 +30,7 @@ class MemoryStore:
     def __init__(self, die: Callable[[], None] = lambda: None) -> None:
         self.tables: dict[str, list[dict[str, Any]]] = {}
         self.tokens: set[tuple[str, str]] = set()
-        self.decisions: dict[tuple[str, int], tuple[Decision, int]] = {}
+        self.decisions: dict[tuple[str, int], tuple[OperatorsDecision, int]] = {}
         """The last one of each partition, and how many batches had been inserted by then."""
         self.faults: deque[StoreFault] = deque()
         self.die = die
@@ -69,7 +69,7 @@ class MemoryStore:
         last = max(batches, key=lambda row: (row["first_offset"], row["last_offset"]))
         return StoredPosition(last["last_offset"] + 1, last["last_logged_at"], last["log_id"])
 
-    def decide(self, decision: Decision) -> None:
+    def decide(self, decision: OperatorsDecision) -> None:
         place = (decision.topic, decision.partition)
         self.decisions[place] = (decision, len(self.tables.get("billing_batches", ())))
 

@@ -6,7 +6,7 @@ import pytest
 
 from billing_jobs.cut import AnotherLog, CutUnreadable
 from billing_jobs.sink import GROUP
-from billing_jobs.store import Decision, StoredPosition
+from billing_jobs.store import OperatorsDecision, StoredPosition
 from streams.log.memory import Crashed
 from streams.log.port import TopicPartition
 from tests.unit.billing_jobs.sink_world import TOPIC, Member, World, crash, put_usage
@@ -56,7 +56,7 @@ def test_a_new_log_that_has_grown_past_what_the_tables_hold_is_not_billed_as_the
     with pytest.raises(AnotherLog, match=r"first-cluster/first-topic.*second-cluster.*sluice billing inspect"):
         world.steps(refusing)
     refusing.consumer.crash()
-    world.store.decide(Decision(TOPIC, 0, 0, world.log_id, "recut"))
+    world.store.decide(OperatorsDecision(TOPIC, 0, 0, world.log_id, "recut"))
     world.steps(world.member())
     assert len(set(world.store.column("usage_events", "usage_id"))) == 60
     assert world.store.stored_position(TOPIC, 0) == StoredPosition(40, ANY, world.log_id)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.pricing import PriceBook, PriceRow, price_row
 from billing_jobs.rows import tables_of
-from billing_jobs.store import BatchStore, ClickHouseStore, Database, Decision, StoredPosition, StoreError
+from billing_jobs.store import BatchStore, ClickHouseStore, Database, OperatorsDecision, StoredPosition, StoreError
 from schemas.base import Scope
 from schemas.usage import BILLING_RULE_VERSION, UsageEvent
 from streams.directory import Model
@@ -136,7 +136,7 @@ def test_a_decision_is_the_position_until_a_batch_is_inserted_after_it(held: Hel
     held.store.insert(usage_batch(0, 9), again=False)
     held.store.insert(batch_of([b"poison"], 90, partition=1), again=False)
     for next_offset in (7, 5):
-        held.store.decide(Decision("local.usage", 0, next_offset, "c/t", "recut --from"))
+        held.store.decide(OperatorsDecision("local.usage", 0, next_offset, "c/t", "recut --from"))
         assert held.store.stored_position("local.usage", 0) == StoredPosition(next_offset, 0, "c/t")
     assert held.store.stored_position("local.usage", 1) == StoredPosition(91, NOON_MS + 90)
     held.store.insert(replace(usage_batch(5, 6), log_id="c/t"), again=False)

@@ -13,8 +13,8 @@ from agents.admission.recovery import (
     BATCH,
     CLOCK_SKEW_MS,
     Finishes,
-    ReadBack,
     Rebuild,
+    RebuildReading,
     Recovery,
     RecoveryFailed,
     without_tokens,
@@ -145,7 +145,7 @@ def test_the_log_is_read_from_the_window_to_its_end_and_unreadable_records_are_s
     log.append("generated", opened("r0").encode(), partition=0)
     log.append("generated", b"{", partition=1)
     log.append("generated", opened("r1").encode(), partition=1)
-    [batch] = ReadBack("generated", NOW + 1_000, NOW).batches(log.consumer(None, "test"), PATIENCE_S)
+    [batch] = RebuildReading("generated", NOW + 1_000, NOW).batches(log.consumer(None, "test"), PATIENCE_S)
     partitions = {r.response_id: r.decision.generated_partition for r in batch if r.decision}
     assert partitions == {"r0": 0, "r1": 1}
 
@@ -257,7 +257,7 @@ async def test_many_responses_share_round_trips_and_nothing_is_decided_before_th
 def test_an_empty_log_is_read_at_once() -> None:
     log = MemoryLog()
     log.create_topic("generated", 2)
-    assert not list(ReadBack("generated", 0, NOW).batches(log.consumer(None, "test"), PATIENCE_S))
+    assert not list(RebuildReading("generated", 0, NOW).batches(log.consumer(None, "test"), PATIENCE_S))
 
 
 def test_reading_back_has_a_deadline() -> None:
@@ -265,7 +265,7 @@ def test_reading_back_has_a_deadline() -> None:
     log.create_topic("generated", 1)
     log.append("generated", opened("r").encode())
     with pytest.raises(LogError):
-        list(ReadBack("generated", 0, NOW).batches(log.consumer(None, "test"), -1))
+        list(RebuildReading("generated", 0, NOW).batches(log.consumer(None, "test"), -1))
 
 
 def test_reading_may_take_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_reading_may_take_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch)
             return super().poll(1, timeout_s)
 
     monkeypatch.setattr("time.monotonic", lambda: now_s)
-    [batch] = ReadBack("generated", 0, NOW).batches(Slow(log, None, "test", "earliest"), patience_s=15)
+    [batch] = RebuildReading("generated", 0, NOW).batches(Slow(log, None, "test", "earliest"), patience_s=15)
     assert len(batch) == 50
     assert now_s >= 500
 

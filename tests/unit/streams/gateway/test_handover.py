@@ -16,7 +16,7 @@ from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.runtime import SWEEP_S
 from streams.gateway.service import acceptance
-from streams.gateway.service.cancels import Cancels
+from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.refusals import unavailable
 from streams.log.producer_thread import ProducerThread
 from streams.settings import Settings
@@ -237,7 +237,7 @@ async def test_what_can_not_be_cancelled_either_is_said_to_go_on(
     async def refuse(*_: object) -> None:
         raise unavailable("The cancellation could not be stored.")
 
-    monkeypatch.setattr(Cancels, "write", refuse)
+    monkeypatch.setattr(CancelWriter, "write", refuse)
     asking = asyncio.ensure_future(ask(region.old))
     request = await region.old.pipeline.next_request()
     answer = await asking

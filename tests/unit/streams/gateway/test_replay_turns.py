@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 
 from schemas.base import Scope
 from streams import redis_keys
+from streams.gateway.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.history import store
 from streams.gateway.history.replay import Replay
-from streams.gateway.turns import NoTurn, Turns
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, release, started, terminal, until
 
 BETA = Scope(tenant_id="beta")
@@ -113,20 +113,20 @@ async def test_who_leaves_holds_its_turn_until_its_thread_is_free(
     assert (await asyncio.gather(left, return_exceptions=True))[0].__class__ is asyncio.CancelledError
 
 
-async def test_turns_are_left_as_they_were_found() -> None:
-    turns = Turns("questions", 2, at_once_per_tenant=1, present_per_tenant=2)
-    async with turns.turn("a", 1), turns.turn("b", 1):
+async def test_what_is_bounded_at_once_is_left_as_it_was_found() -> None:
+    questions = AtOnce("questions", 2, at_once_per_tenant=1, present_per_tenant=2)
+    async with questions.one("a", 1), questions.one("b", 1):
         for tenant_id in ("a", "c"):
-            with pytest.raises(NoTurn):
-                async with turns.turn(tenant_id, 0.01):
+            with pytest.raises(TooManyAtOnce):
+                async with questions.one(tenant_id, 0.01):
                     pass
-        waiting = asyncio.ensure_future(turns.turn("a", 5).__aenter__())
+        waiting = asyncio.ensure_future(questions.one("a", 5).__aenter__())
         await asyncio.sleep(0)
-        with pytest.raises(NoTurn, match="tenant"):
-            async with turns.turn("a", 5):
+        with pytest.raises(TooManyAtOnce, match="tenant"):
+            async with questions.one("a", 5):
                 pass
         waiting.cancel()
         await asyncio.wait((waiting,))
-    async with turns.turn("a", 0.01), turns.turn("c", 0.01):
+    async with questions.one("a", 0.01), questions.one("c", 0.01):
         pass
-    assert turns._tenants == {}
+    assert questions._tenants == {}

@@ -19,7 +19,7 @@ ACKNOWLEDGE_TIMEOUT_S = 5.0
 _log = structlog.get_logger()
 
 
-class Cancels:
+class CancelWriter:
     def __init__(self, sender: Sender, topic: str, background: Background) -> None:
         self._sender = sender
         self._topic = topic

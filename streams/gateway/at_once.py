@@ -1,11 +1,11 @@
-"""Turns at something scarce, so shared that no tenant takes all of it."""
+"""How many of something scarce are done at once, so shared that no tenant takes all of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class NoTurn(Exception):
+class TooManyAtOnce(Exception):
     """Not in time, or too many of the tenant's own wait already."""
 
 
@@ -17,10 +17,10 @@ class _Tenant:
         self.present = 0
 
 
-class Turns:
+class AtOnce:
     """`at_once` in all and `at_once_per_tenant` of each; who waits for its own tenant takes nobody else's place.
 
-    `present_per_tenant` bounds those who have a turn or wait for one. A refusal says that there are too many of `what`.
+    `present_per_tenant` bounds those who are at it or wait for that. A refusal says that there are too many of `what`.
     """
 
     def __init__(self, what: str, at_once: int, *, at_once_per_tenant: int, present_per_tenant: int) -> None:
@@ -31,11 +31,11 @@ class Turns:
         self._tenants: dict[str, _Tenant] = {}
 
     @asynccontextmanager
-    async def turn(self, tenant_id: str, timeout_s: float) -> AsyncIterator[None]:
-        """Raises NoTurn."""
+    async def one(self, tenant_id: str, timeout_s: float) -> AsyncIterator[None]:
+        """While it lasts, one of them is the tenant's. Raises TooManyAtOnce."""
         tenant = self._tenants.setdefault(tenant_id, _Tenant(self._at_once_per_tenant))
         if tenant.present >= self._present_per_tenant:
-            raise NoTurn(f"too many of the tenant's {self._what}")
+            raise TooManyAtOnce(f"too many of the tenant's {self._what}")
         tenant.present += 1
         try:
             deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -52,7 +52,7 @@ class Turns:
             async with asyncio.timeout_at(deadline_s):
                 await semaphore.acquire()
         except TimeoutError:
-            raise NoTurn(f"too many {self._what}") from None
+            raise TooManyAtOnce(f"too many {self._what}") from None
         try:
             yield
         finally:
