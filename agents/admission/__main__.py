@@ -12,7 +12,7 @@ import uvloop
 
 from agents.admission.app import AdmissionApp
 from agents.admission.pipeline import Pipeline, places_among
-from agents.admission.publication import Publisher
+from agents.admission.publisher import Publisher
 from agents.admission.recovery import Recovery, RecoveryFailed
 from agents.admission.refusals import Buried
 from agents.admission.routing import QueueBound, WorkersView

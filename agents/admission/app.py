@@ -33,7 +33,7 @@ from agents.admission.faust_broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
 from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
 from agents.admission.pipeline import Pipeline
-from agents.admission.publication import LogPublisher, Publisher, PublishFailed
+from agents.admission.publisher import LogPublisher, Publisher, PublishFailed
 from agents.admission.stages import STAGES, Stage
 from agents.admission.turns import Sleep, Turns
 from streams.log.kafka import KafkaProducer

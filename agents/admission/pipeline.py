@@ -23,11 +23,12 @@ from typing import TypeVar
 
 import structlog
 
-from agents import metrics
+from agents.admission import metrics
 from agents.admission.entrances import claimed_tenant, intake, read_request
 from agents.admission.in_order import MAX_BYTES_IN_WORK
 from agents.admission.places import Place, Places, Taken
-from agents.admission.publication import MustEnd, Publication, Publisher, RecordTooLarge
+from agents.admission.publication import Publication
+from agents.admission.publisher import MustEnd, Publisher, PublishTooLarge
 from agents.admission.refusals import DEADLINE_PASSED, TOO_LARGE, UNAVAILABLE, Buried, Origin, Refused
 from agents.admission.services import Services
 from agents.admission.stages import ROOM, STAGES, Stage, StageResult
@@ -156,7 +157,7 @@ class Pipeline:
 
         `places`: where jobs wait; None: nobody waits here.
         """
-        metrics.ADMISSION_IN_FLIGHT.inc()
+        metrics.IN_FLIGHT.inc()
         waiting = _Waiting(places, self.generation())
         try:
             event = await self._read(record, first_stage, read)
@@ -173,7 +174,7 @@ class Pipeline:
                         return
                     event = result
                 await self._conclude(record, destination, event)
-            except RecordTooLarge:
+            except PublishTooLarge:
                 if not isinstance(event, Request | Admission):
                     raise
                 # If `opened` stands already, quota knows where, and the ending goes beside it.
@@ -181,8 +182,8 @@ class Pipeline:
                 await self._refuse(record, Refused(Origin.of(event), TOO_LARGE))
         finally:
             waiting.end()
-            metrics.ADMISSION_IN_FLIGHT.dec()
-        metrics.ADMISSION_SECONDS.observe(max(self.services.clock_ms() - record.timestamp_ms, 0) / 1_000)
+            metrics.IN_FLIGHT.dec()
+        metrics.REQUEST_SECONDS.observe(max(self.services.clock_ms() - record.timestamp_ms, 0) / 1_000)
 
     async def _until_it_may(
         self, record: LogRecord, stage: Stage, event: Request | Admission, waiting: "_Waiting"
@@ -211,7 +212,7 @@ class Pipeline:
             return
         to = aside if waiting.place is None else record.topic
         await self.publisher.publish(to, job.encode(), key=job.response_id)
-        metrics.admission_outcome("requeued").inc()
+        metrics.outcome("requeued").inc()
 
     async def _read(
         self, record: LogRecord, stage: str, read: Callable[[LogRecord], Awaitable[StageResult]]
@@ -242,7 +243,7 @@ class Pipeline:
             _log.exception("stage_failed", stage=stage.name, response_id=origin.response_id)
             await self._bury(record, stage.name, Buried("stage_failed", type(error).__name__))
             result = Refused(origin, UNAVAILABLE)
-        metrics.admission_stage_seconds(stage.name).observe(perf_counter() - started)
+        metrics.stage_seconds(stage.name).observe(perf_counter() - started)
         if isinstance(result, Admission):
             result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
         return result
@@ -273,14 +274,14 @@ class Pipeline:
                 failures += 1
                 if failures >= self.max_attempts:
                     raise
-            metrics.ADMISSION_RETRIES.labels(stage).inc()
+            metrics.RETRIES.labels(stage).inc()
             await self.sleep(wait_s)
             wait_s = min(wait_s * 2, LAST_RETRY_S)
 
     async def _conclude(self, record: LogRecord, destination: Destination | None, event: StageResult) -> None:
         match event:
             case Finished():
-                metrics.admission_outcome("finished").inc()
+                metrics.outcome("finished").inc()
             case Refused():
                 await self._refuse(record, event)
             case Admission() if destination is not None:
@@ -288,7 +289,7 @@ class Pipeline:
             case Admission(decision=decision) if decision is not None:
                 await self.publication.admitted(event, decision, self.services.clock_ms())
                 # Without a verdict of its own, an earlier delivery had decided it.
-                metrics.admission_outcome("replayed" if event.verdict is None else "admitted").inc()
+                metrics.outcome("replayed" if event.verdict is None else "admitted").inc()
             case Admission() | Request():
                 raise AssertionError("the last stage left a request undecided")
 
@@ -298,11 +299,11 @@ class Pipeline:
             await self._bury(record, stage, refused.buried)
         # Without a deadline: whether and where the response was opened is known to the store alone.
         await self._attempts(record, "refusal", lambda: self.publication.refused(refused))
-        metrics.admission_outcome(refused.refusal.code.value).inc()
+        metrics.outcome(refused.refusal.code.value).inc()
 
     async def _bury(self, record: LogRecord, stage: str, buried: Buried) -> None:
         await self.publication.bury(record, stage, buried, self.services.clock_ms())
-        metrics.ADMISSION_DEAD_LETTERS.labels(buried.reason).inc()
+        metrics.DEAD_LETTERS.labels(buried.reason).inc()
         _log.warning(
             "dead_letter", stage=stage, reason=buried.reason, topic=record.topic, partition=record.partition,
             offset=record.offset,

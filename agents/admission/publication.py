@@ -4,10 +4,11 @@ Before any of it, routing has stored the decision (0). A crash there: the redeli
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
+from agents.admission.publisher import Publisher
 from agents.admission.refusals import Buried, Refused, ending_of
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, QuotaStore, Refusal
@@ -19,81 +20,8 @@ from schemas.request import AdmittedRequest
 from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
 from streams.ids import stable_partition
-from streams.log import port as log
-from streams.log.port import LogError, LogProducer, LogRecord
-from streams.log.producer_thread import ProducerThread
+from streams.log.port import LogRecord
 from streams.topics import Topics
-
-
-class MustEnd(Exception):
-    """Nothing can be decided or published here: the process ends; another takes its partitions."""
-
-
-class PublishFailed(MustEnd):
-    """The log did not acknowledge a record. The event must not be acknowledged; the process gives up its partitions."""
-
-
-class RecordTooLarge(PublishFailed):
-    """The log takes no record of this size, here or elsewhere, now or later. Nothing was written."""
-
-
-class Publisher(Protocol):
-    """Acknowledged writes to the log."""
-
-    def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> Awaitable[int]:
-        """The record's offset, once all in-sync replicas have it. Raises RecordTooLarge, PublishFailed when awaited."""
-
-    def note(self, topic: str, value: bytes, *, key: str) -> Awaitable[int]:
-        """As `publish`, for what nobody waits to read: it may leave a little later, together with others."""
-
-
-class LogPublisher:
-    """Writes through producers of its own, made with the first record: there is no event loop before.
-
-    Records of each method go out in the order of the calls, and as many at once as there are calls.
-    """
-
-    def __init__(self, new_producer: Callable[[], LogProducer], new_note_producer: Callable[[], LogProducer]) -> None:
-        self._records = _Writer(new_producer)
-        self._notes = _Writer(new_note_producer)
-
-    async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
-        return await self._records.write(topic, value, key, partition)
-
-    async def note(self, topic: str, value: bytes, *, key: str) -> int:
-        return await self._notes.write(topic, value, key, None)
-
-    async def close(self, timeout_s: float) -> None:
-        """Waits for what is outstanding. Raises PublishFailed when it is not acknowledged in time."""
-        outstanding = sum(await asyncio.gather(self._records.close(timeout_s), self._notes.close(timeout_s)))
-        if outstanding:
-            raise PublishFailed(f"{outstanding} records were not acknowledged in time")
-
-
-class _Writer:
-    """One producer of a `LogPublisher`."""
-
-    def __init__(self, new_producer: Callable[[], LogProducer]) -> None:
-        self._new_producer = new_producer
-        self._producer: ProducerThread | None = None
-
-    async def write(self, topic: str, value: bytes, key: str, partition: int | None) -> int:
-        if self._producer is None:
-            self._producer = ProducerThread(self._new_producer())
-        try:
-            return await self._producer.send(topic, value, key=key, partition=partition)
-        except log.RecordTooLarge as error:
-            raise RecordTooLarge(str(error)) from error
-        except LogError as error:
-            raise PublishFailed(str(error)) from error
-
-    async def close(self, timeout_s: float) -> int:
-        if self._producer is None:
-            return 0
-        try:
-            return await self._producer.close(timeout_s)
-        except LogError as error:
-            raise PublishFailed(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +35,7 @@ class Publication:
     output_policies: OutputPolicyWriter
 
     async def admitted(self, admission: Admission, decision: Decision, now_ms: int) -> None:
-        request = admission.request
-        common = {
-            "response_id": admission.response_id,
-            "scope": admission.scope,
-            "stage_ms": admission.stage_ms,
-            "endpoint": request.endpoint,
-            "model": admission.model,
-            "requested_model": request.model,
-            "pool": decision.pool,
-            "lane": decision.lane,
-            "max_tokens": admission.max_tokens,
-            "reply_to": request.reply_to,
-            "accepted_at_ms": request.accepted_at_ms,
-            "admitted_at_ms": now_ms,
-            "deadline_ms": request.deadline_ms,
-            "on_disconnect": request.on_disconnect,
-        }
+        common = _said_by_both(admission, decision, now_ms)
         opened = Opened(
             **common,
             lane_partition=decision.lane_partition,
@@ -148,7 +60,7 @@ class Publication:
             work = AdmittedRequest(
                 **common,
                 prompt_token_ids=admission.prompt_token_ids,
-                sampling=request.sampling,
+                sampling=admission.request.sampling,
                 generated_partition=decision.generated_partition,
                 opened_offset=opened_offset,
             )
@@ -218,3 +130,24 @@ class Publication:
         """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
         letter = letter_of(record, stage, buried.reason, buried.detail, now_ms)
         await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)
+
+
+def _said_by_both(admission: Admission, decision: Decision, now_ms: int) -> dict[str, Any]:
+    """What stands in the promise of an ending and in the work alike."""
+    request = admission.request
+    return {
+        "response_id": admission.response_id,
+        "scope": admission.scope,
+        "stage_ms": admission.stage_ms,
+        "endpoint": request.endpoint,
+        "model": admission.model,
+        "requested_model": request.model,
+        "pool": decision.pool,
+        "lane": decision.lane,
+        "max_tokens": admission.max_tokens,
+        "reply_to": request.reply_to,
+        "accepted_at_ms": request.accepted_at_ms,
+        "admitted_at_ms": now_ms,
+        "deadline_ms": request.deadline_ms,
+        "on_disconnect": request.on_disconnect,
+    }

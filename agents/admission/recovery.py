@@ -24,8 +24,8 @@ from typing import Annotated, Literal, Self
 import structlog
 from pydantic import Field, TypeAdapter, model_validator
 
-from agents import metrics
-from agents.admission.publication import MustEnd
+from agents.admission import metrics
+from agents.admission.publisher import MustEnd
 from agents.quota.limits import limits_of
 from agents.quota.store import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
 from schemas.admission import Decision
@@ -291,7 +291,7 @@ class Recovery:
         finally:
             await asyncio.to_thread(consumer.close)
         holds = await self.quota.begin_epoch(epoch, self.clock_ms())
-        metrics.QUOTA_REBUILDS.inc()
+        metrics.REBUILDS.inc()
         _log.warning("quota_epoch_begun", restored=restored, first=holds == epoch)
 
     async def _restore(self, epoch: str, batch: Sequence[Restored]) -> int:

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import structlog
 
-from agents import metrics
 from agents.quota.limits import limits_of
 from agents.quota.store import Overdue, QuotaStore, QuotaUnavailable
+from agents.settlement import metrics
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.request import Lane

@@ -8,7 +8,7 @@ import pytest
 
 from agents.admission.app import bindings
 from agents.admission.pipeline import Pipeline
-from agents.admission.publication import MustEnd, PublishFailed
+from agents.admission.publisher import MustEnd, PublishFailed
 from agents.admission.stages import STAGES
 from agents.quota.store import EpochLost
 from schemas.endings import EndingCode

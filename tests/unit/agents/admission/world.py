@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from pydantic import TypeAdapter
 
 from agents.admission.pipeline import Pipeline
-from agents.admission.publication import PublishFailed, RecordTooLarge
+from agents.admission.publisher import PublishFailed, PublishTooLarge
 from agents.admission.routing import QueueBound, WorkersView
 from agents.admission.services import Services
 from agents.safety.prompt_policies import PromptPolicies
@@ -104,7 +104,7 @@ class Log:
         if self.fail_after is not None and len(self.records) >= self.fail_after:
             raise PublishFailed("scripted")
         if len(value) > self.max_bytes:
-            raise RecordTooLarge("scripted")
+            raise PublishTooLarge("scripted")
         offset = sum(record.topic == topic and record.partition == (partition or 0) for record in self.records)
         self.records.append(LogRecord(topic, partition or 0, offset, key.encode(), value, (), NOW))
         return offset

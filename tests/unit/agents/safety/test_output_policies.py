@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents.admission.publication import PublishFailed
+from agents.admission.publisher import PublishFailed
 from agents.safety.output_policies import KEEP_AGAIN_MS, MISS_REMEMBERED_S, OutputPolicyReader
 from schemas.codec import decode
 from schemas.generated import Opened

@@ -1,0 +1,26 @@
+"""Prometheus metrics of admission. Units stand in the names."""
+
+from functools import cache
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+OUTCOMES = Counter(
+    "sluice_admission_outcomes_total",
+    "Requests by outcome: `admitted`, `replayed`, `finished`, `requeued` or an ending's code.",
+    ["code"],
+)
+STAGE_SECONDS = Histogram(
+    "sluice_admission_stage_seconds", "Time in one stage, with its retries.", ["stage"], buckets=_SECONDS
+)
+REQUEST_SECONDS = Histogram(
+    "sluice_admission_seconds", "From the broker's append time to everything acknowledged.", buckets=_SECONDS
+)
+# Looking a child up by its label takes longer than counting.
+outcome = cache(OUTCOMES.labels)
+stage_seconds = cache(STAGE_SECONDS.labels)
+RETRIES = Counter("sluice_admission_retries_total", "Repeated stages by stage.", ["stage"])
+DEAD_LETTERS = Counter("sluice_admission_dead_letters_total", "Dead letters by reason.", ["reason"])
+IN_FLIGHT = Gauge("sluice_admission_in_flight_requests", "Events being worked on.")
+REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota store had lost its memory.")
