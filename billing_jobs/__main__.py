@@ -19,7 +19,7 @@ from billing_jobs.server_config import ServerConfig
 from billing_jobs.sink import GROUP, Sink
 from billing_jobs.store import ClickHouseStore, Database, SchemaTooNew, StoreError
 from streams.clocks import now_ms
-from streams.entry_point import exit_code
+from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.keyring import Purpose
@@ -29,7 +29,6 @@ from streams.settings import Settings, SettingsError
 
 STALE_MS = 60_000
 """A sink that has not looked at the log for so long is not ready."""
-EXIT_FAILED = 70
 
 _log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from gpu_consumers.scheduler import home_partitions
 from gpu_consumers.shell.engine_keeping import WorkerFailed
 from gpu_consumers.worker import FLUSH_S, Ports, Worker
 from streams.directory import Model, Pool
-from streams.entry_point import exit_code
+from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.ids import mint_attempt_id
@@ -127,14 +127,14 @@ async def serve(settings: Settings, pool: Pool, model: Model, engine: Engine) ->
 
 
 def run(settings: Settings) -> int:
-    """0 after a signal, 1 after a failure that a restart may mend. Raises SettingsError."""
+    """0 after a signal, `EXIT_FAILED` after what a restart may mend. Raises SettingsError."""
     pool, model = pool_and_model(settings)
     engine = make_engine(pool, model)
     try:
         uvloop.run(serve(settings, pool, model, engine))
     except (WorkerFailed, LogError) as error:
         _log.error("failed", error=str(error))
-        return 1
+        return EXIT_FAILED
     return 0
 
 

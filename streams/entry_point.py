@@ -7,6 +7,9 @@ from streams.observability import configure_logging
 from streams.settings import Settings, SettingsError, load_settings
 
 EXIT_SETTINGS = 2
+"""No restart helps."""
+EXIT_FAILED = 70
+"""A restart may help; nothing of what was begun is lost by it."""
 
 
 def exit_code(name: str | Callable[[Settings], str], run: Callable[[Settings], int]) -> int:

@@ -24,7 +24,7 @@ from agents.safety.prompt_policies import PromptPolicies
 from streams.chat_tokenizer import ChatTokenizer
 from streams.clocks import now_ms
 from streams.directory import ModelCatalog, TenantDirectory
-from streams.entry_point import exit_code
+from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.keyring import Keyring, Purpose
@@ -38,7 +38,6 @@ RECOVERY_PATIENCE_S = 120.0
 """Without progress; reading a day of `generated` may take much longer."""
 EPOCH_LOOK_S = 5.0
 UNREADABLE_EVERY_S = 1.0
-EXIT_FAILED = 70
 _log = structlog.get_logger()
 
 
@@ -176,8 +175,8 @@ def _run_until_signal(admission: AdmissionApp) -> int:
         worker = _Worker(admission.faust, quiet=True, loglevel="WARN", loop=uvloop.new_event_loop())
         worker.execute_from_commandline()
     except SystemExit as stop:
-        # How Faust's worker always ends: 0 after a signal, 1 after a crash.
-        return stop.code if isinstance(stop.code, int) else EXIT_FAILED
+        # How Faust's worker always ends: 0 after a signal.
+        return 0 if stop.code == 0 else EXIT_FAILED
     return EXIT_FAILED
 
 

@@ -9,7 +9,7 @@ import structlog
 
 from agents.post_safety.metrics import Metrics
 from agents.post_safety.process import GROUP, DeliveryFailed, PostSafetyProcess
-from streams.entry_point import exit_code
+from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 
 
 def run(settings: Settings) -> int:
-    """The exit code: 0 after a signal, 1 after a failure that only a rebuild repairs."""
+    """The exit code: 0 after a signal, `EXIT_FAILED` after what only a rebuild repairs."""
     stopping = False
 
     def stop(_signal: int, _frame: object) -> None:
@@ -52,7 +52,7 @@ def run(settings: Settings) -> int:
         process.close()
     except (LogError, DeliveryFailed) as error:
         _log.error("failed", error=str(error))
-        return 1
+        return EXIT_FAILED
     finally:
         health.close()
     _log.info("stopped")

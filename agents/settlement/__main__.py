@@ -10,7 +10,7 @@ import structlog
 from agents.quota.store import RedisQuota
 from agents.settlement.core import LaneQueues, Settlement
 from streams.clocks import now_ms
-from streams.entry_point import exit_code
+from streams.entry_point import EXIT_FAILED, exit_code
 from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProducer
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 def run(settings: Settings) -> int:
-    """0 after a signal, 1 after a failure of the log."""
+    """0 after a signal, `EXIT_FAILED` after a failure of the log."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -65,7 +65,7 @@ def run(settings: Settings) -> int:
             settlement.close()
         except LogError as error:
             _log.error("settlement_failed", error=str(error))
-            return 1
+            return EXIT_FAILED
         finally:
             for reader in readers.values():
                 reader.close()

@@ -11,7 +11,7 @@ BACKOFF ◄───────────┘          (FAILED when the exit c
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-WRONG_SETTINGS_EXIT_CODE = 2
+from streams.entry_point import EXIT_SETTINGS
 
 
 class State(StrEnum):
@@ -71,7 +71,7 @@ class Life:
         crashes = 1 if now_s - self.since_s >= policy.stable_s else self.crashes + 1
         failed_starts = self.failed_starts + 1 if self.state is State.STARTING else 0
         ended = replace(self, since_s=now_s, crashes=crashes, failed_starts=failed_starts)
-        if exit_code == WRONG_SETTINGS_EXIT_CODE:
+        if exit_code == EXIT_SETTINGS:
             return replace(ended, state=State.FAILED)
         return replace(ended, state=State.BACKOFF, due_s=now_s + policy.delay_s(crashes))
 

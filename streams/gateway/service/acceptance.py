@@ -16,7 +16,7 @@ from streams.gateway.fan_out.stream import Stream
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.keys import Principal
-from streams.gateway.service.ports import Ownership, Sender
+from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.tenant_shares import TenantShares
@@ -25,8 +25,6 @@ from streams.keyring import Purpose
 from streams.log.port import LogError, ProducerQueueFull, RecordTooLarge
 from streams.settings import Settings
 from streams.signing import sign_request
-
-ACKNOWLEDGE_TIMEOUT_S = 5.0
 
 _log = structlog.get_logger()
 

@@ -10,11 +10,9 @@ from streams.clocks import now_ms
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.service.background import Background
-from streams.gateway.service.ports import Sender
+from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.log.port import LogError
-
-ACKNOWLEDGE_TIMEOUT_S = 5.0
 
 _log = structlog.get_logger()
 

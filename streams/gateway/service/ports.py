@@ -5,6 +5,9 @@ from typing import Protocol
 
 from streams.log.port import Headers
 
+ACKNOWLEDGE_TIMEOUT_S = 5.0
+"""How long a client waits for the log."""
+
 
 class Sender(Protocol):
     """Produces one record and waits for its acknowledgement."""

@@ -14,13 +14,13 @@ from streams.gateway.history.store import History
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
-from streams.gateway.service.cancel_writer import ACKNOWLEDGE_TIMEOUT_S, CancelWriter
+from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
 from streams.gateway.service.keys import Principal, authenticate
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.parsing import Parsers
 from streams.gateway.service.patience import Patience
-from streams.gateway.service.ports import Ownership, Sender
+from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.viewing import Viewing

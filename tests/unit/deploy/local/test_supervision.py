@@ -3,11 +3,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.local.supervision import ALIVE, WRONG_SETTINGS_EXIT_CODE, Life, RestartPolicy, State
+from deploy.local.supervision import ALIVE, Life, RestartPolicy, State
+from streams.entry_point import EXIT_SETTINGS
 
 POLICY = RestartPolicy(first_delay_s=0.1, max_delay_s=15, stable_s=10)
 lifetimes = st.floats(min_value=0, max_value=POLICY.stable_s - 0.01)
-crash_codes = st.integers(min_value=-15, max_value=255).filter(lambda code: code != WRONG_SETTINGS_EXIT_CODE)
+crash_codes = st.integers(min_value=-15, max_value=255).filter(lambda code: code != EXIT_SETTINGS)
 
 
 def crash_and_restart(life: Life, now_s: float, *, after_s: float, ready: bool) -> tuple[Life, float, float]:
@@ -72,7 +73,7 @@ def test_stopping_in_backoff_needs_no_further_exit() -> None:
 
 
 def test_wrong_settings_are_not_tried_again() -> None:
-    life = Life.begin(0).exited(0.5, WRONG_SETTINGS_EXIT_CODE, POLICY)
+    life = Life.begin(0).exited(0.5, EXIT_SETTINGS, POLICY)
     assert life.state is State.FAILED
     assert life.state not in ALIVE
     assert life.restarted(10**9) == life
