@@ -14,6 +14,12 @@ Row = TypeVar("Row")
 TEXT = "String"
 NAME = "LowCardinality(String)"
 TIME = "DateTime64(3, 'UTC')"
+# Explicit: defaults of these moved between versions. A dependent view must recognise what its source recognises.
+INSERT_SETTINGS = {
+    "async_insert": 0,
+    "insert_deduplicate": 1,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)

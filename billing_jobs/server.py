@@ -93,6 +93,34 @@ def create_app(
 
     app = FastAPI(title="Sluice billing", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_Door, passwords=passwords)
+    _handle_errors(app)
+
+    @app.get("/internal/usage")
+    async def usage(
+        tenant_id: str, start_time: int, end_time: int, bucket_width: str = "1d", group_by: str = ""
+    ) -> dict[str, Any]:
+        query = UsageQuery.parse(tenant_id, start_time, end_time, bucket_width, group_by)
+        # Read before the tables are: what this promises to be stored is then in the answer.
+        seen = progress()
+        data = await usage_reader.ask(tenant_id, lambda reader: reader.usage(query))
+        return {"data": data, "finalized_through": seen.stored_through_ms, "lag_records": seen.lag_records}
+
+    @app.post("/internal/sql")
+    async def sql(body: SqlBody) -> dict[str, Any]:
+        result = await sql_reader.ask("", lambda reader: reader.sql(body.query))
+        return asdict(result)
+
+    @app.get("/internal/status")
+    async def status() -> dict[str, Any]:
+        seen = progress()
+        stored = await usage_reader.ask("", Reader.status)
+        return {"lag_records": seen.lag_records, "finalized_through": seen.stored_through_ms, **stored}
+
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Each with its status and its code."""
 
     @app.exception_handler(HTTPException)
     async def _http_error(_request: Request, error: HTTPException) -> JSONResponse:
@@ -130,29 +158,6 @@ def create_app(
     @app.exception_handler(TimeoutError)
     async def _late(_request: Request, _error_: TimeoutError) -> JSONResponse:
         return _error(504, "the query took too long", "timeout")
-
-    @app.get("/internal/usage")
-    async def usage(
-        tenant_id: str, start_time: int, end_time: int, bucket_width: str = "1d", group_by: str = ""
-    ) -> dict[str, Any]:
-        query = UsageQuery.parse(tenant_id, start_time, end_time, bucket_width, group_by)
-        # Read before the tables are: what this promises to be stored is then in the answer.
-        seen = progress()
-        data = await usage_reader.ask(tenant_id, lambda reader: reader.usage(query))
-        return {"data": data, "finalized_through": seen.stored_through_ms, "lag_records": seen.lag_records}
-
-    @app.post("/internal/sql")
-    async def sql(body: SqlBody) -> dict[str, Any]:
-        result = await sql_reader.ask("", lambda reader: reader.sql(body.query))
-        return asdict(result)
-
-    @app.get("/internal/status")
-    async def status() -> dict[str, Any]:
-        seen = progress()
-        stored = await usage_reader.ask("", Reader.status)
-        return {"lag_records": seen.lag_records, "finalized_through": seen.stored_through_ms, **stored}
-
-    return app
 
 
 def reader_pools(open_reader: Callable[[], Reader], query_timeout_s: float) -> tuple[ReaderPool, ReaderPool]:

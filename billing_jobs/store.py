@@ -20,17 +20,17 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from billing_jobs.cut import Batch
 from billing_jobs.pricing import PriceRow
-from billing_jobs.rows import NAME, TEXT, TIME, USAGE_COLUMNS, TableRows, tables_of
-from schemas.usage import BILLING_RULE_VERSION
+from billing_jobs.repricing import reprice
+from billing_jobs.rows import INSERT_SETTINGS, NAME, TEXT, TIME, TableRows, tables_of
 from streams.settings import BillingSettings, Settings
 
 SCHEMA_VERSION = 5
 MIGRATIONS = {
-    1: "tables.sql",
-    2: "usage_precedence.sql",
-    3: "price_differences.sql",
-    4: "log_identity.sql",
-    5: "repricing.sql",
+    1: "1_tables.sql",
+    2: "2_usage_precedence.sql",
+    3: "3_price_differences.sql",
+    4: "4_log_identity.sql",
+    5: "5_repricing.sql",
 }
 """Schema version → the statements that lead to it from the one before. No other process may write meanwhile."""
 
@@ -39,36 +39,6 @@ _SERVER_TIMEOUT_S = 30
 _MIGRATION_TIMEOUT_S = 3_600
 """A statement that copies a table must not go on at the server when nobody waits for it any more."""
 _IDS_PER_LOOKUP = 1_000
-
-# Explicit: defaults of these moved between versions. A dependent view must recognise what its source recognises.
-_INSERT_SETTINGS = {
-    "async_insert": 0,
-    "insert_deduplicate": 1,
-    "deduplicate_blocks_in_dependent_materialized_views": 1,
-}
-
-
-_PRICED_NOW = """
-    FROM (
-        SELECT * FROM usage_events FINAL
-        WHERE toYYYYMM(accepted_at) = {month:UInt32} AND charge_state = 'suspense'
-          AND billing_rule_version <= {rule:UInt16}
-    ) AS event
-    ASOF INNER JOIN price_intervals AS price ON event.model = price.model AND event.accepted_at >= price.valid_from
-"""
-_WAITING = f"SELECT event.usage_id, event.tenant_id {_PRICED_NOW} LIMIT {{max_rows:UInt32}}"
-_NEW_CHARGE = {
-    "charge_state": "'priced'",
-    "cost_pico": "toInt128(uncached_input_tokens) * uncached_input_pico + toInt128(cached_input_tokens)"
-    " * cached_input_pico + toInt128(output_tokens) * output_pico + toInt128(reasoning_tokens) * reasoning_pico",
-    "currency": "price.currency",
-    "price_id": "price.price_id",
-}
-_REPRICE = (
-    f"INSERT INTO usage_events ({', '.join(USAGE_COLUMNS)})"
-    f" SELECT {', '.join(_NEW_CHARGE.get(name, f'event.{name}') for name in USAGE_COLUMNS)} {_PRICED_NOW}"
-    " WHERE event.tenant_id IN {tenants:Array(String)} AND event.usage_id IN {ids:Array(String)}"
-)
 
 
 class StoreError(Exception):
@@ -252,7 +222,7 @@ def _migrate(client: Any) -> None:
     if found > SCHEMA_VERSION:
         raise SchemaTooNew(f"the billing tables have schema version {found}, this program knows {SCHEMA_VERSION}")
     for version in range(found + 1, SCHEMA_VERSION + 1):
-        for statement in _statements((files("billing_jobs") / MIGRATIONS[version]).read_text()):
+        for statement in _statements((files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()):
             client.command(statement)
         client.insert("schema_version", [[version]], column_names=["version"])
 
@@ -312,34 +282,9 @@ class ClickHouseStore:
         return [PriceRow(*row) for row in found]
 
     def reprice(self, max_rows: int) -> int:
-        """Inserts up to so many rows that wait for a price again, with the one in force when they were accepted; says
-        how many. 0 when none of them has a price yet. A row that had a price keeps it.
-        """
-        rule = {"rule": BILLING_RULE_VERSION}
+        """As `repricing.reprice` says."""
         with self._connection.client() as client:
-            # Read without FINAL, where next to nothing waits: which months must be read with it.
-            months = client.query(
-                "SELECT DISTINCT toYYYYMM(accepted_at) FROM usage_events WHERE charge_state = 'suspense'"
-                " AND billing_rule_version <= {rule:UInt16} AND model IN (SELECT model FROM prices)",
-                parameters=rule,
-            ).result_rows
-            for [month] in months:
-                found = client.query(_WAITING, parameters={**rule, "month": month, "max_rows": max_rows}).result_rows
-                if not found:
-                    continue
-                client.command(
-                    _REPRICE,
-                    parameters={
-                        **rule,
-                        "month": month,
-                        "max_rows": max_rows,
-                        "ids": [row[0] for row in found],
-                        "tenants": sorted({row[1] for row in found}),
-                    },
-                    settings={**_INSERT_SETTINGS, "insert_deduplicate": 0},
-                )
-                return len(found)
-        return 0
+            return reprice(client, max_rows)
 
     def append_prices(self, rows: Sequence[PriceRow]) -> None:
         """The caller appends a row once: `pricing.prices_to_append` says which."""
@@ -368,7 +313,7 @@ def _insert(client: Any, rows: TableRows, settings: dict[str, Any]) -> None:
         column_names=rows.names,
         column_type_names=rows.types,
         column_oriented=True,
-        settings={**_INSERT_SETTINGS, **settings},
+        settings={**INSERT_SETTINGS, **settings},
     )
 
 
