@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -64,7 +65,6 @@ def run(settings: Settings) -> int:
     pseudonym_secret = settings.keyring(Purpose.END_USER_PSEUDONYMS).current
     directory = TomlTenantDirectory(settings.tenants_file)
     catalog = SettingsCatalog(settings)
-    topics = settings.topics
     workers = WorkersView()
     excuses = Excuses()
     quota = RedisQuota(connect_quota(settings.redis), settings.region)
@@ -72,10 +72,7 @@ def run(settings: Settings) -> int:
     def independent_reader() -> LogConsumer:
         return KafkaConsumer(settings.kafka, None, "admission-reader", fetch_wait_ms=QUIET_FETCH_WAIT_MS)
 
-    recovery = Recovery(
-        quota, directory, independent_reader, topics.generated.name, RECOVERY_PATIENCE_S, now_ms,
-        on_progress=lambda: excuses.hold("", 2 * RECOVERY_PATIENCE_S), on_end=lambda: excuses.hold("", 0.0),
-    )  # fmt: skip
+    recovery = _recovery(settings, quota, directory, excuses, independent_reader)
 
     def wire(publisher: Publisher) -> Pipeline:
         services = _services(settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers)
@@ -92,18 +89,14 @@ def run(settings: Settings) -> int:
     admission = AdmissionApp(settings, wire, lambda error: end_process("an event could not be finished", error))
 
     reader = WorkersReader(
-        independent_reader, topics.workers.name, workers, lambda error: end_process("workers cannot be read", error)
+        independent_reader,
+        settings.topics.workers.name,
+        workers,
+        lambda error: end_process("workers cannot be read", error),
     )
 
     _set_timers(admission, quota, recovery, reader)
-    watchdog = Watchdog(
-        lambda: KafkaConsumer(settings.kafka, admission.group, "admission-watchdog"),
-        independent_reader,
-        lambda: admission.owned,
-        excuses,
-        settings.admission.stall_s,
-        end_process,
-    )
+    watchdog = _watchdog(settings, admission, excuses, independent_reader)
 
     def ready() -> str | None:
         if not reader.caught_up.is_set():
@@ -120,6 +113,30 @@ def run(settings: Settings) -> int:
         watchdog.close()
         reader.close()
         health.close()
+
+
+def _recovery(
+    settings: Settings, quota: RedisQuota, directory: TenantDirectory, excuses: Excuses,
+    new_reader: Callable[[], LogConsumer],
+) -> Recovery:  # fmt: skip
+    """While it gets on, nothing else is expected to."""
+    return Recovery(
+        quota, directory, new_reader, settings.topics.generated.name, RECOVERY_PATIENCE_S, now_ms,
+        on_progress=lambda: excuses.hold("", 2 * RECOVERY_PATIENCE_S), on_end=lambda: excuses.hold("", 0.0),
+    )  # fmt: skip
+
+
+def _watchdog(
+    settings: Settings, admission: AdmissionApp, excuses: Excuses, new_reader: Callable[[], LogConsumer]
+) -> Watchdog:
+    return Watchdog(
+        lambda: KafkaConsumer(settings.kafka, admission.group, "admission-watchdog"),
+        new_reader,
+        lambda: admission.owned,
+        excuses,
+        settings.admission.stall_s,
+        end_process,
+    )
 
 
 def _services(

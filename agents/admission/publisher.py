@@ -24,7 +24,7 @@ class Publisher(Protocol):
     """Acknowledged writes to the log."""
 
     def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> Awaitable[int]:
-        """The record's offset, once all in-sync replicas have it. Raises PublishTooLarge, PublishFailed when awaited."""
+        """The record's offset, once all in-sync replicas have it. Awaiting raises PublishTooLarge, PublishFailed."""
 
     def note(self, topic: str, value: bytes, *, key: str) -> Awaitable[int]:
         """As `publish`, for what nobody waits to read: it may leave a little later, together with others."""

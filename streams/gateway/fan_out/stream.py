@@ -56,7 +56,9 @@ class Viewer:
     def take(self, max_chars: int = MAX_SPAN_CHARS) -> Event | None:
         """The next event: `Started`, spans in order without a gap, `Terminal`; None when there is nothing now.
 
-        `ready` says afterwards whether there is more. `Behind` repeats until `caught_up` was called.
+        `ready` says afterwards whether there is more. `Behind` repeats until `caught_up` was called. It is one loop,
+        because a loaded gateway is in it most: who lags takes many spans at once, and a call for each of them would
+        cost more than what is done with it.
         """
         stream = self.stream
         self._takes += 1

@@ -87,6 +87,16 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
         """Token counts and cost in buckets. All that had ended by `finalized_through` is counted."""
         return await figures.usage(request, start_time, end_time, bucket_width, group_by, org_id)
 
+    _add_pages(app, gateway)
+    add_vllm_routes(app, gateway)
+    _handle_errors(app, gateway)
+    app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_pages(app: FastAPI, gateway: Gateway) -> None:
+    """What is no API of the gateway's: its state, its reference, the chat page."""
+
     @app.get("/healthz", tags=["operations"], response_class=PlainTextResponse)
     async def healthz() -> str:
         """The process answers."""
@@ -111,11 +121,6 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
             "referrer-policy": "no-referrer",
         }
         return HTMLResponse((_FOLDER / "page.html").read_text(), headers=headers)
-
-    add_vllm_routes(app, gateway)
-    _handle_errors(app, gateway)
-    app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
-    return app
 
 
 def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
