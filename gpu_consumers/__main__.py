@@ -10,15 +10,15 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
-from gpu_consumers.claim import RedisClaims
 from gpu_consumers.core.config import CoreConfig
+from gpu_consumers.core.home_partitions import home_partitions
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.metrics import WorkerMetrics
-from gpu_consumers.scheduler import home_partitions
 from gpu_consumers.shell.engine_keeping import WorkerFailed
+from gpu_consumers.shell.redis_claims import RedisClaims
 from gpu_consumers.worker import FLUSH_S, Ports, Worker
 from streams.directory import Model, Pool
 from streams.entry_point import EXIT_FAILED, exit_code

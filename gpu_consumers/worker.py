@@ -19,7 +19,7 @@ from typing import Literal
 
 import structlog
 
-from gpu_consumers.claim import ClaimStore
+from gpu_consumers.core.claims import ClaimStore
 from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
@@ -30,9 +30,9 @@ from gpu_consumers.core.effects import (
     ReleaseClaim,
     Submit,
 )
+from gpu_consumers.core.membership import Membership
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
-from gpu_consumers.membership import Membership
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell.claiming import Claiming
 from gpu_consumers.shell.engine_keeping import EngineKeeping, WorkerFailed

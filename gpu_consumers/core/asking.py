@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from gpu_consumers.claim import KEPT_BEYOND_DEADLINE_MS, AskClaim, FinishClaim, ReleaseClaim
+from gpu_consumers.core.claims import KEPT_BEYOND_DEADLINE_MS, AskClaim, FinishClaim, ReleaseClaim
 from gpu_consumers.core.work import Phase, Work
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Literal
 
-from gpu_consumers.claim import Claim
 from gpu_consumers.core.asking import Asking
+from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
@@ -21,11 +21,11 @@ from gpu_consumers.core.effects import (
 )  # fmt: skip
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.remembered import Remembered
+from gpu_consumers.core.scheduler import Queued
 from gpu_consumers.core.slots import MAX_HOLD_MS, Slots
+from gpu_consumers.core.takeover import Finding
 from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
-from gpu_consumers.scheduler import Queued
-from gpu_consumers.takeover import Decision
 from schemas.control import AttemptVoid
 from schemas.endings import EndingCode
 from schemas.request import LANES
@@ -329,20 +329,20 @@ class Attempts:
         self._works.set_phase(work, Phase.FENCING)
         self._emission.fence(work, "takeover", now_ms)
 
-    def read_back(self, response_id: str, attempt_id: str, decision: Decision, attempts: int, now_ms: int) -> None:
+    def read_back(self, response_id: str, attempt_id: str, finding: Finding, attempts: int, now_ms: int) -> None:
         """The answer to `AskReadBack`: what the log says, and how many attempts it holds, this one included."""
         work = self._works.of_attempt(response_id, attempt_id)
         if work is None or work.phase is not Phase.READING:
             return
-        if decision == "ended":
+        if finding == "ended":
             self._done(work, now_ms)
-        elif decision == "superseded":
+        elif finding == "superseded":
             self._wait(work, "claim", now_ms + RETRY_MS)
         elif work.cancelled:
             self.end(work, EndingCode.CANCELLED, now_ms)
         elif work.request.deadline_ms <= now_ms:
             self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
-        elif decision == "interrupted" or len(work.prompt) < work.prompt_tokens:
+        elif finding == "interrupted" or len(work.prompt) < work.prompt_tokens:
             # Without its prompt it is one of those that ended, which an older attempt's tokens precede.
             self.end(work, EndingCode.GENERATION_INTERRUPTED, now_ms)
         elif work.losses >= MAX_LOSSES or attempts > MAX_ATTEMPTS:

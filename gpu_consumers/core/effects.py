@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpu_consumers.claim import AskClaim, FinishClaim, ReleaseClaim
+from gpu_consumers.core.claims import AskClaim, FinishClaim, ReleaseClaim
 from gpu_consumers.engines.port import EngineRequest
 from streams.log.offset_tracker import OffsetTracker
 

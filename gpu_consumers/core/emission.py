@@ -6,9 +6,9 @@ from typing import Literal
 
 from gpu_consumers.core.config import CoreConfig, Observer
 from gpu_consumers.core.effects import DeadLetterSent, Effect, EndingSent, FenceSent, FrameSent, Publish, Receipt
+from gpu_consumers.core.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
 from gpu_consumers.core.work import Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta
-from gpu_consumers.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
 from schemas.base import Record
 from schemas.codec import Undecodable
 from schemas.endings import ENDINGS, EndingCode
@@ -39,7 +39,8 @@ class Emission:
         """One engine step: one frame per partition, in the order of the deltas. Returns what is not to be published: of
         works that failed, and of those on trial.
 
-        Under load, rows that neither begin nor end an answer may wait for the next step (`HeldRows`).
+        Under load, rows that neither begin nor end an answer may wait for the next step (`HeldRows`). This is one loop
+        because it runs once per token: a call for each of its decisions would cost more than the decision.
         """
         now_ms = now_us // 1_000
         held = self._held

@@ -6,9 +6,9 @@ That token is not published; then it waits like everybody else. So no answer die
 
 from collections import OrderedDict, deque
 
-from gpu_consumers.claim import AskClaim
+from gpu_consumers.core.claims import AskClaim
+from gpu_consumers.core.scheduler import Queued, Scheduler
 from gpu_consumers.core.work import Work, Works
-from gpu_consumers.scheduler import Queued, Scheduler
 from schemas.request import LANES, Lane
 
 MAX_LOOKS = 128
@@ -31,13 +31,7 @@ class Slots:
 
     def queue(self, work: Work, now_ms: int, *, front: bool) -> None:
         request = work.request
-        item = Queued(
-            work.response_id,
-            request.lane,
-            request.scope.tenant_id,
-            work.prompt_tokens + request.max_tokens,
-            now_ms,
-        )
+        item = Queued(work.response_id, request.lane, work.prompt_tokens + request.max_tokens, now_ms)
         if work.is_suspect:
             self._suspects[work.response_id] = item
         else:

@@ -9,17 +9,17 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from gpu_consumers.claim import Claim
 from gpu_consumers.core.attempts import Attempts
+from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
 from gpu_consumers.core.effects import Effect, Receipt
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.lanes import Lanes
 from gpu_consumers.core.remembered import MAX_RECENT, Remembered
 from gpu_consumers.core.slots import Slots
+from gpu_consumers.core.takeover import Finding
 from gpu_consumers.core.work import Work, Works
 from gpu_consumers.engines.port import EngineDelta, EngineStats
-from gpu_consumers.takeover import Decision
 from schemas.base import Scope
 from schemas.codec import Undecodable, decode
 from schemas.control import CONTROL, AttemptVoid, Cancel
@@ -48,7 +48,6 @@ class WorkerCore:
         )
         self._scopes: dict[Scope, Scope] = {}
         self._draining = False
-        self.undecodable_control_records = 0
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order; each is given once."""
@@ -123,8 +122,7 @@ class WorkerCore:
             try:
                 control = decode(CONTROL, record.value)
             except Undecodable:
-                self.undecodable_control_records += 1
-                continue
+                continue  # post-safety reads it too, and writes the dead letter
             if isinstance(control, AttemptVoid):
                 if control.worker_id == self.config.worker_id:
                     self._attempts.void(control, now_ms)
@@ -161,9 +159,9 @@ class WorkerCore:
         """The answer to `AskClaim`; None when the store did not answer."""
         self._attempts.claimed(response_id, attempt_id, claim, now_ms)
 
-    def read_back(self, response_id: str, attempt_id: str, decision: Decision, attempts: int, now_ms: int) -> None:
+    def read_back(self, response_id: str, attempt_id: str, finding: Finding, attempts: int, now_ms: int) -> None:
         """The answer to `AskReadBack`: what the log says, and how many attempts it holds, this one included."""
-        self._attempts.read_back(response_id, attempt_id, decision, attempts, now_ms)
+        self._attempts.read_back(response_id, attempt_id, finding, attempts, now_ms)
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
         """Whether the answer to this `AskReadBack` is still waited for."""

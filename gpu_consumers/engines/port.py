@@ -38,7 +38,6 @@ class EngineDelta:
     token_ids: list[int]
     text: str
     text_ends: list[int]
-    logprobs: list[float] | None = None
     finish: FinishReason = ""
     cached_tokens: int = 0
     error: str | None = None

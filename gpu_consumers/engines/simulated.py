@@ -310,7 +310,7 @@ class SimulatedCore:
         else:
             token_id, text, finish = self._by_the_rules(running, finish)
             token_ids, text_ends = [token_id], [len(text)]
-        deltas.append(EngineDelta(running.id, 0, token_ids, text, text_ends, None, finish, running.cached_tokens))
+        deltas.append(EngineDelta(running.id, 0, token_ids, text, text_ends, finish, running.cached_tokens))
         if finish:
             del self._requests[running.id]
             self._drop(running)

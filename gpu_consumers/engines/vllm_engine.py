@@ -77,6 +77,31 @@ def cpu_defaults(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     return {**_CPU_DEFAULTS, "distributed_executor_backend": ONE_PROCESS_EXECUTOR}
 
 
+def _stat_logger(engine: "VllmEngine") -> type[Any]:
+    """A class of vLLM's stat loggers, which keeps the newest figures in `engine`."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            self._config = vllm_config.cache_config
+
+        def log_engine_initialized(self) -> None: ...
+
+        def record(
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        ) -> None:
+            if scheduler_stats is not None:
+                total = self._config.num_gpu_blocks or 0
+                engine._stats = EngineStats(
+                    scheduler_stats.num_running_reqs,
+                    scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                    round(scheduler_stats.kv_cache_usage * total),
+                    total,
+                )
+
+    return StatLogger
+
+
 def _shut_down(llm: Any) -> None:
     llm.shutdown()
     # Its finalizer shuts down once more, and fails when the interpreter is being taken down by then.
@@ -156,29 +181,9 @@ class VllmEngine:
         from vllm.platforms import current_platform
         from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
         from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.metrics.loggers import StatLoggerBase
 
         if self._start_cancelled.is_set():
             raise EngineDied("the start was cancelled")
-        engine = self
-
-        class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                self._config = vllm_config.cache_config
-
-            def log_engine_initialized(self) -> None: ...
-
-            def record(
-                self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-            ) -> None:
-                if scheduler_stats is not None:
-                    total = self._config.num_gpu_blocks or 0
-                    engine._stats = EngineStats(
-                        scheduler_stats.num_running_reqs,
-                        scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-                        round(scheduler_stats.kv_cache_usage * total),
-                        total,
-                    )
 
         def sampling_params(*, repetition_detection: Mapping[str, int] | None, **arguments: Any) -> Any:
             detection = RepetitionDetectionParams(**repetition_detection) if repetition_detection else None
@@ -198,7 +203,7 @@ class VllmEngine:
             os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
             defaults |= cpu_defaults(self._engine_args)
         arguments = AsyncEngineArgs(model=self._model_path, **{**defaults, **self._engine_args})
-        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[StatLogger])
+        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(self)])
         self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
         return llm
 
@@ -266,7 +271,6 @@ class VllmEngine:
                     token_ids,
                     text,
                     text_ends,
-                    None,
                     _FINISH[reason] if reason is not None else "",
                     output.num_cached_tokens or 0,
                 )

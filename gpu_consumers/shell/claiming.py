@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gpu_consumers.claim import AskClaim, ClaimStore, ClaimsUnavailable, FinishClaim, ReleaseClaim
+from gpu_consumers.core.claims import AskClaim, ClaimStore, ClaimsUnavailable, FinishClaim, ReleaseClaim
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.metrics import WorkerMetrics
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from gpu_consumers.core.effects import AskReadBack
+from gpu_consumers.core.takeover import PartitionReadBack, ReadBack
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.takeover import PartitionReadBack, ReadBack
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import read_offsets
 from streams.topics import Topic
@@ -107,6 +107,6 @@ class ReadingBack:
     def _answered(self, answers: list[ReadBack]) -> None:
         for answer in answers:
             ask = answer.ask
-            _log.info("taken_over", response_id=ask.response_id, decision=answer.decision, attempts=answer.attempts)
-            self._core.read_back(ask.response_id, ask.attempt_id, answer.decision, answer.attempts, self._now_ms())
+            _log.info("taken_over", response_id=ask.response_id, finding=answer.finding, attempts=answer.attempts)
+            self._core.read_back(ask.response_id, ask.attempt_id, answer.finding, answer.attempts, self._now_ms())
         self._after_event()

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gpu_consumers.claim import AskClaim, Claim, ClaimsUnavailable, ClaimTable, FinishClaim, RedisClaims, ReleaseClaim
+from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, ClaimTable, FinishClaim, ReleaseClaim
+from gpu_consumers.shell.redis_claims import RedisClaims
 from streams import redis_keys
 from streams.redis_client import connect_redis
 from streams.script_pipeline import MAX_BATCH, ScriptPipeline

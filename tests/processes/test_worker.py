@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpu_consumers.claim import AskClaim, Claim, ClaimsUnavailable, FinishClaim, RedisClaims
+from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, FinishClaim
 from gpu_consumers.core.config import CoreConfig
+from gpu_consumers.core.membership import LISTEN_MS
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
-from gpu_consumers.membership import LISTEN_MS
 from gpu_consumers.metrics import WorkerMetrics
+from gpu_consumers.shell.redis_claims import RedisClaims
 from gpu_consumers.worker import Ports, Worker
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel

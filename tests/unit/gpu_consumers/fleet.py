@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from gpu_consumers.claim import Claim, ClaimTable
+from gpu_consumers.core.claims import Claim, ClaimTable
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.effects import (
     Abort,
@@ -21,10 +21,10 @@ from gpu_consumers.core.effects import (
     Submit,
 )
 from gpu_consumers.core.finished_offsets import decode
+from gpu_consumers.core.takeover import PartitionReadBack
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
-from gpu_consumers.takeover import PartitionReadBack
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import EndingCode
@@ -324,7 +324,7 @@ class Worker:
                 for record in region.log.records(TOPICS.generated.name, effect.partition)[fold.next_offset : fold.end]:
                     for answer in fold.fold(record.offset, record.value):
                         core.read_back(
-                            answer.ask.response_id, answer.ask.attempt_id, answer.decision, answer.attempts, now_ms
+                            answer.ask.response_id, answer.ask.attempt_id, answer.finding, answer.attempts, now_ms
                         )
             case Submit(request):
                 self.submitted.append(request.request_id)

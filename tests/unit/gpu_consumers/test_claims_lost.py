@@ -1,6 +1,6 @@
 """Answers whose claims the store did not take, or lost, or answered late."""
 
-from gpu_consumers.claim import AskClaim, ClaimTable
+from gpu_consumers.core.claims import AskClaim, ClaimTable
 from gpu_consumers.core.effects import AskReadBack, ReleaseClaim
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Fence

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_consumers.core.frames import HeldRows, joined
 from gpu_consumers.engines.port import EngineDelta
-from gpu_consumers.frames import HeldRows, joined
 
 STEP_US = 20_000
 

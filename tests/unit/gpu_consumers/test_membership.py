@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from gpu_consumers.membership import LISTEN_MS, LOST_MS, PATIENCE_MS, Membership
+from gpu_consumers.core.membership import LISTEN_MS, LOST_MS, PATIENCE_MS, Membership
 from schemas.worker import WorkerState
 
 LEASE_MS = 4_000

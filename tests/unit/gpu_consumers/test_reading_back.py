@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 
 from gpu_consumers.core.effects import AskReadBack
+from gpu_consumers.core.takeover import Finding
 from gpu_consumers.shell import reading_back
 from gpu_consumers.shell.reading_back import ReadingBack
-from gpu_consumers.takeover import Decision
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from tests.unit.gpu_consumers.fleet import TOPICS
 from tests.unit.gpu_consumers.test_takeover import takeovers
@@ -62,12 +62,12 @@ class _Reader:
 class Heard:
     """In the core's place."""
 
-    answers: dict[str, Decision] = field(default_factory=dict)
+    answers: dict[str, Finding] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 
-    def read_back(self, response_id: str, _attempt_id: str, decision: Decision, _attempts: int, _now_ms: int) -> None:
+    def read_back(self, response_id: str, _attempt_id: str, finding: Finding, _attempts: int, _now_ms: int) -> None:
         assert response_id not in self.answers, "answered once"
-        self.answers[response_id] = decision
+        self.answers[response_id] = finding
 
     def is_read_back(self, response_id: str, _attempt_id: str) -> bool:
         return response_id not in self.answers and response_id not in self.ended

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from gpu_consumers.claim import ClaimTable
+from gpu_consumers.core.claims import ClaimTable
 from gpu_consumers.core.slots import MAX_HOLD_MS
 from gpu_consumers.core.work import MAX_LOSSES
 from schemas.endings import EndingCode

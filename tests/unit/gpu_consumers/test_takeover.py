@@ -1,9 +1,9 @@
 """What a worker decides after reading back."""
 
 from gpu_consumers.core.effects import AskReadBack
+from gpu_consumers.core.frames import FrameColumns
+from gpu_consumers.core.takeover import PartitionReadBack, ReadBack
 from gpu_consumers.engines.port import EngineDelta
-from gpu_consumers.frames import FrameColumns
-from gpu_consumers.takeover import PartitionReadBack, ReadBack
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
@@ -53,7 +53,7 @@ def read_back(*records: Opened | Fence | Frame | Ending, first_offset: int = 0) 
 
 
 def decide(*records: Opened | Fence | Frame | Ending) -> str:
-    return read_back(*records).decision
+    return read_back(*records).finding
 
 
 def test_without_tokens_the_fenced_attempt_may_begin() -> None:
@@ -109,7 +109,7 @@ def test_many_takeovers_look_at_each_row_once() -> None:
     records, asks = takeovers(count=1_000, tokens=5)
     fold = PartitionReadBack(asks)
     answers = [answer for offset, value in enumerate(records) for answer in fold.fold(offset, value)]
-    assert [(answer.ask, answer.decision) for answer in answers] == [(ask, "interrupted") for ask in asks]
+    assert [(answer.ask, answer.finding) for answer in answers] == [(ask, "interrupted") for ask in asks]
     rows = 1_000 + 5 * 1_000 + 1_000
     # The records that hold one of the last few asks alone need not be parsed.
     assert fold.rows_folded <= rows
@@ -122,18 +122,18 @@ def test_a_read_back_that_was_interrupted_goes_on_where_it_stopped() -> None:
     while fold.end:
         for offset in range(fold.next_offset, min(fold.next_offset + 3, fold.end)):
             answers += fold.fold(offset, records[offset])
-    assert [answer.decision for answer in answers] == ["interrupted"] * 20
+    assert [answer.finding for answer in answers] == ["interrupted"] * 20
     assert fold.rows_folded <= 20 + 10 * 20 + 20
 
 
 def test_each_ask_is_folded_from_its_own_beginning() -> None:
     """Before it there may be an attempt that a short read-back must not count: the fence is void then, for all."""
     before = (OPENED, fence("old", "fresh"), frame("old", 1, 3), fence("mine"))
-    assert read_back(*before, first_offset=3).decision == "generate"
+    assert read_back(*before, first_offset=3).finding == "generate"
     records = [record.encode() for record in (*before, fence("other", response_id="s"))]
     fold = PartitionReadBack([AskReadBack("s", "other", 0, 0, 4), AskReadBack("r", "mine", 0, 3, 3)])
     answers = [answer for offset, value in enumerate(records) for answer in fold.fold(offset, value)]
-    assert [(answer.ask.response_id, answer.decision) for answer in answers] == [("r", "generate"), ("s", "generate")]
+    assert [(answer.ask.response_id, answer.finding) for answer in answers] == [("r", "generate"), ("s", "generate")]
 
 
 def test_what_nobody_waits_for_any_more_is_not_read_on_for() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from gpu_consumers.claim import ClaimTable
+from gpu_consumers.core.claims import ClaimTable
 from gpu_consumers.core.effects import (
     AskClaim,
 )

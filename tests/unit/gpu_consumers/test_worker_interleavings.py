@@ -5,7 +5,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, example, given, settings
 
-from gpu_consumers.claim import ClaimTable
+from gpu_consumers.core.claims import ClaimTable
 from schemas.request import LANES, Lane
 from streams.log.memory import Fault, FaultKind
 from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check

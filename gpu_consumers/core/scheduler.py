@@ -4,9 +4,7 @@ Lanes are strictly ordered; within a lane first come, first served. The order wi
 alone: fairness between tenants will stand there.
 """
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from schemas.request import LANES, Lane
@@ -18,7 +16,6 @@ class Queued:
 
     response_id: str
     lane: Lane
-    tenant_id: str
     tokens: int
     queued_at_ms: int
 
@@ -66,19 +63,12 @@ class Scheduler:
         self._lanes[item.lane].add(item, front=front)
         self._queued_tokens += item.tokens
 
-    def take(self, slots: int, tokens: int | None = None) -> list[Queued]:
-        """Removes and returns the next requests, at most `slots` and `tokens` in sum.
-
-        The first that does not fit ends the selection: nothing overtakes it, so that it cannot starve.
-        """
+    def take(self, slots: int) -> list[Queued]:
+        """Removes and returns the next requests, at most `slots`."""
         taken: list[Queued] = []
         for lane in LANES:
             queue = self._lanes[lane]
             while len(taken) < slots and (head := queue.peek()) is not None:
-                if tokens is not None:
-                    if head.tokens > tokens:
-                        return taken
-                    tokens -= head.tokens
                 self._discard(head)
                 taken.append(head)
         return taken
@@ -106,16 +96,3 @@ class Scheduler:
         del self._items[item.response_id]
         self._lanes[item.lane].remove(item.response_id)
         self._queued_tokens -= item.tokens
-
-
-def home_partitions(worker_id: str, partitions: Iterable[int], count: int) -> list[int]:
-    """The partitions of `generated` that a worker writes, by rendezvous hashing (Thaler and Ravishankar, 1998).
-
-    Stable: another number of partitions moves as few workers as possible.
-    """
-    ranked = sorted(partitions, key=lambda partition: (_weight(worker_id, partition), partition), reverse=True)
-    return sorted(ranked[:count])
-
-
-def _weight(worker_id: str, partition: int) -> bytes:
-    return hashlib.blake2b(f"{worker_id}/{partition}".encode(), digest_size=8).digest()

@@ -1,6 +1,6 @@
 """What a worker does with responses that other attempts may have begun. Pure.
 
-The seam for continuation: a decision `interrupted` will become prompt + accepted tokens, on the same fences.
+The seam for continuation: a finding `interrupted` will become prompt + accepted tokens, on the same fences.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from streams.accepted_prefix import AcceptedPrefix, fold_frame
 
-Decision = Literal["ended", "superseded", "generate", "interrupted"]
+Finding = Literal["ended", "superseded", "generate", "interrupted"]
 
 FEW_ASKS = 8
 """For so many, looking for their ids in a record costs a fraction of parsing it."""
@@ -28,7 +28,7 @@ class ReadBack:
     """
 
     ask: AskReadBack
-    decision: Decision
+    finding: Finding
     attempts: int = 0
     accepted_tokens: int = 0
 
@@ -112,11 +112,11 @@ class PartitionReadBack:
     def _answer(self, ask: AskReadBack) -> ReadBack:
         del self._asks[ask.response_id]
         prefix = self._prefixes.pop(ask.response_id)
-        decision: Decision
+        finding: Finding
         if prefix.terminal is not None:
-            decision = "ended"
+            finding = "ended"
         elif prefix.attempt_id != ask.attempt_id:
-            decision = "superseded"
+            finding = "superseded"
         else:
-            decision = "interrupted" if prefix.accepted_tokens else "generate"
-        return ReadBack(ask, decision, prefix.attempts, prefix.accepted_tokens)
+            finding = "interrupted" if prefix.accepted_tokens else "generate"
+        return ReadBack(ask, finding, prefix.attempts, prefix.accepted_tokens)

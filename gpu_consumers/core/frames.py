@@ -58,7 +58,7 @@ class FrameColumns:
             token_ids=[delta.token_ids for delta in deltas],
             text=[delta.text for delta in deltas],
             text_ends=[delta.text_ends for delta in deltas],
-            logprobs=[delta.logprobs for delta in deltas],
+            logprobs=[None] * len(deltas),
             finish=[delta.finish for delta in deltas],
             cached_tokens=[delta.cached_tokens for delta in deltas],
         ).encode()
@@ -67,16 +67,12 @@ class FrameColumns:
 def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
     """Two deltas of one choice, in their order, as one; neither is changed."""
     length = len(first.text)
-    logprobs = None
-    if first.logprobs is not None and then.logprobs is not None:
-        logprobs = first.logprobs + then.logprobs
     return EngineDelta(
         then.request_id,
         then.choice,
         first.token_ids + then.token_ids,
         first.text + then.text,
         first.text_ends + [length + end for end in then.text_ends],
-        logprobs,
         then.finish,
         first.cached_tokens,
     )
