@@ -279,7 +279,9 @@ class AdmissionSettings(_Section):
 class PostSafetySettings(_Section):
     regroup_ms: int = Field(default=10, ge=0)
     gap_ms: int = Field(default=2_000, ge=1)
-    unclaimed_cancel_ms: int = Field(default=5_000, ge=0, description="Then a cancel that no worker answered ends it.")
+    unanswered_cancel_ms: int = Field(
+        default=5_000, ge=0, description="So long a cancel is left to the worker that has begun it; then it ends here."
+    )
     max_open_responses: int = Field(default=50_000, ge=1)
     park_after_ms: int = Field(
         default=30_000, ge=1, description="What waits so long without a worker no longer holds the commit."

@@ -79,8 +79,8 @@ class Timers:
         for response_id, response in list(state.watched.items()):
             cancelled_at_ms, gap = response.cancelled_at_ms, response.gap
             if cancelled_at_ms is not None:
-                # Nobody claimed it yet: nobody will answer.
-                patience_ms = self._settings.unclaimed_cancel_ms if response.prefix.attempts else 0
+                # Where no attempt has begun, nobody will answer: it ends at once.
+                patience_ms = self._settings.unanswered_cancel_ms if response.prefix.attempts else 0
                 if now_ms >= cancelled_at_ms + patience_ms:
                     response.cancelled_at_ms = None
                     effects += write_ending(state, response, EndingCode.CANCELLED)

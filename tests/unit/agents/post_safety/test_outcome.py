@@ -73,7 +73,7 @@ def test_the_prompt_is_billed_once_a_worker_took_it(code: EndingCode, taken: boo
         world.cancel("r1")
     else:
         world.now_ms = DEADLINE_MS
-    member.run(world.settings.unclaimed_cancel_ms + 1_000)
+    member.run(world.settings.unanswered_cancel_ms + 1_000)
     answer = world.answer("r1")
     assert answer.terminal.code is code
     assert [(bill.attempts, bill.billable) for bill in answer.bills] == [(int(taken), taken)] * 2

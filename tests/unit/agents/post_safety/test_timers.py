@@ -67,7 +67,7 @@ def test_what_ended_during_an_outage_gets_no_ending_of_ours() -> None:
     assert not world.endings()
 
 
-def test_a_cancel_that_nobody_claimed_ends_at_once() -> None:
+def test_a_cancel_before_any_attempt_ends_at_once() -> None:
     world = World()
     member = Member(world)
     world.write(opened("r1"))
@@ -78,7 +78,7 @@ def test_a_cancel_that_nobody_claimed_ends_at_once() -> None:
 
 
 def test_a_cancel_is_left_to_the_worker_for_a_while() -> None:
-    world = World(settings=PostSafetySettings(unclaimed_cancel_ms=3_000))
+    world = World(settings=PostSafetySettings(unanswered_cancel_ms=3_000))
     member = Member(world)
     world.write(opened("r1"), fence("r1"), opened("r2"), fence("r2"))
     world.cancel("r1")
