@@ -1,11 +1,11 @@
 """The admission stages: plain functions from an event to the next event, or to the reason why there is none.
 
-| stage      | takes          | gives                  | refuses for                                        |
-|------------|----------------|------------------------|----------------------------------------------------|
-| validation | `Request`      | `Admission`, tokenised | tenant, model, deadline, context, max_tokens, seed |
-| quota      | `Admission`    | … with reserved tokens | requests, tokens, concurrency                      |
-| pre-safety | `Admission`    | … with a verdict       | the tenant's deny phrases                          |
-| routing    | `Admission`    | … with a decision      | a full queue                                       |
+| stage      | takes       | gives                              | refuses for                                        |
+|------------|-------------|------------------------------------|----------------------------------------------------|
+| validation | `Request`   | `Admission`: tokens, pool and lane | tenant, model, deadline, context, max_tokens, seed |
+| quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency                      |
+| pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
+| routing    | `Admission` | … with a decision: partitions      | a full queue                                       |
 
 A producer's job is not refused for what passes: where a limit of its tenant or the queue of its pool has no room, it
 gets `NotYet`, and waits (`agents.admission.pipeline`).
@@ -56,7 +56,7 @@ def lane_of(tier: str, service_tier: str) -> Lane:
 
 
 async def validation(request: Request, services: Services) -> StageResult:
-    """Everything that can be known without spending anything: who, which model, how long."""
+    """Everything that can be known without spending anything: who, which model, pool and lane, how long."""
     now_ms = services.clock_ms()
     origin = Origin.of(request)
     tenant = services.directory.tenant(request.scope.tenant_id)
@@ -235,7 +235,7 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
 
 
 async def routing(admission: Admission, services: Services) -> StageResult | NotYet:
-    """Pool, lane and partitions, stored before anybody hears of them. Raises QuotaUnavailable."""
+    """Partitions and worker within pool and lane, stored before anybody hears of them. Raises QuotaUnavailable."""
     if admission.decision is not None:
         return admission
     now_ms = services.clock_ms()

@@ -150,6 +150,19 @@ async def test_a_crash_after_a_job_was_written_again_makes_no_second_answer() ->
     assert not world.log.endings
 
 
+async def test_a_revoked_key_stops_its_jobs_at_the_intake_and_no_later() -> None:
+    world = World()
+    world.beat()
+    await world.pipeline.handle_job(world.job(custom_id="read before"))
+    [queued] = world.log.records
+    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"producer_keys": []})
+    await world.pipeline.handle_job(world.job(custom_id="read after", offset=10))
+    assert [(letter.reason, letter.offset) for letter in world.log.dead] == [("untrusted", 10)]
+    await world.pipeline.handle_queued_job(queued)
+    assert len(world.log.of(Opened, "local.generated")) == 1
+    assert not world.log.endings, "nobody is told of the other one"
+
+
 async def test_a_job_that_has_grown_too_large_to_be_written_again_is_refused() -> None:
     world = World()
     world.beat()
