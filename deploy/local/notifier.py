@@ -26,14 +26,9 @@ class Notifier:
         self._untold: deque[ProcessRecord] = deque(maxlen=MAX_UNTOLD)
         self._changed = threading.Condition()
         self._closing = False
-        self._why_unsaved = ""
+        self._saved = True
         self._thread = threading.Thread(target=self._run, name="supervisor-notifier", daemon=True)
         self._thread.start()
-
-    @property
-    def why_unsaved(self) -> str:
-        """Why the last save failed; empty when it did not."""
-        return self._why_unsaved
 
     def tell(self, record: ProcessRecord) -> None:
         """Returns at once, and never raises."""
@@ -53,19 +48,19 @@ class Notifier:
         while not closing:
             with self._changed:
                 if not self._untold and not self._closing:
-                    self._changed.wait(timeout=SAVE_AGAIN_S if self._why_unsaved else None)
+                    self._changed.wait(timeout=None if self._saved else SAVE_AGAIN_S)
                 records, closing = list(self._untold), self._closing
                 self._untold.clear()
-            if records or self._why_unsaved:
-                self._why_unsaved = _failure(self._save)
+            if records or not self._saved:
+                self._saved = _told(self._save)
             for record in records:
-                _failure(lambda record=record: self._show(record))  # type: ignore[misc]
+                _told(lambda record=record: self._show(record))  # type: ignore[misc]
 
 
-def _failure(tell: Callable[[], None]) -> str:
-    """What was raised, whatever it was: nothing that is told may end who tells it."""
+def _told(tell: Callable[[], None]) -> bool:
+    """False when it raised, whatever it was: nothing that is told may end who tells it."""
     try:
         tell()
-    except Exception as error:  # noqa: BLE001
-        return str(error) or type(error).__name__
-    return ""
+    except Exception:  # noqa: BLE001
+        return False
+    return True

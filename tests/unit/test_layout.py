@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OURS = {"streams", "agents", "gpu_consumers", "billing_jobs", "schemas", "deploy"}
 BESIDE = {"benchmarks", "models", "tests"}
 # Used without an import: uvicorn's parser; what pytest and mypy load, and make runs.
-BY_NAME = {"httptools", "import-linter", "mypy", "pytest-timeout", "pytest-xdist", "ruff", "types-psutil"}
+BY_NAME = {"httptools", "import-linter", "mypy", "pytest-timeout", "ruff", "types-psutil"}
 
 
 def _names(requirements: list[str]) -> set[str]:
