@@ -26,7 +26,7 @@ class Scope(BaseModel):
     traceparent: str = Field(
         default="",
         max_length=100,
-        description="W3C trace context. On a frame: the worker step's own context.",
+        description="W3C trace context of the request. Empty on frames and releases: `opened` and `started` have it.",
     )
 
 

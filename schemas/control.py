@@ -11,7 +11,7 @@ class Cancel(ScopedRecord):
     """Someone who may wants the response ended. The worker that runs it ends it; post-safety does if none runs it."""
 
     type: Literal["cancel"] = "cancel"
-    reason: Literal["client", "disconnect", "operator"]
+    reason: Literal["client", "disconnect"]
     requested_at_ms: Milliseconds
 
 

@@ -66,7 +66,7 @@ class Ending(ScopedRecord):
 
     type: Literal["ending"] = "ending"
     code: EndingCode
-    written_by: Literal["admission", "worker", "post-safety", "gateway"]
+    written_by: Literal["admission", "worker", "post-safety"]
     attempt_id: str | None = None
     message: str = Field(default="", max_length=2_000, description="For the client; never holds prompt text.")
     param: str | None = Field(default=None, max_length=200, description="The offending field, as the client named it.")
@@ -94,7 +94,11 @@ class Frame(Record):
 
     type: Literal["frame"] = "frame"
     worker_id: Identifier
-    emitted_at_us: int = Field(ge=0, description="Unix time in microseconds of the oldest engine step in it.")
+    emitted_at_us: int = Field(
+        ge=0,
+        description="Unix time in microseconds of the oldest engine step in it: up to `worker.coalesce_ms`"
+        " before it was published.",
+    )
     scopes: list[Scope] = Field(description="Distinct scopes of the rows; `traceparent` is left to `opened`.")
     scope: list[int] = Field(description="Per row: index into `scopes`.")
     response_id: list[str]
@@ -105,7 +109,7 @@ class Frame(Record):
     token_ids: list[list[int]]
     text: list[str]
     text_ends: list[list[int]]
-    logprobs: list[list[float] | None]
+    logprobs: list[list[float] | None] = Field(description="Null in every row: probabilities are not offered.")
     finish: list[FinishReason]
     cached_tokens: list[int] = Field(description="Prompt tokens found in the engine's prefix cache.")
 

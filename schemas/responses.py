@@ -42,7 +42,10 @@ class Release(Record):
     kind: list[Kind]
     text: list[str]
     text_ends: list[list[int]]
-    emitted_at_us: list[int] = Field(description="When the worker published the newest token of the row.")
+    emitted_at_us: list[int] = Field(
+        description="As in `frame`: the engine step of the oldest token of the row that the text came in, up to"
+        " `worker.coalesce_ms` before that was published. Text that was held back keeps its own."
+    )
 
     def __len__(self) -> int:
         return len(self.response_id)

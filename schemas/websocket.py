@@ -117,7 +117,11 @@ class Delta(_ServerMessage):
     sequence_number: int
     choice: int
     kind: Kind
-    emitted_at_us: int = Field(default=0, description="Unix microseconds at which the worker published the last token.")
+    emitted_at_us: int = Field(
+        default=0,
+        description="Unix microseconds of an engine step: of the last token, or of one up to `worker.coalesce_ms`"
+        " before it, where steps were published together.",
+    )
     text: str
 
 

@@ -153,7 +153,7 @@ class Fold:
             self._counts["void_endings"] += 1
             return []
         # Only who admits can end what was never opened; anyone else's ending comes late.
-        if ending.response_id in state.ended or ending.written_by not in ("admission", "gateway"):
+        if ending.response_id in state.ended or ending.written_by != "admission":
             self._counts["void_endings"] += 1
             return []
         state.remember_ended(ending.response_id)

@@ -37,7 +37,7 @@ class Metrics:
         )
         self.release_seconds = Histogram(
             "sluice_post_safety_release_seconds",
-            "From a worker's publishing to the release, for the oldest token of each record, held tokens included.",
+            "From the engine step to the release, for the oldest token of each record, held tokens included.",
             registry=registry,
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
         )

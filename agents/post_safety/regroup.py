@@ -15,7 +15,7 @@ _first_sequence, _text = itemgetter(3), itemgetter(5)
 
 
 class Group:
-    """An encoded record, its size, and when a worker published its oldest token."""
+    """An encoded record, its size, and the `emitted_at_us` of its oldest token."""
 
     __slots__ = ("oldest_emitted_at_us", "partition", "rows", "tokens", "value")
 

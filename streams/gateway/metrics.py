@@ -31,7 +31,7 @@ class GatewayMetrics:
         )
         self.worker_lag = Histogram(
             "sluice_gateway_worker_to_gateway_seconds",
-            "From the worker's publication of the newest token of a record to its arrival here.",
+            "From the engine step of the newest row of a record to its arrival here.",
             buckets=_LATENCY_S, registry=registry,
         )  # fmt: skip
         self.history_flush = Histogram(
