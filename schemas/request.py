@@ -8,12 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from schemas.base import Identifier, Milliseconds, ScopedRecord, TokenCount
 
 MAX_MESSAGES = 2_048
+MAX_PARTS_OF_MESSAGE = 256
 MAX_TEXT_CHARS = 1_000_000
 MAX_OUTPUT_TOKENS = 131_072
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_BAD_WORDS = 64
 MAX_REPEATED_TOKENS = 64
+MAX_LOGIT_BIASES = 1_024
 
 
 class Lane(StrEnum):
@@ -50,7 +52,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: Literal["system", "user", "assistant"]
-    content: list[Part] = Field(min_length=1, max_length=256)
+    content: list[Part] = Field(min_length=1, max_length=MAX_PARTS_OF_MESSAGE)
     name: str | None = Field(default=None, max_length=64)
 
     @property
@@ -93,13 +95,17 @@ class Sampling(BaseModel):
     stop: list[StopString] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
     stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31)]] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1_024)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(
+        default_factory=dict, max_length=MAX_LOGIT_BIASES
+    )
     bad_words: list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
         default_factory=list, max_length=MAX_BAD_WORDS, description="Never written, as the tokenizer splits them."
     )
-    allowed_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1, max_length=1_024)] | (
-        None
-    ) = Field(default=None, description="No other tokens are written.")
+    allowed_token_ids: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1, max_length=1_024, fail_fast=True)
+        ] | None
+    ) = Field(default=None, description="No other tokens are written.")  # fmt: skip
     include_stop_str_in_output: bool = Field(default=False, description="Show what stopped the answer.")
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True

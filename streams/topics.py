@@ -26,6 +26,8 @@ LONGEST_RESPONSE_MS = DAY_MS
 LONGEST_OUTAGE_MS = 6 * HOUR_MS
 REQUESTS_PARTITION_BYTES = 4 * 1024**3
 """Admission reads a request within moments, but a tenant may write faster than time alone makes room."""
+INTAKE_PARTITION_BYTES = 8 * 1024**3
+"""A producer may write faster than its jobs are begun, and no quota of ours stands before it: `docs/operators.md`."""
 WORK_RETENTION_MS = LONGEST_RESPONSE_MS + LONGEST_OUTAGE_MS
 """What an open response needs is there until its ending, also after an outage."""
 
@@ -99,8 +101,9 @@ class Topics:
             retention_bytes=REQUESTS_PARTITION_BYTES, extra={**_APPEND_TIME, **_PLAIN},
         )  # fmt: skip
         self.intake_batch = Topic(
-            name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS, extra={**_APPEND_TIME, **_PLAIN}
-        )
+            name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS,
+            retention_bytes=INTAKE_PARTITION_BYTES, extra={**_APPEND_TIME, **_PLAIN},
+        )  # fmt: skip
         # Split placement of the admission stages; unused when they are fused.
         self.validated = Topic(
             name("admission.validated"), "response id", Admission, p.requests, WORK_RETENTION_MS, extra=_PLAIN

@@ -3,6 +3,7 @@
 Either becomes a `Request` for the stages, or is refused, or buried.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused
@@ -19,14 +20,17 @@ from schemas.batch import (
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
+from streams.at_once import AtOnce
 from streams.dialects.batch_line import parse_job
-from streams.dialects.neutral import RequestError, end_user_pseudonym
+from streams.dialects.json_body import is_large
+from streams.dialects.neutral import ChatRequest, RequestError, end_user_pseudonym
 from streams.directory import ProducerKey
 from streams.ids import parse_response_id
 from streams.log.port import LogRecord
 from streams.signing import Untrusted, verify_job, verify_request
 from streams.topics import LONGEST_RESPONSE_MS
 
+LARGE_JOBS_AT_ONCE = 2
 MAX_JOB_LIFETIME_MS = LONGEST_RESPONSE_MS
 """How far ahead a job may expire: its outcome is remembered that long."""
 
@@ -59,7 +63,24 @@ def read_request(record: LogRecord, services: Services) -> Request | Refused:
     return request
 
 
-async def intake(record: LogRecord, services: Services) -> Request | Refused:
+class JobReaders:
+    """A job that takes long to read is read beside the event loop: one of each tenant at a time, a few of all.
+
+    How many wait is bounded by who calls: an agent's window.
+    """
+
+    def __init__(self) -> None:
+        self._reading = AtOnce("large jobs at once", LARGE_JOBS_AT_ONCE, at_once_per_tenant=1, present_per_tenant=None)
+
+    async def read(self, tenant_id: str, value: bytes, custom_id: str) -> ChatRequest:
+        """See `parse_job`."""
+        if not is_large(value):
+            return parse_job(value, custom_id)
+        async with self._reading.one(tenant_id, timeout_s=None):
+            return await asyncio.to_thread(parse_job, value, custom_id)
+
+
+async def intake(record: LogRecord, services: Services, readers: JobReaders) -> Request | Refused:
     """A producer's job as a request. Raises Buried for jobs of unknown tenants and keys.
 
     Whatever is not proved genuine and fresh is answered under an id of its own, made from where the record stands: a
@@ -72,7 +93,7 @@ async def intake(record: LogRecord, services: Services) -> Request | Refused:
         return Refused(origin, refusal, stored=True)
     genuine = job.origin(services, "intake.batch", job.custom_id, job.expires_ms)
     try:
-        chat = parse_job(job.value, job.custom_id)
+        chat = await readers.read(job.tenant_id, job.value, job.custom_id)
     except Undecodable as error:
         refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=f"The job cannot be read: {error}"[:2_000])
         return Refused(genuine, refusal, buried=Buried(error.reason, error.detail))

@@ -24,7 +24,7 @@ from typing import TypeVar
 import structlog
 
 from agents.admission import metrics
-from agents.admission.entrances import claimed_tenant, intake, read_request
+from agents.admission.entrances import JobReaders, claimed_tenant, intake, read_request
 from agents.admission.in_order import MAX_BYTES_IN_WORK
 from agents.admission.places import Place, Places, Taken
 from agents.admission.publication import Publication
@@ -94,6 +94,7 @@ class Pipeline:
     """Told that a record waits on purpose, for so many seconds."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     output_policies: OutputPolicyWriter = field(default_factory=OutputPolicyWriter)
+    readers: JobReaders = field(default_factory=JobReaders)
     places: Places = field(default_factory=lambda: places_among(256))
     rounds: Pace = field(default_factory=lambda: Pace(ASIDE_PER_SECOND))
     generation: Callable[[], int] = lambda: 0
@@ -110,7 +111,7 @@ class Pipeline:
 
     async def handle_job(self, record: LogRecord) -> None:
         """A record of `intake.batch`: proved, validated, and put into the queue of its pool."""
-        await self._handle(record, "intake", lambda job: intake(job, self.services), STAGES[:1], self._jobs_of_pool)
+        await self._handle(record, "intake", self._read_job, STAGES[:1], self._jobs_of_pool)
 
     def tenant_of_job(self, record: LogRecord) -> str:
         """Whose turn at the intake it takes."""
@@ -137,6 +138,9 @@ class Pipeline:
 
     async def _read_request(self, record: LogRecord) -> StageResult:
         return read_request(record, self.services)
+
+    async def _read_job(self, record: LogRecord) -> StageResult:
+        return await intake(record, self.services, self.readers)
 
     async def _read_admission(self, record: LogRecord) -> Admission:
         try:

@@ -39,6 +39,8 @@ from streams.topics import Topics
 
 THREADED_CHARS = 20_000
 """From here on tokenising takes milliseconds and leaves the event loop."""
+CHARS_OF_A_TURN = 100
+"""What a message costs beside its own: what the template writes around it is tokenised too."""
 
 StageResult = Request | Admission | Refused | Finished
 """What becomes of an event."""
@@ -46,6 +48,10 @@ StageResult = Request | Admission | Refused | Finished
 
 def _chars(messages: Sequence[Message]) -> int:
     return sum(len(part.text) for message in messages for part in message.content)
+
+
+def _takes_long(messages: Sequence[Message]) -> bool:
+    return _chars(messages) + CHARS_OF_A_TURN * len(messages) >= THREADED_CHARS
 
 
 def lane_of(tier: str, service_tier: str) -> Lane:
@@ -121,9 +127,9 @@ async def _tokenised(messages: Sequence[Message], tokenizer: Tokenizer, context_
         message = endless_message(context_window, chars)
         return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="messages")
     try:
-        if chars < THREADED_CHARS:
-            return tokenizer.encode_chat(messages)
-        return await asyncio.to_thread(tokenizer.encode_chat, messages)
+        if _takes_long(messages):
+            return await asyncio.to_thread(tokenizer.encode_chat, messages)
+        return tokenizer.encode_chat(messages)
     except TemplateError as error:
         # Templates see placeholders instead of contents, so their words repeat nobody's text.
         message = f"The model's chat template refuses the messages: {error}"[:2_000]
@@ -216,10 +222,10 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
     messages = admission.request.messages
     if not phrases:
         match = None
-    elif _chars(messages) < THREADED_CHARS:
-        match = _first_denial(phrases, messages)
-    else:
+    elif _takes_long(messages):
         match = await asyncio.to_thread(_first_denial, phrases, messages)
+    else:
+        match = _first_denial(phrases, messages)
     if match is not None:
         verdict = Verdict(
             response_id=admission.response_id,

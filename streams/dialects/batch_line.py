@@ -3,8 +3,9 @@
 from pydantic import ConfigDict
 
 from schemas.batch import CHAT_URL, BatchJob
-from schemas.codec import decode
+from schemas.codec import Undecodable, decode_object
 from schemas.endings import EndingCode
+from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import ChatRequest, RequestError
 from streams.dialects.openai_chat import parse_chat_request
 
@@ -17,7 +18,11 @@ class _Line(BatchJob):
 
 def parse_job(value: bytes, custom_id: str) -> ChatRequest:
     """`custom_id` is the one that was signed. Raises Undecodable for what is no job, RequestError naming the field."""
-    job = decode(_Line, value)
+    try:
+        line = parse_json_object(value)
+    except RequestError as error:
+        raise Undecodable("not_json", error.message) from None
+    job = decode_object(_Line, line)
     for name in job.model_extra or ():
         raise _unsupported(name[:200], f"{name[:200]} is not supported.")
     if job.method != "POST":

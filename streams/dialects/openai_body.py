@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from schemas.endings import EndingCode
-from schemas.request import MAX_TEXT_CHARS, Message, TextPart
+from schemas.request import MAX_MESSAGES, MAX_PARTS_OF_MESSAGE, MAX_TEXT_CHARS, Message, TextPart
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_parameters import (
     HINTS_IN_MESSAGE,
@@ -17,9 +17,12 @@ from streams.dialects.openai_parameters import (
     NotOffered,
 )
 
+_NOTHING: Mapping[str, Any] = {}
 _JSON_NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
 _Body = TypeVar("_Body", bound=BaseModel)
 WIRE = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+MAX_PARTS = 4_096
+"""Of all messages together."""
 
 
 class ChatTextPart(BaseModel):
@@ -36,7 +39,7 @@ def list_of(what: str, value: object) -> object:
     raise ValueError(f"Input should be a string or a list of {what}")
 
 
-_Parts = Annotated[list[ChatTextPart], Field(min_length=1, max_length=256, fail_fast=True)]
+_Parts = Annotated[list[ChatTextPart], Field(min_length=1, max_length=MAX_PARTS_OF_MESSAGE, fail_fast=True)]
 
 
 class ChatMessage(BaseModel):
@@ -65,38 +68,67 @@ def neutral_message(message: ChatMessage) -> Message:
 
 
 def asked(
-    path: str, given: Mapping[str, Any], not_offered: Mapping[str, NotOffered], hints: Mapping[str, type]
+    kind: type[BaseModel],
+    given: Mapping[str, Any],
+    not_offered: Mapping[str, NotOffered] = _NOTHING,
+    hints: Mapping[str, type] = _NOTHING,
+    *,
+    path: str = "",
 ) -> dict[str, Any]:
-    """The fields that ask for something. Raises RequestError for the first in the table's order that is not offered.
+    """The fields that ask for something: no more of them than `kind` has.
 
-    `path` is what stands before a field's name.
+    Raises RequestError for the first in the table's order that is not offered, and for one that nobody knows where
+    there are more than `kind` has. `path` is what stands before a field's name.
     """
     left = {name: value for name, value in given.items() if value is not None}
     for name, rule in not_offered.items():
         if name in left:
             value = left.pop(name)
             if not any(_is_same(value, neutral) for neutral in rule.asks_for_nothing):
-                raise _unsupported(path, name, rule.why)
-    for name, kind in hints.items():
-        if not isinstance(left.pop(name, None), kind | None):
-            what = _JSON_NAMES[kind]
+                raise _unsupported(f"{path}{name}", rule.why)
+    for name, json_type in hints.items():
+        if not isinstance(left.pop(name, None), json_type | None):
+            what = _JSON_NAMES[json_type]
             raise RequestError(EndingCode.INVALID_REQUEST, f"{path}{name}: Input should be {what}.", f"{path}{name}")
+    if len(left) > len(kind.model_fields):
+        # Validation would list all that it does not know, to name one.
+        raise _unsupported(path + next(name for name in left if name not in kind.model_fields))
     return left
 
 
 def asked_messages(messages: object) -> object:
-    """Messages without what asks for nothing. What is merely malformed is left to validation."""
+    """Messages without what asks for nothing, each of them validated; what is no list is left to validation.
+
+    Raises RequestError for the first one that is wrong, and looks at nothing behind it.
+    """
     if not isinstance(messages, list):
         return messages
-    return [_asked_of_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    _check_length("messages", messages, MAX_MESSAGES)
+    valid, parts = [], 0
+    for i, message in enumerate(messages):
+        path = f"messages[{i}]"
+        valid.append(validated(ChatMessage, _asked_of_message(path, message), path))
+        parts += len(valid[-1].content)
+        if parts > MAX_PARTS:
+            why = f"messages: All of them together should have at most {MAX_PARTS} parts."
+            raise RequestError(EndingCode.INVALID_REQUEST, why, "messages")
+    return valid
 
 
-def validated(kind: type[_Body], given: Mapping[str, Any]) -> _Body:
-    """Raises RequestError naming the field, as a client would write it: `messages[0].content`."""
+def validated(kind: type[_Body], given: object, path: str = "") -> _Body:
+    """Raises RequestError naming the field, as a client would write it: `messages[0].content`.
+
+    `path` is what stands before `given`'s own.
+    """
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, path) from None
+
+
+def _check_length(path: str, elements: list[Any], most: int) -> None:
+    if len(elements) > most:
+        raise RequestError(EndingCode.INVALID_REQUEST, f"{path}: List should have at most {most} items.", path)
 
 
 def _is_same(value: object, neutral: object) -> bool:
@@ -104,8 +136,8 @@ def _is_same(value: object, neutral: object) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _unsupported(path: str, name: str, why: str = "") -> RequestError:
-    param = f"{path}{name}"[:200]
+def _unsupported(path: str, why: str = "") -> RequestError:
+    param = path[:200]
     return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{param} is not supported{': ' if why else ''}{why}.", param)
 
 
@@ -113,9 +145,10 @@ def _asked_of_message(path: str, message: object) -> object:
     if not isinstance(message, dict):
         return message
     if message.get("role") in NOT_OFFERED_ROLES:
-        raise _unsupported(f"{path}.", "role")
-    left = asked(f"{path}.", message, NOT_OFFERED_IN_MESSAGE, HINTS_IN_MESSAGE)
+        raise _unsupported(f"{path}.role")
+    left = asked(ChatMessage, message, NOT_OFFERED_IN_MESSAGE, HINTS_IN_MESSAGE, path=f"{path}.")
     if isinstance(parts := left.get("content"), list):
+        _check_length(f"{path}.content", parts, MAX_PARTS_OF_MESSAGE)
         left["content"] = [_asked_of_part(f"{path}.content[{i}].", part) for i, part in enumerate(parts)]
     return left
 
@@ -124,19 +157,19 @@ def _asked_of_part(path: str, part: object) -> object:
     if not isinstance(part, dict):
         return part
     if part.get("type") in NOT_OFFERED_PARTS:
-        raise _unsupported(path, "type")
-    return asked(path, part, {}, HINTS_IN_PART)
+        raise _unsupported(f"{path}type")
+    return asked(ChatTextPart, part, hints=HINTS_IN_PART, path=path)
 
 
-def _explain(error: ValidationError) -> RequestError:
+def _explain(error: ValidationError, path: str) -> RequestError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = _path(first["loc"])
+    param = _path(path, first["loc"])
     if first["type"] == "extra_forbidden":
-        return _unsupported("", param)
+        return _unsupported(param)
     why = first["msg"].removeprefix("Value error, ")  # what pydantic says before the words of a validator here
     return RequestError(EndingCode.INVALID_REQUEST, f"{param}: {why}.", param)
 
 
-def _path(location: Sequence[int | str]) -> str:
+def _path(path: str, location: Sequence[int | str]) -> str:
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")
-    return "".join(parts).removeprefix(".")[:200]
+    return f"{path}{''.join(parts)}".removeprefix(".")[:200]

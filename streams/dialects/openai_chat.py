@@ -11,10 +11,12 @@ from pydantic import BaseModel, Field, field_validator
 
 from schemas.endings import EndingCode
 from schemas.request import (
+    MAX_LOGIT_BIASES,
     MAX_MESSAGES,
     MAX_OUTPUT_TOKENS,
     MAX_STOP_STRINGS,
     OnDisconnect,
+    RepetitionDetection,
     Sampling,
     ServiceTier,
     StopString,
@@ -31,7 +33,7 @@ from streams.dialects.openai_body import (
     validated,
 )
 from streams.dialects.openai_completion import usage_object
-from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NOT_OFFERED_IN_STREAM_OPTIONS
+from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NOT_OFFERED_IN_STREAM_OPTIONS, NotOffered
 
 _Stops = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
@@ -73,16 +75,25 @@ class ChatBody(Sampling):
     def _token_ids(cls, bias: object) -> object:
         if not isinstance(bias, Mapping):
             return bias
+        if len(bias) > MAX_LOGIT_BIASES:
+            raise ValueError(f"Dictionary should have at most {MAX_LOGIT_BIASES} items")
         if not all(isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 for key in bias):
             raise ValueError("Keys should be token ids")
         return {int(key): value for key, value in bias.items()}
 
 
+_OBJECTS: Mapping[str, tuple[type[BaseModel], Mapping[str, NotOffered]]] = {
+    "stream_options": (StreamOptions, NOT_OFFERED_IN_STREAM_OPTIONS),
+    "repetition_detection": (RepetitionDetection, {}),
+}
+
+
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Raises RequestError naming the field, as a client would write it: `messages[0].content`."""
-    given = asked("", body, NOT_OFFERED, HINTS)
-    if isinstance(options := given.get("stream_options"), dict):
-        given["stream_options"] = asked("stream_options.", options, NOT_OFFERED_IN_STREAM_OPTIONS, {})
+    given = asked(ChatBody, body, NOT_OFFERED, HINTS)
+    for name, (kind, not_offered) in _OBJECTS.items():
+        if isinstance(inner := given.get(name), dict):
+            given[name] = asked(kind, inner, not_offered, path=f"{name}.")
     if "messages" in given:
         given["messages"] = asked_messages(given["messages"])
     chat = validated(ChatBody, given)

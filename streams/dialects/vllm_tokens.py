@@ -76,12 +76,12 @@ class Detokenise:
 def parse_tokenise(body: Mapping[str, Any]) -> Tokenise:
     """Raises RequestError naming the field."""
     if "messages" not in body:
-        text = validated(_PromptBody, asked("", body, {}, {}))
+        text = validated(_PromptBody, asked(_PromptBody, body))
         return Tokenise(
             text.model, prompt=text.prompt, add_special_tokens=text.add_special_tokens,
             with_strings=text.return_token_strs,
         )  # fmt: skip
-    given = asked("", body, _CHAT_NOT_OFFERED, _CHAT_HINTS)
+    given = asked(_ChatBody, body, _CHAT_NOT_OFFERED, _CHAT_HINTS)
     if "messages" in given:
         given["messages"] = asked_messages(given["messages"])
     chat = validated(_ChatBody, given)
@@ -93,7 +93,7 @@ def parse_tokenise(body: Mapping[str, Any]) -> Tokenise:
 
 def parse_detokenise(body: Mapping[str, Any]) -> Detokenise:
     """Raises RequestError naming the field."""
-    given = validated(_TokensBody, asked("", body, {}, {}))
+    given = validated(_TokensBody, asked(_TokensBody, body))
     return Detokenise(given.model, given.tokens)
 
 

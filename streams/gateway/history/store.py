@@ -14,7 +14,7 @@ from schemas.base import Scope
 from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams import redis_keys
-from streams.gateway.at_once import AtOnce, TooManyAtOnce
+from streams.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, pack

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
+from streams.dialects.json_body import is_large, parse_json_object
 from streams.dialects.neutral import ChatRequest
 from streams.dialects.openai_chat import parse_chat_request
 from streams.dialects.openai_completion import completion_object
@@ -29,7 +30,6 @@ from streams.gateway.http.answers import (
 from streams.gateway.http.body import ClientDisconnect, read_json_body
 from streams.gateway.http.chat_events import ChatEvents, ChatEventsForm, asks_for_ids
 from streams.gateway.http.sse import SseResponse, departed
-from streams.gateway.json_body import parse_json_object
 from streams.gateway.request_headers import api_key_of, traceparent_of
 from streams.gateway.service.lookup import texts_of
 from streams.gateway.service.refusals import replay_unavailable, unavailable
@@ -87,7 +87,7 @@ class ChatApi:
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._settings.max_body_bytes, held)
             chat = await self._gateway.parsing(
-                tenant_id, len(body), lambda: parse_chat_request(parse_json_object(body))
+                tenant_id, lambda: parse_chat_request(parse_json_object(body)), is_large=is_large(body)
             )
             response_id, follower = await self._gateway.submit(
                 principal, chat, traceparent=traceparent_of(request.headers)

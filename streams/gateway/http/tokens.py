@@ -14,16 +14,16 @@ from fastapi.responses import Response
 from jinja2 import TemplateError
 
 from schemas.endings import EndingCode
+from streams.at_once import AtOnce, TooManyAtOnce
 from streams.chat_tokenizer import ChatTokenizer
+from streams.dialects.json_body import is_large, parse_json_object
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_error import overflow_message
 from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
 from streams.directory import Model
-from streams.gateway.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.errors import ApiError
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.models import model_of
-from streams.gateway.json_body import parse_json_object
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.service import Gateway
@@ -83,7 +83,9 @@ class TokenApi:
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
-            asked = await self._gateway.parsing(tenant_id, len(body), lambda: parse_tokenise(parse_json_object(body)))
+            asked = await self._gateway.parsing(
+                tenant_id, lambda: parse_tokenise(parse_json_object(body)), is_large=is_large(body)
+            )
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
             longest = max(MIN_LONGEST_CHARS, model.context_window * CHARS_PER_TOKEN_AT_MOST)
             if asked.chars > longest:
@@ -97,7 +99,9 @@ class TokenApi:
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
-            asked = await self._gateway.parsing(tenant_id, len(body), lambda: parse_detokenise(parse_json_object(body)))
+            asked = await self._gateway.parsing(
+                tenant_id, lambda: parse_detokenise(parse_json_object(body)), is_large=is_large(body)
+            )
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
             if len(asked.token_ids) > model.context_window:
                 message = overflow_message(model.context_window, len(asked.token_ids))

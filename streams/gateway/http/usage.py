@@ -6,8 +6,8 @@ from fastapi.responses import JSONResponse, Response
 
 from schemas.endings import EndingCode
 from schemas.usage_query import InvalidQuery, parse_bucket_width, parse_group_by
+from streams.at_once import AtOnce, TooManyAtOnce
 from streams.clocks import now_ms
-from streams.gateway.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import invalid_parameter
 from streams.gateway.http.usage_reader import UsageReader, UsageUnavailable

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from schemas.endings import EndingCode
-from streams.gateway.at_once import AtOnce, TooManyAtOnce
-from streams.gateway.json_body import LARGE_CHARS
+from streams.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.service.refusals import unavailable
 
 PARSE_TIMEOUT_S = 30.0
@@ -24,12 +23,12 @@ class Parsers:
             present_per_tenant=MAX_PARSES_OF_TENANT,
         )  # fmt: skip
 
-    async def parse(self, tenant_id: str, size: int, parse: Callable[[], _Parsed]) -> _Parsed:
-        """What `parse` makes of a tenant's message of `size`: a large one waits for its turn.
+    async def parse(self, tenant_id: str, parse: Callable[[], _Parsed], *, is_large: bool) -> _Parsed:
+        """What `parse` makes of a tenant's message: a large one (`json_body.is_large`) waits for its turn.
 
         Raises what `parse` raises, and ApiError 503.
         """
-        if size <= LARGE_CHARS:
+        if not is_large:
             return parse()
         try:
             async with self._parses.one(tenant_id, PARSE_TIMEOUT_S):

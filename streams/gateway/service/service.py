@@ -74,9 +74,9 @@ class Gateway:
         """Raises ApiError 401."""
         return authenticate(self.directory, api_key)
 
-    async def parsing(self, tenant_id: str, size: int, parse: Callable[[], _Parsed]) -> _Parsed:
+    async def parsing(self, tenant_id: str, parse: Callable[[], _Parsed], *, is_large: bool) -> _Parsed:
         """See `Parsers.parse`."""
-        return await self._parsers.parse(tenant_id, size, parse)
+        return await self._parsers.parse(tenant_id, parse, is_large=is_large)
 
     async def submit(self, principal: Principal, chat: ChatRequest, *, traceparent: str = "") -> tuple[str, Follower]:
         """See `Acceptance.submit`. Raises ApiError 503 also when this gateway is not ready."""

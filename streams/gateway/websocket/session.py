@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import structlog
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.types import Receive, Send
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
 from schemas.websocket import (
-    CLIENT_MESSAGE,
     Accepted,
     AuthMessage,
     CancelMessage,
@@ -33,6 +32,7 @@ from schemas.websocket import (
     StartedMessage,
 )
 from streams.clocks import monotonic_ms
+from streams.dialects.json_body import is_large
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chat import parse_chat_request
 from streams.dialects.openai_error import ending_error
@@ -41,18 +41,16 @@ from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed, Event
-from streams.gateway.json_body import parse_json_object
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway
 from streams.gateway.timing import Timing
+from streams.gateway.websocket.client_messages import MessageError, echoed_name, read_message
 from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.watched import Watched, terminal_message
 from streams.retry_advice import retry_advice_ms
 
 AUTH_TIMEOUT_S = 10.0
-MAX_ECHOED_CHARS = 200
-"""Of a client's own id in an error: a longer one is none."""
 MAX_RESPONSES_PER_SOCKET = 1_000
 MAX_QUEUED_MESSAGES = 256
 MAX_ERRORS = 20
@@ -101,7 +99,7 @@ class Socket:
         self._work: set[asyncio.Task[None]] = set()
         self._errors = 0
         self._refused_asks = RefusedAsks()
-        self._message_chars = 0
+        self._message_chars, self._message_is_large = 0, False
         self._closing: Closing | None = None
         self._writer: asyncio.Task[None] | None = None
         self._send_began_s: float | None = None
@@ -173,20 +171,17 @@ class Socket:
             if (text := event.get("text")) is None:
                 self._close(CloseReason.NOT_TEXT)
                 return None
-            request_id = None
+            self._message_chars, self._message_is_large = len(text), is_large(text)
+            # Strangers share the turns of one tenant.
+            tenant_id = "" if self._principal is None else self._principal.tenant.tenant_id
             try:
-                self._message_chars = len(text)
-                # Of a stranger none is large.
-                tenant_id = "" if self._principal is None else self._principal.tenant.tenant_id
-                raw = await self._gateway.parsing(tenant_id, len(text), partial(parse_json_object, text))
-                request_id = raw.get("request_id")
-                if not isinstance(request_id, str) or len(request_id) > MAX_ECHOED_CHARS:
-                    request_id = None
-                return CLIENT_MESSAGE.validate_python(raw)
+                return await self._gateway.parsing(
+                    tenant_id, partial(read_message, text), is_large=self._message_is_large
+                )
+            except MessageError as error:
+                self._refuse(error, request_id=error.request_id)
             except (RequestError, ApiError) as error:
-                self._refuse(error, request_id=request_id)
-            except ValidationError as error:
-                self._refuse(_explain(error), request_id=request_id)
+                self._refuse(error)
             self._errors += 1
             if self._errors >= MAX_ERRORS:
                 self._close(CloseReason.TOO_MANY_ERRORS)
@@ -218,7 +213,7 @@ class Socket:
                     self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
                 else:
                     self._requests.add(request_id)
-                    self._start(self._request(principal, message, self._message_chars))
+                    self._start(self._request(principal, message, self._message_chars, large=self._message_is_large))
             case ResumeMessage(response_id=response_id):
                 if response_id in self._watched:
                     error = _invalid("The response is on this socket already.", "response_id")
@@ -238,9 +233,9 @@ class Socket:
             case _:
                 why = f"Messages of type {message.type!r} are not supported yet."
                 error = RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
-                self._refuse(error, _name(message, "request_id"), _name(message, "response_id"))
+                self._refuse(error, echoed_name(message, "request_id"), echoed_name(message, "response_id"))
 
-    async def _request(self, principal: Principal, message: RequestMessage, chars: int) -> None:
+    async def _request(self, principal: Principal, message: RequestMessage, chars: int, *, large: bool) -> None:
         request_id = message.request_id
         try:
             if message.body.get("stream", True) is not True:
@@ -249,7 +244,7 @@ class Socket:
             with self._gateway.shares.body(tenant_id) as held:
                 held.grow(chars)
                 parse = partial(parse_chat_request, {**message.body, "stream": True})
-                chat = await self._gateway.parsing(tenant_id, chars, parse)
+                chat = await self._gateway.parsing(tenant_id, parse, is_large=large)
                 response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
@@ -483,17 +478,3 @@ class Socket:
 
 def _invalid(message: str, param: str) -> RequestError:
     return RequestError(EndingCode.INVALID_REQUEST, message, param)
-
-
-def _name(message: BaseModel, field: str) -> str | None:
-    value = (message.model_extra or {}).get(field)
-    return value if isinstance(value, str) and len(value) <= MAX_ECHOED_CHARS else None
-
-
-def _explain(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # The first part of a union's location is the message type.
-    param = ".".join(str(part) for part in first["loc"][1:])[:200] or "type"
-    if first["type"] == "extra_forbidden":
-        return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{param} is not supported.", param)
-    return _invalid(f"{param}: {first['msg'][:200]}.", param)

@@ -30,6 +30,7 @@ def test_every_name_is_the_regions_own() -> None:
 
 
 def test_what_tenants_write_before_quota_decides_is_bounded_in_bytes() -> None:
-    assert TOPICS.requests.retention_bytes is not None
-    assert TOPICS.requests.retention_bytes * TOPICS.requests.partitions <= 64 * 1024**3
-    assert TOPICS.requests.config["retention.bytes"] == str(TOPICS.requests.retention_bytes)
+    for topic in (TOPICS.requests, TOPICS.intake_batch):
+        assert topic.retention_bytes is not None, topic.name
+        assert topic.retention_bytes * topic.partitions <= 64 * 1024**3
+        assert topic.config["retention.bytes"] == str(topic.retention_bytes)

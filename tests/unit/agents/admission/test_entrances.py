@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, SIGNATURE_HEADER, TE
 from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, ReplyTo
+from streams.dialects.batch_line import parse_job
+from streams.dialects.neutral import ChatRequest
 from streams.log.port import LogRecord
 from streams.signing import sign_request
 from tests.unit.agents.admission.world import NOW, RESPONSE, SECRET, World
@@ -175,7 +178,7 @@ async def test_a_line_of_openais_batch_files_is_a_job(world: World) -> None:
         ({"custom_id": 7}, EndingCode.INVALID_REQUEST, None),
         ({"method": "GET"}, EndingCode.UNSUPPORTED_PARAMETER, "method"),
         ({"url": "/v1/embeddings"}, EndingCode.UNSUPPORTED_PARAMETER, "url"),
-        ({"completion_window": float("nan")}, EndingCode.UNSUPPORTED_PARAMETER, "completion_window"),
+        ({"completion_window": "24h"}, EndingCode.UNSUPPORTED_PARAMETER, "completion_window"),
         ({"body": {**LINE["body"], "tools": [{}]}}, EndingCode.UNSUPPORTED_PARAMETER, "tools"),
     ],
     ids=str,
@@ -188,6 +191,79 @@ async def test_a_line_that_asks_for_something_else_is_refused_by_name(
     assert (ending.code, ending.param) == (code, param)
     assert (param or "custom_id") in ending.message
     assert ending.reply_to.custom_id == "line-1"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b'{"body": {"messages": [' + b"{}," * 200_000 + b"{}]}}", "more than 200000 values"),
+        (b'{"body": {"messages": ["' + b'","' * 200_000 + b'"]}}', "more than 200000 values"),
+        (b'{"body": {' + b",".join(b'"%d":0' % n for n in range(2_049)) + b"}}", "more than 2048 keys"),
+        (b'{"body": {"seed": ' + b"9" * 4_000 + b"}}", "not valid JSON"),
+        (b'{"body": {"seed": NaN}}', "not valid JSON"),
+        (b'{"body": {}, "body": {}}', "the key 'body' occurs twice"),
+        (b'{"body": ' + b"[" * 10_000, "not valid JSON"),
+        (b'["body"]', "expected an object"),
+        (b"", "not valid JSON"),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+async def test_of_a_job_s_json_is_demanded_what_a_gateway_demands(world: World, value: bytes, why: str) -> None:
+    await world.submit(world.job(value))
+    assert [letter.reason for letter in world.log.dead] == ["not_json"]
+    [ending] = world.log.endings
+    assert (ending.code, ending.reply_to.custom_id) == (EndingCode.INVALID_REQUEST, "line-1")
+    assert why in ending.message
+
+
+@pytest.mark.parametrize(
+    "messages", [[{}] * 20_000, [{"role": "user", "content": "x" * 100_000}]], ids=["many", "long"]
+)
+async def test_a_job_that_takes_long_to_read_holds_up_nobody_but_its_tenant_s_next(
+    world: World, monkeypatch: pytest.MonkeyPatch, messages: list[object]
+) -> None:
+    """Beside the event loop, one of each tenant at a time; what is acknowledged keeps its order."""
+    world.directory.all["beta"] = world.directory.all["acme"].model_copy(update={"tenant_id": "beta"})
+    goes_on, begun = threading.Event(), Counter[str]()
+    both_begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def read_for_long(value: bytes, custom_id: str) -> ChatRequest:
+        if custom_id.startswith("large"):
+            begun[custom_id] += 1
+            if set(begun) == {"large 1", "large other"}:
+                loop.call_soon_threadsafe(both_begun.set)
+            assert goes_on.wait(10), "nobody else was served meanwhile"
+        return parse_job(value, custom_id)
+
+    monkeypatch.setattr("agents.admission.entrances.parse_job", read_for_long)
+    errors: list[Exception] = []
+    acknowledged: list[str] = []
+    window = InOrder(100, errors.append)
+
+    async def start(custom_id: str, tenant_id: str, body: dict[str, object] | None = None) -> None:
+        job = world.job(body, custom_id=custom_id, tenant_id=tenant_id)
+        work = partial(world.pipeline.handle_job, job)
+        await window.start(tenant_id, work, partial(acknowledged.append, custom_id))
+
+    large: dict[str, object] = {"model": "default", "messages": messages}
+    await start("large 1", "acme", large)
+    await start("large 2", "acme", large)
+    await start("small", "acme")
+    await start("other", "beta")
+    await start("large other", "beta", large)
+    async with asyncio.timeout(9):
+        await both_begun.wait()
+        await world.pipeline.handle_request(world.record(world.request()))
+        assert await window.close(0.1) is False
+    assert world.log.of(AdmittedRequest, "local.inference.default.standard")
+    assert acknowledged == ["other"]
+    goes_on.set()
+    assert await window.close(20)
+    assert [name for name in acknowledged if "other" not in name] == ["large 1", "large 2", "small"]
+    assert [name for name in acknowledged if "other" in name] == ["other", "large other"]
+    assert begun == {"large 1": 1, "large 2": 1, "large other": 1}
+    assert not errors
 
 
 @pytest.mark.parametrize("forgery", [{"key": OTHER_KEY}, {"expires_ms": NOW}])

@@ -3,19 +3,21 @@
 import hashlib
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agents.admission.stages import STAGES, lane_of
+from agents.admission.stages import STAGES, lane_of, validation
 from agents.quota.store import Refusal, jittered_ms
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, Message, Sampling, TextPart
 from schemas.verdict import Verdict
 from streams.ids import stable_partition
-from tests.unit.agents.admission.world import NOW, RESPONSE, World
+from tests.unit.agents.admission.world import NOW, RESPONSE, Words, World
 
 ROOT = Path(__file__).resolve().parents[4]
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
@@ -124,6 +126,24 @@ async def test_a_seed_is_honoured_where_the_engine_can(world: World) -> None:
     await world.pipeline.handle_request(world.record(world.request(sampling=Sampling(seed=1, max_tokens=5))))
     [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.standard")
     assert work.sampling.seed == 1
+
+
+@pytest.mark.parametrize("messages", [["hi"] * 400, ["long"] * 3 + ["words " * 4_000]], ids=["many", "long"])
+async def test_what_takes_long_to_tokenise_leaves_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    threads = set()
+
+    def encode_chat(self: Words, messages: Sequence[Message]) -> list[int]:
+        threads.add(threading.get_ident())
+        return [0]
+
+    monkeypatch.setattr(Words, "encode_chat", encode_chat)
+    said = [Message(role="user", content=[TextPart(text=text)]) for text in messages]
+    await validation(world.request(messages=said), world.services)
+    assert threads - {threading.get_ident()}
+    await validation(world.request(messages=said[:3]), world.services)
+    assert threading.get_ident() in threads
 
 
 async def test_an_unbounded_answer_is_bounded_by_the_context_and_the_tenant(world: World) -> None:

@@ -17,8 +17,8 @@ from websockets.exceptions import ConnectionClosed
 
 from schemas.base import Scope
 from schemas.request import MAX_MESSAGES, ReplyTo, Request
+from streams.dialects.json_body import LARGE_CHARS, parse_json_object
 from streams.dialects.openai_chat import parse_chat_request
-from streams.gateway.json_body import parse_json_object
 from streams.log.port import MAX_RECORD_BYTES
 from streams.settings import MAX_BODY_BYTES
 from tests.unit.streams.gateway.gateway_stack import (
@@ -193,9 +193,18 @@ def test_the_largest_body_fits_a_record_however_it_is_cut_up() -> None:
     assert len(request.encode()) < MAX_RECORD_BYTES - 2_000  # its headers and its batch
 
 
+LARGE_BODIES: dict[str, Any] = {
+    "much text": [{"role": "user", "content": "x" * 100_000}],
+    "many objects": [{}] * 20_000,
+    "many messages": [{"role": "user", "content": ""}] * 2_000,
+    "many numbers": [0] * 30_000,
+}
+
+
+@pytest.mark.parametrize("messages", LARGE_BODIES.values(), ids=LARGE_BODIES)
 @pytest.mark.parametrize("transport", ["http", "websocket"])
 async def test_a_large_body_is_parsed_while_others_are_served(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, transport: str
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, transport: str, messages: list[Any]
 ) -> None:
     others_served = threading.Event()
 
@@ -203,23 +212,30 @@ async def test_a_large_body_is_parsed_while_others_are_served(
         assert others_served.wait(20), "nobody else was served meanwhile"
         return parse_json_object(raw)
 
-    module = "http.chats" if transport == "http" else "websocket.session"
+    module = "http.chats" if transport == "http" else "websocket.client_messages"
     monkeypatch.setattr(f"streams.gateway.{module}.parse_json_object", parse_for_long)
-    body = {"model": "small", "messages": [{"role": "user", "content": "x" * 100_000}]}
+    body = json.dumps({"model": "small", "messages": messages}, separators=(",", ":"))
+    is_answered = isinstance(messages[0], dict) and bool(messages[0])
+    assert (len(body) > LARGE_CHARS) is (len(messages) == 1), "the others are no large texts"
     async with client(stack) as http, AsyncExitStack() as opened:
-        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"]))
+        answering = asyncio.ensure_future(stack.pipeline.answer(["ok"])) if is_answered else None
         if transport == "http":
-            asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+            headers = {"content-type": "application/json"}
+            asking = asyncio.ensure_future(http.post("/v1/chat/completions", content=body, headers=headers))
         else:
             dialled = connect(stack.websocket_url, additional_headers=AUTH, proxy=None)
             socket = await opened.enter_async_context(dialled)
-            await socket.send(json.dumps({"type": "request", "request_id": "r1", "body": body}))
+            await socket.send(f'{{"type":"request","request_id":"r1","body":{body}}}')
         await asyncio.sleep(0.05)
         assert (await http.get("/healthz")).text == "ok"
         others_served.set()
-        await answering
+        if answering is not None:
+            await answering
         if transport == "http":
-            assert (await asking).status_code == 200
+            assert (await asking).status_code == (200 if is_answered else 400)
+        else:
+            said = json.loads(await socket.recv())
+            assert (said["type"], said["request_id"]) == ("accepted" if is_answered else "error", "r1")
 
 
 async def test_unknown_paths_and_methods_answer_in_openais_shape(stack: Stack) -> None:

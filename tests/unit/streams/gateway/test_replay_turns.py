@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from schemas.base import Scope
 from streams import redis_keys
-from streams.gateway.at_once import AtOnce, TooManyAtOnce
+from streams.at_once import AtOnce, TooManyAtOnce
 from streams.gateway.history import store
 from streams.gateway.history.replay import Replay
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, release, started, terminal, until

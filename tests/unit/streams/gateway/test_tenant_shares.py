@@ -13,8 +13,8 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from streams.dialects.json_body import parse_json_object
 from streams.gateway.http.usage_reader import UsagePage
-from streams.gateway.json_body import parse_json_object
 from streams.gateway.tenant_shares import BURST_S, Bucket
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,

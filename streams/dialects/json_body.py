@@ -10,13 +10,18 @@ from schemas.endings import EndingCode
 from streams.dialects.neutral import RequestError
 
 LARGE_CHARS = 65_536
-"""What is larger takes too long to parse on an event loop that has streams to serve."""
-MAX_CONTAINERS = 200_000
-"""Objects and arrays: more than any chat needs that fits a body. A body of nothing else would hold millions."""
+LARGE_VALUES = 512
+MAX_VALUES = 200_000
+"""Objects, arrays, strings, numbers: more than any chat needs that fits a body, which could hold millions."""
 MAX_KEYS = 2_048
 """Of one object."""
 _STRING = re.compile(r'"(?:[^"\\]+|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 """One that nobody closes ends with the text: looked for again from each of its quotes, it would take hours."""
+
+
+def is_large(raw: bytes | str) -> bool:
+    """Whether `raw`, and what a dialect makes of it, takes too long for an event loop that has streams to serve."""
+    return len(raw) > LARGE_CHARS or _separators(raw) > LARGE_VALUES
 
 
 def parse_json_object(raw: bytes | str) -> dict[str, Any]:
@@ -27,8 +32,8 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode()
-        if _containers(text) > MAX_CONTAINERS:
-            _refuse(f"more than {MAX_CONTAINERS} objects and arrays")
+        if _has_too_many_values(text):
+            _refuse(f"more than {MAX_VALUES} values")
         # orjson is strict about syntax, encoding and depth; the second pass sees what it hides: repeated keys.
         orjson.loads(raw)
         value = json.loads(text, object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)
@@ -47,13 +52,19 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     return value
 
 
-def _containers(text: str) -> int:
-    """How many objects and arrays there are at most: found before anything is made of them."""
-    if len(text) <= MAX_CONTAINERS:
-        return 0
-    if text.count("{") + text.count("[") > MAX_CONTAINERS:
-        text = _STRING.sub("", text)
-    return text.count("{") + text.count("[")
+def _separators(raw: bytes | str) -> int:
+    """Each value but the first stands behind one: there are no more values than these, and fewer where texts have
+    some, or objects and arrays are empty."""
+    if isinstance(raw, str):
+        return raw.count("{") + raw.count("[") + raw.count(",")
+    return raw.count(b"{") + raw.count(b"[") + raw.count(b",")
+
+
+def _has_too_many_values(text: str) -> bool:
+    """Found before anything is made of them."""
+    if len(text) <= MAX_VALUES or _separators(text) <= MAX_VALUES:
+        return False
+    return _separators(_STRING.sub("", text)) > MAX_VALUES
 
 
 def _refuse(why: str) -> NoReturn:

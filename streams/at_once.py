@@ -20,10 +20,11 @@ class _Tenant:
 class AtOnce:
     """`at_once` in all and `at_once_per_tenant` of each; who waits for its own tenant takes nobody else's place.
 
-    `present_per_tenant` bounds those who are at it or wait for that. A refusal says that there are too many of `what`.
+    `present_per_tenant` bounds those who are at it or wait for that; None: who calls bounds them. A refusal says that
+    there are too many of `what`.
     """
 
-    def __init__(self, what: str, at_once: int, *, at_once_per_tenant: int, present_per_tenant: int) -> None:
+    def __init__(self, what: str, at_once: int, *, at_once_per_tenant: int, present_per_tenant: int | None) -> None:
         self._what = what
         self._free = asyncio.Semaphore(at_once)
         self._at_once_per_tenant = at_once_per_tenant
@@ -31,14 +32,17 @@ class AtOnce:
         self._tenants: dict[str, _Tenant] = {}
 
     @asynccontextmanager
-    async def one(self, tenant_id: str, timeout_s: float) -> AsyncIterator[None]:
-        """While it lasts, one of them is the tenant's. Raises TooManyAtOnce."""
+    async def one(self, tenant_id: str, timeout_s: float | None) -> AsyncIterator[None]:
+        """While it lasts, one of them is the tenant's. Without a timeout it comes when those before have had theirs.
+
+        Raises TooManyAtOnce.
+        """
         tenant = self._tenants.setdefault(tenant_id, _Tenant(self._at_once_per_tenant))
-        if tenant.present >= self._present_per_tenant:
+        if self._present_per_tenant is not None and tenant.present >= self._present_per_tenant:
             raise TooManyAtOnce(f"too many of the tenant's {self._what}")
         tenant.present += 1
         try:
-            deadline_s = asyncio.get_running_loop().time() + timeout_s
+            deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
             async with self._acquired(tenant.free, deadline_s), self._acquired(self._free, deadline_s):
                 yield
         finally:
@@ -47,7 +51,7 @@ class AtOnce:
                 del self._tenants[tenant_id]
 
     @asynccontextmanager
-    async def _acquired(self, semaphore: asyncio.Semaphore, deadline_s: float) -> AsyncIterator[None]:
+    async def _acquired(self, semaphore: asyncio.Semaphore, deadline_s: float | None) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout_at(deadline_s):
                 await semaphore.acquire()

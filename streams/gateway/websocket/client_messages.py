@@ -1,0 +1,48 @@
+"""What a client says on its socket, as a message or as an error that names what is wrong with it."""
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from schemas.endings import EndingCode
+from schemas.websocket import CLIENT_MESSAGE, ClientMessage
+from streams.dialects.json_body import parse_json_object
+from streams.dialects.neutral import RequestError
+
+MAX_ECHOED_CHARS = 200
+"""Of a client's own id in an error: a longer one is none."""
+
+
+class MessageError(RequestError):
+    """No message of the protocol. `request_id`: the client's own, where it could be read."""
+
+    def __init__(self, code: EndingCode, message: str, param: str, request_id: str | None) -> None:
+        super().__init__(code, message, param)
+        self.request_id = request_id
+
+
+def read_message(text: str) -> ClientMessage:
+    """Raises RequestError, and MessageError where it is JSON at least."""
+    raw = parse_json_object(text)
+    try:
+        return CLIENT_MESSAGE.validate_python(raw)
+    except ValidationError as error:
+        raise _explain(error, _echoed(raw.get("request_id"))) from None
+
+
+def echoed_name(message: BaseModel, field: str) -> str | None:
+    """Of a message whose fields nobody has checked."""
+    return _echoed((message.model_extra or {}).get(field))
+
+
+def _echoed(value: Any) -> str | None:
+    return value if isinstance(value, str) and len(value) <= MAX_ECHOED_CHARS else None
+
+
+def _explain(error: ValidationError, request_id: str | None) -> MessageError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # The first part of a union's location is the message type.
+    param = ".".join(str(part) for part in first["loc"][1:])[:200] or "type"
+    if first["type"] == "extra_forbidden":
+        return MessageError(EndingCode.UNSUPPORTED_PARAMETER, f"{param} is not supported.", param, request_id)
+    return MessageError(EndingCode.INVALID_REQUEST, f"{param}: {first['msg'][:200]}.", param, request_id)
