@@ -20,15 +20,15 @@ from gpu_consumers.core.effects import (
     Submit,
 )  # fmt: skip
 from gpu_consumers.core.emission import Emission
+from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
 from gpu_consumers.core.scheduler import Queued
 from gpu_consumers.core.slots import MAX_HOLD_MS, Slots
 from gpu_consumers.core.takeover import Finding
 from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, Phase, Work, Works
-from gpu_consumers.engines.port import EngineDelta, EngineRequest
+from gpu_consumers.engines.port import EngineDelta
 from schemas.control import AttemptVoid
 from schemas.endings import EndingCode
-from schemas.request import LANES
 from streams.deadlines import Deadlines
 
 RETRY_MS = 1_000
@@ -36,7 +36,6 @@ MAX_ATTEMPTS = 12
 """In the log, of one response that says nothing. A second bound, for when the claims have lost their count."""
 _LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
 _LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
-_PRIORITY = {lane: index for index, lane in enumerate(LANES)}
 
 
 class Attempts:
@@ -59,8 +58,10 @@ class Attempts:
         self._mint = mint_attempt_id
         self._waiting: list[tuple[int, str]] = []
         self.asking = Asking()
+        self.keeping = Keeping(works, self.asking, effects)
         self.deadlines = Deadlines()
         self.engine_ready = False
+        self.is_draining = False
 
     # Begun and ended
 
@@ -135,17 +136,33 @@ class Attempts:
     def leave(self, work: Work) -> None:
         """Its last source was revoked. Unstarted work is forgotten, started work goes on.
 
-        What waits for an engine that is away is given back: its next reader has one, or waits as well.
+        What waits for an engine that is away, or that takes nothing more, is given back: its next reader has one, or
+        waits as well.
         """
         if self._slots.is_looked_up(work.response_id):
             return
         if work.plan == "claim":
-            if work.phase in (Phase.QUEUED, Phase.WAITING) and not work.claimed_as:
-                self.forget(work)
-        elif work.phase is Phase.QUEUED and not self.engine_ready:
-            if work.claimed_as:
-                self._effects.append(self.asking.release(work))
-            self.forget(work)
+            if work.phase in (Phase.QUEUED, Phase.WAITING) and (self.is_draining or not work.claimed_as):
+                self._give_back(work)
+        elif work.phase is Phase.QUEUED and not self._may_start:
+            self._give_back(work)
+
+    def _give_back(self, work: Work) -> None:
+        """It is not this worker's to end: whoever reads it next can claim it at once."""
+        if work.claimed_as:
+            self._effects.append(self.asking.release(work))
+        self.forget(work)
+
+    def drain(self) -> None:
+        """Starts nothing more: what waits for the engine is given back as soon as no partition of its is read here."""
+        self.is_draining = True
+        for work in list(self._works.by_response.values()):
+            if not work.is_own:
+                self.leave(work)
+
+    @property
+    def _may_start(self) -> bool:
+        return self.engine_ready and not self.is_draining
 
     # Waiting
 
@@ -164,7 +181,7 @@ class Attempts:
             work = self._works.by_response[response_id]
             if work.phase is not Phase.CLOSING:
                 self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
-        for response_id in self._slots.take_hopeless(now_ms):
+        for response_id in self._slots.hopeless(now_ms):
             work = self._works.by_response[response_id]
             if work.plan == "claim":
                 # It may be another's by now, and the claims do not answer: it leaves the others a turn.
@@ -196,6 +213,9 @@ class Attempts:
         if work.cancelled:
             self.end(work, EndingCode.CANCELLED, now_ms)
             return
+        if self.is_draining:
+            self._give_back(work)
+            return
         self._works.set_phase(work, Phase.QUEUED)
         self._slots.queue(work, now_ms, front=front)
 
@@ -221,7 +241,7 @@ class Attempts:
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
         elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
-            self._kept(work, attempt_id, claim)
+            self.keeping.asked(work, attempt_id, claim)
 
     def _begin(self, work: Work, claim: Claim | None, now_ms: int) -> None:
         """It has a slot, and enters the engine unless the claim says otherwise."""
@@ -246,8 +266,8 @@ class Attempts:
     def _enter(self, work: Work, now_ms: int) -> None:
         if work.losses >= MAX_LOSSES:
             self._fail_lost(work, now_ms)
-        elif not self.engine_ready:
-            # It died while the claim was asked for.
+        elif not self._may_start:
+            # Since the claim was asked for the engine has died, or the worker was stopped.
             if work.plan != "generate":
                 work.plan = "fresh"
             self._queue(work, now_ms, front=True)
@@ -259,24 +279,6 @@ class Attempts:
     def _fail_lost(self, work: Work, now_ms: int) -> None:
         self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LOST.format(losses=work.losses))
 
-    def lease_renewed(self, stood: bool, now_ms: int) -> None:
-        """The claim store answers. What runs without a claim, begun while it was away, is claimed; if the lease had not
-        stood (`stood`), claims may have been lost, and everything that runs is, until the store has answered.
-        """
-        if not stood:
-            for work in self._works.by_response.values():
-                work.lacks_claim = work.may_keep = True
-        for work in self._works.by_attempt.values():
-            if work.phase is Phase.RUNNING and work.lacks_claim and work.may_keep:
-                work.may_keep = False
-                self._effects.append(self.asking.ask(work, work.claimed_as or work.attempt_id, "begin", now_ms))
-
-    def _kept(self, work: Work, attempt_id: str, claim: Claim | None) -> None:
-        if claim is None:
-            work.may_keep = True
-        elif claim.state in ("fresh", "expired"):
-            work.claimed_as, work.is_counted, work.lacks_claim = attempt_id, True, False
-
     def _looked_up(self, work: Work | None, look: AskClaim, claim: Claim | None, now_ms: int) -> None:
         if work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
@@ -285,7 +287,7 @@ class Attempts:
             # It found a slot, or ended, before the answer came: that is what decides.
             return
         elif claim is None or (claim.state == "fresh" and look.purpose == "look"):
-            if not work.sources:
+            if not work.is_own:
                 self.forget(work)
             elif claim is None:
                 self._slots.look_again(work, now_ms + RETRY_MS)
@@ -299,7 +301,7 @@ class Attempts:
         elif claim.state == "finished":
             self._done(work, now_ms)
         elif claim.state == "leased":
-            if work.sources:
+            if work.is_own:
                 self._wait(work, "claim", now_ms + max(claim.retry_in_ms, 1))
             else:
                 self.forget(work)
@@ -360,30 +362,41 @@ class Attempts:
     def void(self, void: AttemptVoid, now_ms: int) -> None:
         """An own attempt does not count."""
         work = self._works.by_response.get(void.response_id)
-        ended = self._remembered.ended.get(void.response_id)
-        if work is None and ended is not None and ended.attempt_id == void.attempt_id and void.why == "tokens_precede":
-            # It ran to its end before the answer came. What it wrote is void: the older attempt has to be ended.
-            del self._remembered.ended[void.response_id]
-            work = self._works.by_response[void.response_id] = ended.work()
-            self._read_whole(work, void)
-            self.deadlines.add(work.response_id, work.request.deadline_ms)
-            self._take_over(work, now_ms)
+        if work is None:
+            self._void_ended(void, now_ms)
             return
-        if work is None or self._works.by_attempt.get(void.attempt_id) is not work:
+        if self._works.by_attempt.get(void.attempt_id) is not work:
             return
         self._stop(work, "void")
         if void.why == "ended":
             self._done(work, now_ms)
-        elif void.why == "superseded" and not work.sources:
-            self.forget(work)
+        elif void.why == "superseded" and not work.is_own:
+            self._give_back(work)
         elif work.claimed_as and void.why != "superseded":
             self._read_whole(work, void)
             self._take_over(work, now_ms)
         else:
             # Another's, or begun without a claim: whoever was first may be alive, so ask again before taking over.
-            work.must_take_over = True
-            work.claimed_as, work.is_counted, work.lacks_claim = "", False, True
-            self._wait(work, "claim", now_ms + RETRY_MS)
+            self._ask_again(work, now_ms)
+
+    def _void_ended(self, void: AttemptVoid, now_ms: int) -> None:
+        """It ran to its end before the answer came, but what it wrote last was void already."""
+        ended = None if void.why == "ended" else self._remembered.take_ended(void.response_id, void.attempt_id)
+        if ended is None or (void.why == "superseded" and not ended.is_owed):
+            return
+        work = self._works.by_response[void.response_id] = ended.work()
+        self.deadlines.add(work.response_id, work.request.deadline_ms)
+        if void.why == "superseded":
+            self._ask_again(work, now_ms)
+        else:
+            # The older attempt has to be ended.
+            self._read_whole(work, void)
+            self._take_over(work, now_ms)
+
+    def _ask_again(self, work: Work, now_ms: int) -> None:
+        work.must_take_over = True
+        work.claimed_as, work.is_counted, work.lacks_claim = "", False, True
+        self._wait(work, "claim", now_ms + RETRY_MS)
 
     @staticmethod
     def _read_whole(work: Work, void: AttemptVoid) -> None:
@@ -393,23 +406,11 @@ class Attempts:
     # The engine
 
     def _submit(self, work: Work, now_ms: int) -> None:
-        request = work.request
         self._works.set_phase(work, Phase.RUNNING)
         work.begins_anew()
         work.submitted_at_ms = now_ms
         work.on_trial = work.is_suspect
-        self._effects.append(
-            Submit(
-                EngineRequest(
-                    work.attempt_id,
-                    work.prompt.tolist(),
-                    request.sampling,
-                    request.max_tokens,
-                    _PRIORITY[request.lane],
-                    request.scope.tenant_id,
-                )
-            )
-        )
+        self._effects.append(Submit(work.engine_request()))
 
     def failed(self, work: Work, delta: EngineDelta, now_ms: int) -> None:
         """The engine refused or lost this request alone."""

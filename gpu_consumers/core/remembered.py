@@ -14,25 +14,31 @@ _NO_SAMPLING = Sampling()
 _NO_PROMPT = [0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended:
-    """What it takes to end a response once more: `request` without its prompt, as JSON, a tenth of it as an object."""
+    """What it takes to end a response once more: `request` without its prompt, as JSON, a tenth of it as an object.
+
+    `is_owed`: a record of it counts as ended because of this, so nobody will read it again.
+    """
 
     forget_at_ms: int
     attempt_id: str
     prompt_tokens: int
     request: bytes
+    is_owed: bool
 
     @staticmethod
     def of(work: Work, forget_at_ms: int) -> "Ended":
         bare = work.request.model_copy(update={"prompt_token_ids": _NO_PROMPT, "sampling": _NO_SAMPLING})
         json = bare.model_dump_json(exclude_defaults=True).encode()
-        return Ended(forget_at_ms, work.attempt_id, work.prompt_tokens, json)
+        return Ended(forget_at_ms, work.attempt_id, work.prompt_tokens, json, work.is_own)
 
     def work(self) -> Work:
         """Has no prompt: it can only be ended."""
         request = AdmittedRequest.model_validate_json(self.request)
-        return Work(request, array("I"), self.prompt_tokens, request.scope, attempt_id=self.attempt_id)
+        return Work(
+            request, array("I"), self.prompt_tokens, request.scope, attempt_id=self.attempt_id, is_owed=self.is_owed
+        )
 
 
 class Remembered:
@@ -51,13 +57,24 @@ class Remembered:
         _remember(self._halts, response_id, now_ms)
 
     def end(self, work: Work, now_ms: int) -> None:
+        """Its terminal is in the log, as far as this worker knows."""
         if len(self.ended) >= MAX_RECENT:
             self.ended.popitem(last=False)
         self.ended[work.response_id] = Ended.of(work, now_ms + REMEMBERED_MS)
 
-    def is_over(self, response_id: str) -> bool:
-        """Its terminal is in the log."""
-        return response_id in self.ended or response_id in self._halts
+    def pass_over(self, response_id: str) -> bool:
+        """Whether a record of it counts as ended, because its terminal is in the log."""
+        ended = self.ended.get(response_id)
+        if ended is not None:
+            ended.is_owed = True
+        return ended is not None or response_id in self._halts
+
+    def take_ended(self, response_id: str, attempt_id: str) -> Ended | None:
+        """What ended with this attempt: it did not, since that is void."""
+        ended = self.ended.get(response_id)
+        if ended is None or ended.attempt_id != attempt_id:
+            return None
+        return self.ended.pop(response_id)
 
     def take_cancel(self, response_id: str) -> bool:
         """Whether it was cancelled; asked once."""

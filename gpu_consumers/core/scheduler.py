@@ -80,6 +80,10 @@ class Scheduler:
             self._discard(item)
         return item
 
+    def waiting_ids(self) -> list[str]:
+        """Of every request, as they came."""
+        return list(self._items)
+
     @property
     def queued_tokens(self) -> int:
         return self._queued_tokens

@@ -1,20 +1,24 @@
 """Who waits for a slot in the engine, and whom the claims are asked about meanwhile.
 
 A suspect (`Work.is_suspect`) is first tried alone: others wait until the engine is empty, and until it has a token.
-That token is not published; then it waits like everybody else. So no answer dies with it.
+That token is not published; then it waits like everybody else. So no answer dies with it. Suspects are tried in the
+order of their lanes; when others have waited for them for long, those have a turn.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 
 from gpu_consumers.core.claims import AskClaim
 from gpu_consumers.core.scheduler import Queued, Scheduler
 from gpu_consumers.core.work import Work, Works
-from schemas.request import LANES, Lane
+from schemas.request import Lane
 
 MAX_LOOKS = 128
 """Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
 MAX_HOLD_MS = 30_000
-"""So long others wait for an engine to be empty for suspects; then the suspects are not tried again."""
+"""So long others wait for suspects, and so long is the turn that they have then."""
+MAX_TURNS = 3
+"""Of others, since a suspect was last tried. After these, or if none was tried, suspects that hold up others give up:
+the engine does not get empty for them."""
 
 
 class Slots:
@@ -22,8 +26,10 @@ class Slots:
         self._slots = slots
         self._works = works
         self._scheduler = Scheduler()
-        self._suspects: OrderedDict[str, Queued] = OrderedDict()
+        self._suspects = Scheduler()
         self._holding_since_ms: int | None = None
+        self._turn_until_ms = 0
+        self._turns_left = 0
         # What waits for a slot and was not looked up yet, and the look-ups on their way, by response.
         self._unlooked: deque[str] = deque()
         self._looks: dict[str, AskClaim] = {}
@@ -33,7 +39,7 @@ class Slots:
         request = work.request
         item = Queued(work.response_id, request.lane, work.prompt_tokens + request.max_tokens, now_ms)
         if work.is_suspect:
-            self._suspects[work.response_id] = item
+            self._suspects.add(item)
         else:
             self._scheduler.add(item, front=front)
         if work.plan == "claim":
@@ -41,26 +47,44 @@ class Slots:
 
     def remove(self, work: Work) -> None:
         self._scheduler.remove(work.response_id)
-        self._suspects.pop(work.response_id, None)
+        self._suspects.remove(work.response_id)
 
-    def take(self) -> list[Queued]:
+    def take(self, now_ms: int) -> list[Queued]:
         """Whom the free slots are given to."""
         taken = self._works.slots_taken
-        if not self._suspects and not self._works.is_trial_on:
+        if not self._holds_others_up(now_ms):
             return self._scheduler.take(self._slots - taken)
-        return [] if taken else [self._suspects.popitem(last=False)[1]]
-
-    def take_hopeless(self, now_ms: int) -> list[str]:
-        """The suspects that others have waited for too long. Ask again and again.
-
-        While one of them is tried, the others only wait for their turn.
-        """
-        if not self._suspects or not self._works.slots_taken or self._works.is_trial_on:
-            self._holding_since_ms = None
+        if taken or not self._suspects:
             return []
-        if self._holding_since_ms is None:
+        self._turns_left = MAX_TURNS
+        return self._suspects.take(1)
+
+    def _holds_others_up(self, now_ms: int) -> bool:
+        if not self._suspects and not self._works.is_trial_on:
+            self._holding_since_ms, self._turn_until_ms, self._turns_left = None, 0, 0
+            return False
+        if now_ms < self._turn_until_ms:
+            return False
+        if not self._scheduler:
+            self._holding_since_ms = None
+        elif self._holding_since_ms is None:
             self._holding_since_ms = now_ms
-        return list(self._suspects) if now_ms - self._holding_since_ms >= MAX_HOLD_MS else []
+        elif self._is_long_held(now_ms) and self._turns_left:
+            self._turns_left -= 1
+            self._holding_since_ms, self._turn_until_ms = None, now_ms + MAX_HOLD_MS
+            return False
+        return True
+
+    def _is_long_held(self, now_ms: int) -> bool:
+        """Others have waited for suspects for long. Who is tried now is waited for in any case."""
+        since_ms = self._holding_since_ms
+        return since_ms is not None and now_ms - since_ms >= MAX_HOLD_MS and not self._works.is_trial_on
+
+    def hopeless(self, now_ms: int) -> list[str]:
+        """The suspects that others have waited for too long, and for which no engine gets empty."""
+        if self._turns_left or not self._works.slots_taken or not self._is_long_held(now_ms):
+            return []
+        return self._suspects.waiting_ids()
 
     # Look-ups
 
@@ -102,14 +126,12 @@ class Slots:
 
     @property
     def queued_tokens(self) -> int:
-        return self._scheduler.queued_tokens + sum(item.tokens for item in self._suspects.values())
+        return self._scheduler.queued_tokens + self._suspects.queued_tokens
 
     def waiting(self) -> dict[Lane, int]:
-        suspects = [item.lane for item in self._suspects.values()]
-        return {lane: count + suspects.count(lane) for lane, count in self._scheduler.waiting().items()}
+        suspects = self._suspects.waiting()
+        return {lane: count + suspects[lane] for lane, count in self._scheduler.waiting().items()}
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
-        ages = self._scheduler.oldest_waiting_ms(now_ms)
-        for item in self._suspects.values():
-            ages[item.lane] = max(ages[item.lane], now_ms - item.queued_at_ms)
-        return {lane: ages[lane] for lane in LANES}
+        suspects = self._suspects.oldest_waiting_ms(now_ms)
+        return {lane: max(age_ms, suspects[lane]) for lane, age_ms in self._scheduler.oldest_waiting_ms(now_ms).items()}

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
+from gpu_consumers.engines.port import EngineRequest
 from schemas.base import Scope
-from schemas.request import AdmittedRequest
+from schemas.request import LANES, AdmittedRequest
 from streams.log.offset_tracker import OffsetTracker
 
 
@@ -40,6 +41,7 @@ ours, and counted. `takeover`: fence and read back. `generate`: that has been do
 SUSPECT_LOSSES = 2
 """A worker is lost for many reasons, so one loss says little; who was in an engine that died is suspect at once."""
 MAX_LOSSES = 3
+_PRIORITY = {lane: index for index, lane in enumerate(LANES)}
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,8 @@ class Work:
     phase: Phase = Phase.QUEUED
     plan: Plan = "claim"
     sources: list[tuple[OffsetTracker, int]] = field(default_factory=list)
+    is_owed: bool = False
+    """A record of it was counted as ended by mistake: nobody else reads it again."""
     attempt_id: str = ""
     claimed_as: str = ""
     """The attempt under which it is ours among the claims; empty: it is not."""
@@ -95,6 +99,11 @@ class Work:
         return not self.is_cleared and (self.lost_here or self.losses >= SUSPECT_LOSSES)
 
     @property
+    def is_own(self) -> bool:
+        """This worker has to see to it that it ends; else whoever reads its record does."""
+        return bool(self.sources) or self.is_owed
+
+    @property
     def waits_for_claim(self) -> bool:
         return self.phase is Phase.QUEUED and self.plan == "claim"
 
@@ -102,6 +111,17 @@ class Work:
     def has_said_nothing(self) -> bool:
         """No token of the current attempt was published."""
         return self.next_sequence == 1
+
+    def engine_request(self) -> EngineRequest:
+        request = self.request
+        return EngineRequest(
+            self.attempt_id,
+            self.prompt.tolist(),
+            request.sampling,
+            request.max_tokens,
+            _PRIORITY[request.lane],
+            request.scope.tenant_id,
+        )
 
     def begins_anew(self) -> None:
         """Its next attempt has said nothing."""

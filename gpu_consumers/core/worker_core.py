@@ -47,7 +47,6 @@ class WorkerCore:
             self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
         )
         self._scopes: dict[Scope, Scope] = {}
-        self._draining = False
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order; each is given once."""
@@ -66,7 +65,7 @@ class WorkerCore:
         trackers, commits = self._lanes.revoke(partitions)
         for work in list(self._works.by_response.values()):
             work.sources = [source for source in work.sources if id(source[0]) not in trackers]
-            if not work.sources:
+            if not work.is_own:
                 self._attempts.leave(work)
         return commits
 
@@ -77,22 +76,22 @@ class WorkerCore:
             if tracker is None:
                 continue
             try:
-                request = decode(AdmittedRequest, record.value)
+                self._admit(decode(AdmittedRequest, record.value), (tracker, record.offset), now_ms)
             except Undecodable as error:
                 self._emission.dead_letter(record, error, tracker, now_ms)
-                continue
-            self._admit(request, (tracker, record.offset), now_ms)
 
     def _admit(self, request: AdmittedRequest, source: tuple[OffsetTracker, int], now_ms: int) -> None:
+        """Raises Undecodable for what would end this worker, and every one after it."""
         known = self._works.by_response.get(request.response_id)
         if known is not None:
             known.sources.append(source)
             return
-        if self._remembered.is_over(request.response_id):
+        if self._remembered.pass_over(request.response_id):
             source[0].finished(source[1])
             return
-        # Waiting work is many: 4 bytes per prompt token instead of the 36 of a list of integers.
-        prompt = array("I", request.prompt_token_ids)
+        if request.generated_partition >= self.config.topics.generated.partitions:
+            raise Undecodable("invalid", "generated_partition: no such partition")
+        prompt = _prompt_of(request)
         request.prompt_token_ids = []
         work = Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
         self._attempts.admit(work, now_ms)
@@ -145,10 +144,10 @@ class WorkerCore:
         self._emission.tick(now_ms)
         self._attempts.tick(now_ms)
         self._remembered.tick(now_ms)
-        if self._draining:
+        if self._attempts.is_draining:
             return
         if self._attempts.engine_ready:
-            for item in self._slots.take():
+            for item in self._slots.take(now_ms):
                 self._observer.started(item.lane, now_ms - item.queued_at_ms)
                 self._attempts.start(item, now_ms)
         self._attempts.look_up(now_ms)
@@ -169,7 +168,7 @@ class WorkerCore:
 
     def lease_renewed(self, stood: bool, now_ms: int) -> None:
         """The claim store answers; `stood` as `ClaimStore.renew` says."""
-        self._attempts.lease_renewed(stood, now_ms)
+        self._attempts.keeping.lease_renewed(stood, now_ms)
 
     def generated_ends(self, ends: Mapping[int, int]) -> None:
         """So far these partitions of `generated` reach, at least. Told before anything is read."""
@@ -210,7 +209,7 @@ class WorkerCore:
 
     def drain(self) -> None:
         """Starts nothing more."""
-        self._draining = True
+        self._attempts.drain()
 
     @property
     def unfinished_attempts(self) -> int:
@@ -262,3 +261,11 @@ class WorkerCore:
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         return self._slots.oldest_waiting_ms(now_ms)
+
+
+def _prompt_of(request: AdmittedRequest) -> "array[int]":
+    """Waiting work is many: 4 bytes per prompt token instead of the 36 of a list of integers."""
+    try:
+        return array("I", request.prompt_token_ids)
+    except OverflowError:
+        raise Undecodable("invalid", "prompt_token_ids: there is no such token") from None

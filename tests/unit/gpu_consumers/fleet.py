@@ -6,7 +6,7 @@ A judge stands where post-safety stands: it folds `generated` with the accepted-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from gpu_consumers.core.claims import Claim, ClaimTable
 from gpu_consumers.core.config import CoreConfig
@@ -71,6 +71,8 @@ class Region:
     requests: dict[str, AdmittedRequest] = field(default_factory=dict)
     poison: dict[int, bool] = field(default_factory=dict)
     """First tokens of prompts that kill the engine, before they get a token; True: and its worker."""
+    voids_are_late: bool = False
+    """Until `say_voids`, as when post-safety is away."""
     commits_checked: int = 0
 
     def __post_init__(self) -> None:
@@ -79,6 +81,8 @@ class Region:
             self.log.create_topic(topic.name, topic.partitions)
         self.ids = count(1)
         self._judged = [0] * TOPICS.generated.partitions
+        self._workers: dict[str, str] = {}
+        self._late_voids: list[AttemptVoid] = []
         self.prefixes: dict[str, AcceptedPrefix] = {}
         self.text: dict[str, list[str]] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -128,14 +132,13 @@ class Region:
             self.tokens[record.response_id] = []
         elif isinstance(record, Fence):
             prefix = self.prefixes[record.response_id]
+            self._workers[record.attempt_id] = record.worker_id
+            displaced = prefix.attempt_id
             verdict = prefix.fence(record, offset)
             if verdict != "current":
-                self.control(
-                    AttemptVoid(
-                        response_id=record.response_id, scope=SCOPE, attempt_id=record.attempt_id,
-                        worker_id=record.worker_id, why=verdict, begun_offset=prefix.begun_offset,
-                    )
-                )  # fmt: skip
+                self._say_void(record.response_id, record.attempt_id, verdict)
+            elif displaced not in (None, record.attempt_id):
+                self._say_void(record.response_id, displaced, "superseded")
         elif isinstance(record, Ending):
             self.prefixes[record.response_id].ending(record)
         else:
@@ -151,6 +154,24 @@ class Region:
                     cut = record.text_ends[row][known - 1] if known else 0
                     self.text[response_id].append(record.text[row][cut:])
                     self.tokens[response_id].extend(tokens[known:])
+
+    def _say_void(
+        self, response_id: str, attempt_id: str, why: Literal["tokens_precede", "superseded", "ended"]
+    ) -> None:
+        void = AttemptVoid(
+            response_id=response_id, scope=SCOPE, attempt_id=attempt_id, worker_id=self._workers[attempt_id], why=why,
+            begun_offset=self.prefixes[response_id].begun_offset,
+        )  # fmt: skip
+        if self.voids_are_late:
+            self._late_voids.append(void)
+        else:
+            self.control(void)
+
+    def say_voids(self) -> None:
+        """From now on at once."""
+        self.voids_are_late = False
+        while self._late_voids:
+            self.control(self._late_voids.pop(0))
 
     def terminal(self, response_id: str) -> EndingCode | None:
         self.judge()
@@ -180,6 +201,7 @@ class Worker:
     def __init__(self, region: Region, worker_id: str, *, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
         self.region = region
         self.engine_starts = True
+        self.stopped_until_ms = 0
         self.incarnation = f"{worker_id}/{next(region.ids)}"
         self.core = WorkerCore(
             CoreConfig(
@@ -378,6 +400,8 @@ class Fleet:
         while self.region.now_ms < until_ms:
             self.region.now_ms += step_ms
             for name, worker in list(self.workers.items()):
+                if worker.stopped_until_ms > self.region.now_ms:
+                    continue
                 try:
                     worker.step()
                 except Died:

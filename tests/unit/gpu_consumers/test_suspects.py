@@ -1,6 +1,9 @@
 """A request that kills whoever works on it is tried a bounded number of times, and not with others' answers."""
 
+from collections.abc import Sequence
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gpu_consumers.core.claims import ClaimTable
@@ -8,7 +11,9 @@ from gpu_consumers.core.slots import MAX_HOLD_MS
 from gpu_consumers.core.work import MAX_LOSSES
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence
-from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, Worker, check
+from schemas.request import LANES, Lane
+from tests.unit.gpu_consumers import fleet as fleet_module
+from tests.unit.gpu_consumers.fleet import ENGINE, LEASE_MS, TOPICS, Fleet, Worker, check
 
 
 def entered(fleet: Fleet, response_id: str) -> int:
@@ -115,6 +120,70 @@ def test_others_do_not_wait_for_ever_for_a_suspects_moment() -> None:
     assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
     assert "no moment" in ending_of(fleet, killer).message
     assert fleet.region.terminal(late) is EndingCode.COMPLETED
+
+
+def _fleet_of_suspects(monkeypatch: pytest.MonkeyPatch, lanes: Sequence[Lane]) -> Fleet:
+    """They were in an engine that died; each needs a second there for a first token."""
+    slow = ENGINE.model_copy(update={"ttft_ms": 1_000, "inter_token_ms": 100, "step_ms": 100})
+    monkeypatch.setattr(fleet_module, "ENGINE", slow)
+    fleet = Fleet("a", max_running=len(lanes))
+    for lane in lanes:
+        fleet.region.request(lane, max_tokens=2)
+        fleet.run(10, 10)
+    fleet.run(100, 100)
+    fleet.all[0].kill_engine = True
+    fleet.run(100, 100)
+    return fleet
+
+
+def test_suspects_are_tried_in_the_order_of_their_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = [Lane.BATCH, Lane.BATCH, Lane.STANDARD, Lane.BATCH, Lane.INTERACTIVE]
+    fleet = _fleet_of_suspects(monkeypatch, lanes)
+    [worker] = fleet.all
+    begun = len(worker.submitted)
+    while len(worker.submitted) < begun + len(lanes):
+        fleet.run(100, 100)
+    fences = {fence.attempt_id: fence for fence in fleet.region.records(TOPICS.generated.name, Fence, GENERATED)}
+    tried = [fleet.region.requests[fences[attempt_id].response_id].lane for attempt_id in worker.submitted[begun:]]
+    assert tried == sorted(lanes, key=LANES.index)
+    fleet.settle()
+    check(fleet.region)
+
+
+def test_others_have_a_turn_when_many_suspects_take_long_and_no_suspect_ends_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = _fleet_of_suspects(monkeypatch, [Lane.BATCH] * 50)
+    suspects = list(fleet.region.requests)
+    since_ms = fleet.region.now_ms
+    # One that runs on for long after its turn is over.
+    long = fleet.region.request(Lane.STANDARD, max_tokens=600, partition=1)
+    late = fleet.region.request(Lane.INTERACTIVE, max_tokens=2, partition=1)
+    while fleet.region.terminal(late) is None:
+        fleet.run(100, 100)
+    assert fleet.region.now_ms - since_ms < MAX_HOLD_MS + 5_000
+    fleet.settle(limit_ms=400_000)
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in [*suspects, long]} == {EndingCode.COMPLETED}
+
+
+def test_a_suspect_that_others_leave_no_moment_gives_up_after_three_turns_of_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = _fleet_of_suspects(monkeypatch, [Lane.BATCH] * 50)
+    suspects = list(fleet.region.requests)
+    fleet.region.request(Lane.STANDARD, max_tokens=5_000, partition=1)
+    fleet.run(MAX_HOLD_MS + 5_000, 100)
+    waiting = [each for each in suspects if fleet.region.terminal(each) is None]
+    assert waiting
+    others = []
+    for _ in range(8):
+        others.append(fleet.region.request(Lane.STANDARD, max_tokens=2, partition=1))
+        fleet.run(MAX_HOLD_MS, 100)
+    assert all(fleet.region.terminal(each) is not None for each in [*others, *waiting])
+    gave_up = [each for each in suspects if fleet.region.terminal(each) is EndingCode.ENGINE_FAILED]
+    assert gave_up
+    assert all("no moment" in ending_of(fleet, each).message for each in gave_up)
 
 
 def test_suspects_wait_for_one_that_is_tried_however_long_its_engine_takes() -> None:

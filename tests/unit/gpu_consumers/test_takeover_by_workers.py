@@ -207,6 +207,46 @@ def test_a_fresh_fence_after_lost_claims_is_void_and_the_worker_ends_what_it_cut
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
 
 
+def test_a_worker_that_drains_keeps_nothing_from_others_that_it_starts_no_more() -> None:
+    """It took over what a dead worker had said nothing of, and was full."""
+    fleet = Fleet("a", "b", max_running=1)
+    fleet.region.request(max_tokens=600, partition=1)
+    waiting = fleet.region.request(partition=0)
+    fleet.run(20)
+    fleet.region.claims.resign(fleet.workers["a"].incarnation)
+    fleet.crash("a")
+    fleet.run(200)
+    assert fleet.region.claims._held[waiting].incarnation == fleet.workers["b"].incarnation
+    leaving = fleet.workers.pop("b")
+    leaving.core.drain()
+    leaving.lanes.close()
+    leaving._run_effects()
+    assert leaving.core.unfinished_attempts == 1, "it finishes what runs"
+    fleet.start("c")
+    fleet.run(LEASE_MS // 2)
+    assert fleet.region.terminal(waiting) is EndingCode.COMPLETED
+
+
+def test_what_was_to_begin_when_its_worker_is_stopped_begins_elsewhere() -> None:
+    fleet = Fleet("a")
+    [worker] = fleet.all
+    fleet.run(20)
+    worker.claims_are_late = True
+    response_id = fleet.region.request()
+    fleet.run(20)
+    assert worker.claims_on_their_way
+    leaving = fleet.workers.pop("a")
+    leaving.core.drain()
+    leaving.lanes.close()
+    for answer in leaving.claims_on_their_way:
+        leaving.core.claimed(*answer, fleet.region.now_ms)
+    leaving._run_effects()
+    assert not leaving.submitted
+    fleet.start("b")
+    fleet.run(LEASE_MS // 2)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
 def test_handed_over_work_is_taken_without_waiting_for_the_lease() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=300)

@@ -185,6 +185,34 @@ def test_a_record_that_cannot_be_read_goes_to_dead_letters_and_the_next_is_serve
     assert fleet.region.log.committed("workers.pool", source).offset == 2
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt_token_ids", [1, -1]),
+        ("prompt_token_ids", [2**32]),
+        ("generated_partition", 2),
+        ("generated_partition", 2**70),
+    ],
+)
+def test_a_record_that_can_be_read_and_not_be_worked_at_goes_to_dead_letters_too(field: str, value: object) -> None:
+    fleet = Fleet("a")
+    lane = TOPICS.lane("pool", Lane.STANDARD).name
+    fleet.region.request()
+    [admitted] = fleet.region.requests.values()
+    bad = admitted.model_copy(update={"response_id": "resp_test-0_" + "f" * 32, field: value})
+    fleet.region.log.append(lane, bad.encode())
+    fleet.region.claims_lost = True  # its response is post-safety's to end, at its deadline
+    after = fleet.region.request()
+    fleet.settle()
+    assert {fleet.region.terminal(each) for each in fleet.region.requests} == {EndingCode.COMPLETED}
+    assert after in fleet.region.requests
+    [letter] = [
+        DeadLetter.model_validate_json(r.value or b"") for r in fleet.region.log.records(TOPICS.dead_letters.name)
+    ]
+    assert (letter.reason, letter.offset, letter.detail.split(":")[0]) == ("invalid", 1, field)
+    assert fleet.region.log.committed("workers.pool", TopicPartition(lane, 0)).offset == 3
+
+
 def test_the_heartbeat_says_what_waits_and_what_is_consumed() -> None:
     fleet = Fleet("a", max_running=1)
     for _ in range(3):

@@ -19,6 +19,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("crash_at_effect"), st.sampled_from("ab"), st.integers(0, 12)),
     st.tuples(st.just("rebalance"), st.just(0), st.just(0)),
     st.tuples(st.just("lost"), st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("stopped"), st.sampled_from("ab"), st.sampled_from([1_000, LEASE_MS + 1_000])),
+    st.tuples(st.just("voids_are_late"), st.just(0), st.integers(0, 1)),
     st.tuples(st.just("engine_dies"), st.sampled_from("ab"), st.just(0)),
     st.tuples(st.just("engine_is_late"), st.sampled_from("ab"), st.integers(1, 4)),
     st.tuples(st.just("engine_stays_away"), st.sampled_from("ab"), st.just(0)),
@@ -59,6 +61,11 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
             region.claims_up, region.claims_lost = False, True
         elif what == "claims_up":
             region.claims_up = True
+        elif what == "voids_are_late":
+            # What is believed until then may be committed too early, and is made up for.
+            region.voids_are_late = region.claims_lost = True
+            if not size:
+                region.say_voids()
         elif what == "claims_flushed":
             region.claims, region.claims_lost = ClaimTable(LEASE_MS), True
         elif worker is None:
@@ -66,6 +73,9 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
         elif what == "crash_at_effect":
             worker.dies_after = size
         elif what == "lost":
+            worker.lanes.drop()
+        elif what == "stopped":
+            worker.stopped_until_ms = region.now_ms + size
             worker.lanes.drop()
         elif what == "engine_dies":
             worker.kill_engine = True
@@ -99,12 +109,21 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
     ],
     1,
 )  # fmt: skip
+@example(
+    # `b` ends its answer behind the fence of `a`, which has died since, and hears so when it has the record back.
+    [
+        ("request", Lane.STANDARD, 13), ("run", 100, 0), ("voids_are_late", 0, 1), ("stopped", "b", LEASE_MS + 1_000),
+        ("crash_at_effect", "a", 3), ("run", 3_000, 0), ("run", 3_000, 0), ("run", 400, 0), ("voids_are_late", 0, 0),
+    ],
+    4,
+)  # fmt: skip
 def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
     script: list[tuple[Any, ...]], max_running: int
 ) -> None:
     fleet = Fleet("a", "b", max_running=max_running)
     play(script, fleet)
     fleet.region.claims_up = True
+    fleet.region.say_voids()
     for worker in fleet.workers.values():
         worker.engine_starts = True
     fleet.settle("ab")
