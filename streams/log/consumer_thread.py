@@ -286,7 +286,7 @@ class ConsumerThread:
         elif self._begun and len(self._early) < self._max_records:
             # A commit's outcome is told in a poll, and somebody may wait for it before the next fetch.
             if not self._serve(OUTCOME_LOOK_S):
-                self._early += self._poll(1, OUTCOME_LOOK_S)
+                self._read_early(OUTCOME_LOOK_S)
         elif not self._serve(self._keep_alive_s):
             self._take_part()
 
@@ -313,7 +313,11 @@ class ConsumerThread:
         if running:
             self._consumer.pause(running)
             self._held |= running
-        self._early += self._poll(1, 0)
+        self._read_early(0)
+
+    def _read_early(self, timeout_s: float) -> None:
+        records = self._poll(1, timeout_s)
+        self._early += records  # not in one line: a revoke inside the poll makes this another list
 
     def _poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """Reports a retriable error to the loop, and pauses; nothing was read then."""
