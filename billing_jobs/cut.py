@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from billing_jobs.haste import Haste, is_due
+from billing_jobs.haste import Haste
 from billing_jobs.pricing import Charge, PriceBook, charge
 from schemas.base import ScopedRecord
 from schemas.codec import DecodeReason, Undecodable, decode
 from schemas.usage import USAGE, ComputeRecord, DeliveredCount, UsageEvent
+from streams.clocks import is_due
 from streams.log.port import Committed, LogRecord, TopicPartition
 from streams.topics import DAY_MS
 

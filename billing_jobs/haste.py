@@ -6,12 +6,6 @@ BURST_MS = 1_000
 """What they may take at once after a quiet time: some dozens of them."""
 
 
-def is_due(at_ms: int, now_ms: int, longest_wait_ms: int) -> bool:
-    """Whether it is time for what was put off until `at_ms`, by `longest_wait_ms` at most. A clock that was set back
-    since does not put it off further."""
-    return not 0 < at_ms - now_ms <= longest_wait_ms
-
-
 class Haste:
     """An analyst who looks right after an answer wants to see it; every batch costs four inserts, however small it is.
 

@@ -9,10 +9,11 @@ from threading import Event
 import structlog
 
 from billing_jobs.cut import Batch, CutPlanner, Unusable, check_log, parse_batch, priced
-from billing_jobs.haste import Haste, is_due
+from billing_jobs.haste import Haste
 from billing_jobs.metrics import BillingMetrics
 from billing_jobs.pricing import PriceBook, PriceRow
 from billing_jobs.store import BatchStore, StoredPosition, StoreError
+from streams.clocks import is_due
 from streams.dead_letters import letter_of
 from streams.log.port import LogConsumer, LogError, LogProducer, ProducerQueueFull, TopicPartition
 

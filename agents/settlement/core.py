@@ -2,7 +2,8 @@
 
 `step()` reads, settles, commits. Settling is idempotent per response and choice, so a crash between the two only
 repeats it. While the quota store does not answer, the same records are kept and tried again; nothing is committed past
-them, and nothing more is read.
+them, and nothing more is read. What was logged before the store's memory begins is passed over: `usage` keeps more than
+a year of it.
 """
 
 import asyncio
@@ -13,16 +14,17 @@ from typing import Protocol
 import structlog
 
 from agents.quota.limits import limits_of
-from agents.quota.store import Overdue, QuotaStore, QuotaUnavailable
+from agents.quota.store import OUTCOME_KEEP_MS, Overdue, QuotaStore, QuotaUnavailable
 from agents.settlement import metrics
 from schemas.admission import Decision
 from schemas.codec import Undecodable, decode
 from schemas.request import Lane
 from schemas.usage import USAGE, UsageEvent
+from streams.clocks import is_due
 from streams.dead_letters import letter_of
 from streams.directory import Tenant, TenantDirectory
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
-from streams.topics import Topics
+from streams.topics import LONGEST_RESPONSE_MS, Topics
 
 MAX_RECORDS = 500
 POLL_S = 0.2
@@ -35,6 +37,8 @@ SWEEP_LIMIT = 200
 SWEEP_PAGES = 25
 """Per tenant and sweep; the next sweep goes on behind them."""
 FLUSH_TIMEOUT_S = 30.0
+REMEMBERED_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
+"""After its usage was logged, the store has forgotten a reservation."""
 _log = structlog.get_logger()
 
 
@@ -112,6 +116,8 @@ class Settlement:
         self._wait = wait
         self._run = run
         self._kept: list[_Kept] = []
+        self._passed_over: dict[TopicPartition, int] = {}
+        """Up to where, not committed yet."""
         self._next_sweep_ms = 0
         self._looked_at: dict[str, int] = {}
         self._usage_then: tuple[int, dict[TopicPartition, int]] | None = None
@@ -134,13 +140,14 @@ class Settlement:
     def _on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
         gone = set(partitions)
         self._kept = [kept for kept in self._kept if kept.record.source not in gone]
+        self._passed_over = {place: offset for place, offset in self._passed_over.items() if place not in gone}
 
     def step(self) -> int:
         """Reads, settles, commits, sweeps when it is time. Returns how many records it finished. Raises LogError."""
         # While the store is away all partitions are paused, so nothing comes: polling keeps the membership alive.
         records = self._consumer.poll(MAX_RECORDS, POLL_S if self.store_answers else 0)
         # Not before: a partition may have been revoked in `poll`.
-        self._kept += [_Kept(record, self._decode(record)) for record in records]
+        self._kept += [_Kept(record, self._decode(record)) for record in self._without_forgotten(records)]
         kept = list(self._kept)
         try:
             self._run(self._settle_all(kept))
@@ -160,13 +167,32 @@ class Settlement:
         self._sweep_when_due()
         return len(kept)
 
+    def _without_forgotten(self, records: Sequence[LogRecord]) -> list[LogRecord]:
+        """Goes on where the store's memory begins, in partitions that are read from further back: by a group that is
+        new, or whose position is none of this log's, now or since it was read last.
+        """
+        since_ms = self._clock_ms() - REMEMBERED_MS
+        forgotten = {record.source: record.offset for record in records if record.timestamp_ms < since_ms}
+        left: set[TopicPartition] = set()
+        for partition, last in forgotten.items():
+            begin = self._consumer.offset_at(partition, since_ms)
+            # Else the broker's clock went back in between: read on, it costs no more than time.
+            if begin > last:
+                _log.info("usage_passed_over", partition=partition.partition, up_to=begin)
+                self._consumer.seek(partition, begin)
+                self._passed_over[partition] = begin
+                left.add(partition)
+        return [record for record in records if record.source not in left]
+
     def _commit(self, records: Sequence[LogRecord]) -> None:
         owned = set(self._consumer.assignment())
-        offsets = {record.source: record.offset + 1 for record in records if record.source in owned}
+        read = {record.source: record.offset + 1 for record in records}
+        offsets = {place: offset for place, offset in (self._passed_over | read).items() if place in owned}
         if offsets:
             if self._producer.flush(FLUSH_TIMEOUT_S):
                 raise LogError("dead letters were not acknowledged in time", retriable=True)
             self._consumer.commit(offsets)
+        self._passed_over = {}
 
     async def _settle_all(self, kept: Sequence[_Kept]) -> None:
         events = [each.event for each in kept if each.event is not None]
@@ -196,7 +222,7 @@ class Settlement:
 
     def _sweep_when_due(self) -> None:
         now_ms = self._clock_ms()
-        if now_ms < self._next_sweep_ms:
+        if not is_due(self._next_sweep_ms, now_ms, SWEEP_INTERVAL_MS):
             return
         self._next_sweep_ms = now_ms + SWEEP_INTERVAL_MS
         try:
@@ -205,7 +231,7 @@ class Settlement:
             then_ms, ends = self._usage_then
             if self._is_settled_up_to(ends):
                 self._usage_then = None
-                self._run(self.sweep(then_ms))
+                self._run(self.sweep(min(then_ms, now_ms)))
         except (QuotaUnavailable, LogError) as error:
             _log.warning("sweep_put_off", error=str(error))
 

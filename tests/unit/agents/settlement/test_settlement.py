@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agents.quota.store import Reserved
-from agents.settlement.core import SWEEP_GRACE_MS, LaneQueues, Settlement, used_tokens
+from agents.settlement.core import REMEMBERED_MS, SWEEP_GRACE_MS, LaneQueues, Settlement, used_tokens
 from schemas.admission import Decision
 from schemas.base import Scope
 from schemas.dead_letter import DeadLetter
@@ -115,6 +115,47 @@ def test_counts_without_a_price_are_passed_over(story: Story) -> None:
     assert story.committed == 1
 
 
+@pytest.mark.parametrize("committed", [None, 5_000], ids=["a new group", "a log that lost its end"])
+@pytest.mark.parametrize("partition", [0, 3])
+def test_what_the_store_has_forgotten_is_passed_over(story: Story, committed: int | None, partition: int) -> None:
+    """`usage` keeps more than a year, and a group without a position begins where the log begins."""
+    usage_partition = TopicPartition(story.topics.usage.name, partition)
+    if committed is not None:
+        story.log.consumer("settlement", "another log").commit({usage_partition: committed})
+    story.now_ms = NOW - REMEMBERED_MS - 1
+    for number in range(1_200):
+        story.used(usage(f"forgotten{number}"), partition)
+    story.now_ms = NOW
+    story.reserve()
+    story.used(usage(), partition)
+    finished = sum(story.settlement.step() for _ in range(5))
+    assert finished == 1
+    assert story.tokens == 1_000 - 50
+    assert story.log.committed("settlement", usage_partition).offset == 1_201
+
+
+def test_a_log_of_which_everything_is_forgotten_does_not_keep_the_sweeper_away(story: Story) -> None:
+    story.now_ms = NOW - REMEMBERED_MS - 1
+    for number in range(1_200):
+        story.used(usage(f"forgotten{number}"))
+    story.reserve("lost", NOW)
+    story.now_ms = NOW + 10 * SWEEP_GRACE_MS
+    assert sum(story.settlement.step() for _ in range(3)) == 0
+    assert story.committed == 1_200
+    assert story.quota.tenants["acme"].active == set()
+
+
+def test_a_brokers_clock_that_went_back_keeps_nothing_from_being_settled(story: Story) -> None:
+    story.reserve()
+    story.used(usage("r0"))
+    story.now_ms = NOW - REMEMBERED_MS - 1
+    story.used(usage())
+    story.now_ms = NOW
+    story.settle()
+    assert story.tokens == 1_000 - 50
+    assert story.committed == 2
+
+
 def test_a_record_that_cannot_be_read_is_a_dead_letter_before_it_is_committed(story: Story) -> None:
     story.used(b'{"type": "usage"}')
     story.settle()
@@ -207,6 +248,24 @@ def test_a_reservation_that_nobody_settles_is_refunded_long_after_its_deadline(s
     story.now_ms += 10_000
     story.settle()
     assert story.quota.tenants["acme"].active == set()
+
+
+def test_a_clock_that_is_set_back_puts_the_sweeper_off_no_further(story: Story) -> None:
+    other = story.incarnation("other")
+    for _ in range(3):
+        story.settlement.step()
+        other.step()
+    for partition in range(4):
+        story.used(usage(f"unread{partition}"), partition)
+    story.now_ms += 60_000
+    story.settle()
+    for _ in range(3):
+        other.step()
+    story.now_ms -= 3_600_000
+    story.reserve("due by both clocks", story.now_ms - 2 * SWEEP_GRACE_MS)
+    story.reserve("due by the old one", story.now_ms + 1_000)
+    story.settle()
+    assert story.quota.tenants["acme"].active == {"due by the old one"}
 
 
 def test_the_sweeper_leaves_alone_what_is_still_queued(story: Story) -> None:
