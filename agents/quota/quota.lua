@@ -51,6 +51,11 @@ local at_ms = tonumber(fields[1]) or now_ms
 local backlog = tonumber(fields[2]) or 0
 local tokens = tonumber(fields[3]) or tokens_per_minute
 local carry = tonumber(fields[4]) or 0
+if at_ms > now_ms + MINUTE_MS then
+  -- The clock was set back: what it was ahead by must not pass again before anything is gained.
+  at_ms = now_ms
+  redis.call('HSET', bucket, 'at_ms', string.format('%.0f', at_ms))
+end
 now_ms = math.max(now_ms, at_ms)
 local elapsed_ms = math.min(now_ms - at_ms, HOUR_MS)
 backlog = math.max(backlog - elapsed_ms * requests_per_minute, 0)

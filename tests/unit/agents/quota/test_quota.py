@@ -318,6 +318,22 @@ async def test_a_store_that_was_started_again_decides_nothing_before_it_is_rebui
             assert await one.active_count("acme") == 1
 
 
+@pytest.mark.parametrize("may_wait", [False, True], ids=["refused", "waits"])
+async def test_a_clock_that_was_ahead_and_is_set_back_locks_nobody_out(quota: RedisQuota, may_wait: bool) -> None:
+    async def ask(response_id: str) -> object:
+        return await quota.reserve(
+            "acme", LIMITS, response_id, tokens=1_000, deadline_ms=NOW + 60_000, may_wait=may_wait
+        )
+
+    quota.now_ms = NOW + 3_600_000
+    assert await ask("r1") == Reserved(1_000)
+    for second in range(60):
+        quota.now_ms = NOW + second * 1_000
+        assert isinstance(await ask(f"early{second}"), NotYet if may_wait else Refusal), "a minute's tokens are spent"
+    quota.now_ms = NOW + 60_000
+    assert await ask("r2") == Reserved(1_000)
+
+
 async def test_an_outcome_outlives_the_longest_outage_and_a_flood_of_refusals_does_not(
     client: Redis, quota: RedisQuota
 ) -> None:
