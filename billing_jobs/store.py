@@ -15,8 +15,9 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import clickhouse_connect
-from clickhouse_connect.driver.binding import quote_identifier
+from clickhouse_connect.driver.binding import format_bind_value, quote_identifier
 from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.httputil import default_pool_manager
 
 from billing_jobs.cut import Batch
 from billing_jobs.pricing import PriceRow
@@ -32,13 +33,27 @@ MIGRATIONS = {
     4: "4_log_identity.sql",
     5: "5_repricing.sql",
 }
-"""Schema version → the statements that lead to it from the one before. No other process may write meanwhile."""
+"""Schema version → the statements that lead to it from the one before."""
+_NOT_TO_BE_REPEATED = {
+    2: "SELECT count() FROM system.columns"
+    " WHERE database = currentDatabase() AND table = 'usage_events' AND name = 'precedence'"
+}
+"""Of a step that replaces a table, so that nobody may write meanwhile: 1 where it is made, as in new tables it is."""
 
 EMBEDDED_DATABASE = "sluice"
 _SERVER_TIMEOUT_S = 30
 _MIGRATION_TIMEOUT_S = 3_600
 """A statement that copies a table must not go on at the server when nobody waits for it any more."""
 _IDS_PER_LOOKUP = 1_000
+_MAX_LIST_BYTES = 65_536
+"""Of one list in a lookup: a server takes no field of more than 128 KiB (`http_max_field_value_size`)."""
+_LOOKED_UP_BY = {
+    "usage_events": ("tenant_id",),
+    "compute_records": ("tenant_id", "response_id"),
+    "delivered_counts": ("tenant_id", "response_id"),
+    "billing_batches": (),
+}
+"""Beside the identity: what the tables' keys begin with, so that a lookup reads no whole table."""
 
 
 class StoreError(Exception):
@@ -151,15 +166,19 @@ class Database:
     @classmethod
     def server(cls, url: str, options: Mapping[str, Any] = MappingProxyType({})) -> Self:
         """`url` names an existing database: `https://user:password@host:8443/database`; `options` are of the client."""
+        interface = urlsplit(url).scheme
 
         def open_client(settings: dict[str, Any], timeout_s: int) -> Any:
+            # Else a proxy of the environment would be told the password. Over TLS it passes on what it cannot read.
+            past_any_proxy = {"pool_mgr": default_pool_manager()} if interface == "http" else {}
             return clickhouse_connect.get_client(
                 dsn=url,
-                interface=urlsplit(url).scheme,
+                interface=interface,
                 settings=settings,
                 autogenerate_session_id=False,
                 connect_timeout=5,
                 send_receive_timeout=timeout_s,
+                **past_any_proxy,
                 **options,
             )
 
@@ -218,13 +237,22 @@ def _migrate(client: Any) -> None:
         "CREATE TABLE IF NOT EXISTS schema_version (version UInt32, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
         " ENGINE = MergeTree ORDER BY version"
     )
+    for version in range(1, SCHEMA_VERSION + 1):
+        # Before each step: another process may be making them too.
+        if _schema_version(client) >= version:
+            continue
+        if version not in _NOT_TO_BE_REPEATED or not client.query(_NOT_TO_BE_REPEATED[version]).first_row[0]:
+            for statement in _statements((files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()):
+                client.command(statement)
+        client.insert("schema_version", [[version]], column_names=["version"])
+
+
+def _schema_version(client: Any) -> int:
+    """Of the tables; 0 where there are none. Raises SchemaTooNew."""
     found = int(client.query("SELECT max(version) FROM schema_version").first_row[0])
     if found > SCHEMA_VERSION:
         raise SchemaTooNew(f"the billing tables have schema version {found}, this program knows {SCHEMA_VERSION}")
-    for version in range(found + 1, SCHEMA_VERSION + 1):
-        for statement in _statements((files("billing_jobs") / "migrations" / MIGRATIONS[version]).read_text()):
-            client.command(statement)
-        client.insert("schema_version", [[version]], column_names=["version"])
+    return found
 
 
 class ClickHouseStore:
@@ -319,16 +347,26 @@ def _insert(client: Any, rows: TableRows, settings: dict[str, Any]) -> None:
 
 def _is_incomplete(client: Any, rows: TableRows) -> bool:
     """Whether a row is missing, going by identities."""
-    ids = sorted(set(rows.column(rows.identity)))
-    parameters: dict[str, Any] = {}
-    where = f"{rows.identity} IN {{ids:Array(String)}}"
-    if "tenant_id" in rows.names:
-        parameters["tenants"] = sorted(set(rows.column("tenant_id")))
-        where += " AND tenant_id IN {tenants:Array(String)}"
-    for start in range(0, len(ids), _IDS_PER_LOOKUP):
-        parameters["ids"] = ids[start : start + _IDS_PER_LOOKUP]
-        query = f"SELECT uniqExact({rows.identity}) FROM {rows.table} WHERE {where}"  # noqa: S608 - names are ours
-        found = client.query(query, parameters=parameters)
-        if found.first_row[0] != len(parameters["ids"]):
+    names = (*_LOOKED_UP_BY[rows.table], rows.identity)
+    where = " AND ".join(f"{name} IN {{{name}:Array(String)}}" for name in names)
+    query = f"SELECT uniqExact({rows.identity}) FROM {rows.table} WHERE {where}"  # noqa: S608 - names are ours
+    for keys in _lookups(sorted(set(zip(*map(rows.column, names), strict=True)))):
+        lists = [sorted(set(values)) for values in zip(*keys, strict=True)]
+        found = client.query(query, parameters=dict(zip(names, lists, strict=True)))
+        if found.first_row[0] != len(lists[-1]):
             return True
     return False
+
+
+def _lookups(keys: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """As many keys at a time as one lookup may name."""
+    together: list[tuple[str, ...]] = []
+    size_bytes = 0
+    for key in keys:
+        longest_bytes = max(len(format_bind_value([value]).encode()) for value in key)
+        if len(together) == _IDS_PER_LOOKUP or (together and size_bytes + longest_bytes > _MAX_LIST_BYTES):
+            yield together
+            together, size_bytes = [], 0
+        together.append(key)
+        size_bytes += longest_bytes
+    yield together

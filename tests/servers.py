@@ -2,11 +2,15 @@
 
 import signal
 import socket
+import socketserver
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import pytest
 
 from deploy.local.kafka_broker import KafkaNode, format_command, run_command, write_properties
 from streams.provisioning import wait_for_broker
@@ -63,6 +67,30 @@ def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[b
         except TimeoutError as error:
             raise RuntimeError(f"the broker did not start:\n{output.read_text()[-4_000:]}") from error
         yield settings, process
+
+
+@contextmanager
+def proxy_of_the_environment(environment: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What programs tell the proxy that the environment names. It answers nothing."""
+    told: list[bytes] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            told.append(self.request.recv(65_536))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+            for spelt in (name, name.upper()):
+                environment.delenv(spelt, raising=False)
+                if name != "no_proxy":
+                    environment.setenv(spelt, f"http://127.0.0.1:{proxy.server_address[1]}")
+        try:
+            yield told
+        finally:
+            proxy.shutdown()
+            thread.join(timeout=10)
 
 
 def hear_interrupts() -> None:

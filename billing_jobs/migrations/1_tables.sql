@@ -1,4 +1,5 @@
--- Billing tables, schema version 1. One statement per `;`. Every statement may run again after a crash half-way.
+-- Billing tables, schema version 1, but `usage_events` as version 2 has it, so that no new table is ever replaced.
+-- One statement per `;`. Every statement may run again after a crash half-way.
 --
 -- Settings are explicit because their defaults moved between versions of ClickHouse:
 --   non_replicated_deduplication_window  how many insert tokens a table remembers (0, off, by default);
@@ -48,9 +49,10 @@ CREATE TABLE IF NOT EXISTS usage_events
     log_partition         UInt32,
     log_offset            UInt64,
     logged_at             DateTime64(3, 'UTC'),
+    precedence            UInt8 MATERIALIZED (model != '') + (attempts > 0) COMMENT '0 refused, 1 opened, 2 a worker took it',
     INDEX usage_id_bloom usage_id TYPE bloom_filter(0.01) GRANULARITY 4
 )
-ENGINE = ReplacingMergeTree
+ENGINE = ReplacingMergeTree(precedence)
 PARTITION BY toYYYYMM(accepted_at)
 ORDER BY (tenant_id, toStartOfHour(accepted_at), usage_id)
 SETTINGS non_replicated_deduplication_window = 10000, fsync_after_insert = 1, fsync_part_directory = 1;

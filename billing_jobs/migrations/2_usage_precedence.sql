@@ -3,8 +3,8 @@
 -- A response may be refused in one partition of the log and opened in another, and each has its bill. The one over
 -- nothing must not replace the other because it was inserted later.
 --
--- An engine cannot be altered: the table is written anew and takes the old one's place in one step, with all of its
--- rows. Run again after a crash, it copies itself. Rows that another process inserts meanwhile would be lost.
+-- An engine cannot be altered: the table of an older release is written anew and takes the old one's place in one step,
+-- with all of its rows. Rows that another process inserts meanwhile would be lost. New tables are made like this.
 CREATE OR REPLACE TABLE usage_events
 (
     usage_id              String COMMENT '<response_id>/<choice>, unique',

@@ -9,16 +9,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from clickhouse_connect.driver.binding import bind_query
+from clickhouse_connect.driver.exceptions import DatabaseError
 from pydantic import BaseModel
 
 from billing_jobs.cut import Batch, cut_of, parse_batch
 from billing_jobs.pricing import PriceBook, PriceRow, price_row
 from billing_jobs.rows import tables_of
-from billing_jobs.store import BatchStore, ClickHouseStore, Database, OperatorsDecision, StoredPosition, StoreError
+from billing_jobs.store import (
+    BatchStore,
+    ClickHouseStore,
+    Connection,
+    Database,
+    OperatorsDecision,
+    StoredPosition,
+    StoreError,
+)
 from schemas.base import Scope
 from schemas.usage import BILLING_RULE_VERSION, UsageEvent
 from streams.directory import Model
 from streams.log.port import LogRecord
+from tests.servers import proxy_of_the_environment
 from tests.unit.billing_jobs.events import NOON_MS, compute_record, delivered_count, usage_event
 from tests.unit.billing_jobs.stores import MemoryStore
 
@@ -150,6 +161,54 @@ def test_a_decision_is_the_position_until_a_batch_is_inserted_after_it(held: Hel
 def store(database: Database) -> Iterator[ClickHouseStore]:
     with closing(ClickHouseStore(database.connection())) as opened:
         yield opened
+
+
+class ServersLimit:
+    """A client of an embedded ClickHouse that takes no longer field than a server does (`http_max_field_value_size`),
+    and keeps what was asked for."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.queries: list[tuple[str, dict[str, Any]]] = []
+
+    def query(self, text: str, parameters: dict[str, Any] | None = None) -> Any:
+        for value in bind_query(text, parameters)[1].values():
+            if len(value.encode()) > 131_072:
+                raise DatabaseError("HTML Form Exception: Field value too long")
+        self.queries.append((text, parameters or {}))
+        return self.client.query(text, parameters=parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+
+@pytest.fixture
+def limited(database: Database) -> Iterator[ServersLimit]:
+    with closing(database.connection()) as connection, connection.client() as client:
+        yield ServersLimit(client)
+
+
+def test_a_cut_of_thousands_of_tenants_is_looked_up_again_within_a_servers_limits(
+    database: Database, limited: ServersLimit
+) -> None:
+    def of_tenant(number: int) -> UsageEvent:
+        return usage_event(number, scope=Scope(tenant_id=f"{number:04}" + "t" * 150))
+
+    batch = batch_of([of_tenant(number).encode() for number in range(2_000)])
+    store = ClickHouseStore(Connection(lambda: limited))
+    for _ in range(2):
+        store.insert(batch, again=True)
+    assert query(database, "SELECT count(), uniqExact(tenant_id) FROM usage") == [(2_000, 2_000)]
+    lookups = [parameters for text, parameters in limited.queries if "uniqExact(usage_id)" in text]
+    assert len(lookups) > 2, "in several turns"
+    assert all(len(each["tenant_id"]) <= len(each["usage_id"]) for each in lookups), "each with its own tenants alone"
+
+
+def test_what_is_looked_up_again_is_found_by_the_key_of_its_table(limited: ServersLimit) -> None:
+    batch = batch_of([compute_record(1).encode(), delivered_count(1).encode()])
+    ClickHouseStore(Connection(lambda: limited)).insert(batch, again=True)
+    asked = [parameters for text, parameters in limited.queries if "billing_batches" not in text]
+    assert [each["response_id"] for each in asked] == [[compute_record(1).response_id]] * 2
 
 
 def test_a_replay_with_other_batch_boundaries_is_absorbed(database: Database, store: ClickHouseStore) -> None:
@@ -333,6 +392,12 @@ def test_a_server_that_is_away_is_a_store_error() -> None:
     database = Database.server("http://user:password@127.0.0.1:1/billing")
     with closing(ClickHouseStore(database.connection())) as store, pytest.raises(StoreError):
         store.insert(usage_batch(0, 0), again=False)
+
+
+def test_a_password_in_the_clear_goes_past_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxy_of_the_environment(monkeypatch) as told, pytest.raises(StoreError):
+        Database.server("http://billing:hunter2@127.0.0.1:1/billing").open()
+    assert told == []
 
 
 def test_a_missing_engine_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from billing_jobs import rows
 from billing_jobs.store import SCHEMA_VERSION, ClickHouseStore, Database, SchemaTooNew
-from tests.unit.billing_jobs.test_store import query, usage_batch
+from tests.unit.billing_jobs.test_store import execute, query, usage_batch
 
 
 def test_rows_lost_behind_their_token_are_put_back(tmp_path: Path) -> None:
@@ -54,6 +56,49 @@ def test_tables_survive_a_restart_and_those_of_a_newer_program_are_refused(tmp_p
             database.open()
 
 
+class Late:
+    """A client that reads the schema's version just before somebody else makes all tables."""
+
+    def __init__(self, client: Any, meanwhile: Callable[[], None]) -> None:
+        self._client = client
+        self._meanwhile: list[Callable[[], None]] = [meanwhile]
+        self.commands: list[str] = []
+
+    def query(self, text: str, **options: Any) -> Any:
+        answer = self._client.query(text, **options)
+        if self._meanwhile and "schema_version" in text:
+            self._meanwhile.pop()()
+        return answer
+
+    def command(self, text: str) -> None:
+        self.commands.append(text)
+        self._client.command(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def test_who_finds_no_tables_yet_changes_none_that_another_makes_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "clickhouse"
+    with closing(Database.embedded(path)) as database, closing(database.connection()) as connection:
+        with connection.client() as client:
+            late = Late(client, database.open)
+            Database(lambda _settings, _timeout_s: late).open()
+        assert [text for text in late.commands if not text.startswith("CREATE") or " OR REPLACE " in text] == []
+
+
+def test_a_new_table_is_never_replaced(tmp_path: Path) -> None:
+    """Rows that others insert while one is are lost."""
+    tables = "SELECT name, uuid FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
+    with closing(Database.embedded(tmp_path / "clickhouse")) as database:
+        database.open()
+        made = query(database, f"{tables} ORDER BY name")
+        execute(database, "TRUNCATE TABLE schema_version")
+        with closing(Database.embedded(tmp_path / "clickhouse")) as late:
+            late.open()
+        assert query(database, f"{tables} ORDER BY name") == made
+
+
 def test_tables_of_an_older_program_are_carried_over_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it was killed after a migration and before it had noted that."""
     path = tmp_path / "clickhouse"
@@ -61,10 +106,20 @@ def test_tables_of_an_older_program_are_carried_over_whole(tmp_path: Path, monke
     def contents(database: Database) -> list[tuple[object, ...]]:
         return query(database, "SELECT * FROM usage ORDER BY usage_id")
 
+    def as_version_1_made_it(database: Database) -> None:
+        execute(
+            database,
+            "CREATE TABLE older ENGINE = ReplacingMergeTree PARTITION BY toYYYYMM(accepted_at)"
+            " ORDER BY (tenant_id, toStartOfHour(accepted_at), usage_id) AS SELECT * FROM usage_events",
+        )
+        execute(database, "EXCHANGE TABLES older AND usage_events")
+        execute(database, "DROP TABLE older")
+
     with closing(Database.embedded(path)) as database, monkeypatch.context() as older:
         older.setattr("billing_jobs.store.SCHEMA_VERSION", 1)
         older.setattr(rows, "_BATCH", [column for column in rows._BATCH if column.name != "log_id"])
         database.open()
+        as_version_1_made_it(database)
         with closing(ClickHouseStore(database.connection())) as store:
             for _ in range(2):
                 store.insert(usage_batch(0, 4), again=False)
@@ -77,9 +132,8 @@ def test_tables_of_an_older_program_are_carried_over_whole(tmp_path: Path, monke
             assert contents(database) == before
             [engine] = query(database, "SELECT engine_full FROM system.tables WHERE name = 'usage_events'")
             assert str(engine[0]).startswith("ReplacingMergeTree(precedence)")
-            with closing(database.connection()) as connection, connection.client() as client:
-                client.command("TRUNCATE TABLE schema_version")
-                client.insert("schema_version", [[1]], column_names=["version"])
+            execute(database, "TRUNCATE TABLE schema_version")
+            execute(database, "INSERT INTO schema_version (version) VALUES (1)")
 
 
 _CHILD = """
