@@ -82,7 +82,7 @@ def _scrape(stack: Stack) -> dict[str, float]:
     for spec in stack.plan.processes:
         if spec.health_port is None:
             continue
-        text = httpx.get(f"http://127.0.0.1:{spec.health_port}/metrics", timeout=5).text
+        text = httpx.get(f"http://127.0.0.1:{spec.health_port}/metrics", timeout=5, trust_env=False).text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value

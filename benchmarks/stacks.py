@@ -96,7 +96,7 @@ def baseline_server(command: list[str], url: str, environment: Mapping[str, str]
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while True:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(url + path, timeout=2).status_code < 500:
+                if httpx.get(url + path, timeout=2, trust_env=False).status_code < 500:
                     break
             if _has_ended(process) or time.monotonic() > deadline_s:
                 raise RuntimeError(f"the baseline did not start: {command}")

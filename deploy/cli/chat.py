@@ -119,8 +119,14 @@ class Chat:
         self._connection.close()
         try:
             self._socket = self._connection.enter_context(
+                # A proxy of the environment would be told the key.
                 connect(
-                    self._url, additional_headers=headers, compression=None, open_timeout=OPEN_TIMEOUT_S, max_size=None
+                    self._url,
+                    additional_headers=headers,
+                    compression=None,
+                    open_timeout=OPEN_TIMEOUT_S,
+                    max_size=None,
+                    proxy=None,
                 )
             )
         except InvalidStatus as error:

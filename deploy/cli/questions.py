@@ -81,6 +81,7 @@ def query(settings: Settings, sql_text: str) -> dict[str, Any]:
         json={"query": sql_text},
         headers={"Authorization": f"Bearer {settings.keyring(Purpose.BILLING).current.decode()}"},
         timeout=settings.billing.query_timeout_s + HTTP_SLACK_S,
+        trust_env=False,  # a proxy of the environment would be told the password
     )
     if answer.is_error:
         try:

@@ -75,6 +75,7 @@ class Tour:
         return openai.OpenAI(
             base_url=f"{self.stack.gateway_url}/v1", api_key=self.stack.api_key(tenant_id),
             max_retries=0, timeout=CLIENT_TIMEOUT_S,
+            http_client=openai.DefaultHttpxClient(trust_env=False),  # no proxy of the environment is told the key
         )  # fmt: skip
 
     def chat(self, tenant_id: str) -> Chat:

@@ -5,12 +5,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from deploy.cli.banner import banner
-from deploy.cli.chat import RECONNECT_TIMEOUT_S, Answer, Chat, Pauses
+from deploy.cli.chat import RECONNECT_TIMEOUT_S, Answer, Chat, ChatError, Pauses
 from schemas.websocket import Accepted, Delta, ErrorBody, ErrorMessage, TerminalMessage, UsageBody
+from tests.servers import proxy_of_the_environment
 
 
 def delta(first: int, last: int, text: str, kind: str = "content") -> Delta:
@@ -133,6 +135,21 @@ def test_who_is_refused_waits_as_advised_longer_each_time_and_goes_on_over_a_new
     assert (answer.text, answer.terminal, answer.resumed) == ("Once upon a time", TERMINAL, 3)
     assert waited_s[0] < 1 < 2 <= waited_s[1]
     assert waited_s[2] >= 2
+
+
+def test_a_chat_bears_its_key_past_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(socket: ServerConnection) -> None:
+        request_id = json.loads(socket.recv())["request_id"]
+        socket.send(ErrorMessage(error=REFUSED, request_id=request_id).encode())
+
+    with (
+        gateway(refuses) as url,
+        proxy_of_the_environment(monkeypatch) as told,
+        suppress(ChatError),
+        Chat(url, "key") as chat,
+    ):
+        assert chat.ask({"messages": []}).error is not None
+    assert told == []
 
 
 def test_pauses_grow_are_never_in_step_and_end_when_nothing_new_comes() -> None:

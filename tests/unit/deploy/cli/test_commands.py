@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from deploy.cli import cluster, inspection, lifecycle, overview, questions
@@ -21,6 +22,7 @@ from deploy.cli.inspection import without_credentials
 from deploy.local.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
 from deploy.local.plan import LOCAL_CONFIG
 from deploy.local.supervision import State
+from tests.servers import proxy_of_the_environment
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,19 @@ def test_a_query_goes_where_billing_is_reached_and_not_where_it_listens(tmp_path
     ):
         questions.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
     assert len(seen) == 1
+
+
+def test_a_query_bears_its_password_past_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        billing() as (port, seen),
+        running(tmp_path, BILLING__PORT=str(port), DEPLOYMENT_SECRET="o" * 40),
+        proxy_of_the_environment(monkeypatch) as told,
+        suppress(CommandError, httpx.HTTPError),
+    ):
+        questions.sql("SELECT 1 AS one", data=tmp_path, as_json=True)
+    assert (len(seen), told) == (1, [])
 
 
 def test_the_record_of_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:

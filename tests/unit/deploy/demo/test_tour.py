@@ -5,8 +5,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
+import openai
 import pytest
 
 from deploy.demo import tour as demo
@@ -14,6 +16,7 @@ from deploy.local.data_folder import DataFolder, ProcessRecord, RunRecord
 from deploy.local.process_identity import identity
 from deploy.local.runner import Stack
 from deploy.local.supervision import State
+from tests.servers import proxy_of_the_environment
 
 
 def test_a_start_that_fails_is_one_line_and_not_a_success(tmp_path: Path) -> None:
@@ -34,6 +37,17 @@ def test_somebody_elses_folder_is_refused_and_left_as_it_is(tmp_path: Path, caps
     assert demo.main(["--engine", "sim", "--data", str(tmp_path)]) == 1
     assert "was not made by Sluice" in capsys.readouterr().out
     assert [path.read_text() for path in tmp_path.iterdir()] == ["dear all"]
+
+
+def test_a_visitor_bears_its_key_past_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = cast(Stack, SimpleNamespace(gateway_url="http://127.0.0.1:1", api_key=lambda _tenant: "sk-sluice-x"))
+    with (
+        proxy_of_the_environment(monkeypatch) as told,
+        demo.Tour(stack).client("demo") as client,
+        pytest.raises(openai.APIConnectionError),
+    ):
+        client.models.list()
+    assert told == []
 
 
 def test_what_an_earlier_tour_left_running_is_ended_before_its_folder_is_emptied(tmp_path: Path) -> None:
