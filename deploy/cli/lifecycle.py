@@ -17,7 +17,7 @@ from deploy.cli.banner import banner
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
 from deploy.local.data_folder import DataFolder, RunRecord
-from deploy.local.plan import Options
+from deploy.local.plan import PYTHON, Options
 from deploy.local.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack, StartInterrupted
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
@@ -64,7 +64,8 @@ def up(
             threading.Thread(target=stack.stop, kwargs={"kill": True}, daemon=True).start()
         interrupted.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as `nohup` starts it
+    for number in (signal.SIGINT, signal.SIGTERM, *(() if outlives_terminal else (signal.SIGHUP,))):
         signal.signal(number, interrupt)
     progress.say(f"Sluice starts on {escape(str(stack.data.path))}")
     with contextlib.suppress(StartInterrupted), stack:
@@ -86,7 +87,7 @@ def _start_detached(folder: DataFolder, words: list[str]) -> None:
     log = folder.logs / "supervisor.log"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "deploy.cli", *words],
+            [*PYTHON, "deploy.cli", *words],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     shown = 0

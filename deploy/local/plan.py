@@ -26,6 +26,8 @@ from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings,
 
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
 PROBE_TIMEOUT_S = 1.0
+PYTHON = (sys.executable, "-P", "-m")
+"""Before a module's name. A folder of the same name where it is started is not taken for ours."""
 
 NICENESS_BESIDE_A_MODEL = 10
 """Of all but the workers: a step of the model takes most of a core, and whoever interrupts it delays every stream. What
@@ -376,7 +378,7 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
     def process(name: str, stage: Stage, module: str, environment: Mapping[str, str]) -> ProcessSpec:
         health_port = ports.any()
         return ProcessSpec(
-            name, stage, (sys.executable, "-m", module), http_probe(reachable(settings.health_host), health_port),
+            name, stage, (*PYTHON, module), http_probe(reachable(settings.health_host), health_port),
             {**environment, "SLUICE_HEALTH_PORT": str(health_port)}, health_port,
         )  # fmt: skip
 

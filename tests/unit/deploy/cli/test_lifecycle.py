@@ -38,12 +38,12 @@ def up(tmp_path: Path) -> Iterator[Up]:
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     started = []
 
-    def start(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "deploy.cli", "up", "--engine", "sim", "--free-ports", *words]
+    def start(*words: str, cwd: Path = ROOT, preexec_fn: Callable[[], None] = hear_interrupts) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", "-m", "deploy.cli", "up", "--engine", "sim", "--free-ports", *words]
         process = subprocess.Popen(
             [*command, "--data", str(tmp_path / "data")],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True, preexec_fn=hear_interrupts,
+            cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, preexec_fn=preexec_fn,
         )  # fmt: skip
         started.append(process)
         return process
@@ -65,6 +65,14 @@ def waiting_for_kafka(tmp_path: Path) -> list[psutil.Process]:
 
     until(lambda: len(pids()) == 2, "Kafka and Redis were started", DEADLINE_S)
     return [psutil.Process(pid) for pid in pids()]
+
+
+def stop_detached(starter: subprocess.Popen[str], folder: DataFolder) -> None:
+    starter.kill()
+    pid = folder.supervisor_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not folder.is_locked(), "the stack was stopped", DEADLINE_S)
 
 
 def test_an_interrupt_while_kafka_starts_is_heard_at_once(up: Up, tmp_path: Path) -> None:
@@ -91,6 +99,28 @@ def test_who_goes_with_its_terminal_is_stopped_in_order(up: Up, tmp_path: Path) 
     assert not any(each.is_running() for each in waiting)
 
 
+def test_who_was_told_to_outlive_its_terminal_does(up: Up, tmp_path: Path) -> None:
+    def as_nohup_does() -> None:
+        hear_interrupts()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process = up(preexec_fn=as_nohup_does)
+    waiting_for_kafka(tmp_path)
+    status = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    assert int(status["SigIgn"], 16) & 1 << signal.SIGHUP - 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=AT_ONCE_S) == 0
+
+
+def test_a_folder_of_the_same_name_where_it_is_started_is_not_taken_for_ours(up: Up, tmp_path: Path) -> None:
+    foreign = tmp_path / "work" / "deploy"
+    foreign.mkdir(parents=True)
+    (foreign / "__init__.py").write_text("raise SystemExit('a stranger')")
+    process = up("--detach", cwd=foreign.parent)
+    waiting_for_kafka(tmp_path)
+    stop_detached(process, DataFolder(tmp_path / "data"))
+
+
 def test_what_a_stack_writes_is_for_its_owner_alone(up: Up, tmp_path: Path) -> None:
     process = up("--detach")
     waiting_for_kafka(tmp_path)
@@ -99,8 +129,4 @@ def test_what_a_stack_writes_is_for_its_owner_alone(up: Up, tmp_path: Path) -> N
     written = [path for path in folder.path.rglob("*") if not path.is_socket()]
     assert folder.logs / "supervisor.log" in written
     assert [path for path in written if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)] == []
-    process.kill()
-    pid = folder.supervisor_pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGTERM)
-    until(lambda: not folder.is_locked(), "the stack was stopped", DEADLINE_S)
+    stop_detached(process, folder)

@@ -1,6 +1,8 @@
 import json
 import random
 import socket
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +39,18 @@ def test_every_process_of_the_architecture_is_there(data: DataFolder) -> None:
         "worker-1", "worker-2", "admission-1", "admission-2", "gateway-1", "gateway-2",
     ]  # fmt: skip
     assert {spec.stage for spec in plan.processes} == set(Stage)
+
+
+def test_a_folder_of_the_same_name_where_a_process_starts_is_not_taken_for_ours(
+    data: DataFolder, tmp_path: Path
+) -> None:
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    [python] = {spec.command[:-1] for spec in plan.processes if spec.command[0] == sys.executable}
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "__init__.py").write_text("raise SystemExit('a stranger')")
+    ours = [*python, "deploy.install.kafka_jars", "--help"]
+    done = subprocess.run(ours, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_port_is_given_twice(data: DataFolder) -> None:
