@@ -15,7 +15,7 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from deploy.local.data_folder import write_atomically
+from deploy.local.folders import write_atomically
 from streams.directory import ApiKey, ProducerKey, Tenant
 from streams.toml_directory import read_tenants
 

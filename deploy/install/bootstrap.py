@@ -32,6 +32,7 @@ from deploy.install.prerequisites import (
     SystemPackage,
     too_little_disk,
 )
+from deploy.local.folders import write_atomically
 from deploy.paths import ROOT
 
 VENV = ROOT / ".venv"
@@ -106,8 +107,17 @@ class Packages:
         return [name for name, digest in self.wanted.items() if self.stamp.get(name) != digest]
 
 
+def read_stamp() -> dict[str, str]:
+    """Empty where nothing is known of what is installed: then it is installed again, which costs time alone."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
 def packages_of(profile: str, *, dev: bool) -> Packages:
-    stamp = json.loads(STAMP.read_text()) if STAMP.exists() else {}
+    stamp = read_stamp()
     # The environment has this Python's version: it is made by it.
     version = ".".join(map(str, sys.version_info[:2]))
     profile = effective_profile(profile, stamp)
@@ -140,7 +150,7 @@ def need_packages(progress: Progress, python: Path, packages: Packages) -> None:
     with progress.step("Sluice itself"):
         run([uv, "pip", "install", "--no-config", "--quiet", "--no-deps", "-e", "."], env=env)
     installed = {name: packages.wanted[name] for name in packages.missing}
-    STAMP.write_text(json.dumps(stamped(packages.stamp, installed)))
+    write_atomically(STAMP, json.dumps(stamped(packages.stamp, installed)))
 
 
 def need_kafka(progress: Progress) -> None:

@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from deploy.local.folders import write_to_disk
+
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 CHECKSUMS = Path(__file__).parent / "kafka" / "checksums.txt"
 """SHA-256 of every jar, in the form of sha256sum; `python -m deploy.install.kafka_jars --lock` writes it anew."""
@@ -25,8 +27,9 @@ def kafka_libs(environment: Path) -> Path:
 
 
 def has_jars(libs: Path) -> bool:
-    """`fetch_jars` leaves either all jars or no directory."""
-    return libs.is_dir()
+    """Whether all are there. What is in them `fetch_jars` held against the checksums before it put them there."""
+    sizes = {jar.name: jar.stat().st_size for jar in libs.glob("*.jar")}
+    return all(sizes.get(name) for name in locked())
 
 
 def fetch_command(destination: Path) -> list[str]:
@@ -51,12 +54,21 @@ def fetch_jars(libs: Path, timeout_s: float = 600) -> None:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         check(fetched)
+        write_to_disk(fetched)
+        if libs.exists() and not has_jars(libs):
+            os.rename(libs, Path(scratch) / "what was left of them")
         try:
             os.rename(fetched, libs)
         except OSError:
             if not has_jars(libs):  # else another process was faster
                 raise
             shutil.rmtree(fetched)
+
+
+def locked(checksums: str | None = None) -> dict[str, str]:
+    """The checksum of every jar, by name."""
+    lines = (CHECKSUMS.read_text() if checksums is None else checksums).splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
 
 
 def sums(folder: Path) -> dict[str, str]:
@@ -66,9 +78,7 @@ def sums(folder: Path) -> dict[str, str]:
 
 def check(folder: Path, checksums: str | None = None) -> None:
     """Raises WrongJars, naming the jars that are missing, unknown or of other content."""
-    lines = (CHECKSUMS.read_text() if checksums is None else checksums).splitlines()
-    locked = {name: digest for digest, name in (line.split() for line in lines)}
-    wrong = sorted(name for name, _ in locked.items() ^ sums(folder).items())
+    wrong = sorted(name for name, _ in locked(checksums).items() ^ sums(folder).items())
     if wrong:
         raise WrongJars(f"these jars are not the ones that were locked: {', '.join(dict.fromkeys(wrong))}")
 

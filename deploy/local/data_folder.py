@@ -5,20 +5,24 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deploy.local.folders import write_atomically
 from deploy.local.process_identity import identity, is_same_process
 from deploy.local.supervision import State
 from streams.settings import MIN_SECRET_CHARS
 
 RUN_FILE_VERSION: Literal[1] = 1
+
+LOOK_TIMEOUT_S = 1.0
+LOOK_RETRY_S = 0.01
 
 MAX_SOCKET_PATH_BYTES = 107
 MAX_SOCKET_NAME_BYTES = 37
@@ -27,30 +31,6 @@ MAX_SOCKET_NAME_BYTES = 37
 
 class DataFolderError(Exception):
     """The folder is in use, or holds something unreadable. One line."""
-
-
-def write_atomically(path: Path, text: str, *, mode: int = 0o644, keep_access: bool = False) -> None:
-    """A reader sees the old content or the new, also across a crash.
-
-    `keep_access`: who could read the file that is replaced can read it still; `mode` is of a new one.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            if keep_access and path.exists():
-                replaced, ours = path.stat(), os.fstat(file.fileno())
-                if (replaced.st_uid, replaced.st_gid) != (ours.st_uid, ours.st_gid):
-                    os.fchown(file.fileno(), replaced.st_uid, replaced.st_gid)
-                mode = stat.S_IMODE(replaced.st_mode)
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 class ProcessRecord(BaseModel):
@@ -158,19 +138,20 @@ class DataFolder:
             self.path.chmod(0o700)
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, look_timeout_s: float = LOOK_TIMEOUT_S) -> Iterator[None]:
         """Held by the one supervisor of this folder. The kernel frees it when that process ends, however it ends.
 
-        Raises DataFolderError when another one holds it.
+        Raises DataFolderError when another one holds it. Who only looks whether one does holds it for a moment.
         """
         self.make()
+        deadline_s = time.monotonic() + look_timeout_s
         with self.lock_file.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            while not _take(file, fcntl.LOCK_EX):
                 pid = self.supervisor_pid()
-                who = "" if pid is None else f" (pid {pid})"
-                raise DataFolderError(f"already running on {self.path}{who}; stop it with: sluice down") from None
+                if pid is not None or time.monotonic() > deadline_s:
+                    who = "" if pid is None else f" (pid {pid})"
+                    raise DataFolderError(f"already running on {self.path}{who}; stop it with: sluice down")
+                time.sleep(LOOK_RETRY_S)
             file.truncate(0)
             file.write(f"{os.getpid()} {identity(os.getpid())}\n")
             file.flush()
@@ -182,13 +163,10 @@ class DataFolder:
     def is_locked(self) -> bool:
         """Whether a supervisor lives on this folder."""
         try:
-            with self.lock_file.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self.lock_file.open() as file:
+                return not _take(file, fcntl.LOCK_SH)  # beside others who look
         except FileNotFoundError:
             return False
-        except BlockingIOError:
-            return True
-        return False
 
     def supervisor_pid(self) -> int | None:
         """Of the supervisor that lives on this folder; None when there is none, or when it is just beginning."""
@@ -245,6 +223,15 @@ class DataFolder:
                 shutil.rmtree(entry)
             elif entry != self.lock_file:
                 entry.unlink()
+
+
+def _take(lock_file: IO[str], how: int) -> bool:
+    """Whether the lock was to be had at once. It goes with the file."""
+    try:
+        fcntl.flock(lock_file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def new_deployment_secret() -> str:

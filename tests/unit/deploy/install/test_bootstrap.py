@@ -12,6 +12,7 @@ from deploy.install.bootstrap import (
     effective_profile,
     inputs_digest,
     locked,
+    packages_of,
     prerequisites,
     stamped,
 )
@@ -71,6 +72,15 @@ def test_a_light_run_keeps_the_heavier_installation() -> None:
 def test_one_profile_replaces_another_and_leaves_dev_alone() -> None:
     assert stamped({"cpu": "1", "dev": "2"}, {"gpu": "3"}) == {"gpu": "3", "dev": "2"}
     assert stamped({"cpu": "1"}, {"dev": "2"}) == {"cpu": "1", "dev": "2"}
+
+
+@pytest.mark.parametrize("torn", ["", '{"light": "1234', "[]", "\x00" * 20])
+def test_a_stamp_that_a_crash_tore_says_that_nothing_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str
+) -> None:
+    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp.json")
+    bootstrap.STAMP.write_text(torn)
+    assert packages_of("light", dev=True).missing == ["light", "dev"]
 
 
 def absent(name: str) -> SystemPackage:

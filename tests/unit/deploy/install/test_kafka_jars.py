@@ -48,5 +48,17 @@ def test_anything_else_is_refused_by_name_and_not_kept(repository: Path, tmp_pat
     assert not has_jars(tmp_path / "libs")
 
 
+@pytest.mark.parametrize("left", [[], ["kafka.jar"], ["kafka.jar", "zstd.jar"]], ids=len)
+def test_what_is_left_of_them_is_replaced(repository: Path, tmp_path: Path, left: list[str]) -> None:
+    libs = tmp_path / "libs"
+    libs.mkdir()
+    for name in left:
+        (libs / name).write_bytes(b"")
+    assert not has_jars(libs)
+    fetch_jars(libs)
+    assert has_jars(libs)
+    assert sums(libs) == sums(repository)
+
+
 def test_the_jars_of_this_environment_are_the_ones_that_were_locked() -> None:
     check(kafka_libs(Path(sys.prefix)), CHECKSUMS.read_text())

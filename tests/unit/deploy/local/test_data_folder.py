@@ -1,8 +1,10 @@
+import fcntl
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from pathlib import Path
 
@@ -14,9 +16,8 @@ from deploy.local.data_folder import (
     DataFolderError,
     ProcessRecord,
     RunRecord,
-    write_atomically,
 )
-from deploy.local.folders import make_empty
+from deploy.local.folders import make_empty, write_atomically
 from deploy.local.process_identity import identity
 from deploy.local.supervision import State
 
@@ -42,6 +43,19 @@ def test_a_second_supervisor_is_refused_with_the_pid_of_the_first(data: DataFold
             pytest.fail("two supervisors on one folder")
     assert not data.is_locked()
     assert data.supervisor_pid() is None
+
+
+def test_who_only_looks_keeps_nobody_from_starting_and_is_nobodys_supervisor(data: DataFolder) -> None:
+    data.make()
+    data.lock_file.touch()
+    with data.lock_file.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not data.is_locked()
+        looked = threading.Timer(0.1, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        looked.start()
+        with data.lock(look_timeout_s=30):
+            assert data.is_locked()
+        looked.join()
 
 
 def test_who_only_asks_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
