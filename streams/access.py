@@ -174,6 +174,11 @@ def principal(region: str, role: str, named: Mapping[str, str]) -> str:
     return named.get(role, f"User:sluice-{region}-{role}")
 
 
+def producers_prefix(region: str) -> str:
+    """How the principals of all tenants' producers begin, also of those who are gone, unless the settings name them."""
+    return principal(region, producer_role_name(""), {})
+
+
 def acls(topics: Topics, tenants: Iterable[str], named: Mapping[str, str]) -> list[Acl]:
     """Everything that the processes of a region and its tenants' producers need, and nothing else. Sorted."""
     return sorted(_acls(topics, roles(topics, tenants), named))

@@ -1,7 +1,7 @@
 """Brings a cluster's ACLs to what `streams.access` says, and refuses a cluster that allows more."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
@@ -32,23 +32,23 @@ class AclReport:
     present: tuple[Acl, ...]
 
 
-def apply_acls(settings: KafkaSettings, wanted: Sequence[Acl], timeout_s: float = 30) -> AclReport:
+def apply_acls(settings: KafkaSettings, wanted: Sequence[Acl], *, ours: str, timeout_s: float = 30) -> AclReport:
     """Creates what is missing, and waits until a broker goes by it: the controller has it first. Idempotent.
 
-    Raises DriftError before anything is created where one of these principals may do more than it should, or less by
-    a denial; TimeoutError; LogError, also where the cluster has no authorizer.
+    Raises DriftError before anything is created where one of these principals, or one whose name begins with `ours`,
+    may do more than it should, or less by a denial; TimeoutError; LogError, also where the cluster has no authorizer.
     """
     deadline_s = time.monotonic() + timeout_s
     admin = AdminClient({**client_config(settings, "provisioning"), "log_level": 0})
     bindings = {_binding(acl): acl for acl in wanted}
-    principals = sorted({acl.principal for acl in wanted})
-    found = _found(admin, principals)
+    principals = {acl.principal for acl in wanted}
+    found = _found(admin, principals, ours)
     strange = [binding for binding in found if binding not in bindings]
     if strange:
         raise DriftError(sorted(_told(binding) for binding in strange))
     missing = [binding for binding in bindings if binding not in found]
     _create(admin, missing)
-    while not _found(admin, principals).issuperset(missing):
+    while not _found(admin, principals, ours).issuperset(missing):
         if time.monotonic() >= deadline_s:
             raise TimeoutError(f"no broker knows the new ACLs after {timeout_s:g} s")
         time.sleep(_RETRY_S)
@@ -66,15 +66,17 @@ def _binding(acl: Acl) -> AclBinding:
     )  # fmt: skip
 
 
-def _found(admin: AdminClient, principals: Iterable[str]) -> set[AclBinding]:
-    """What a broker knows of these."""
-    return {binding for principal in principals for binding in _found_of(admin, principal)}
+def _found(admin: AdminClient, principals: Collection[str], ours: str) -> set[AclBinding]:
+    """What a broker knows of these, and of all whose names begin with `ours`."""
+    every = _all_known(admin)
+    return {binding for binding in every if binding.principal in principals or binding.principal.startswith(ours)}
 
 
-def _found_of(admin: AdminClient, principal: str) -> Iterable[AclBinding]:
+def _all_known(admin: AdminClient) -> Iterable[AclBinding]:
+    """A filter takes no beginning of a name."""
     anything: str = None  # type: ignore[assignment]  # what the filter takes for "any name" and "any host"
     every = AclBindingFilter(
-        ResourceType.ANY, anything, Pattern.ANY, principal, anything, AclOperation.ANY, AclPermissionType.ANY
+        ResourceType.ANY, anything, Pattern.ANY, anything, anything, AclOperation.ANY, AclPermissionType.ANY
     )
     try:
         asked = admin.describe_acls(every, request_timeout=_CALL_TIMEOUT_S)

@@ -7,7 +7,7 @@ import typer
 from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
-from streams.access import acls, roles
+from streams.access import acls, producers_prefix, roles
 from streams.acl import apply_acls
 from streams.keyring import Purpose
 from streams.provisioning import DriftError, provision, wait_for_broker
@@ -50,7 +50,7 @@ def provision_cluster(
         report = provision(settings.kafka, settings.topics.all(tenants))
         err.print(f"topics: {len(report.created)} created, {len(report.present)} present")
         if with_acls:
-            done = apply_acls(settings.kafka, wanted)
+            done = apply_acls(settings.kafka, wanted, ours=producers_prefix(settings.region))
             err.print(f"ACLs: {len(done.created)} created, {len(done.present)} present")
     except DriftError as error:
         raise CommandError(f"the cluster differs from what this version and its settings say\n{error}") from None

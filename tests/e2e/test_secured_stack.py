@@ -180,11 +180,12 @@ def test_an_operator_with_a_wrong_password_is_told_so(secured: SecuredStack) -> 
         wait_for_broker(secured.kafka(ADMIN, sasl_password="another password"), timeout_s=5)
 
 
-def test_a_right_too_many_is_named_and_refused(secured: SecuredStack) -> None:
+@pytest.mark.parametrize("tenant", ["north", "removed-long-ago"])
+def test_a_right_too_many_is_named_and_refused(secured: SecuredStack, tenant: str) -> None:
     admin = AdminClient(client_config(secured.kafka(ADMIN), "test"))
     too_many = (
         ResourceType.TOPIC, secured.settings.topics.usage.name, ResourcePatternType.LITERAL,
-        f"User:sluice-{REGION}-producer-north", "*", AclOperation.WRITE, AclPermissionType.ALLOW,
+        f"User:sluice-{REGION}-producer-{tenant}", "*", AclOperation.WRITE, AclPermissionType.ALLOW,
     )  # fmt: skip
     for future in admin.create_acls([AclBinding(*too_many)]).values():
         future.result(20)
@@ -192,7 +193,7 @@ def test_a_right_too_many_is_named_and_refused(secured: SecuredStack) -> None:
         drift = secured.provision("--apply-acls")
         assert drift.returncode == 1
         usage = secured.settings.topics.usage.name
-        assert f"User:sluice-{REGION}-producer-north may WRITE TOPIC {usage}" in drift.stderr
+        assert f"User:sluice-{REGION}-producer-{tenant} may WRITE TOPIC {usage}" in drift.stderr
     finally:
         for deleted in admin.delete_acls([AclBindingFilter(*too_many)]).values():
             deleted.result(20)
