@@ -164,7 +164,16 @@ def test_many_values_are_as_large_as_much_text(raw: bytes, large: bool) -> None:
 
 @pytest.mark.parametrize(
     ("value", "values"),
-    [(b"0", 1), (b'""', 1), (b"[0]", 2), (b'{"a":0}', 2), (b'{"a":0,"b":0}', 3), (b'"\\",[{"', 1)],
+    [
+        (b"0", 1),
+        (b'""', 1),
+        (b"[0]", 2),
+        (b'{"a":0}', 2),
+        (b'{"a":0,"b":0}', 3),
+        (b'"\\",[{"', 1),
+        (b'"\\\\"', 1),
+        (b'"\\\\\\",,"', 1),
+    ],
     ids=str,
 )
 def test_values_are_bounded_whatever_they_are(value: bytes, values: int) -> None:
