@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.figures import Report, machine, refresh_readme, save, show
 
-BENCHMARKS = ("first_token", "engine_throughput", "fan_out", "admission", "recovery", "post_safety")
+BENCHMARKS = ("first_token", "bursts", "engine_throughput", "fan_out", "admission", "recovery", "post_safety")
 RESULTS = Path(__file__).parent / "results.json"
 README = Path(__file__).parent / "README.md"
 

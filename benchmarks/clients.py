@@ -23,6 +23,8 @@ class Answer:
     tokens: int = 0
     messages: int = 0
     largest_gap_s: float = 0.0
+    gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
+    """Between chunks with text; of a server-sent-events stream alone."""
     error: str = ""
     text: list[str] = field(default_factory=list)
     response_id: str = ""
@@ -97,6 +99,8 @@ async def _read_events(response: aiohttp.ClientResponse, answer: Answer) -> None
             answer.tokens = usage["completion_tokens"]
         finished = finished or any(choice.get("finish_reason") for choice in chunk["choices"])
         if text := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
+            if answer.first_token_at_s is not None:
+                answer.gaps_s.append(now_s - last_s)
             answer.saw_token(now_s, last_s)
             last_s = now_s
             answer.text.append(text)

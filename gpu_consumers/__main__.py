@@ -81,7 +81,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         max_uncommitted_records=worker.max_uncommitted_records,
         max_uncommitted_bytes=worker.max_uncommitted_bytes,
         coalesce_ms=worker.coalesce_ms,
-        coalesce_rows=worker.coalesce_rows,
+        coalesce_rows_per_s=worker.coalesce_rows_per_s,
     )
 
 

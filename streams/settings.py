@@ -299,9 +299,13 @@ class WorkerSettings(_Section):
     max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
     healthy_buffer: int = Field(default=8, ge=0, description="Requests beyond `max_running` that wait in the engine.")
     coalesce_ms: int = Field(
-        default=45, ge=0, description="Steps that follow each other within it leave as one frame, under load only."
+        default=45, ge=0, description="Steps that follow each other within it leave as one frame, under pressure only."
     )
-    coalesce_rows: int = Field(default=16, ge=1, description="Load is a step with so many rows, or more.")
+    coalesce_rows_per_s: int = Field(
+        default=12_500,
+        ge=1,
+        description="Beyond so many rows there is pressure; also while a frame is not acknowledged.",
+    )
     start_timeout_s: float = Field(
         default=600, gt=0, description="Until it has loaded its model; then the runner starts it again."
     )

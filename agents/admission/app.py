@@ -202,6 +202,7 @@ class AdmissionApp:
         )
         for binding in table:
             self._bind(binding)
+        app.task(self._publisher.open)
         app.on_partitions_assigned.connect(self._assigned)
         app.on_partitions_revoked.connect(self._revoked)
         app.on_before_shutdown.connect(self._drain)

@@ -31,7 +31,7 @@ class Publisher(Protocol):
 
 
 class LogPublisher:
-    """Writes through producers of its own, made with the first record: there is no event loop before.
+    """Writes through producers of its own, made by `open` or the first record: there is no event loop before.
 
     Records of each method go out in the order of the calls, and as many at once as there are calls.
     """
@@ -39,6 +39,11 @@ class LogPublisher:
     def __init__(self, new_producer: Callable[[], LogProducer], new_note_producer: Callable[[], LogProducer]) -> None:
         self._records = _Writer(new_producer)
         self._notes = _Writer(new_note_producer)
+
+    async def open(self) -> None:
+        """Begins to connect: an idempotent producer needs half a second until its first record may leave."""
+        self._records.open()
+        self._notes.open()
 
     async def publish(self, topic: str, value: bytes, *, key: str, partition: int | None = None) -> int:
         return await self._records.write(topic, value, key, partition)
@@ -60,11 +65,14 @@ class _Writer:
         self._new_producer = new_producer
         self._producer: ProducerThread | None = None
 
-    async def write(self, topic: str, value: bytes, key: str, partition: int | None) -> int:
+    def open(self) -> ProducerThread:
         if self._producer is None:
             self._producer = ProducerThread(self._new_producer())
+        return self._producer
+
+    async def write(self, topic: str, value: bytes, key: str, partition: int | None) -> int:
         try:
-            return await self._producer.send(topic, value, key=key, partition=partition)
+            return await self.open().send(topic, value, key=key, partition=partition)
         except RecordTooLarge as error:
             raise PublishTooLarge(str(error)) from error
         except LogError as error:

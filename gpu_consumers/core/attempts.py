@@ -465,6 +465,7 @@ class Attempts:
                     )
                 )  # fmt: skip
         elif isinstance(receipt, FrameSent):
+            self._emission.frame_settled()
             for attempt_id in receipt.finished:
                 work = self._works.by_attempt.get(attempt_id)
                 if work is not None and work.phase is Phase.CLOSING:
@@ -484,6 +485,7 @@ class Attempts:
         if isinstance(receipt, DeadLetterSent):
             raise RuntimeError(f"the dead letter for offset {receipt.offset} could not be delivered")  # noqa: TRY004
         if isinstance(receipt, FrameSent):
+            self._emission.frame_settled()
             works = [self._works.by_attempt.get(attempt_id) for attempt_id in receipt.attempt_ids]
         else:
             works = [self._works.of_attempt(receipt.response_id, receipt.attempt_id)]

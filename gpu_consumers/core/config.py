@@ -21,7 +21,7 @@ class CoreConfig:
     max_uncommitted_records: int
     max_uncommitted_bytes: int
     coalesce_ms: int
-    coalesce_rows: int
+    coalesce_rows_per_s: int
 
 
 class Observer(Protocol):

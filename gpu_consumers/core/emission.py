@@ -30,7 +30,8 @@ class Emission:
         self._works = works
         self._observer = observer
         self._effects = effects
-        self._held = HeldRows(config.coalesce_ms * 1_000, config.coalesce_rows)
+        self._held = HeldRows(config.coalesce_ms * 1_000, config.coalesce_rows_per_s)
+        self._frames_in_flight = 0
         self.generated_tokens = 0
 
     # Tokens
@@ -39,12 +40,12 @@ class Emission:
         """One engine step: one frame per partition, in the order of the deltas. Returns what is not to be published: of
         works that failed, and of those on trial.
 
-        Under load, rows that neither begin nor end an answer may wait for the next step (`HeldRows`). This is one loop
-        because it runs once per token: a call for each of its decisions would cost more than the decision.
+        Under pressure, rows that neither begin nor end an answer may wait for the next step (`HeldRows`). This is one
+        loop because it runs once per token: a call for each of its decisions would cost more than the decision.
         """
         now_ms = now_us // 1_000
         held = self._held
-        may_wait = held.may_wait(len(deltas), now_us)
+        may_wait = held.may_wait(len(deltas), now_us, is_behind=self._frames_in_flight > 0)
         frames: _Frames = {}
         kept_back: list[tuple[Work, EngineDelta]] = []
         tokens = 0
@@ -102,6 +103,10 @@ class Emission:
             self._add_held(frames)
             self._publish_frames(frames)
 
+    def frame_settled(self) -> None:
+        """A frame is acknowledged, or will never be."""
+        self._frames_in_flight -= 1
+
     def drop_held(self, work: Work) -> None:
         self._held.pop(work.attempt_id)
 
@@ -122,6 +127,7 @@ class Emission:
     def _publish_frames(self, frames: _Frames) -> None:
         # The oldest first: an engine that was late gives several deltas of a request at once, and the first of them
         # may have joined a row that waited.
+        self._frames_in_flight += len(frames)
         for (partition, since_us), columns in sorted(frames.items(), key=lambda item: item[0][1]):
             self._effects.append(
                 Publish(

@@ -81,24 +81,33 @@ def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
 class HeldRows:
     """Rows that wait to leave with those of the next steps: every row costs the same downstream, whatever it holds.
 
-    They wait only while steps have `min_rows` rows and more, and no longer than `hold_us` if steps keep their pace.
+    They wait under pressure alone, and no longer than `hold_us` if steps keep their pace: while what left before is not
+    acknowledged (as in Nagle's algorithm, RFC 896), and where more than `rows_per_s` would leave.
     """
 
-    def __init__(self, hold_us: int, min_rows: int) -> None:
+    def __init__(self, hold_us: int, rows_per_s: int) -> None:
         self._hold_us = hold_us
-        self._min_rows = min_rows
+        self._rows_per_s = rows_per_s
         self._rows: dict[str, tuple[EngineDelta, int]] = {}
         self._last_step_us = 0
+        self._left_us = 0
         self._since_us = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def may_wait(self, rows: int, now_us: int) -> bool:
-        """Whether the rows of this step, which has so many, may wait for the next one. Call it once for each step."""
+    def may_wait(self, rows: int, now_us: int, *, is_behind: bool) -> bool:
+        """Whether the rows of this step, which has so many, may wait for the next one. Call it once for each step.
+
+        `is_behind`: something that left before is not acknowledged yet.
+        """
         step_us, self._last_step_us = now_us - self._last_step_us, now_us
         age_us = now_us - self._since_us if self._rows else 0
-        return rows >= self._min_rows and age_us + step_us <= self._hold_us
+        are_too_many = rows * 1_000_000 > self._rows_per_s * (now_us - self._left_us)
+        waits = (is_behind or are_too_many) and age_us + step_us <= self._hold_us
+        if not waits:
+            self._left_us = now_us
+        return waits
 
     def put(self, row: EngineDelta, row_us: int) -> None:
         """`row_us`: when the oldest token in it was generated."""

@@ -163,7 +163,7 @@ class Running:
         config = CoreConfig(
             worker_id=worker_id, pool="pool", model="m", engine="simulated", topics=region.topics,
             home_partitions=(0,), lease_ms=LEASE_MS, max_running=64, healthy_buffer=0, max_uncommitted_records=1_000,
-            max_uncommitted_bytes=10**7, coalesce_ms=0, coalesce_rows=1,
+            max_uncommitted_bytes=10**7, coalesce_ms=0, coalesce_rows_per_s=1,
         )  # fmt: skip
         self.metrics = WorkerMetrics(CollectorRegistry())
         self.core = WorkerCore(config, mint_attempt_id, self.metrics)

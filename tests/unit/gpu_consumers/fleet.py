@@ -207,7 +207,7 @@ class Worker:
             CoreConfig(
                 worker_id=worker_id, pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
                 lease_ms=LEASE_MS, max_running=max_running, healthy_buffer=0, max_uncommitted_records=100,
-                max_uncommitted_bytes=10**6, coalesce_ms=coalesce_ms, coalesce_rows=1,
+                max_uncommitted_bytes=10**6, coalesce_ms=coalesce_ms, coalesce_rows_per_s=1,
             ),
             lambda: f"att_{next(region.ids)}",
         )  # fmt: skip

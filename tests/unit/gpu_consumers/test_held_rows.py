@@ -13,29 +13,49 @@ def row(attempt_id: str = "a", text: str = "x") -> EngineDelta:
     return EngineDelta(attempt_id, 0, [7], text, [len(text)])
 
 
-def test_rows_wait_for_as_many_steps_as_fit() -> None:
-    held = HeldRows(hold_us=30_000, min_rows=1)
-    held.may_wait(1, 0)
-    assert held.may_wait(1, STEP_US)
+def test_under_pressure_rows_wait_for_as_many_steps_as_fit() -> None:
+    held = HeldRows(hold_us=30_000, rows_per_s=1)
+    held.may_wait(1, 0, is_behind=False)
+    assert held.may_wait(1, STEP_US, is_behind=False)
     held.put(row(), STEP_US)
-    assert not held.may_wait(1, 2 * STEP_US)  # waiting for one more would be 40 ms
+    assert not held.may_wait(1, 2 * STEP_US, is_behind=True)  # waiting for one more would be 40 ms
 
 
-def test_few_rows_and_slow_steps_do_not_wait() -> None:
-    held = HeldRows(hold_us=30_000, min_rows=8)
-    held.may_wait(8, 0)
-    assert not held.may_wait(7, STEP_US)
-    assert not held.may_wait(8, STEP_US + 31_000)
-    assert held.may_wait(8, STEP_US + 41_000)
+def test_rows_wait_while_what_left_before_is_not_acknowledged() -> None:
+    held = HeldRows(hold_us=45_000, rows_per_s=10**6)
+    held.may_wait(200, 0, is_behind=False)
+    assert not held.may_wait(200, STEP_US, is_behind=False)
+    assert held.may_wait(200, 2 * STEP_US, is_behind=True)
+    held.put(row(), 2 * STEP_US)
+    assert not held.may_wait(200, 3 * STEP_US, is_behind=False)
+
+
+def test_no_more_rows_leave_than_may() -> None:
+    held = HeldRows(hold_us=70_000, rows_per_s=12_500)
+    left = []
+    for step in range(1, 13):
+        if held.may_wait(500, step * STEP_US, is_behind=False):  # 25,000 a second
+            held.put(row(), step * STEP_US)
+        else:
+            held.pop_all()
+            left.append(step)
+    assert left == [2, 4, 6, 8, 10, 12]
+
+
+def test_slow_steps_do_not_wait() -> None:
+    held = HeldRows(hold_us=30_000, rows_per_s=1)
+    held.may_wait(8, 0, is_behind=True)
+    assert not held.may_wait(8, STEP_US + 31_000, is_behind=True)
+    assert held.may_wait(8, STEP_US + 41_000, is_behind=True)
 
 
 def test_a_hold_of_nothing_never_waits() -> None:
-    held = HeldRows(hold_us=0, min_rows=1)
-    assert not any(held.may_wait(100, now_us) for now_us in range(1, 10))
+    held = HeldRows(hold_us=0, rows_per_s=1)
+    assert not any(held.may_wait(100, now_us, is_behind=True) for now_us in range(1, 10))
 
 
 def test_rows_that_no_step_follows_are_overdue() -> None:
-    held = HeldRows(hold_us=30_000, min_rows=1)
+    held = HeldRows(hold_us=30_000, rows_per_s=1)
     assert not held.overdue(10**9)
     held.put(row("a"), 5)
     held.put(row("b"), 6)

@@ -18,7 +18,7 @@ from tests.unit.gpu_consumers.fleet import LEASE_MS, NOW_MS, TOPICS, Fleet, chec
 CONFIG = CoreConfig(
     worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,), lease_ms=LEASE_MS,
     max_running=1, healthy_buffer=0, max_uncommitted_records=100, max_uncommitted_bytes=10**9, coalesce_ms=0,
-    coalesce_rows=1,
+    coalesce_rows_per_s=1,
 )  # fmt: skip
 
 
