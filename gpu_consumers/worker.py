@@ -43,12 +43,12 @@ from schemas.worker import WorkerState
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log.producer_thread import ProducerThread
+from streams.recent_ids import KEEP_MS
 from streams.settings import WorkerSettings
 
 TICK_S = 0.05
 COMMIT_S = 1.0
 HEARTBEAT_S = 1.0
-CONTROL_LOOK_BACK_MS = 300_000
 BEATS_LOOK_BACK_MS = 10_000
 POSITIONS_TIMEOUT_S = 30.0
 FLUSH_S = 10.0
@@ -301,7 +301,7 @@ class Worker:
         control = self._ports.control
         now_ms = self._now_ms()
         since_ms = {
-            self._topics.control.name: now_ms - CONTROL_LOOK_BACK_MS,
+            self._topics.control.name: now_ms - KEEP_MS,
             self._topics.workers.name: now_ms - BEATS_LOOK_BACK_MS,
         }
         deadline_s = time.monotonic() + POSITIONS_TIMEOUT_S

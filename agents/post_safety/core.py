@@ -37,7 +37,7 @@ class PostSafety:
         self._settings = settings
         self._partitions: dict[int, Partition] = {}
         self.counts: Counter[str] = Counter()
-        self._timers = Timers(settings)
+        self._timers = Timers(settings, self.counts)
         self._fold = Fold(phrases, self._timers, self.counts)
 
     @property
@@ -130,7 +130,8 @@ class PostSafety:
 
     def cancel(self, cancel: Cancel, timestamp_ms: int) -> None:
         """Takes a cancel from `control`; takes effect in `tick`. May come before its response is known."""
-        self._timers.cancel(list(self._partitions.values()), cancel.response_id, timestamp_ms)
+        partitions = list(self._partitions.values())
+        self._timers.cancel(partitions, cancel.response_id, cancel.scope.tenant_id, timestamp_ms)
 
     def tick(self, now_ms: int) -> list[Effect]:
         """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills."""

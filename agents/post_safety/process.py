@@ -39,12 +39,12 @@ from streams.log.port import (
     TopicPartition,
 )
 from streams.log.reading import kept_offsets, read_offsets
+from streams.recent_ids import KEEP_MS
 from streams.settings import PostSafetySettings
 from streams.topics import Topics
 
 GROUP = "post-safety"
 STAGE = "post-safety"
-CONTROL_READ_BACK_MS = 600_000
 ENDED_READ_BACK_RECORDS = 5_000
 """Below the commit, to recognise late records of responses that ended there."""
 COMMIT_EVERY_MS = 500
@@ -130,7 +130,7 @@ class PostSafetyProcess:
             on_revoke=self._revoked,
             on_lost=self._lost,
         )
-        since_ms = self._clock_ms() - CONTROL_READ_BACK_MS
+        since_ms = self._clock_ms() - KEEP_MS
         partitions = self._control.partitions(self._topics.control.name)
         self._control.assign({place: self._control.offset_at(place, since_ms) for place in partitions})
 

@@ -3,26 +3,25 @@
 Nothing here ends a response: endings are written. Time is a parameter, in Unix milliseconds.
 """
 
-from collections import OrderedDict
+from collections import Counter
 
 from agents.post_safety.effects import Effect
 from agents.post_safety.own_endings import write_ending
 from agents.post_safety.partition import Partition
 from agents.post_safety.state import Gap, Response
 from schemas.endings import EndingCode
+from streams.recent_ids import RecentIds
 from streams.settings import PostSafetySettings
-
-EARLY_CANCELS_REMEMBERED = 10_000
-EARLY_CANCEL_MS = 600_000
 
 
 class Timers:
-    def __init__(self, settings: PostSafetySettings) -> None:
+    def __init__(self, settings: PostSafetySettings, counts: Counter[str]) -> None:
         self._settings = settings
-        self._early_cancels: OrderedDict[str, int] = OrderedDict()
+        self._counts = counts
+        self._early_cancels = RecentIds()
 
-    def cancel(self, partitions: list[Partition], response_id: str, cancelled_at_ms: int) -> None:
-        """Takes effect in `tick`. Of a response that is not known yet: when it is opened."""
+    def cancel(self, partitions: list[Partition], response_id: str, tenant_id: str, cancelled_at_ms: int) -> None:
+        """Takes effect in `tick`. Of a response that is not known yet, maybe never here: when it is opened."""
         for state in partitions:
             response = state.responses.get(response_id)
             if response is not None:
@@ -30,14 +29,13 @@ class Timers:
                 return
             if response_id in state.ended:
                 return
-        self._early_cancels.setdefault(response_id, cancelled_at_ms)
-        if len(self._early_cancels) > EARLY_CANCELS_REMEMBERED:
-            self._early_cancels.popitem(last=False)
+        if not self._early_cancels.add(response_id, tenant_id, cancelled_at_ms):
+            self._counts["early_cancels_forgotten"] += 1
 
     def watch_opened(self, state: Partition, response: Response) -> None:
         """A response begins: its deadline, and a cancel that came before it."""
         state.deadlines.add(response.response_id, response.opened.deadline_ms)
-        cancelled_at_ms = self._early_cancels.pop(response.response_id, None)
+        cancelled_at_ms = self._early_cancels.take(response.response_id)
         if cancelled_at_ms is not None:
             self._watch_cancel(state, response, cancelled_at_ms)
 
@@ -55,11 +53,7 @@ class Timers:
 
     def tick(self, partitions: list[Partition], now_ms: int) -> list[Effect]:
         """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills."""
-        while self._early_cancels:
-            oldest = next(iter(self._early_cancels))
-            if self._early_cancels[oldest] + EARLY_CANCEL_MS > now_ms:
-                break
-            del self._early_cancels[oldest]
+        self._early_cancels.forget(now_ms)
         effects: list[Effect] = []
         for state in partitions:
             if state.live:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gpu_consumers.core.work import Work
 from schemas.request import AdmittedRequest, Sampling
+from streams.recent_ids import RecentIds
 
 REMEMBERED_MS = 300_000
-MAX_REMEMBERED = 65_536
 MAX_RECENT = 4_096
 _NO_SAMPLING = Sampling()
 _NO_PROMPT = [0]
@@ -45,16 +45,15 @@ class Remembered:
     """Bounded in number and time, the oldest goes first."""
 
     def __init__(self) -> None:
-        # Ids with the time until which they are remembered, oldest first.
-        self._cancels: OrderedDict[str, int] = OrderedDict()
-        self._halts: OrderedDict[str, int] = OrderedDict()
+        self._cancels = RecentIds()
+        self._halts = RecentIds()
         self.ended: OrderedDict[str, Ended] = OrderedDict()
 
-    def cancel(self, response_id: str, now_ms: int) -> None:
-        _remember(self._cancels, response_id, now_ms)
+    def cancel(self, response_id: str, tenant_id: str, now_ms: int) -> None:
+        self._cancels.add(response_id, tenant_id, now_ms)
 
-    def halt(self, response_id: str, now_ms: int) -> None:
-        _remember(self._halts, response_id, now_ms)
+    def halt(self, response_id: str, tenant_id: str, now_ms: int) -> None:
+        self._halts.add(response_id, tenant_id, now_ms)
 
     def end(self, work: Work, now_ms: int) -> None:
         """Its terminal is in the log, as far as this worker knows."""
@@ -78,18 +77,10 @@ class Remembered:
 
     def take_cancel(self, response_id: str) -> bool:
         """Whether it was cancelled; asked once."""
-        return self._cancels.pop(response_id, None) is not None
+        return self._cancels.take(response_id) is not None
 
     def tick(self, now_ms: int) -> None:
-        for memory in (self._cancels, self._halts):
-            while memory and next(iter(memory.values())) <= now_ms:
-                memory.popitem(last=False)
+        self._cancels.forget(now_ms)
+        self._halts.forget(now_ms)
         while self.ended and next(iter(self.ended.values())).forget_at_ms <= now_ms:
             self.ended.popitem(last=False)
-
-
-def _remember(memory: OrderedDict[str, int], response_id: str, now_ms: int) -> None:
-    if len(memory) >= MAX_REMEMBERED:
-        memory.popitem(last=False)
-    memory[response_id] = now_ms + REMEMBERED_MS
-    memory.move_to_end(response_id)

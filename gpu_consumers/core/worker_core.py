@@ -129,11 +129,11 @@ class WorkerCore:
             work = self._works.by_response.get(control.response_id)
             if isinstance(control, Cancel):
                 if work is None:
-                    self._remembered.cancel(control.response_id, now_ms)
+                    self._remembered.cancel(control.response_id, control.scope.tenant_id, now_ms)
                 else:
                     self._attempts.cancel(work, now_ms)
             elif work is None:
-                self._remembered.halt(control.response_id, now_ms)
+                self._remembered.halt(control.response_id, control.scope.tenant_id, now_ms)
             else:
                 self._attempts.halt(work, now_ms)
 

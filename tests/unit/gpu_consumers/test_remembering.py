@@ -18,6 +18,18 @@ def test_a_cancel_that_comes_before_its_request_is_remembered() -> None:
     assert not fleet.all[0].submitted
 
 
+def test_a_cancel_is_remembered_for_as_long_as_a_request_may_take() -> None:
+    fleet = Fleet("a")
+    fleet.region.cancel("resp_test-0_" + f"{0:032x}")
+    fleet.run(100)
+    fleet.region.now_ms += 599_000
+    fleet.run(100)
+    response_id = fleet.region.request()
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.CANCELLED
+    assert not fleet.all[0].submitted
+
+
 def test_the_deadlines_of_what_ended_early_are_forgotten() -> None:
     fleet = Fleet("a", max_running=64)
     for _ in range(10):

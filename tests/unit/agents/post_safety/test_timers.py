@@ -5,10 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from agents.post_safety.core import PostSafety
+from agents.post_safety.effects import Emit
 from agents.post_safety.parking import Restart
 from agents.post_safety.process import DeliveryFailed
 from agents.safety.phrases import PhraseSet
-from schemas.control import Halt
+from schemas.base import Scope
+from schemas.control import Cancel, Halt
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, FinishReason, Frame
 from schemas.responses import RESPONSES, Started
@@ -99,6 +101,28 @@ def test_a_cancel_before_its_response_is_known_is_remembered() -> None:
     world.write(opened("r1"))
     member.run()
     assert world.answer("r1").terminal.code is EndingCode.CANCELLED
+
+
+def test_an_early_cancel_is_remembered_until_the_deadline_however_many_others_come() -> None:
+    """Every member reads all cancels, also those of responses that other members have."""
+    core = PostSafety(PostSafetySettings(), lambda _: PhraseSet(()))
+    core.assign(0, Restart(0), "ps")
+    core.went_live(0)
+    scopes = [Scope(tenant_id=f"tenant-{number}") for number in range(7)]
+    for number in range(400 * 500):
+        cancel = Cancel(
+            response_id=f"r{number}", scope=scopes[number % 7], reason="client", requested_at_ms=START_MS
+        )  # fmt: skip
+        core.cancel(cancel, START_MS)
+    core.tick(START_MS + 599_000)
+    core.fold(opened("r0", deadline_ms=START_MS + 700_000), 0, 0, START_MS + 599_000)
+    [cancelled] = core.tick(START_MS + 599_000)
+    assert isinstance(cancelled, Emit)
+    assert isinstance(cancelled.record, Ending)
+    assert cancelled.record.code is EndingCode.CANCELLED
+    core.tick(START_MS + 600_000)
+    assert not core._timers._early_cancels
+    assert not core.counts["early_cancels_forgotten"]
 
 
 def test_a_gap_that_nobody_fills_ends_the_attempt() -> None:
