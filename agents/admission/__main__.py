@@ -12,6 +12,7 @@ import structlog
 import uvloop
 
 from agents.admission.app import AdmissionApp
+from agents.admission.long_prompts import LongPrompts
 from agents.admission.pipeline import Pipeline, places_among
 from agents.admission.publisher import Publisher
 from agents.admission.recovery import Recovery, RecoveryFailed
@@ -30,7 +31,7 @@ from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.keyring import Keyring, Purpose
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
-from streams.log.port import LogConsumer, LogRecord
+from streams.log.port import LogConsumer
 from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
@@ -75,13 +76,9 @@ def run(settings: Settings) -> int:
     recovery = _recovery(settings, quota, directory, excuses, independent_reader)
 
     def wire(publisher: Publisher) -> Pipeline:
-        services = _services(settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers)
-
-        def on_hold(record: LogRecord, for_s: float) -> None:
-            excuses.hold(record.topic, for_s)
-
+        services = _services(settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, excuses)
         return Pipeline(
-            services, publisher, recovery.run, settings.admission.max_attempts, on_hold,
+            services, publisher, recovery.run, settings.admission.max_attempts,
             places=places_among(settings.admission.in_flight),
             generation=lambda: int(admission.faust.consumer_generation_id),
         )  # fmt: skip
@@ -141,7 +138,7 @@ def _watchdog(
 
 def _services(
     settings: Settings, request_secrets: Keyring, pseudonym_secret: bytes, directory: TenantDirectory,
-    catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView,
+    catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, excuses: Excuses,
 ) -> Services:  # fmt: skip
     return Services(
         topics=settings.topics,
@@ -157,6 +154,8 @@ def _services(
         phrases=PromptPolicies(),
         trust_window_ms=settings.admission.trust_window_ms,
         clock_ms=now_ms,
+        long_prompts=LongPrompts(settings.admission.in_flight),
+        on_hold=excuses.hold,
     )
 
 

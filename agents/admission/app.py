@@ -19,7 +19,7 @@ Idioms that Faust 0.15 needs, each for a fault that was reproduced:
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -32,7 +32,7 @@ import structlog
 from agents.admission.faust_broker import broker_credentials, broker_urls
 from agents.admission.faust_consumer import CommittedTransport
 from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
-from agents.admission.pipeline import Pipeline
+from agents.admission.pipeline import Entry, Handle, Pipeline
 from agents.admission.publisher import LogPublisher, Publisher, PublishFailed
 from agents.admission.stages import STAGES, Stage
 from agents.admission.turns import Sleep, Turns
@@ -50,35 +50,57 @@ BYTES_OF_A_TURN = 16_384
 LOOK_AHEAD = 2_000
 """Jobs at the intake among which tenants take turns."""
 LOOK_AHEAD_BYTES = 33_554_432
+TURN_HOLD_S = 10.0
+"""Beyond the next turn: for whoever gets that one."""
+LONGEST_TURN_S = 30.0
+"""From the turn on; a wait for the store, or for threads, is told by who waits."""
 PRESSURE_SHARE = 5
 """Faust pauses a partition that delivers while its agent's buffer has less than a fifth of its room left."""
 _log = structlog.get_logger()
-
-Handle = Callable[[LogRecord], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
     """One agent: what it reads and what it does with a record.
 
-    `per_second`: how many it begins; whoever `holder` tells apart takes turns, as far as the agent looks ahead.
+    `per_second`: how many it begins; whoever `enter` tells apart takes turns, as far as the agent looks ahead.
     """
 
     name: str
     topic: str
     handle: Handle
     per_second: int | None = None
-    holder: Callable[[LogRecord], str] = lambda _: ""
+    enter: Callable[[LogRecord], Entry] | None = None
+    on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
+    generation: Callable[[], int] = lambda: 0
 
     def paced(self, clock_s: Callable[[], float] = monotonic, sleep: Sleep = asyncio.sleep) -> Handle:
         """`handle`, begun when it is the record's turn."""
         if self.per_second is None:
             return self.handle
-        turns = Turns(self.per_second, clock_s, sleep)
+        began_s: dict[object, float] = {}
+
+        def hold(next_in_s: float) -> None:
+            """Who waits for a turn has not stalled, as long as nobody has who had one."""
+            oldest_s = next(iter(began_s.values()), None)
+            if oldest_s is None or clock_s() - oldest_s < LONGEST_TURN_S:
+                self.on_hold(self.topic, next_in_s + TURN_HOLD_S)
+
+        turns = Turns(self.per_second, clock_s, sleep, hold)
 
         async def in_turn(record: LogRecord) -> None:
-            await turns.wait(self.holder(record), max(1.0, len(record.value or b"") / BYTES_OF_A_TURN))
-            await self.handle(record)
+            generation = self.generation()
+            entry = Entry("", self.handle) if self.enter is None else self.enter(record)
+            await turns.wait(entry.holder, max(1.0, len(record.value or b"") / BYTES_OF_A_TURN))
+            if self.generation() != generation:
+                # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
+                return
+            key = object()
+            began_s[key] = clock_s()
+            try:
+                await entry.handle(record)
+            finally:
+                del began_s[key]
 
         return in_turn
 
@@ -91,7 +113,7 @@ class Binding:
 
 
 def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second: int) -> list[Binding]:
-    """The agents of a placement. `pipeline` is called per record: it is wired after the event loop has started."""
+    """The agents of a placement."""
     fused = placement == "fused"
     first = STAGES if fused else STAGES[:1]
 
@@ -106,9 +128,11 @@ def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second
         Binding(
             "intake",
             topics.intake_batch.name,
-            lambda record: pipeline.handle_job(record),
+            pipeline.handle_job,
             jobs_per_second,
-            lambda record: pipeline.tenant_of_job(record),
+            pipeline.enter_job,
+            pipeline.services.on_hold,
+            pipeline.generation,
         ),
         *(Binding(f"jobs-{pool}", topics.jobs(pool).name, handle_queued_job) for pool in topics.pools),
         Binding("aside", topics.aside.name, handle_queued_job),

@@ -80,13 +80,13 @@ class JobReaders:
             return await asyncio.to_thread(parse_job, value, custom_id)
 
 
-async def intake(record: LogRecord, services: Services, readers: JobReaders) -> Request | Refused:
-    """A producer's job as a request. Raises Buried for jobs of unknown tenants and keys.
+async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> Request | Refused:
+    """A producer's job as a request.
 
     Whatever is not proved genuine and fresh is answered under an id of its own, made from where the record stands: a
     forged or repeated job can never end the genuine one with the same `custom_id`.
     """
-    job = _claimed(record, services)
+    record = job.record
     refusal = _unproved(job)
     if refusal is not None:
         origin = job.origin(services, "intake.batch.unproved", f"{record.partition}-{record.offset}", 0)
@@ -115,8 +115,11 @@ async def intake(record: LogRecord, services: Services, readers: JobReaders) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """What a record of `intake.batch` claims to be. `expires_ms` is -1 where it cannot be read."""
+class ClaimedJob:
+    """What a record of `intake.batch` claims to be, and whether its signature proves it.
+
+    `expires_ms` is -1 where it cannot be read.
+    """
 
     record: LogRecord
     key: ProducerKey
@@ -124,6 +127,7 @@ class _Job:
     key_id: str
     custom_id: str
     expires_ms: int
+    signed: bool
 
     @property
     def value(self) -> bytes:
@@ -150,16 +154,8 @@ class _Job:
         )
 
 
-def claimed_tenant(record: LogRecord, services: Services) -> str:
-    """The tenant that a job names, if it names a key of it too; else nothing. Nothing is proved yet."""
-    try:
-        return _claimed(record, services).tenant_id
-    except Buried:
-        return ""
-
-
-def _claimed(record: LogRecord, services: Services) -> _Job:
-    """Raises Buried."""
+def claimed_job(record: LogRecord, services: Services) -> ClaimedJob:
+    """Raises Buried for jobs of unknown tenants and keys. Its signature is verified here, and not again."""
     tenant_id = _job_header(record, TENANT_HEADER)
     key_id = _job_header(record, KEY_ID_HEADER)
     custom_id = _job_header(record, CUSTOM_ID_HEADER)
@@ -168,7 +164,21 @@ def _claimed(record: LogRecord, services: Services) -> _Job:
     if key is None:
         raise Buried("untrusted", "no such tenant or producer key")
     expires_ms = int(expires) if expires.isascii() and expires.isdecimal() else -1
-    return _Job(record, key, tenant_id, key_id, custom_id, expires_ms)
+    signed = _is_signed(record, key, tenant_id, key_id, custom_id, expires_ms)
+    return ClaimedJob(record, key, tenant_id, key_id, custom_id, expires_ms, signed)
+
+
+def _is_signed(
+    record: LogRecord, key: ProducerKey, tenant_id: str, key_id: str, custom_id: str, expires_ms: int
+) -> bool:
+    try:
+        verify_job(
+            key.public_key, topic=record.topic, tenant_id=tenant_id, key_id=key_id, custom_id=custom_id,
+            expires_ms=expires_ms, value=record.value or b"", signature_base64=record.header(SIGNATURE_HEADER) or b"",
+        )  # fmt: skip
+    except Untrusted:
+        return False
+    return True
 
 
 def _job_header(record: LogRecord, name: str) -> str:
@@ -181,15 +191,9 @@ def _job_header(record: LogRecord, name: str) -> str:
     return text
 
 
-def _unproved(job: _Job) -> Refusal | None:
+def _unproved(job: ClaimedJob) -> Refusal | None:
     """Why nobody can say that the job is its producer's, and of now."""
-    try:
-        verify_job(
-            job.key.public_key, topic=job.record.topic, tenant_id=job.tenant_id, key_id=job.key_id,
-            custom_id=job.custom_id, expires_ms=job.expires_ms, value=job.value,
-            signature_base64=job.record.header(SIGNATURE_HEADER) or b"",
-        )  # fmt: skip
-    except Untrusted:
+    if not job.signed:
         return Refusal(code=EndingCode.INVALID_SIGNATURE, param=SIGNATURE_HEADER)
     if job.expires_ms <= job.record.timestamp_ms:
         return Refusal(code=EndingCode.JOB_EXPIRED, param=EXPIRES_HEADER)

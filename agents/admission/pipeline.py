@@ -24,7 +24,7 @@ from typing import TypeVar
 import structlog
 
 from agents.admission import metrics
-from agents.admission.entrances import JobReaders, claimed_tenant, intake, read_request
+from agents.admission.entrances import ClaimedJob, JobReaders, claimed_job, intake, read_request
 from agents.admission.in_order import MAX_BYTES_IN_WORK
 from agents.admission.places import Place, Places, Taken
 from agents.admission.publication import Publication
@@ -38,6 +38,7 @@ from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission
 from schemas.codec import Undecodable, decode
 from schemas.request import Request
+from streams.clocks import monotonic_ms
 from streams.log.port import LogRecord
 
 FIRST_RETRY_S = 0.05
@@ -55,6 +56,7 @@ _log = structlog.get_logger()
 T = TypeVar("T")
 Recover = Callable[[], Awaitable[None]]
 """Rebuilds the quota store after `EpochLost`; returns when decisions may be taken again, or raises MustEnd."""
+Handle = Callable[[LogRecord], Awaitable[None]]
 Destination = Callable[[Admission], str]
 """The topic that an admission goes to."""
 
@@ -62,6 +64,14 @@ Destination = Callable[[Admission], str]
 def places_among(in_flight: int, bytes_in_work: int = MAX_BYTES_IN_WORK) -> Places:
     """Where jobs wait, of what may be in work: half of that never waits, or nobody would get by."""
     return Places(Taken(PLACES, bytes_in_work // 8), Taken(in_flight // 2, bytes_in_work // 2), STAY_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Whose turn a job takes at the intake, and how it is handled when it comes."""
+
+    holder: str
+    handle: Handle
 
 
 @dataclass(slots=True)
@@ -90,13 +100,13 @@ class Pipeline:
     publisher: Publisher
     recover: Recover
     max_attempts: int
-    on_hold: Callable[[LogRecord, float], None] = lambda _record, _for_s: None
-    """Told that a record waits on purpose, for so many seconds."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     output_policies: OutputPolicyWriter = field(default_factory=OutputPolicyWriter)
     readers: JobReaders = field(default_factory=JobReaders)
     places: Places = field(default_factory=lambda: places_among(256))
     rounds: Pace = field(default_factory=lambda: Pace(ASIDE_PER_SECOND))
+    monotonic_ms: Callable[[], int] = monotonic_ms
+    """For what waits here; Unix time may be set."""
     generation: Callable[[], int] = lambda: 0
     """Of the group, another one with each balance: what was read in an earlier one comes again."""
 
@@ -111,11 +121,24 @@ class Pipeline:
 
     async def handle_job(self, record: LogRecord) -> None:
         """A record of `intake.batch`: proved, validated, and put into the queue of its pool."""
-        await self._handle(record, "intake", self._read_job, STAGES[:1], self._jobs_of_pool)
+        await self.enter_job(record).handle(record)
 
-    def tenant_of_job(self, record: LogRecord) -> str:
-        """Whose turn at the intake it takes."""
-        return claimed_tenant(record, self.services)
+    def enter_job(self, record: LogRecord) -> Entry:
+        """The first half of `handle_job`. What nobody is proved to have written takes turns of nobody's."""
+        claimed: ClaimedJob | Exception
+        try:
+            claimed = claimed_job(record, self.services)
+        except Exception as error:  # noqa: BLE001
+            # It becomes a dead letter where its handling reads it.
+            claimed = error
+        holder = claimed.tenant_id if isinstance(claimed, ClaimedJob) and claimed.signed else ""
+
+        async def read(_record: LogRecord) -> StageResult:
+            if isinstance(claimed, Exception):
+                raise claimed
+            return await intake(claimed, self.services, self.readers)
+
+        return Entry(holder, lambda job: self._handle(job, "intake", read, STAGES[:1], self._jobs_of_pool))
 
     async def handle_queued_job(self, record: LogRecord, stages: Sequence[Stage] = STAGES[1:]) -> None:
         """A record of a pool's `admission.jobs`, or of `admission.aside`: waits for room, then goes through `stages`.
@@ -129,6 +152,9 @@ class Pipeline:
         """A record of a topic between two stages."""
         await self._handle(record, stages[0].name, self._read_admission, stages, self._behind(stages))
 
+    def _hold(self, record: LogRecord, for_s: float) -> None:
+        self.services.on_hold(record.topic, for_s)
+
     def _behind(self, stages: Sequence[Stage]) -> Destination | None:
         topic_after = stages[-1].topic_after
         return None if topic_after is None else lambda _: topic_after(self.services.topics)
@@ -138,9 +164,6 @@ class Pipeline:
 
     async def _read_request(self, record: LogRecord) -> StageResult:
         return read_request(record, self.services)
-
-    async def _read_job(self, record: LogRecord) -> StageResult:
-        return await intake(record, self.services, self.readers)
 
     async def _read_admission(self, record: LogRecord) -> Admission:
         try:
@@ -194,13 +217,14 @@ class Pipeline:
     ) -> StageResult | NotYet:
         """The stage's result; NotYet when the event has no place to wait in, or none any more."""
         while isinstance(result := await self._stage(record, stage, event), NotYet):
-            now_ms = self.services.clock_ms()
             origin = Origin.of(event)
-            if now_ms >= origin.deadline_ms:
+            if self.services.clock_ms() >= origin.deadline_ms:
                 return Refused(origin, DEADLINE_PASSED)
-            if self.generation() != waiting.generation or not waiting.may_go_on(record, origin.scope.tenant_id, now_ms):
+            if self.generation() != waiting.generation:
                 return result
-            self.on_hold(record, 10 * HOLD_S)
+            if not waiting.may_go_on(record, origin.scope.tenant_id, self.monotonic_ms()):
+                return result
+            self._hold(record, 10 * HOLD_S)
             await self.sleep(HOLD_S)
         return result
 
@@ -208,8 +232,8 @@ class Pipeline:
         """Writes the job again. A crash after it: both are handled, and quota decides once."""
         aside = self.services.topics.aside.name
         if record.topic == aside:
-            wait_s = self.rounds.wait_s(self.services.clock_ms() / 1_000)
-            self.on_hold(record, wait_s + STORE_HOLD_S)
+            wait_s = self.rounds.wait_s(self.monotonic_ms() / 1_000)
+            self._hold(record, wait_s + STORE_HOLD_S)
             await self.sleep(wait_s)
         if self.generation() != waiting.generation:
             # A balance has begun: it cannot be acknowledged any more, and comes again, here or elsewhere.
@@ -273,7 +297,7 @@ class Pipeline:
             except QuotaUnavailable:
                 if deadline_ms is not None and self.services.clock_ms() >= deadline_ms:
                     raise
-                self.on_hold(record, STORE_HOLD_S)
+                self._hold(record, STORE_HOLD_S)
             except Exception:
                 failures += 1
                 if failures >= self.max_attempts:

@@ -58,6 +58,7 @@ class Place:
     holder: Hashable
     size_bytes: int
     until_ms: int
+    """By the clock of who took it."""
 
     def leave(self) -> None:
         self.places._leave(self)

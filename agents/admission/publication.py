@@ -101,8 +101,9 @@ class Publication:
             #    request meets the same refusal, whatever has changed in between.
             limits = limits_of(origin.scope.tenant_id, self.directory)
             outcome = await self.quota.refuse(
-                origin.scope.tenant_id, limits, origin.response_id, refusal, deadline_ms=origin.deadline_ms
-            )
+                origin.scope.tenant_id, limits, origin.response_id, refusal,
+                deadline_ms=origin.deadline_ms, spends_request=refused.spends_request,
+            )  # fmt: skip
             match outcome:
                 case Finished():
                     return

@@ -60,6 +60,7 @@ class Refused:
     """The response ends here. `stored`: quota holds this very refusal already.
 
     `unproved`: the record may be a copy of one that was routed, so it may not end what is routed.
+    `spends_request`: finding it out took work, so it counts among the requests that its tenant may make.
     """
 
     origin: Origin
@@ -68,6 +69,7 @@ class Refused:
     verdict: Verdict | None = None
     buried: Buried | None = None
     unproved: bool = False
+    spends_request: bool = False
 
 
 DEADLINE_PASSED = Refusal(
@@ -77,6 +79,11 @@ TOO_LARGE = Refusal(
     code=EndingCode.CONTEXT_LENGTH_EXCEEDED,
     message="The prompt exceeds the maximum number of tokens allowed in one request.",
     param="messages",
+)
+TOO_MANY_LONG = Refusal(
+    code=EndingCode.OVERLOADED,
+    message="rejected-overloaded: too many long prompts wait; nothing was generated.",
+    retry_after_ms=RETRY_AFTER_MS,
 )
 UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
 TENANT_GONE = Refusal(code=EndingCode.INVALID_REQUEST, message="The tenant does not exist any more.")

@@ -1,9 +1,10 @@
 """What admission may know of the world."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from agents.admission.long_prompts import LongPrompts
 from agents.admission.routing import QueueBound, WorkersView
 from agents.quota.store import QuotaStore
 from agents.safety.prompt_policies import PromptPolicies
@@ -18,8 +19,11 @@ class Tokenizer(Protocol):
     def vocabulary_size(self) -> int:
         """One more than the largest token id."""
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Raises jinja2.TemplateError for messages that the model's chat template does not take."""
+    def encode_chat(self, messages: Sequence[Message], *, at_most: int) -> list[int]:
+        """Raises jinja2.TemplateError for messages that the model's chat template does not take.
+
+        Raises TooManyTokens where it is certain that there are more than `at_most`, before all is tokenised.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +45,6 @@ class Services:
     phrases: PromptPolicies
     trust_window_ms: int
     clock_ms: Callable[[], int]
+    long_prompts: LongPrompts = field(default_factory=LongPrompts)
+    on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
+    """Told that records of a topic wait on purpose, for so many seconds. Called from any thread."""

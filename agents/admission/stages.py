@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
-from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, Origin, Refused
+from agents.admission.long_prompts import LONG_CHARS
+from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, TOO_MANY_LONG, Origin, Refused
 from agents.admission.routing import Load, choose, drain_ms, overloaded
 from agents.admission.services import Services, Tokenizer
 from agents.quota.limits import limits_of
@@ -32,15 +33,17 @@ from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
 from schemas.request import Lane, Message, Request, Sampling
 from schemas.verdict import Verdict
-from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN
+from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
 from streams.dialects.openai_error import endless_message, overflow_message
 from streams.directory import LANE_OF_TIER, Tenant
 from streams.topics import Topics
 
 THREADED_CHARS = 20_000
-"""From here on tokenising takes milliseconds and leaves the event loop."""
+"""From here on looking for phrases takes milliseconds and leaves the event loop."""
 CHARS_OF_A_TURN = 100
 """What a message costs beside its own: what the template writes around it is tokenised too."""
+TURN_HOLD_S = 10.0
+"""More than tokenising the longest text takes."""
 
 StageResult = Request | Admission | Refused | Finished
 """What becomes of an event."""
@@ -50,8 +53,8 @@ def _chars(messages: Sequence[Message]) -> int:
     return sum(len(part.text) for message in messages for part in message.content)
 
 
-def _takes_long(messages: Sequence[Message]) -> bool:
-    return _chars(messages) + CHARS_OF_A_TURN * len(messages) >= THREADED_CHARS
+def _work_chars(messages: Sequence[Message]) -> int:
+    return _chars(messages) + CHARS_OF_A_TURN * len(messages)
 
 
 def lane_of(tier: str, service_tier: str) -> Lane:
@@ -62,7 +65,7 @@ def lane_of(tier: str, service_tier: str) -> Lane:
 
 
 async def validation(request: Request, services: Services) -> StageResult:
-    """Everything that can be known without spending anything: who, which model, pool and lane, how long."""
+    """What is known before anything is held: who, which model, pool and lane, how long. Raises QuotaUnavailable."""
     now_ms = services.clock_ms()
     origin = Origin.of(request)
     tenant = services.directory.tenant(request.scope.tenant_id)
@@ -83,12 +86,12 @@ async def validation(request: Request, services: Services) -> StageResult:
     refusal = _unfit(request.sampling, tenant, tokenizer.vocabulary_size, accepts_seed=accepts_seed)
     if refusal is not None:
         return Refused(origin, refusal)
-    prompt_token_ids = await _tokenised(request.messages, tokenizer, model.context_window)
-    if isinstance(prompt_token_ids, Refusal):
-        return Refused(origin, prompt_token_ids)
+    prompt_token_ids = await _tokenised(request, tokenizer, model.context_window, services)
+    if not isinstance(prompt_token_ids, list):
+        return prompt_token_ids
     max_tokens = _output_bound(request.sampling, tenant, model.context_window, len(prompt_token_ids))
     if isinstance(max_tokens, Refusal):
-        return Refused(origin, max_tokens)
+        return Refused(origin, max_tokens, spends_request=True)
     return Admission(
         response_id=request.response_id,
         scope=request.scope.model_copy(update={"policy_version": tenant.policy.version}),
@@ -121,19 +124,59 @@ def _unfit(sampling: Sampling, tenant: Tenant, vocabulary_size: int, *, accepts_
     return None
 
 
-async def _tokenised(messages: Sequence[Message], tokenizer: Tokenizer, context_window: int) -> list[int] | Refusal:
-    chars = _chars(messages)
-    if chars > context_window * MAX_CHARS_PER_TOKEN:
-        message = endless_message(context_window, chars)
-        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="messages")
+async def _tokenised(
+    request: Request, tokenizer: Tokenizer, context_window: int, services: Services
+) -> list[int] | Refused | Finished:
+    chars = _chars(request.messages)
+
+    def encode() -> list[int]:
+        if chars > context_window * MAX_CHARS_PER_TOKEN:
+            raise TooManyTokens
+        return tokenizer.encode_chat(request.messages, at_most=context_window)
+
     try:
-        if _takes_long(messages):
-            return await asyncio.to_thread(tokenizer.encode_chat, messages)
-        return tokenizer.encode_chat(messages)
+        if _work_chars(request.messages) < LONG_CHARS:
+            return encode()
+        return await _when_there_is_room(request, encode, services)
+    except TooManyTokens:
+        message = endless_message(context_window, chars)
+        refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="messages")
     except TemplateError as error:
         # Templates see placeholders instead of contents, so their words repeat nobody's text.
         message = f"The model's chat template refuses the messages: {error}"[:2_000]
-        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="messages")
+        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="messages")
+    return Refused(Origin.of(request), refusal, spends_request=True)
+
+
+async def _when_there_is_room(
+    request: Request, encode: Callable[[], list[int]], services: Services
+) -> list[int] | Refused | Finished:
+    """A long prompt is tokenised for whom its tenant's rate admits, and in turns. Raises QuotaUnavailable."""
+    tenant_id, job, weight = request.scope.tenant_id, may_wait(request), _work_chars(request.messages)
+    topic = (services.topics.intake_batch if job else services.topics.requests).name
+
+    def work() -> list[int]:
+        services.on_hold(topic, TURN_HOLD_S)
+        return encode()
+
+    if job:
+        return await services.long_prompts.in_turn((tenant_id, "jobs"), weight, work)
+    limits = limits_of(tenant_id, services.directory)
+    stands = await services.quota.look(tenant_id, limits, request.response_id, deadline_ms=request.deadline_ms)
+    match stands:
+        case Refusal():
+            return Refused(Origin.of(request), stands, stored=True)
+        case Refunded():
+            return Refused(Origin.of(request), DEADLINE_PASSED)
+        case Finished():
+            return stands
+    place = services.long_prompts.place(tenant_id, len(request.encode()))
+    if place is None:
+        return Refused(Origin.of(request), TOO_MANY_LONG)
+    try:
+        return await services.long_prompts.in_turn(tenant_id, weight, work)
+    finally:
+        place.leave()
 
 
 def _output_bound(sampling: Sampling, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
@@ -165,8 +208,11 @@ def _full(loads: Sequence[Load]) -> Refusal:
 
 
 async def room(admission: Admission, services: Services) -> StageResult | NotYet:
-    """Where jobs wait for their pool: before they hold anything."""
-    loads = services.workers.live(admission.pool, services.clock_ms())
+    """Where jobs wait for their pool: before they hold anything. What waited too long takes nothing any more."""
+    now_ms = services.clock_ms()
+    if now_ms >= admission.request.deadline_ms:
+        return Refused(Origin.of(admission), DEADLINE_PASSED)
+    loads = services.workers.live(admission.pool, now_ms)
     return NotYet(_full(loads)) if overloaded(loads, admission.lane, services.queue_bound) else admission
 
 
@@ -222,7 +268,7 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
     messages = admission.request.messages
     if not phrases:
         match = None
-    elif _takes_long(messages):
+    elif _work_chars(messages) >= THREADED_CHARS:
         match = await asyncio.to_thread(_first_denial, phrases, messages)
     else:
         match = _first_denial(phrases, messages)

@@ -56,12 +56,22 @@ class FairOrder(Generic[T]):
 
 
 class Turns:
-    """Lets work begin at a pace, the holders by turns. Used from one event loop."""
+    """Lets work begin at a pace, the holders by turns. Used from one event loop.
 
-    def __init__(self, per_second: float, clock_s: Callable[[], float], sleep: Sleep = asyncio.sleep) -> None:
+    `on_next` is told, while anybody waits, in how many seconds the next turn is given.
+    """
+
+    def __init__(
+        self,
+        per_second: float,
+        clock_s: Callable[[], float],
+        sleep: Sleep = asyncio.sleep,
+        on_next: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._pace = Pace(per_second)
         self._clock_s = clock_s
         self._sleep = sleep
+        self._on_next = on_next
         self._waiting: FairOrder[asyncio.Future[None]] = FairOrder()
         self._giving: asyncio.Task[None] | None = None
 
@@ -77,6 +87,7 @@ class Turns:
         try:
             wait_s = self._pace.wait_s(self._clock_s(), 0)
             while self._waiting:
+                self._on_next(wait_s)
                 # No timer is finer than that; what is not waited now adds up.
                 await self._sleep(wait_s if wait_s >= FINEST_S else 0)
                 weight, turn = self._waiting.take()

@@ -183,13 +183,34 @@ local function outcome()
   return {'reserved', held}
 end
 
+-- Until there is room for one more request; 0 if there is.
+local function request_wait_ms()
+  return math.max(math.ceil((backlog + MINUTE_MS - requests_per_minute * MINUTE_MS) / requests_per_minute), 0)
+end
+
+local function told(code, wait_ms)
+  return cjson.encode({code = code, retry_after_ms = wait_ms, limits = limits()})
+end
+
+local function refuse_for_now(code, wait_ms, deadline_ms)
+  store_refusal(code, deadline_ms)
+  save_bucket()
+  return {'refused', code, told(code, wait_ms)}
+end
+
+if operation == 'look' then
+  if state or refused_as then return outcome() end
+  local wait_ms = request_wait_ms()
+  if wait_ms > 0 then return refuse_for_now('rate_limited_requests', wait_ms, tonumber(ARGV[11])) end
+  return {'room'}
+end
+
 if operation == 'reserve' then
   local count, deadline_ms, kind, may_wait = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13], ARGV[14] == '1'
   if state or refused_as then return outcome() end
-  local code, wait_ms
-  if backlog + MINUTE_MS > requests_per_minute * MINUTE_MS then
+  local code, wait_ms = nil, request_wait_ms()
+  if wait_ms > 0 then
     code = 'rate_limited_requests'
-    wait_ms = math.ceil((backlog + MINUTE_MS - requests_per_minute * MINUTE_MS) / requests_per_minute)
   elseif count > tokens then
     code = 'rate_limited_tokens'
     wait_ms = gain_ms(count - tokens, tokens_per_minute)
@@ -197,13 +218,8 @@ if operation == 'reserve' then
     code = 'rate_limited_concurrency'
     wait_ms = 1000
   end
-  if code then
-    local told = cjson.encode({code = code, retry_after_ms = wait_ms, limits = limits()})
-    if may_wait then return {'wait', told} end
-    store_refusal(code, deadline_ms)
-    save_bucket()
-    return {'refused', code, told}
-  end
+  if code and may_wait then return {'wait', told(code, wait_ms)} end
+  if code then return refuse_for_now(code, wait_ms, deadline_ms) end
   backlog = backlog + MINUTE_MS
   create_reserved(kind, count, deadline_ms)
   return {'reserved', count}
@@ -223,11 +239,15 @@ if operation == 'decide' then
 end
 
 if operation == 'refuse' then
-  local code, deadline_ms = ARGV[11], tonumber(ARGV[12])
+  local code, deadline_ms, spends_request = ARGV[11], tonumber(ARGV[12]), ARGV[13] == '1'
   if refused_as or state == 'settled' or state == 'reserved' and decision then return outcome() end
   -- A refund is no outcome: nothing is held, and the response may still have to end, where it was opened if it was.
   if decision then return {'decided', decision, 0} end
   return_held()
+  if spends_request and not state and request_wait_ms() == 0 then
+    backlog = backlog + MINUTE_MS
+    save_bucket()
+  end
   store_refusal(code, deadline_ms)
   return {'refused', code}
 end
@@ -266,6 +286,13 @@ end
 
 if operation == 'restore' then
   local new_state, count, deadline_ms, kind, wanted = ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14], ARGV[15]
+  if state == 'reserved' and new_state == 'settled' then
+    -- The settlement was lost, and its usage may be read by nobody again. One that comes still debits.
+    return_held()
+    redis.call('DEL', reservation)
+    create('settled', deadline_ms)
+    return {'restored'}
+  end
   if refused_as or decision or state == 'settled' then return {'unchanged'} end
   -- What is there, but neither decided nor ended, may be what was written before a crash; the log knows what came then.
   if new_state == 'refused' then

@@ -7,6 +7,8 @@
 - concurrent responses by a set of what is reserved; work of the batch lane has a set and a limit of its own
   (`concurrent_jobs`), so it never takes the places of those who wait for an answer.
 
+Work that comes before a reservation is asked for first (`look`); where a refusal comes of it, it counts as a request.
+
 Who may wait is told `NotYet` where a limit has no room, and nothing is stored; everybody else is refused.
 
 **A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it
@@ -175,18 +177,32 @@ class QuotaStore(Protocol):
     ) -> Outcome | NotYet:
         """Takes from all limits or from none. The first outcome of an id stands."""
 
+    async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
+        """What stands, before work is spent on a new response: None if nothing does and the rate of requests has room.
+
+        Takes nothing; where there is no room, that is the outcome.
+        """
+
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
         """Stores the route unless one is stored, or the response was refused; returns what stands."""
 
     async def refuse(
-        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+        self,
+        tenant_id: str,
+        limits: Limits,
+        response_id: str,
+        refusal: Refusal,
+        *,
+        deadline_ms: int,
+        spends_request: bool = False,
     ) -> Outcome:
         """Stores the refusal's code and returns what was held, unless a route is stored; returns what stands.
 
         That is the refusal (a bare code, if it is an earlier one with another), the route (then the ending belongs
-        where it points), or `Finished`.
+        where it points), or `Finished`. With `spends_request` what held nothing counts as a request, where the rate has
+        room for one.
         """
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
@@ -329,6 +345,10 @@ class RedisQuota:
             return NotYet(Refusal.model_validate_json(_text(answer[1])))
         return _outcome(answer)
 
+    async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
+        answer = await self._call("look", tenant_id, limits, response_id, deadline_ms)
+        return None if _text(answer[0]) == "room" else _outcome(answer)
+
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
@@ -336,9 +356,16 @@ class RedisQuota:
         return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments))
 
     async def refuse(
-        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+        self,
+        tenant_id: str,
+        limits: Limits,
+        response_id: str,
+        refusal: Refusal,
+        *,
+        deadline_ms: int,
+        spends_request: bool = False,
     ) -> Outcome:
-        arguments = (refusal.code.value, deadline_ms)
+        arguments = (refusal.code.value, deadline_ms, int(spends_request))
         outcome = _outcome(await self._call("refuse", tenant_id, limits, response_id, *arguments))
         # Nobody has kept the words; those of the same refusal are the same.
         return refusal if isinstance(outcome, Refusal) and outcome.code is refusal.code else outcome

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.request import Message, TextPart
-from streams.chat_tokenizer import ChatTokenizer
+from streams.chat_tokenizer import _BETWEEN_WORDS, ChatTokenizer, TooManyTokens
 
 MODEL = Path(__file__).parents[3] / "models" / "sluice-tiny"
 TOKENIZER = ChatTokenizer(MODEL)
@@ -75,3 +75,42 @@ def test_the_vocabulary_ends_behind_its_largest_token() -> None:
     size = TOKENIZER.vocabulary_size
     assert max(TOKENIZER.encode_chat([_user("What is the capital of France?")])) < size
     assert size == json.loads((MODEL / "config.json").read_text())["vocab_size"]
+
+
+@given(st.lists(st.text(max_size=12), max_size=60), st.integers(0, 200))
+def test_what_stands_before_a_word_is_tokenised_alike_alone(words: list[str], position: int) -> None:
+    assert TOKENIZER._divides_words
+    text = " ".join(["first", *words, "last one"])
+    boundary = _BETWEEN_WORDS.search(text, position)
+    if boundary is not None:
+        beginning = TOKENIZER.encode_text(text[: boundary.end()])
+        assert TOKENIZER.encode_text(text)[: len(beginning)] == beginning
+
+
+@pytest.mark.parametrize("messages", [1, 3, 1_000])
+def test_of_a_prompt_that_is_far_too_long_only_the_beginning_is_tokenised(
+    messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "the quick brown fox jumps over it. " * (25_000 // messages)
+    chars = 0
+    encode_text = ChatTokenizer.encode_text
+
+    def counted(self: ChatTokenizer, text: str, *, framed: bool = False) -> list[int]:
+        nonlocal chars
+        chars += len(text)
+        return encode_text(self, text, framed=framed)
+
+    monkeypatch.setattr(ChatTokenizer, "encode_text", counted)
+    with pytest.raises(TooManyTokens):
+        TOKENIZER.encode_chat([_user(text)] * messages, at_most=1_000)
+    assert chars < 20_000
+
+
+@given(st.lists(st.sampled_from(["a ", "word ", "digits 0123 ", "\n", "ü", "xyz"]), max_size=200), st.integers(0, 300))
+def test_a_bound_changes_no_prompt_that_keeps_it(words: list[str], at_most: int) -> None:
+    chat = [_user("".join(words) * 20), _user("and", " more")]
+    whole = TOKENIZER.encode_chat(chat)
+    try:
+        assert TOKENIZER.encode_chat(chat, at_most=at_most) == whole
+    except TooManyTokens:
+        assert len(whole) > at_most

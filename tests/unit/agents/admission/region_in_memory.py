@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from redis.asyncio import Redis
 
 from agents.admission.app import Binding, bindings
@@ -23,7 +24,7 @@ from streams.directory import Limits, ProducerKey, Tenant
 from streams.ids import stable_partition
 from streams.log.memory import MemoryLog
 from streams.log.port import LogRecord, TopicPartition
-from tests.unit.agents.admission.world import NOW, PUBLIC_KEY, World
+from tests.unit.agents.admission.world import NOW, PRODUCER_KEY, PUBLIC_KEY, World
 
 SPEED = 20
 DEADLINE_S = 100.0
@@ -52,7 +53,9 @@ class Region:
         services = replace(self.world.services, quota=self.quota, clock_ms=self.now_ms)
         self._bytes_in_work = bytes_in_work
         places = places_among(IN_WORK, bytes_in_work)
-        self.pipeline = Pipeline(services, self, self._recover, 3, sleep=self._sleep, places=places)
+        self.pipeline = Pipeline(
+            services, self, self._recover, 3, sleep=self._sleep, places=places, monotonic_ms=self.now_ms
+        )
         self.errors: list[Exception] = []
         self.acknowledged = 0
         table = bindings(placement, self.topics, self.pipeline, jobs_per_second)
@@ -93,16 +96,16 @@ class Region:
     def _acknowledge(self) -> None:
         self.acknowledged += 1
 
-    def submit(self, tenant_id: str, custom_ids: Sequence[str]) -> None:
+    def submit(self, tenant_id: str, custom_ids: Sequence[str], key: Ed25519PrivateKey = PRODUCER_KEY) -> None:
         for number, custom_id in enumerate(custom_ids):
-            record = self.world.job(custom_id=custom_id, tenant_id=tenant_id, expires_ms=NOW + 6 * 3_600_000)
+            record = self.world.job(custom_id=custom_id, tenant_id=tenant_id, expires_ms=NOW + 6 * 3_600_000, key=key)
             self.log.append(
                 record.topic, record.value, key=custom_id, partition=number % self.topics.counts.intake,
                 headers=record.headers,
             )  # fmt: skip
 
-    def send(self, response_id: str, tenant_id: str) -> None:
-        record = self.world.record(self.world.request(tenant=tenant_id, response_id=response_id))
+    def send(self, response_id: str, tenant_id: str, text: str = "hello there") -> None:
+        record = self.world.record(self.world.request(text, tenant=tenant_id, response_id=response_id))
         self.log.append(record.topic, record.value, key=response_id, headers=record.headers)
 
     def beat(self) -> None:

@@ -163,6 +163,33 @@ async def test_a_revoked_key_stops_its_jobs_at_the_intake_and_no_later() -> None
     assert not world.log.endings, "nobody is told of the other one"
 
 
+async def test_a_clock_that_is_set_back_keeps_nobody_in_a_place_or_aside(world: World) -> None:
+    world.beat(queued_tokens=10**6, lease_ms=10 * 3_600_000)
+    await world.pipeline.handle_job(world.job(expires_ms=NOW + 7_200_000))
+    [queued] = world.log.records
+    aside = replace(queued, topic=world.topics.aside.name)
+    for _ in range(20):
+        assert world.pipeline.rounds.wait_s(world.now_ms / 1_000) < 1.0
+    world.set_back_ms = 3_600_000
+    for record in (queued, aside):
+        before_ms = world.now_ms
+        await world.pipeline.handle_queued_job(record)
+        assert world.now_ms - before_ms < 62_000
+    assert [record.topic for record in world.log.records] == [queued.topic] * 2 + [aside.topic]
+
+
+async def test_a_job_that_expired_before_it_found_room_spends_nothing_and_takes_no_lane(world: World) -> None:
+    await world.pipeline.handle_job(world.job(expires_ms=NOW + 600_000))
+    [queued] = world.log.records
+    world.now_ms = world.quota.now_ms = NOW + 600_000
+    world.beat()
+    await world.pipeline.handle_queued_job(queued)
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.DEADLINE_EXCEEDED
+    assert not world.log.of(Opened, "local.generated")
+    assert world.quota.tenants["acme"].figures()["requests_remaining"] == Limits().requests_per_minute
+
+
 async def test_a_job_that_has_grown_too_large_to_be_written_again_is_refused() -> None:
     world = World()
     world.beat()

@@ -147,11 +147,11 @@ def silent_while_waiting(world: World) -> tuple[Pipeline, list[float]]:
     excused_s: list[float] = []
     written = len(world.log.records)
 
-    def on_hold(_record: LogRecord, for_s: float) -> None:
+    def on_hold(_topic: str, for_s: float) -> None:
         assert len(world.log.records) == written
         excused_s.append(for_s)
 
-    return replace(world.pipeline, on_hold=on_hold), excused_s
+    return replace(world.pipeline, services=replace(world.services, on_hold=on_hold)), excused_s
 
 
 async def test_a_quota_store_that_stays_away_is_waited_for_in_silence(world: World) -> None:
@@ -226,8 +226,8 @@ async def test_a_defect_in_a_stage_kills_one_request_and_tells_its_client(world:
     class Broken:
         vocabulary_size = 10
 
-        def encode_chat(self, _messages: object) -> list[int]:
-            raise ZeroDivisionError
+        def encode_chat(self, _messages: object, *, at_most: int) -> list[int]:
+            raise ZeroDivisionError(at_most)
 
     world.services.tokenizers["tiny"] = Broken()  # type: ignore[index]
     await world.pipeline.handle_request(world.record(world.request()))

@@ -50,7 +50,7 @@ class Words:
 
     vocabulary_size = 1_000
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], *, at_most: int) -> list[int]:
         if messages[-1].role == "assistant":
             raise TemplateError("the last turn must be the user's")
         return [0, 0, 0, *(len(word) for message in messages for word in message.text.split())]
@@ -133,10 +133,11 @@ class Log:
 
 
 class World:
-    """`now_ms` is everybody's clock."""
+    """`now_ms` is everybody's clock; Unix time is `set_back_ms` behind it."""
 
     def __init__(self, max_attempts: int = 3, queue_bound: QueueBound = QueueBound(10**6, 10**4)) -> None:
         self.now_ms = NOW
+        self.set_back_ms = 0
         self.topics = Topics("local", ["default", "other"])
         self.directory = Directory(
             Tenant(
@@ -160,9 +161,12 @@ class World:
             directory=self.directory, catalog=self.catalog,
             tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere")}, quota=self.quota,
             workers=self.workers,
-            queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000, clock_ms=lambda: self.now_ms,
+            queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000,
+            clock_ms=lambda: self.now_ms - self.set_back_ms,
         )  # fmt: skip
-        self.pipeline = Pipeline(self.services, self.log, self._recover, max_attempts, sleep=self._sleep)
+        self.pipeline = Pipeline(
+            self.services, self.log, self._recover, max_attempts, sleep=self._sleep, monotonic_ms=lambda: self.now_ms
+        )
 
     async def _recover(self) -> None:
         self.recoveries += 1

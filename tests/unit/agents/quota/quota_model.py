@@ -16,6 +16,7 @@ from agents.quota.store import (
     Refunded,
     Refusal,
     Reserved,
+    Restored,
 )
 from schemas.admission import Decision
 from schemas.endings import ENDINGS, EndingCode
@@ -120,6 +121,23 @@ class TenantModel:
         self.reservations[response_id] = reservation
         return reservation
 
+    @property
+    def _request_wait_ms(self) -> int:
+        per_minute = self.limits.requests_per_minute
+        return max(math.ceil((self.backlog + MINUTE_MS - per_minute * MINUTE_MS) / per_minute), 0)
+
+    def look(self, response_id: str) -> Outcome | None:
+        self._advance()
+        if response_id in self.reservations or self._refused_as(response_id):
+            return self._stored(response_id)
+        if not self._request_wait_ms:
+            return None
+        refusal = Refusal(
+            code=EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=self._request_wait_ms, limits=self.figures()
+        )
+        self._remember_refusal(response_id, refusal)
+        return refusal
+
     def reserve(
         self, response_id: str, tokens: int, deadline_ms: int, lane: Lane = Lane.STANDARD, *, may_wait: bool = False
     ) -> Outcome | NotYet:
@@ -127,9 +145,8 @@ class TenantModel:
         if response_id in self.reservations or self._refused_as(response_id):
             return self._stored(response_id)
         limits, refused = self.limits, None
-        over = self.backlog + MINUTE_MS - limits.requests_per_minute * MINUTE_MS
-        if over > 0:
-            refused = (EndingCode.RATE_LIMITED_REQUESTS, math.ceil(over / limits.requests_per_minute))
+        if self._request_wait_ms:
+            refused = (EndingCode.RATE_LIMITED_REQUESTS, self._request_wait_ms)
         elif tokens > self.tokens:
             refused = (EndingCode.RATE_LIMITED_TOKENS, self._gain_ms(tokens - self.tokens, limits.tokens_per_minute))
         elif self._active_like(lane) >= (limits.concurrent_jobs if lane is Lane.BATCH else limits.concurrent_responses):
@@ -165,12 +182,13 @@ class TenantModel:
             self.refused[self.taking].clear()
         self.refused[self.taking][response_id] = refusal.code
 
-    def refuse(self, response_id: str, refusal: Refusal, deadline_ms: int) -> Outcome:
+    def refuse(self, response_id: str, refusal: Refusal, deadline_ms: int, *, spends_request: bool = False) -> Outcome:
         self._advance()
         if code := self._refused_as(response_id):
             return refusal if refusal.code is code else self._stored(response_id)
         reservation = self.reservations.get(response_id)
         if reservation is None:
+            self.backlog += MINUTE_MS if spends_request and not self._request_wait_ms else 0
             self._remember_refusal(response_id, refusal)
             return refusal
         if reservation.state in ("reserved", "refunded") and reservation.decision is None:
@@ -199,6 +217,37 @@ class TenantModel:
         reservation.state = "settled"
         self._cap()
         return "settled"
+
+    def restore(self, restored: Restored) -> bool:
+        self._advance()
+        reservation = self.reservations.get(restored.response_id)
+        if self._refused_as(restored.response_id):
+            return False
+        if reservation is not None and reservation.state == "reserved" and restored.ended and restored.decision:
+            self.tokens += reservation.tokens
+            self._cap()
+            del self.reservations[restored.response_id]
+            reservation = None
+        if reservation is None and restored.decision is not None:
+            added = self._add(restored.response_id, restored.tokens, restored.deadline_ms, restored.decision.lane)
+            if restored.ended:
+                added.state = "settled"
+            else:
+                added.decision = restored.decision
+                self.tokens -= restored.tokens
+            return True
+        if reservation is not None and (reservation.decision is not None or reservation.state == "settled"):
+            return False
+        if restored.decision is not None:
+            assert reservation is not None
+            reservation.decision = restored.decision
+            return True
+        if reservation is not None and reservation.state == "reserved":
+            self.tokens += reservation.tokens
+            self._cap()
+        assert restored.refusal is not None
+        self._remember_refusal(restored.response_id, restored.refusal)
+        return True
 
     def refund(self, response_id: str) -> bool:
         self._advance()
@@ -241,15 +290,25 @@ class ModelQuota:
     ) -> Outcome | NotYet:
         return self._tenant(tenant_id, limits).reserve(response_id, tokens, deadline_ms, lane, may_wait=may_wait)
 
+    async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
+        return self._tenant(tenant_id, limits).look(response_id)
+
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
         return self._tenant(tenant_id, limits).decide(response_id, decision, tokens, deadline_ms)
 
     async def refuse(
-        self, tenant_id: str, limits: Limits, response_id: str, refusal: Refusal, *, deadline_ms: int
+        self,
+        tenant_id: str,
+        limits: Limits,
+        response_id: str,
+        refusal: Refusal,
+        *,
+        deadline_ms: int,
+        spends_request: bool = False,
     ) -> Outcome:
-        return self._tenant(tenant_id, limits).refuse(response_id, refusal, deadline_ms)
+        return self._tenant(tenant_id, limits).refuse(response_id, refusal, deadline_ms, spends_request=spends_request)
 
     async def settle(self, tenant_id: str, limits: Limits, response_id: str, choice: int, used_tokens: int) -> str:
         return self._tenant(tenant_id, limits).settle(response_id, choice, used_tokens)

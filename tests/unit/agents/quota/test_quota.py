@@ -266,6 +266,50 @@ async def test_restored_refusals_and_ended_responses_hold_nothing(quota: RedisQu
     assert await reserve(quota, "all", 1_000) == Reserved(1_000)
 
 
+async def test_an_end_whose_settlement_was_lost_gives_back_what_was_held(quota: RedisQuota) -> None:
+    await reserve(quota, "done", 800)
+    await decide(quota, "done")
+    ended = Restored("done", "acme", ended=True, tokens=800, deadline_ms=NOW + 60_000, decision=ROUTE)
+    epoch = await quota.new_epoch()
+    assert await quota.restore(epoch, ended, LIMITS)
+    assert not await quota.restore(epoch, ended, LIMITS)
+    assert await quota.active_count("acme") == 0
+    assert await reserve(quota, "done") == Finished()
+    # Its usage, should it come after all, is debited once, and nothing is given back again.
+    assert await quota.settle("acme", LIMITS, "done", 0, 300) == "settled"
+    assert await quota.settle("acme", LIMITS, "done", 0, 300) == "duplicate"
+    assert await reserve(quota, "next", 700) == Reserved(700)
+
+
+async def test_what_took_work_before_it_was_refused_counts_as_a_request(quota: RedisQuota) -> None:
+    limits = Limits(requests_per_minute=2)
+
+    async def look(response_id: str) -> object:
+        return await quota.look("acme", limits, response_id, deadline_ms=NOW + 60_000)
+
+    async def refuse_after_work(response_id: str) -> None:
+        assert await look(response_id) is None
+        for _ in range(2):
+            await quota.refuse("acme", limits, response_id, REFUSAL, deadline_ms=NOW + 60_000, spends_request=True)
+
+    await refuse_after_work("one")
+    await refuse_after_work("two")
+    assert await look("one") == BARE, "what is refused already is not looked at again"
+    refused = await look("three")
+    assert isinstance(refused, Refusal)
+    assert (refused.code, refused.retry_after_ms) == (EndingCode.RATE_LIMITED_REQUESTS, 30_000)
+    assert quota.now_ms is not None
+    quota.now_ms += 30_000
+    assert await look("three") == Refusal(
+        code=EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=1_000, limits=refused.limits | {
+            "requests_remaining": 1, "requests_reset_ms": 30_000
+        }
+    )  # fmt: skip
+    assert await look("four") is None
+    assert await reserve(quota, "four", 1, limits) == Reserved(1)
+    assert await look("four") == Reserved(1)
+
+
 async def answers(client: Redis) -> None:
     async with asyncio.timeout(30):
         while True:

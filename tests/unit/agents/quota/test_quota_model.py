@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 
-from agents.quota.store import (
-    Finished,
-    RedisQuota,
-    Refusal,
-)
+from agents.quota.store import Finished, RedisQuota, Refusal, Restored
 from schemas.admission import Decision
 from schemas.endings import EndingCode
 from schemas.request import LANES, Lane
@@ -49,7 +45,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
                 concurrent_jobs=1 + 4 // concurrency,
             )  # fmt: skip
             self.model = TenantModel(limits, NOW, keep_ms=10**9, refusals_kept=4)
-            self.runner.run(self.quota.begin_epoch(self.runner.run(self.quota.new_epoch()), NOW))
+            self.epoch = self.runner.run(self.quota.begin_epoch(self.runner.run(self.quota.new_epoch()), NOW))
 
         def teardown(self) -> None:
             self.runner.run(self.client.aclose())
@@ -81,11 +77,32 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
             self.heard(id_, real, self.model.decide(id_, decision, tokens, deadline_ms))
 
         @rule(id_=IDS)
-        def refuse(self, id_: str) -> None:
+        def look(self, id_: str) -> None:
+            deadline_ms = self.model.now_ms + 1_000
+            real = self.runner.run(self.quota.look("acme", self.model.limits, id_, deadline_ms=deadline_ms))
+            self.heard(id_, real, self.model.look(id_))
+
+        @rule(id_=IDS, spends=st.booleans())
+        def refuse(self, id_: str, spends: bool) -> None:
             real = self.runner.run(
-                self.quota.refuse("acme", self.model.limits, id_, REFUSAL, deadline_ms=self.model.now_ms)
+                self.quota.refuse(
+                    "acme", self.model.limits, id_, REFUSAL, deadline_ms=self.model.now_ms, spends_request=spends
+                )
             )
-            self.heard(id_, real, self.model.refuse(id_, REFUSAL, self.model.now_ms))
+            self.heard(id_, real, self.model.refuse(id_, REFUSAL, self.model.now_ms, spends_request=spends))
+
+        @rule(id_=IDS, said=st.sampled_from(["refused", "open", "ended"]), tokens=TOKENS, lane=st.sampled_from(LANES))
+        def rebuild(self, id_: str, said: str, tokens: int, lane: Lane) -> None:
+            """What the log says of a response is put back, into a store that has kept some of it."""
+            restored = Restored(
+                id_, "acme", said != "open", tokens, self.model.now_ms + 1_000,
+                None if said == "refused" else ROUTE.model_copy(update={"lane": lane}), REFUSAL,
+            )  # fmt: skip
+            assert self.runner.run(self.quota.restore(self.epoch, restored, self.model.limits)) == (
+                self.model.restore(restored)
+            )
+            if said == "ended":
+                self.settled.add(id_)
 
         @rule(id_=IDS, choice=st.integers(0, 1), used=st.integers(0, 3_000))
         def settle(self, id_: str, choice: int, used: int) -> None:
