@@ -65,9 +65,10 @@ async def test_a_prompt_that_is_too_long_spends_a_request_and_beyond_the_rate_no
     limits = Limits(requests_per_minute=3, max_output_tokens=50)
     world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"limits": limits})
 
-    async def told(text: str, **fields: object) -> EndingCode | None:
-        response_id = IDS.mint(3)
-        await world.pipeline.handle_request(world.record(world.request(text, response_id=response_id, **fields)))
+    async def told(text: str, model: str = "tiny") -> EndingCode | None:
+        response_id, deadline_ms = IDS.mint(3), world.now_ms + 60_000
+        request = world.request(text, response_id=response_id, model=model, deadline_ms=deadline_ms)
+        await world.pipeline.handle_request(world.record(request))
         return next((each.code for each in world.log.endings if each.response_id == response_id), None)
 
     assert await told("w " * 97) is EndingCode.CONTEXT_LENGTH_EXCEEDED
@@ -79,7 +80,7 @@ async def test_a_prompt_that_is_too_long_spends_a_request_and_beyond_the_rate_no
     world.now_ms += 20_000
     world.quota.now_ms = world.now_ms
     world.beat()
-    assert await told("hello", deadline_ms=world.now_ms + 60_000) is None
+    assert await told("hello") is None
     # What is found wrong at a glance costs nothing.
     assert await told("hello", model="unknown") is EndingCode.MODEL_NOT_FOUND
 

@@ -110,10 +110,8 @@ async def test_a_job_that_gets_nowhere_is_a_stall_however_many_wait_for_their_tu
 
     world.log.publish = never_for_one  # type: ignore[method-assign]
     watched = Watched(world, jobs_per_second=10)
-    first, *others = [
-        asyncio.create_task(watched.handle(world.job(custom_id=f"line-{number}", offset=number)))
-        for number in range(1_000)
-    ]
+    jobs = [world.job(custom_id=f"line-{number}", offset=number) for number in range(1_000)]
+    first, *others = [asyncio.ensure_future(watched.handle(job)) for job in jobs]
     await asyncio.gather(*others)
     assert not first.done()
     first.cancel()
