@@ -42,8 +42,8 @@ THREADED_CHARS = 20_000
 """From here on looking for phrases takes milliseconds and leaves the event loop."""
 CHARS_OF_A_TURN = 100
 """What a message costs beside its own: what the template writes around it is tokenised too."""
-TURN_HOLD_S = 10.0
-"""More than tokenising the longest text takes."""
+TOKENISING_HOLD_S = 10.0
+"""The longest text takes less."""
 
 StageResult = Request | Admission | Refused | Finished
 """What becomes of an event."""
@@ -156,7 +156,7 @@ async def _when_there_is_room(
     topic = (services.topics.intake_batch if job else services.topics.requests).name
 
     def work() -> list[int]:
-        services.on_hold(topic, TURN_HOLD_S)
+        services.on_hold(topic, TOKENISING_HOLD_S)
         return encode()
 
     if job:
