@@ -134,7 +134,7 @@ async def test_what_takes_long_to_tokenise_leaves_the_event_loop(
 ) -> None:
     threads = set()
 
-    def encode_chat(self: Words, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self: Words, messages: Sequence[Message], *, at_most: int) -> list[int]:
         threads.add(threading.get_ident())
         return [0]
 
