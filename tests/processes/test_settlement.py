@@ -8,12 +8,17 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from agents.quota.store import Finished, RedisQuota
+from agents.settlement.core import REMEMBERED_MS, LaneQueues, Settlement
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.usage import UsageEvent
 from streams.directory import Limits
+from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.settings import KafkaSettings
+from streams.toml_directory import TomlTenantDirectory
 from tests.processes.region import Region, now_ms
+from tests.servers import until
+from tests.unit.agents.quota.quota_model import ModelQuota
 
 LIMITS = Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000, concurrent_responses=100_000)
 
@@ -66,4 +71,41 @@ def test_killed_and_started_again_it_settles_everything_once(
                 assert outcome == Finished()
 
     asyncio.run(story())
+    region.close()
+
+
+def test_a_group_that_is_new_goes_on_where_the_stores_memory_begins(
+    kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path
+) -> None:
+    region = Region(kafka_settings, redis_url, tmp_path)
+    usage_topic = region.topics.usage.name
+
+    def used(names: list[str]) -> None:
+        for name in names:
+            region.put(usage_topic, usage(name).encode(), key=name)
+        region.flush()
+
+    used([f"forgotten{number}" for number in range(3_000)])
+    memory_begins_ms = now_ms() + 1
+    until(lambda: now_ms() > memory_begins_ms, "the clock went on")
+    used([f"known{number}" for number in range(10)])
+    with asyncio.Runner() as loop:
+        consumer = KafkaConsumer(kafka_settings, f"{region.name}.settlement", "settlement")
+        settlement = Settlement(
+            topics=region.topics, consumer=consumer, producer=KafkaProducer(kafka_settings, "settlement"),
+            quota=ModelQuota(), directory=TomlTenantDirectory(region.tenants_file),
+            queued=LaneQueues(region.topics, lambda _pool: consumer),
+            clock_ms=lambda: memory_begins_ms + REMEMBERED_MS, wait=time.sleep, run=loop.run,
+        )  # fmt: skip
+        settlement.start()
+        finished: list[int] = []
+
+        def is_at_the_end() -> bool:
+            finished.append(settlement.step())
+            committed = consumer.committed(consumer.partitions(usage_topic))
+            return all(position.offset == consumer.watermarks(place)[1] for place, position in committed.items())
+
+        until(is_at_the_end, "all is settled or passed over", 40)
+        settlement.close()
+    assert sum(finished) == 10
     region.close()
