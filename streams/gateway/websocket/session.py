@@ -221,10 +221,10 @@ class Socket:
                 elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
                     error = RequestError(EndingCode.OVERLOADED, "Too many responses on this socket.")
                     self._refuse(error, response_id=response_id)
-                elif not self._is_early(message.type, response_id):
+                elif not self._is_early(message):
                     self._start(self._resume(principal, message))
-            case CancelMessage(response_id=response_id):
-                if not self._is_early(message.type, response_id):
+            case CancelMessage():
+                if not self._is_early(message):
                     self._start(self._cancel(principal, message))
             case PingMessage(nonce=nonce):
                 self._say(Pong(nonce=nonce))
@@ -253,17 +253,17 @@ class Socket:
         self._say(Accepted(request_id=request_id, response_id=response_id))
         self._watch(response_id, follower, request_id)
 
-    def _is_early(self, kind: str, response_id: str) -> bool:
+    def _is_early(self, ask: ResumeMessage | CancelMessage) -> bool:
         """Whether it was refused a moment ago and not to be asked again yet; says so."""
-        wait_ms = self._refused_asks.wait_ms(kind, response_id, monotonic_ms())
+        wait_ms = self._refused_asks.wait_ms(ask, monotonic_ms())
         if wait_ms:
-            self._refuse(asked_too_early(wait_ms), response_id=response_id)
+            self._refuse(asked_too_early(wait_ms), response_id=ask.response_id)
             self._close_if_impatient()
         return wait_ms > 0
 
-    def _refuse_ask(self, error: ApiError, kind: str, response_id: str) -> None:
-        self._refuse(error, response_id=response_id)
-        self._refused_asks.refused(kind, response_id, monotonic_ms(), error.retry_after_ms)
+    def _refuse_ask(self, error: ApiError, ask: ResumeMessage | CancelMessage) -> None:
+        self._refuse(error, response_id=ask.response_id)
+        self._refused_asks.refused(ask, monotonic_ms(), error.retry_after_ms)
         self._close_if_impatient()
 
     def _close_if_impatient(self) -> None:
@@ -275,7 +275,7 @@ class Socket:
         try:
             follower = await self._gateway.resume(principal, response_id, message.starting_after)
         except ApiError as error:
-            self._refuse_ask(error, message.type, response_id)
+            self._refuse_ask(error, message)
             return
         if response_id in self._watched:
             self._gateway.release(follower)
@@ -287,7 +287,7 @@ class Socket:
         try:
             await self._gateway.cancel(principal, message.response_id)
         except ApiError as error:
-            self._refuse_ask(error, message.type, message.response_id)
+            self._refuse_ask(error, message)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

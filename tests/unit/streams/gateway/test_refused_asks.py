@@ -78,28 +78,42 @@ async def test_a_cancel_does_not_wait_for_the_advice_that_a_resume_got(stack: St
     assert cancel.response_id == elsewhere
 
 
+async def test_who_corrects_its_position_need_not_wait(stack: Stack) -> None:
+    response_id = stack.settings.response_ids.mint(0)
+    ended = entry(response_id, span(1, "ab"), with_start=True, is_first=True, end=3)
+    await stack.runtime.gateway._history.append([ended])
+    async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as socket:
+        await socket.send(json.dumps({"type": "resume", "response_id": response_id, "starting_after": 99}))
+        refused = await hear(socket)
+        assert (refused.error.code, refused.error.param) == ("invalid_request", "starting_after")
+        await socket.send(json.dumps({"type": "resume", "response_id": response_id, "starting_after": 1}))
+        shown = await hear(socket)
+        assert isinstance(shown, Delta)
+        assert shown.text == "b"
+
+
 def test_all_responses_of_a_socket_may_be_refused_at_once_and_again_when_they_were_told_to_come() -> None:
     asks = RefusedAsks()
     now_ms = 0
     for _ in range(20):
         for number in range(MAX_REFUSALS):
-            assert asks.wait_ms("resume", str(number), now_ms) == 0
-            asks.refused("resume", str(number), now_ms, 1_000)
+            assert asks.wait_ms(("resume", str(number)), now_ms) == 0
+            asks.refused(("resume", str(number)), now_ms, 1_000)
             assert not asks.too_many
         now_ms += MAX_REFUSALS * 1_000 // FORGIVEN_PER_S
 
 
 def test_what_is_asked_too_early_weighs_and_is_forgiven_in_time() -> None:
     asks = RefusedAsks()
-    asks.refused("resume", "r", 0, 1_000)
-    assert asks.wait_ms("resume", "r", 400) == 600
-    assert asks.wait_ms("cancel", "r", 400) == 0
-    assert asks.wait_ms("resume", "r", 1_000) == 0
-    asks.refused("resume", "r", 1_000, None)
+    asks.refused(("resume", "r"), 0, 1_000)
+    assert asks.wait_ms(("resume", "r"), 400) == 600
+    assert asks.wait_ms(("cancel", "r"), 400) == 0
+    assert asks.wait_ms(("resume", "r"), 1_000) == 0
+    asks.refused(("resume", "r"), 1_000, None)
     early = 0
     while not asks.too_many:
-        assert asks.wait_ms("resume", "r", 1_000) > 0
+        assert asks.wait_ms(("resume", "r"), 1_000) > 0
         early += 1
     assert early <= MAX_REFUSALS // EARLY_WEIGHT
-    asks.refused("resume", "other", 1_000 + 60_000, 1_000)
+    asks.refused(("resume", "other"), 1_000 + 60_000, 1_000)
     assert not asks.too_many
