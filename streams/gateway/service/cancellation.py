@@ -28,7 +28,11 @@ class Cancellation:
             if self._hub.has_ended(response_id) or not is_young(response_id):
                 raise not_found(response_id)
             deadline_ms = self._patience.begin()
-            await self._patience.until(lambda: self._lookup.in_memory(principal, response_id) is not None, deadline_ms)
+            await self._patience.until(
+                principal.tenant.tenant_id,
+                lambda: self._lookup.in_memory(principal, response_id) is not None,
+                deadline_ms,
+            )
             outline = await self._lookup.outline(principal, response_id)
             if outline is None:
                 raise not_here_yet("Nothing is known of the response yet.")

@@ -58,7 +58,8 @@ class Resumption:
             try:
                 return await self._look(principal, response_id, partition, after, stays)
             except _NotYet as not_yet:
-                if not waits or not await self._patience.until(not_yet.awaited, deadline_ms):
+                tenant_id = principal.tenant.tenant_id
+                if not waits or not await self._patience.until(tenant_id, not_yet.awaited, deadline_ms):
                     raise not_yet.refusal from None
 
     async def _look(self, principal: Principal, response_id: str, partition: int, after: int, stays: bool) -> Follower:

@@ -13,7 +13,9 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from schemas.base import Scope
 from streams.dialects.json_body import parse_json_object
+from streams.gateway.fan_out.pump import Pump
 from streams.gateway.http.usage_reader import UsagePage
 from streams.gateway.tenant_shares import BURST_S, Bucket
 from tests.unit.streams.gateway.gateway_stack import (
@@ -24,9 +26,11 @@ from tests.unit.streams.gateway.gateway_stack import (
     gateway_settings,
     memory_log,
     serving,
+    started,
     until,
 )
 from tests.unit.streams.gateway.http_clients import HELLO
+from tests.unit.streams.gateway.replays import entry, span
 
 _regions = iter(f"share{number}" for number in range(1_000))
 
@@ -267,6 +271,29 @@ async def test_turns_at_asking_for_usage(redis_url: str, monkeypatch: pytest.Mon
     refused = next(answer for answer in answers if answer.status_code == 503)
     assert refused.json()["error"]["code"] == "overloaded"
     assert int(refused.headers["retry-after-ms"]) >= 1_000
+
+
+async def test_places_to_wait_for_what_is_not_known_yet(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.gateway.service.patience.WAITING_OF_TENANT", 3, raising=False)
+    settings = gateway_settings(redis_url, next(_regions), admission_timeout_ms=60_000)
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as greedy:
+        ids = [stack.settings.response_ids.mint(0) for _ in range(6)]
+        known = [entry(response_id, span(1, "ab"), with_start=True, is_first=True) for response_id in ids]
+        await stack.runtime.gateway._history.append(known)
+        monkeypatch.setattr(Pump, "owned", [1])
+        asking = [asyncio.ensure_future(greedy.get(f"/v1/responses/{response_id}")) for response_id in ids]
+        await until(lambda: sum(each.done() for each in asking) == 3, "those beyond the bound are answered")
+        for refused in (each.result() for each in asking if each.done()):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "replay_unavailable")
+            assert int(refused.headers["retry-after-ms"]) > 0
+        async with client(stack, OTHER_KEY) as other:
+            response_id = stack.settings.response_ids.mint(1)
+            waiting = asyncio.ensure_future(other.get(f"/v1/responses/{response_id}"))
+            stack.pipeline.write(response_id, started(response_id, Scope(tenant_id="beta")))
+            assert (await waiting).json()["status"] == "in_progress"
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 def test_a_bucket_refills_with_time_and_says_when() -> None:
