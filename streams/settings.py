@@ -213,6 +213,9 @@ class TenantShareSettings(_Section):
     log_bytes_per_s: int = Field(
         default=16_777_216, ge=1_024, description="Of accepted requests, before quota decides; ten times that at once."
     )
+    small_messages_per_s: int = Field(
+        default=5_000, ge=1, description="Pings and what else asks for nothing on WebSockets; ten times that at once."
+    )
     connections: int = Field(default=10_000, ge=1, description="Requests and WebSockets served at once.")
     open_responses: int = Field(default=10_000, ge=1)
     body_bytes: int = Field(default=268_435_456, ge=1_024, description="Of bodies that are being read at once.")

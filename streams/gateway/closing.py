@@ -16,6 +16,7 @@ class CloseReason(StrEnum):
     OVERLOADED = "overloaded"
     RATE_LIMITED_CONNECTIONS = "rate_limited_connections"
     RATE_LIMITED_BYTES = "rate_limited_bytes"
+    RATE_LIMITED_MESSAGES = "rate_limited_messages"
     UNAUTHENTICATED = "unauthenticated"
     AUTH_TIMEOUT = "auth_timeout"
     ORIGIN_REFUSED = "origin_refused"
@@ -48,6 +49,9 @@ CLOSINGS: dict[CloseReason, CloseRule] = {
     ),
     CloseReason.RATE_LIMITED_BYTES: CloseRule(
         "Your organisation sends more at once to this gateway than one may.", True, TRY_AGAIN_LATER
+    ),
+    CloseReason.RATE_LIMITED_MESSAGES: CloseRule(
+        "More pings and other small messages came at once than may.", True, TRY_AGAIN_LATER
     ),
     CloseReason.NOT_TEXT: CloseRule("Messages are JSON objects in text frames.", True, 1003),
     CloseReason.TOO_MANY_ERRORS: CloseRule("Too many messages could not be understood.", True, 1008),

@@ -1,4 +1,4 @@
-"""What one tenant takes of a gateway, bounded before it costs others: requests, log bytes, connections, bodies.
+"""What one tenant takes of a gateway, bounded before it costs others: requests, log bytes, connections, bodies, pings.
 
 Quota decides what a tenant may have generated, and decides after the log. These bounds stand before it, are the same
 for every tenant, and are wide: who meets them is broken, or means harm.
@@ -17,6 +17,8 @@ from streams.settings import TenantShareSettings
 
 BURST_S = 10
 """How long a tenant that was quiet may go at twice its rate, as it were: a bucket holds that much."""
+SMALL_MESSAGES_PER_S = 30
+"""Of one socket; a client that keeps itself alive sends one in some seconds."""
 
 
 def share_taken(code: str, message: str, retry_after_ms: int | None = None) -> ApiError:
@@ -43,6 +45,20 @@ class Bucket:
             return int(missing / self._rate * 1_000) + 1
         self._left -= amount
         return None
+
+
+class SmallMessages:
+    """Those of one socket: its own bound is met first, so that one that errs is closed and not its tenant's others."""
+
+    def __init__(self, of_socket: Bucket, of_tenant: Bucket, clock: Callable[[], float]) -> None:
+        self._of_socket = of_socket
+        self._of_tenant = of_tenant
+        self._clock = clock
+
+    def spend(self, amount: float) -> bool:
+        """Whether so many more may have come."""
+        now_s = self._clock()
+        return self._of_socket.take(amount, now_s) is None and self._of_tenant.take(amount, now_s) is None
 
 
 class BodyHold:
@@ -73,6 +89,7 @@ class BodyHold:
 class _Share:
     requests: Bucket
     log_bytes: Bucket
+    small_messages: Bucket
     connections: int = 0
     body_bytes: int = 0
 
@@ -88,7 +105,10 @@ class TenantShares:
     def _share(self, tenant_id: str) -> _Share:
         if (share := self._shares.get(tenant_id)) is None:
             now_s, limits = self._clock(), self._limits
-            share = _Share(Bucket(limits.requests_per_s, now_s), Bucket(limits.log_bytes_per_s, now_s))
+            share = _Share(
+                Bucket(limits.requests_per_s, now_s), Bucket(limits.log_bytes_per_s, now_s),
+                Bucket(limits.small_messages_per_s, now_s),
+            )  # fmt: skip
             self._shares[tenant_id] = share
         return share
 
@@ -109,6 +129,11 @@ class TenantShares:
         if wait_ms is not None:
             message = f"More than {self._limits.log_bytes_per_s} bytes of requests a second at this gateway."
             raise share_taken(CloseReason.RATE_LIMITED_BYTES.value, message, wait_ms)
+
+    def small_messages(self, tenant_id: str) -> SmallMessages:
+        """For one socket of the tenant's."""
+        of_socket = Bucket(SMALL_MESSAGES_PER_S, self._clock())
+        return SmallMessages(of_socket, self._share(tenant_id).small_messages, self._clock)
 
     @contextmanager
     def connection(self, tenant_id: str) -> Iterator[None]:

@@ -1,11 +1,12 @@
 """uvicorn's WebSocket connection with bounds, a way for frames made beforehand, and a close that arrives.
 
-It reads in small pieces, and nothing while a message waits to be understood or the peer does not take what is written:
-then neither messages nor pongs can pile up.
+It reads a few frames in each turn of the event loop, and nothing while a message waits to be understood or the peer
+does not take what is written: then neither messages nor pongs can pile up, and nobody waits for a flood of them.
 """
 
+import asyncio
 from asyncio.transports import BaseTransport
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -20,9 +21,16 @@ FRAMES: Final = "sluice.frames"
 """In the scope's `extensions`: the connection, where it can write frames made beforehand."""
 MAX_STRANGERS_MESSAGE_BYTES: Final = 16_384
 """Of a peer whose key is not known yet."""
+MAX_STRANGERS_FRAGMENTS: Final = 64
+MAX_STRANGERS_CONTROL_FRAMES: Final = 32
+"""In all, until a key is known: there is nothing yet to be kept alive."""
 MAX_FRAGMENTS: Final = 16_384
 """Of one message: they cost time, however small they are."""
+FRAGMENT_COST: Final = 1 / 64
+"""Of a control frame's."""
 PIECE_BYTES: Final = 16_384
+FRAMES_A_TURN: Final = 64
+"""A ping of six bytes takes five microseconds, and one read may bring 40,000 of them."""
 _SMALL, _MEDIUM = 126, 1 << 16
 
 
@@ -44,19 +52,33 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._unread = b""
+        self._next_turn: asyncio.Handle | None = None
+        self._is_before_frame = False
         self._joined = bytearray()
         self._fragments = 0
+        self._max_fragments = MAX_STRANGERS_FRAGMENTS
         self._delivered_bytes = 0
         self._hold: Callable[[int], bool] | None = None
+        self._strangers_left: float = MAX_STRANGERS_CONTROL_FRAMES
+        self._spend: Callable[[float], bool] = self._spend_as_stranger
         self.conn.max_message_size = min(self.config.ws_max_size, MAX_STRANGERS_MESSAGE_BYTES)
+        self._at_eof = self.conn.reader.at_eof
+        self.conn.reader.at_eof = self._begin_frame  # type: ignore[method-assign]
 
     def admit(self) -> None:
         """The peer's key is known: its messages may be as large as any."""
         self.conn.max_message_size = self.config.ws_max_size
+        self._max_fragments = MAX_FRAGMENTS
 
-    def account_to(self, hold: Callable[[int], bool]) -> None:
-        """`hold` takes how many bytes of messages are held, and says whether they may be."""
+    def account_to(self, hold: Callable[[int], bool], spend: Callable[[float], bool]) -> None:
+        """`hold` takes how many bytes of messages are held, and says whether they may be; `spend` how many control
+        frames came, and whether so many may."""
         self._hold = hold
+        self._spend = spend
+
+    def _spend_as_stranger(self, amount: float) -> bool:
+        self._strangers_left -= amount
+        return self._strangers_left >= 0
 
     # The connection
 
@@ -67,6 +89,8 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.config.open_connections.closed(self.transport)
         self._unread = b""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         if self._hold is not None:
             self._hold(0)
         super().connection_lost(exc)
@@ -86,6 +110,11 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
         self.handshake_complete = self.close_sent = True
         self.linger()
 
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        """The application has said goodbye; what still waits to be read may be the peer's."""
+        super().on_task_complete(task)
+        self._go_on()
+
     # Frames made beforehand
 
     @property
@@ -104,14 +133,15 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
             self.read_away()
         else:
             self._unread = self._unread + data if self._unread else data
-            self._read_on()
+            if self._next_turn is None:
+                self._read_on()
 
     async def receive(self) -> Any:
         if self.queue.empty():
             self._delivered_bytes = 0  # Whoever asks for the next message is done with the last one.
             self._account()
         message = await super().receive()
-        self._read_on()
+        self._go_on()
         return message
 
     def pause_writing(self) -> None:
@@ -120,23 +150,55 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._read_on()
+        self._go_on()
 
     def _read_on(self) -> None:
-        """Understands what has come, piece by piece, as long as it may; then the transport may bring more."""
-        while self._unread and self._may_read:
-            piece, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
-            super().data_received(piece)
-            if self.conn.handshake_exc is not None and not self.handshake_complete:
-                self._refuse_handshake()
-            if not self._account():
-                self._refuse_message(CloseReason.RATE_LIMITED_BYTES)
+        """Understands what has come, as much as one turn of the loop may be kept for."""
+        self._next_turn = None
+        for _ in range(FRAMES_A_TURN):
+            if not (self._has_more and self._may_read):
+                break
+            self._step()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """In the loop's next turn with what is left; without anything left the transport may bring more."""
         if self.lingers or self.transport.is_closing():
             self._unread = b""
-        elif self._unread or not self._may_read:
-            self.transport.pause_reading()
-        else:
+        elif self._may_read and not self._has_more:
             self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+            if self._may_read and self._next_turn is None:
+                self._next_turn = self.loop.call_soon(self._read_on)
+
+    def _step(self) -> None:
+        """One frame, or a piece of one."""
+        piece = b""
+        if not self._parser_has_more:
+            piece, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+        super().data_received(piece)
+        if self.conn.handshake_exc is not None and not self.handshake_complete:
+            self._refuse_handshake()
+        if not self._account():
+            self._refuse_message(CloseReason.RATE_LIMITED_BYTES)
+
+    def _begin_frame(self) -> Generator[None, None, bool]:
+        """In place of the reader's `at_eof`, with which the library's parser begins every frame: it would parse all
+        that it has, and tell only then."""
+        self._is_before_frame = True
+        yield
+        self._is_before_frame = False
+        return (yield from self._at_eof())
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._unread) or self._parser_has_more
+
+    @property
+    def _parser_has_more(self) -> bool:
+        """Without being fed."""
+        return self._is_before_frame and bool(self.conn.reader.buffer)
 
     def _account(self) -> bool:
         """Whether what is held of messages may be."""
@@ -146,7 +208,23 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
     @property
     def _may_read(self) -> bool:
         """A client that was told of its end is heard until it has answered."""
-        return not self.lingers and (self.close_sent or (not self.read_paused and self.writable.is_set()))
+        if self.lingers or self.transport.is_closing():
+            return False
+        return self.close_sent or (not self.read_paused and self.writable.is_set())
+
+    def handle_ping(self) -> None:
+        if self._may_cost(1):
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._may_cost(1):
+            super().handle_pong(event)
+
+    def _may_cost(self, amount: float) -> bool:
+        """Says goodbye if not."""
+        if not (may_cost := self._spend(amount)):
+            self._refuse_message(CloseReason.RATE_LIMITED_MESSAGES)
+        return may_cost
 
     def handle_text(self, event: Frame) -> None:
         self._begin_message("text", event)
@@ -167,9 +245,9 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
             return
         self._joined += event.data
         self._fragments += 1
-        if self._fragments > MAX_FRAGMENTS:
+        if self._fragments > self._max_fragments:
             self._refuse_message(CloseReason.TOO_LARGE)
-        elif event.fin:
+        elif self._may_cost(FRAGMENT_COST) and event.fin:
             joined, self._joined = bytes(self._joined), bytearray()
             self._deliver(joined)
 

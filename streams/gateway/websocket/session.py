@@ -15,7 +15,7 @@ import structlog
 from pydantic import BaseModel
 from starlette.types import Receive, Send
 
-from schemas.endings import ENDINGS, EndingCode
+from schemas.endings import EndingCode
 from schemas.responses import Started, Terminal
 from schemas.websocket import (
     Accepted,
@@ -35,7 +35,6 @@ from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chat import parse_chat_request
-from streams.dialects.openai_error import ending_error
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -44,11 +43,12 @@ from streams.gateway.fan_out.stream import Behind, Closed, Event
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway
+from streams.gateway.tenant_shares import SmallMessages
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.client_messages import MessageError, echoed_name, read_message
+from streams.gateway.websocket.refusal import code_of, invalid, refusal
 from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.watched import Watched, terminal_message
-from streams.retry_advice import retry_advice_ms
 
 AUTH_TIMEOUT_S = 10.0
 MAX_RESPONSES_PER_SOCKET = 1_000
@@ -69,7 +69,7 @@ class Frames(Protocol):
 
     def admit(self) -> None: ...
 
-    def account_to(self, hold: Callable[[int], bool]) -> None: ...
+    def account_to(self, hold: Callable[[int], bool], spend: Callable[[float], bool]) -> None: ...
 
 
 class Socket:
@@ -99,6 +99,8 @@ class Socket:
         self._work: set[asyncio.Task[None]] = set()
         self._errors = 0
         self._refused_asks = RefusedAsks()
+        self._small_messages: SmallMessages | None = None
+        """Of a socket whose key is known."""
         self._message_chars, self._message_is_large = 0, False
         self._closing: Closing | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -143,9 +145,10 @@ class Socket:
             except ApiError:
                 return self._close(CloseReason.RATE_LIMITED_CONNECTIONS)
             held = share.enter_context(self._gateway.shares.body(principal.tenant.tenant_id))
+            self._small_messages = self._gateway.shares.small_messages(principal.tenant.tenant_id)
             if self._frames is not None:
                 self._frames.admit()
-                self._frames.account_to(held.set)
+                self._frames.account_to(held.set, self._small_messages.spend)
             while self._closing is None and (message := await self._next_message()) is not None:
                 await self._room.wait()
                 # A socket may outlive its key.
@@ -189,9 +192,9 @@ class Socket:
         return None
 
     def _may_ask(self, principal: Principal, message: ClientMessage) -> bool:
-        """Whether it is within the tenant's share; says so if not. What costs nothing always is."""
+        """Whether it is within the tenant's share; says so if not. What asks for nothing, or is refused, costs time."""
         if not isinstance(message, RequestMessage | ResumeMessage | CancelMessage):
-            return True
+            return self._may_cost_time()
         try:
             self._gateway.shares.spend_request(principal.tenant.tenant_id)
         except ApiError as error:
@@ -199,8 +202,16 @@ class Socket:
                 self._refuse(error, request_id=message.request_id)
             else:
                 self._refuse(error, response_id=message.response_id)
+            self._may_cost_time()
             return False
         return True
+
+    def _may_cost_time(self) -> bool:
+        """As much as a small message does; the socket closes if not."""
+        may_cost = self._small_messages is None or self._small_messages.spend(1)
+        if not may_cost:
+            self._close(CloseReason.RATE_LIMITED_MESSAGES)
+        return may_cost
 
     def _understand(self, principal: Principal, message: ClientMessage) -> None:
         if not self._may_ask(principal, message):
@@ -208,7 +219,7 @@ class Socket:
         match message:
             case RequestMessage(request_id=request_id):
                 if request_id in self._requests:
-                    self._refuse(_invalid("The request_id is in use on this socket.", "request_id"), request_id)
+                    self._refuse(invalid("The request_id is in use on this socket.", "request_id"), request_id)
                 elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
                     self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
                 else:
@@ -216,7 +227,7 @@ class Socket:
                     self._start(self._request(principal, message, self._message_chars, large=self._message_is_large))
             case ResumeMessage(response_id=response_id):
                 if response_id in self._watched:
-                    error = _invalid("The response is on this socket already.", "response_id")
+                    error = invalid("The response is on this socket already.", "response_id")
                     self._refuse(error, response_id=response_id)
                 elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
                     error = RequestError(EndingCode.OVERLOADED, "Too many responses on this socket.")
@@ -229,7 +240,7 @@ class Socket:
             case PingMessage(nonce=nonce):
                 self._say(Pong(nonce=nonce))
             case AuthMessage():
-                self._refuse(_invalid("The socket is authenticated already.", "type"))
+                self._refuse(invalid("The socket is authenticated already.", "type"))
             case _:
                 why = f"Messages of type {message.type!r} are not supported yet."
                 error = RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
@@ -239,7 +250,7 @@ class Socket:
         request_id = message.request_id
         try:
             if message.body.get("stream", True) is not True:
-                raise _invalid("A WebSocket always streams: stream may only be true.", "body.stream")
+                raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
             tenant_id = principal.tenant.tenant_id
             with self._gateway.shares.body(tenant_id) as held:
                 held.grow(chars)
@@ -279,7 +290,7 @@ class Socket:
             return
         if response_id in self._watched:
             self._gateway.release(follower)
-            self._refuse(_invalid("The response is on this socket already.", "response_id"), response_id=response_id)
+            self._refuse(invalid("The response is on this socket already.", "response_id"), response_id=response_id)
             return
         self._watch(response_id, follower, None)
 
@@ -360,21 +371,8 @@ class Socket:
     def _refuse(
         self, error: RequestError | ApiError, request_id: str | None = None, response_id: str | None = None
     ) -> None:
-        retry_after_ms, resumable = None, False
-        if isinstance(error, ApiError):
-            body, code = error.body, error.code
-            retry_after_ms, resumable = error.retry_after_ms, error.resumable
-        else:
-            body, code = ending_error(error.code, error.message, error.param), error.code.value
-            if ENDINGS[error.code].retryable:
-                retry_after_ms = retry_advice_ms()
-        self._gateway.metrics.refused.labels(code).inc()
-        self._say(
-            ErrorMessage(
-                error=ErrorBody(**body["error"]), request_id=request_id, response_id=response_id,
-                retry_after_ms=retry_after_ms, resumable=resumable,
-            )
-        )  # fmt: skip
+        self._gateway.metrics.refused.labels(code_of(error)).inc()
+        self._say(refusal(error, request_id, response_id))
 
     def _close(self, reason: CloseReason) -> None:
         if self._closing is not None:
@@ -474,7 +472,3 @@ class Socket:
         await watched.follower.catch_up()
         watched.queued = False
         self._enqueue(watched)
-
-
-def _invalid(message: str, param: str) -> RequestError:
-    return RequestError(EndingCode.INVALID_REQUEST, message, param)

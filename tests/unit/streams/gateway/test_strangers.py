@@ -1,12 +1,11 @@
 """A peer without a key can neither hold nor make grow anything unbounded: every case, on real sockets."""
 
 import asyncio
-import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -15,103 +14,24 @@ from websockets.asyncio.client import connect
 from streams.connections.open_connections import OpenConnections
 from streams.gateway.websocket.protocol import StreamProtocol
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
-
-HEAD_LIMIT = 65_536
-UPGRADE = (
-    b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+from tests.unit.streams.gateway.raw_peers import (
+    UPGRADE,
+    Peer,
+    buffered,
+    deaf_peer,
+    masked,
+    peer,
+    saying,
+    status_of,
+    upgraded,
 )
 
-
+HEAD_LIMIT = 65_536
 class Silent:
     """A connection that can be aborted."""
 
     def abort(self) -> None:
         pass
-
-
-class Peer:
-    """A TCP connection that says what it likes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def say(self, data: bytes) -> None:
-        """Also to a gateway that has hung up."""
-        with contextlib.suppress(ConnectionError):
-            self.writer.write(data)
-            await self.writer.drain()
-
-    async def hear_all(self) -> bytes:
-        """Everything until the gateway hangs up."""
-        told = b""
-        with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(20):
-                while part := await self.reader.read(65_536):
-                    told += part
-        return told
-
-    async def hear(self, end: bytes = b"\r\n\r\n") -> bytes:
-        async with asyncio.timeout(20):
-            return await self.reader.readuntil(end)
-
-
-@asynccontextmanager
-async def peer(stack: Stack) -> AsyncIterator[Peer]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
-    try:
-        yield Peer(reader, writer)
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-@asynccontextmanager
-async def deaf_peer(stack: Stack) -> AsyncIterator[Peer]:
-    """An authenticated WebSocket that reads as little as its buffers allow; nothing is read unless asked for."""
-    deaf = socket.socket()
-    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    deaf.connect(("127.0.0.1", stack.port))
-    reader, writer = await asyncio.open_connection(sock=deaf, limit=1_024)
-    try:
-        stranger = Peer(reader, writer)
-        await upgraded(stranger, b"Authorization: Bearer " + KEY.encode() + b"\r\n")
-        yield stranger
-    finally:
-        writer.transport.abort()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-@asynccontextmanager
-async def saying(stranger: Peer, data: bytes) -> AsyncIterator[asyncio.Future[None]]:
-    """Says it while the block runs."""
-    task = asyncio.ensure_future(stranger.say(data))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def status_of(told: bytes) -> int:
-    assert told.startswith(b"HTTP/1.1 "), told[:80]
-    return int(told.split(b" ", 2)[1])
-
-
-def masked(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
-    """A client's frame, masked with zeros."""
-    head = bytes([(0x80 if fin else 0) | opcode])
-    if len(payload) < 126:
-        return head + bytes([0x80 | len(payload)]) + b"\0\0\0\0" + payload
-    return head + b"\xfe" + len(payload).to_bytes(2, "big") + b"\0\0\0\0" + payload
-
-
-def buffered(stack: Stack) -> int:
-    """What the gateway holds to be sent, over all connections."""
-    return sum(c.transport.get_write_buffer_size() for c in stack.server.server_state.connections)
 
 
 async def healthy(stack: Stack) -> None:
@@ -331,11 +251,6 @@ async def test_an_upgrade_amid_an_answer_leaves_nothing_behind(stack: Stack) -> 
 # WebSockets
 
 
-async def upgraded(stranger: Peer, headers: bytes = b"") -> None:
-    await stranger.say(UPGRADE + headers + b"\r\n")
-    assert status_of(await stranger.hear()) == 101
-
-
 @pytest.mark.parametrize(
     ("head", "status"),
     [
@@ -352,7 +267,8 @@ async def test_a_handshake_that_fails_is_answered_and_counted(stack: Stack, head
     await until(lambda: not stack.server.server_state.connections, "nothing is left of it")
 
 
-async def test_pings_without_reading_make_no_pile_of_pongs(stack: Stack) -> None:
+async def test_pings_without_reading_make_no_pile_of_pongs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.gateway.tenant_shares.SMALL_MESSAGES_PER_S", 1_000_000)
     async with deaf_peer(stack) as stranger, saying(stranger, masked(0x9, b"p" * 125) * 100_000) as pinging:
         most = 0
         for _ in range(100):
@@ -363,19 +279,17 @@ async def test_pings_without_reading_make_no_pile_of_pongs(stack: Stack) -> None
         assert 0 < most < 300_000
 
 
-async def test_a_peer_that_pings_and_never_reads_is_cut_off(redis_url: str) -> None:
+async def test_a_peer_that_pings_and_never_reads_is_cut_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.gateway.tenant_shares.SMALL_MESSAGES_PER_S", 1_000_000)
     settings = gateway_settings(redis_url, "deafping", viewer_stall_ms=1_500)
     async with serving(settings, memory_log(settings)) as stack, deaf_peer(stack) as stranger:
         [connection] = stack.server.server_state.connections
         connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         # Enough that some of the pongs are held here, and too little for the gateway to stop listening.
         async with asyncio.timeout(15):
-            while not buffered(stack):
-                await stranger.say(masked(0x9, b"p" * 125) * 20)
-                await asyncio.sleep(0.005)
             while stack.server.server_state.connections:
-                await stranger.say(masked(0x9, b"p"))
-                await asyncio.sleep(0.1)
+                await stranger.say(masked(0x9, b"p") if buffered(stack) else masked(0x9, b"p" * 125) * 20)
+                await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("way", ["one frame", "fragments", "empty fragments"])
@@ -407,8 +321,9 @@ async def test_a_large_message_in_fragments_is_read_when_the_key_is_known(stack:
             assert json.loads(await client.recv())["error"]["code"] == "unsupported_parameter"
 
 
-async def test_a_burst_of_messages_waits_in_few_bytes(stack: Stack) -> None:
+async def test_a_burst_of_messages_waits_in_few_bytes(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has a key may send faster than the gateway answers: the rest waits unparsed."""
+    monkeypatch.setattr("streams.gateway.tenant_shares.SMALL_MESSAGES_PER_S", 1_000_000)
     async with deaf_peer(stack) as client:
         [connection] = stack.server.server_state.connections
         assert isinstance(connection, StreamProtocol)
