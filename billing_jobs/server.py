@@ -24,6 +24,7 @@ from billing_jobs.sink import Progress
 from billing_jobs.sql_guard import MAX_SQL_CHARS, SqlRefused
 from billing_jobs.store import StoreError
 from schemas.usage_query import InvalidQuery
+from streams.connections.open_connections import admit
 
 MAX_BODY_BYTES = 262_144
 """The longest query, each of its characters escaped."""
@@ -61,6 +62,7 @@ class _Door:
             refusal.headers["connection"] = "close"
             await refusal(scope, receive, send)
             return
+        admit(scope)
         read_bytes = 0
 
         async def receive_bounded() -> Message:

@@ -232,9 +232,14 @@ class GatewaySettings(_Section):
     max_body_bytes: int = Field(
         default=MAX_BODY_BYTES, ge=1_024, le=MAX_BODY_BYTES, description="Of a request; also of a WebSocket message."
     )
-    max_connections: int = Field(default=20_000, ge=1, description="Requests and WebSockets served at once.")
+    max_connections: int = Field(
+        default=20_000, ge=1, description="Requests and WebSockets with a key, served at once."
+    )
+    max_strangers: int = Field(default=2_000, ge=1, description="The same without a key, beside them.")
     max_open_connections: int = Field(
-        default=25_000, ge=1, description="Idle ones too: beyond it a new one takes the place of the longest idle."
+        default=25_000,
+        ge=1,
+        description="Idle ones too: a new one takes the place of a stranger, or of the longest idle.",
     )
     max_connections_per_peer: int = Field(
         default=2_000, ge=1, description="Of one address (IPv6: of one /64) that is no trusted proxy."

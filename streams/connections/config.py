@@ -11,5 +11,7 @@ class BoundedConfig(uvicorn.Config):
 
     open_connections: OpenConnections
     head_timeout_s: float
+    strangers_timeout_s: float = 30.0
+    """For an answer to who shows no key, from its request's head to its last byte; for a WebSocket, to show one."""
     refused: Counter
     """By code."""

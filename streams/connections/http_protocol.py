@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from streams.connections.config import BoundedConfig
 from streams.connections.lingering import Lingering
-from streams.connections.open_connections import Abortable
+from streams.connections.open_connections import CONNECTION, Abortable
 from streams.dialects.openai_error import error_object
 from streams.ids import mint_request_id
 from streams.retry_advice import retry_advice_ms
@@ -56,6 +56,7 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         self._advances = 0
         self._ignores_upgrade = False
         self._http_version = b"1.1"
+        self._is_stranger = True
         self._deadline: asyncio.TimerHandle | None = None
 
     # The connection
@@ -90,14 +91,18 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
 
     @property
     def deadline_s(self) -> float | None:
-        """When the loop's clock says that it is late; None while it is answering."""
+        """When the loop's clock says that it is late; None while it answers who showed a key."""
         return None if self._deadline is None else self._deadline.when()
 
     def _is_late(self) -> None:
         self._deadline = None
-        if self.transport.is_closing() or self.lingers or self._is_answering:
+        if self.lingers:
             return
-        if self._in_head:
+        if self._is_answering or (self._is_stranger and self.transport.get_write_buffer_size()):
+            self.transport.abort()  # Closing would wait until the peer has taken all.
+        elif self.transport.is_closing():
+            return
+        elif self._in_head:
             self._refuse(408)
             self.linger()
         else:
@@ -174,8 +179,6 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
             raise _Refused(431)
         self._in_head, self._in_body = False, True
         self._advance()
-        self._clear_deadline()
-        self.config.open_connections.is_busy(self.transport)
         is_websocket = self.parser.should_upgrade() and self._should_upgrade()
         if self.parser.get_method() == b"CONNECT" or (is_websocket and self._is_answering):
             raise _Refused(400)  # What is being answered would wait for a connection that is no longer its own.
@@ -186,6 +189,11 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
             self._ignores_upgrade = True
             return
         previous = self.cycle
+        if is_websocket:
+            self._clear_deadline()
+        elif not self._is_answering:
+            self._begin_answer()
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         super().on_headers_complete()
         if self.cycle is not previous and self.scope["http_version"] == "1.0":
             _end_with_the_connection(self.cycle)
@@ -208,10 +216,29 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._unset_keepalive_if_required()  # uvicorn's own: any byte would put it off.
-        if not self._is_answering and not self.transport.is_closing():
+        self.config.open_connections.is_idle(self.transport)
+        if self.transport.is_closing():
+            return
+        if self._is_answering:
+            self._begin_answer()
+        else:
             # Also for a body that goes on after its answer.
-            self.config.open_connections.is_idle(self.transport)
-            self._set_deadline(self.config.head_timeout_s if self._in_head else KEEP_ALIVE_S)
+            timeout_s = self.config.head_timeout_s if self._in_head else KEEP_ALIVE_S
+            if self._is_stranger and self.deadline_s is not None:
+                timeout_s = min(timeout_s, self.deadline_s - self.loop.time())  # It may not have taken the answer yet.
+            self._set_deadline(timeout_s)
+
+    # Answering
+
+    def _begin_answer(self) -> None:
+        """To a stranger, until it is admitted."""
+        self._set_deadline(self.config.strangers_timeout_s)
+
+    def admit(self) -> None:
+        """The request that is being answered showed a key that is known."""
+        self._is_stranger = False
+        self._clear_deadline()
+        self.config.open_connections.admit(self.transport)
 
     # Refusing
 

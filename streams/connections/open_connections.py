@@ -3,8 +3,10 @@
 import ipaddress
 from collections import Counter
 from collections.abc import Collection
-from typing import Protocol
+from itertools import chain
+from typing import Final, Protocol
 
+from starlette.types import Scope
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 
@@ -12,8 +14,19 @@ class Abortable(Protocol):
     def abort(self) -> None: ...
 
 
+CONNECTION: Final = "sluice.connection"
+"""In the scope's `extensions`: the connection that brought the request."""
+
+
+def admit(scope: Scope) -> None:
+    """To be called by an application once it knows the key that a request showed: its connection stays."""
+    if (connection := scope.get("extensions", {}).get(CONNECTION)) is not None:
+        connection.admit()
+
+
 class OpenConnections:
-    """Counts connections. A new one takes the place of the longest idle when there is no room.
+    """Counts connections. When there is no room a new one takes the place of another: of the stranger that has been
+    there, or has not been answered, for the longest; else of the longest idle of those that showed a key.
 
     Addresses in `trusted_proxies` (or in networks there) stand for many peers: only the bound of all holds for them.
     """
@@ -25,38 +38,44 @@ class OpenConnections:
         """uvicorn's own: who is believed about its peers is who has many."""
         self._peers: dict[Abortable, str] = {}
         self._of_peer: Counter[str] = Counter()
+        self._strangers: dict[Abortable, None] = {}
         self._idle: dict[Abortable, None] = {}
 
     def __len__(self) -> int:
         return len(self._peers)
 
     def opened(self, connection: Abortable, address: str) -> bool:
-        """Whether it may stay; it counts, and is idle, if so."""
+        """Whether it may stay; it counts, as a stranger, if so."""
         address = _as_it_was(address)
         peer = _peer_of(address)
         if address not in self._trusted and self._of_peer[peer] >= self._most_per_peer:
             return False
         if len(self._peers) >= self._most:
-            longest_idle = next(iter(self._idle), None)
-            if longest_idle is None:
+            gives_way = next(chain(self._strangers, self._idle), None)
+            if gives_way is None:
                 return False
-            self.closed(longest_idle)
-            longest_idle.abort()
+            self.closed(gives_way)
+            gives_way.abort()
         self._peers[connection] = peer
         self._of_peer[peer] += 1
-        self._idle[connection] = None
+        self._strangers[connection] = None
         return True
 
-    def is_busy(self, connection: Abortable) -> None:
-        """It carries a request, or is a WebSocket."""
+    def admit(self, connection: Abortable) -> None:
+        """It carries what a known key asks, and gives way to nobody until it is idle."""
+        self._strangers.pop(connection, None)
         self._idle.pop(connection, None)
 
     def is_idle(self, connection: Abortable) -> None:
+        """What it carried is answered."""
         if connection in self._peers:
-            self._idle[connection] = None
+            waits_among = self._strangers if connection in self._strangers else self._idle
+            waits_among.pop(connection, None)
+            waits_among[connection] = None
 
     def closed(self, connection: Abortable) -> None:
         """Idempotent."""
+        self._strangers.pop(connection, None)
         self._idle.pop(connection, None)
         if (peer := self._peers.pop(connection, None)) is not None:
             self._of_peer[peer] -= 1

@@ -2,19 +2,19 @@
 ask, and what every answer over HTTP has."""
 
 from collections.abc import Collection, MutableMapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from schemas.endings import EndingCode
-from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
+from streams.connections.open_connections import admit
+from streams.gateway.closing import CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import api_error_response
-from streams.gateway.request_headers import api_key_of
-from streams.gateway.service.refusals import unavailable
+from streams.gateway.places import PLACE, Places
+from streams.gateway.request_headers import api_key_of, handshake_key_of
 from streams.gateway.service.service import Gateway
 from streams.ids import mint_request_id
 
@@ -28,27 +28,31 @@ EXPOSED_HEADERS = (
 
 
 class Edge:
-    """`/v1/stream` on WebSocket, everything else over HTTP; at most `max_connections` requests and sockets at once.
+    """`/v1/stream` on WebSocket, everything else over HTTP; at most `max_connections` requests and sockets at once, and
+    `max_strangers` of who shows no key beside them.
 
     uvicorn's own bound counts no WebSockets, and refuses the health paths too.
     """
 
     def __init__(
-        self, http: ASGIApp, stream: ASGIApp, gateway: Gateway, *, max_connections: int,
+        self, http: ASGIApp, stream: ASGIApp, gateway: Gateway, *, max_connections: int, max_strangers: int,
         allowed_origins: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._http = http
         self._stream = stream
         self._gateway = gateway
-        self._max_connections = max_connections
+        self._places = Places(max_connections, max_strangers)
         self._answer: ASGIApp = self._serve_request
         if allowed_origins:
             self._answer = CORSMiddleware(
                 self._serve_request, allow_origins=allowed_origins, allow_methods=["GET", "HEAD", "POST"],
                 allow_headers=["*"], expose_headers=EXPOSED_HEADERS,
             )  # fmt: skip
-        self.connections = 0
+
+    @property
+    def connections(self) -> int:
         """Served now; operators' paths are not counted."""
+        return self._places.taken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -63,10 +67,15 @@ class Edge:
             await self._http(scope, receive, send)
             return
         with ExitStack() as served:
+            tenant_id = self._tenant_of(api_key_of(Headers(scope=scope)))
+            if tenant_id is not None:
+                admit(scope)
             try:
-                if self.connections >= self._max_connections:
-                    raise unavailable(CLOSINGS[CloseReason.OVERLOADED].message, EndingCode.OVERLOADED.value)
-                served.enter_context(self._share_of(Headers(scope=scope)))
+                served.enter_context(self._places.take(is_admitted=tenant_id is not None))
+                if tenant_id is not None:
+                    # Counted among its tenant's before its body is read.
+                    self._gateway.shares.spend_request(tenant_id)
+                    served.enter_context(self._gateway.shares.connection(tenant_id))
             except ApiError as error:
                 self._gateway.metrics.refused.labels(error.code).inc()
                 # A body on its way is read away by the connection, for a while: a client that is cut off while it sends
@@ -74,32 +83,24 @@ class Edge:
                 waits = "expect" in Headers(scope=scope)
                 await api_error_response(error, closes=waits)(scope, receive, send)
                 return
-            self.connections += 1
-            served.callback(self._served)
             await self._http(scope, receive, send)
 
-    def _served(self) -> None:
-        self.connections -= 1
-
-    def _share_of(self, headers: Headers) -> AbstractContextManager[None]:
-        """Counts the request among its tenant's, before its body is read; enter it. Raises ApiError 429."""
+    def _tenant_of(self, api_key: str | None) -> str | None:
         try:
-            tenant_id = self._gateway.authenticate(api_key_of(headers)).tenant.tenant_id
+            return self._gateway.authenticate(api_key).tenant.tenant_id
         except ApiError:
-            return nullcontext()  # The route says what is wrong with the key, if it asks for one.
-        self._gateway.shares.spend_request(tenant_id)
-        return self._gateway.shares.connection(tenant_id)
+            return None  # The route says what is wrong with the key, if it asks for one.
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.connections >= self._max_connections:
-            self._gateway.metrics.refused.labels(EndingCode.OVERLOADED.value).inc()
+        try:
+            place = self._places.take(is_admitted=self._tenant_of(handshake_key_of(scope)) is not None)
+        except ApiError as error:
+            self._gateway.metrics.refused.labels(error.code).inc()
             await _refuse_socket(receive, send)
             return
-        self.connections += 1
-        try:
-            await (self._stream if scope["path"] == "/v1/stream" else self._http)(scope, receive, send)
-        finally:
-            self.connections -= 1
+        with place:
+            served = self._stream if scope["path"] == "/v1/stream" else self._http
+            await served({**scope, PLACE: place}, receive, send)
 
 
 class _Answer:

@@ -2,7 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+KEY_SUBPROTOCOL: Final = "sluice.key."
+"""What a subprotocol begins with that is a key."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -10,6 +16,12 @@ def api_key_of(headers: Mapping[str, str]) -> str | None:
     """From `Authorization: Bearer` or `x-api-key`."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
+
+
+def handshake_key_of(scope: Scope) -> str | None:
+    """Of a WebSocket: from its headers, or from a subprotocol, which is all that a page can set."""
+    offered = (n.removeprefix(KEY_SUBPROTOCOL) for n in scope["subprotocols"] if n.startswith(KEY_SUBPROTOCOL))
+    return api_key_of(Headers(scope=scope)) or next(offered, None)
 
 
 def traceparent_of(headers: Mapping[str, str]) -> str:

@@ -127,7 +127,7 @@ class GatewayRuntime:
         http = build_app(self.gateway, usage)
         self.edge = Edge(
             http, self._sockets, self.gateway, max_connections=options.max_connections,
-            allowed_origins=options.allowed_origins,
+            max_strangers=options.max_strangers, allowed_origins=options.allowed_origins,
         )  # fmt: skip
         self.server_config = ServerConfig(
             self.edge, options, self._metrics, http=HttpProtocol, websocket=StreamProtocol

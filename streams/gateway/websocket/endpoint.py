@@ -8,18 +8,13 @@ from starlette.types import Receive, Scope, Send
 
 from streams.gateway.closing import CloseReason, closing_message
 from streams.gateway.errors import ApiError
-from streams.gateway.request_headers import api_key_of, traceparent_of
+from streams.gateway.places import PLACE
+from streams.gateway.request_headers import handshake_key_of, traceparent_of
 from streams.gateway.service.service import Gateway
 from streams.gateway.websocket.protocol import FRAMES
 from streams.gateway.websocket.session import Socket
 
 SUBPROTOCOL = "sluice.v1"
-KEY_SUBPROTOCOL_PREFIX = "sluice.key."
-
-
-def _offered_key(subprotocols: list[str]) -> str | None:
-    prefix = KEY_SUBPROTOCOL_PREFIX
-    return next((name.removeprefix(prefix) for name in subprotocols if name.startswith(prefix)), None)
 
 
 def origin_allowed(origin: str | None, hosts: Collection[str], allowed_origins: Collection[str]) -> bool:
@@ -56,7 +51,7 @@ class StreamEndpoint:
             return
         offered: list[str] = scope["subprotocols"]
         hosts = [headers[name] for name in ("host", "x-forwarded-host") if name in headers]
-        api_key = api_key_of(headers) or _offered_key(offered)
+        api_key = handshake_key_of(scope)
         frames = scope.get("extensions", {}).get(FRAMES)
         if frames is not None:
             with suppress(ApiError):  # The socket says so, once it is one.
@@ -68,7 +63,7 @@ class StreamEndpoint:
             await send({"type": "websocket.send", "text": closing.encode()})
             await send({"type": "websocket.close", "code": closing.code, "reason": closing.reason})
             return
-        socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames)
+        socket = Socket(self._gateway, receive, send, traceparent_of(headers), frames, scope[PLACE])
         if self._gateway.stopping:
             socket.go_away()
         ended = self._open[socket] = asyncio.get_running_loop().create_future()

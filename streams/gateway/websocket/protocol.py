@@ -53,6 +53,8 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self._unread = b""
         self._next_turn: asyncio.Handle | None = None
+        self._is_late: asyncio.TimerHandle | None = None
+        """Runs while no key is known."""
         self._is_before_frame = False
         self._joined = bytearray()
         self._fragments = 0
@@ -66,7 +68,9 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
         self.conn.reader.at_eof = self._begin_frame  # type: ignore[method-assign]
 
     def admit(self) -> None:
-        """The peer's key is known: its messages may be as large as any."""
+        """The peer's key is known: it stays, and its messages may be as large as any. Idempotent."""
+        self._forget_lateness()
+        self.config.open_connections.admit(self.transport)
         self.conn.max_message_size = self.config.ws_max_size
         self._max_fragments = MAX_FRAGMENTS
 
@@ -84,16 +88,22 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
-        self.config.open_connections.is_busy(self.transport)
+        # However slowly it reads what it is told, or says who it is.
+        self._is_late = self.loop.call_later(self.config.strangers_timeout_s, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.config.open_connections.closed(self.transport)
+        self._forget_lateness()
         self._unread = b""
         if self._next_turn is not None:
             self._next_turn.cancel()
         if self._hold is not None:
             self._hold(0)
         super().connection_lost(exc)
+
+    def _forget_lateness(self) -> None:
+        if self._is_late is not None:
+            self._is_late.cancel()
 
     def handle_connect(self, event: object) -> None:
         super().handle_connect(event)  # type: ignore[arg-type]

@@ -40,6 +40,7 @@ from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed, Event
+from streams.gateway.places import Place
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway
@@ -80,8 +81,9 @@ class Socket:
     """
 
     def __init__(
-        self, gateway: Gateway, receive: Receive, send: Send, traceparent: str, frames: Frames | None = None
-    ) -> None:
+        self, gateway: Gateway, receive: Receive, send: Send, traceparent: str, frames: Frames | None = None,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
         self._gateway = gateway
         self._receive = receive
         self._send = send
@@ -89,6 +91,7 @@ class Socket:
         self._traceparent = traceparent
         self._principal: Principal | None = None
         self._frames = frames
+        self._place = place
         self._watched: dict[str, Watched] = {}
         self._requests: set[str] = set()
         self._ready: deque[Watched] = deque()
@@ -141,9 +144,11 @@ class Socket:
             return None
         with ExitStack() as share:
             try:
+                if self._place is not None:
+                    self._place.admit()
                 share.enter_context(self._gateway.shares.connection(principal.tenant.tenant_id))
-            except ApiError:
-                return self._close(CloseReason.RATE_LIMITED_CONNECTIONS)
+            except ApiError as error:
+                return self._close(CloseReason(error.code))
             held = share.enter_context(self._gateway.shares.body(principal.tenant.tenant_id))
             self._small_messages = self._gateway.shares.small_messages(principal.tenant.tenant_id)
             if self._frames is not None:

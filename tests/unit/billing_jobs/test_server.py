@@ -397,6 +397,16 @@ async def test_slow_queries_of_one_tenant_leave_anothers_answered(address: str, 
     assert sorted([(await task).status_code for task in asked]) == [200, 200, 429, 429]
 
 
+async def test_who_has_the_password_may_wait_longer_than_a_stranger(
+    address: str, slow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerConfig, "strangers_timeout_s", 0.1)
+    asked = asyncio.create_task(ask(address, "slow"))
+    await asyncio.wait((asked,), timeout=0.5)
+    slow.release.set()
+    assert (await asked).status_code == 200
+
+
 async def test_queries_of_many_tenants_wait_in_a_bounded_number(address: str, slow: Any) -> None:
     asked = [asyncio.create_task(ask(address, f"slow-{number}")) for number in range(6)]
     [refused] = [task.result() for task in (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]]

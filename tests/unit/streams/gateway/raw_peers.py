@@ -14,6 +14,13 @@ UPGRADE = (
 )
 
 
+class Silent:
+    """A connection that can be aborted."""
+
+    def abort(self) -> None:
+        pass
+
+
 class Peer:
     """A TCP connection that says what it likes."""
 

@@ -17,6 +17,7 @@ from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_setting
 from tests.unit.streams.gateway.raw_peers import (
     UPGRADE,
     Peer,
+    Silent,
     buffered,
     deaf_peer,
     masked,
@@ -27,11 +28,6 @@ from tests.unit.streams.gateway.raw_peers import (
 )
 
 HEAD_LIMIT = 65_536
-class Silent:
-    """A connection that can be aborted."""
-
-    def abort(self) -> None:
-        pass
 
 
 async def healthy(stack: Stack) -> None:
