@@ -9,6 +9,7 @@ does not ask at all for `stall_ms`, is closed by name and may resume. Bytes are 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from schemas.base import Scope
 from schemas.request import OnDisconnect
@@ -27,7 +28,7 @@ MAX_UNKEPT_BYTES = MAX_HELD_BYTES // 2
 MAX_UNKEPT_ENDED = 2_000
 """Responses that have ended and wait for history, while it is away."""
 MAX_MEETINGS = 5
-"""How often it is tried to find out what a response is that was begun before this gateway looked."""
+"""How often a response is looked for that was begun before this gateway looked, and of which nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,28 +267,33 @@ class Hub:
     def unmet(self, limit: int) -> list[Stream]:
         """Running responses whose `Started` was not read here: what becomes of them without viewers is unknown.
 
-        Answer with `meet`; each is returned a few times.
+        Answer with `meet` or `not_met`. Whoever is returned comes after all others the next time.
         """
-        found: list[Stream] = []
-        for response_id, tries in list(self._unmet.items()):
-            if len(found) == limit:
-                break
-            if tries == MAX_MEETINGS:
-                del self._unmet[response_id]
+        found = list(islice(self._unmet, limit))
+        for response_id in found:
+            self._unmet[response_id] = self._unmet.pop(response_id)
+        return [self._streams[response_id] for response_id in found]
+
+    def not_met(self, response_ids: Iterable[str], *, may_be_told: bool) -> None:
+        """These were looked for in vain, and are looked for last the next time.
+
+        As long as they run where that `may_be_told` later; a few times where nobody knows of them.
+        """
+        for response_id in response_ids:
+            if (tries := self._unmet.pop(response_id, None)) is None:
                 continue
-            self._unmet[response_id] = tries + 1
-            found.append(self._streams[response_id])
-        return found
+            tries += not may_be_told
+            if tries < MAX_MEETINGS:
+                self._unmet[response_id] = tries
 
     def meet(self, started: Started, now_ms: int) -> None:
-        """How a response began, as history tells it."""
+        """How a response began, as history tells it, also to who comes back long after the last look."""
         stream = self._streams.get(started.response_id)
-        if stream is None or started.response_id not in self._unmet:
+        if stream is None or stream.started is not None:
             return
-        if stream.started is None:
-            stream.started, stream.started_is_kept = started, True
-            for viewer in stream.viewers:
-                viewer.wake()
+        stream.started, stream.started_is_kept = started, True
+        for viewer in stream.viewers:
+            viewer.wake()
         self._meet(stream, started.on_disconnect, now_ms)
 
     def _meet(self, stream: Stream, on_disconnect: OnDisconnect, now_ms: int) -> None:

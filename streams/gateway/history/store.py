@@ -41,6 +41,7 @@ MAX_LOG_READS_OF_TENANT = 4
 """Of which one at a time is read: each may take as long as LOG_READ_DEADLINE_S."""
 LOG_TURN_TIMEOUT_S = 10.0
 STARTED_FROM_LOG = 4
+"""At once: the others are looked for the next time."""
 
 _log = structlog.get_logger()
 
@@ -59,6 +60,14 @@ class Outline(NamedTuple):
     started: Started | None
     terminal: Terminal | None
     scope: Scope
+
+
+class Beginnings(NamedTuple):
+    """How responses began, by id. Of the others, the log does not tell of those `unknown`; `late` may yet be told."""
+
+    found: dict[str, Started]
+    unknown: list[str]
+    late: list[str]
 
 
 class RedisHistory:
@@ -338,13 +347,14 @@ class History:
         replay = await self.read(tenant_id, response_id, 0)
         return None if replay is None else _outline(tenant_id, replay)
 
-    async def started(self, streams: Sequence[Stream]) -> dict[str, Started]:
-        """The beginnings that can be had of these, by response id; of what Redis lacks, a few from the log."""
+    async def started(self, streams: Sequence[Stream]) -> Beginnings:
+        """Of what Redis lacks, a few are looked for in the log: the others are in none of the three."""
         try:
             found = await self._near.started(streams)
         except HistoryUnavailable as error:
             _log.warning("history_unavailable", why=str(error))
             found = {}
+        beginnings = Beginnings(found, [], [])
         missing = [stream for stream in streams if stream.response_id not in found]
         for stream in missing[:STARTED_FROM_LOG]:
             self.log_reads += 1
@@ -352,10 +362,13 @@ class History:
                 replay = await self._far.read(stream.scope.tenant_id, stream.response_id, 0)
             except HistoryUnavailable as error:
                 _log.warning("beginning_unknown", response_id=stream.response_id, why=str(error))
+                (beginnings.late if error.is_transient else beginnings.unknown).append(stream.response_id)
                 continue
-            if replay.started is not None:
+            if replay.started is None:
+                beginnings.unknown.append(stream.response_id)
+            else:
                 found[stream.response_id] = replay.started
-        return found
+        return beginnings
 
 
 def _outline(tenant_id: str, replay: Replay) -> Outline:

@@ -132,8 +132,11 @@ class Gateway:
     async def meet(self) -> None:
         """Finds out what becomes, without viewers, of responses that were begun before this gateway read them."""
         if unmet := self.hub.unmet(MEETINGS_AT_ONCE):
-            for started in (await self._history.started(unmet)).values():
+            beginnings = await self._history.started(unmet)
+            for started in beginnings.found.values():
                 self.hub.meet(started, monotonic_ms())
+            self.hub.not_met(beginnings.unknown, may_be_told=False)
+            self.hub.not_met(beginnings.late, may_be_told=True)
 
     async def stop(self) -> None:
         """No new requests; viewers are told to come back elsewhere."""

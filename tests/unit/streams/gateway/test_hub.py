@@ -7,9 +7,9 @@ from schemas.endings import EndingCode
 from schemas.request import OnDisconnect
 from schemas.responses import Started, Terminal
 from streams.gateway.closing import CloseReason
-from streams.gateway.fan_out.hub import MAX_MEETINGS
+from streams.gateway.fan_out.hub import MAX_MEETINGS, Hub
 from streams.gateway.fan_out.spans import Span, join, join_runs, memory_bytes
-from streams.gateway.fan_out.stream import Behind, Closed, Viewer
+from streams.gateway.fan_out.stream import Behind, Closed, Stream, Viewer
 from streams.gateway.history.replay import Replay
 from tests.unit.streams.gateway.gateway_stack import release, started, terminal
 from tests.unit.streams.gateway.hub_stories import (
@@ -222,19 +222,42 @@ def test_who_watches_an_unmet_response_keeps_it_and_its_leaving_counts() -> None
     assert len(restarted.sweep(10_500, OWNED).cancel) == 1
 
 
-def test_the_unmet_are_asked_for_a_few_times_a_few_at_once_and_only_while_they_run() -> None:
+def met_in_the_middle(count: int) -> Hub:
     restarted = hub()
-    for number in range(5):
+    for number in range(count):
         restarted.apply_release(release(another(number), ACME, 3, ["c"]), 0, 0)
+    return restarted
+
+
+def ids(streams: list[Stream]) -> list[str]:
+    return [stream.response_id for stream in streams]
+
+
+def test_the_unmet_are_asked_for_in_turn_a_few_at_once_and_only_while_they_run() -> None:
+    restarted = met_in_the_middle(5)
     restarted.open(another(99), 0, ACME, "cancel", 0)
     restarted.apply_started(started(another(0), ACME), 0, 0)
     restarted.apply_terminal(terminal(another(1), ACME, 4), 0, 0)
-    assert len(restarted.unmet(2)) == 2
-    asked = [stream.response_id for _ in range(10) for stream in restarted.unmet(10)]
-    assert set(asked) == {another(2), another(3), another(4)}
-    assert len(asked) == 3 * MAX_MEETINGS - 2
-    restarted.meet(started(another(2), ACME, "cancel"), 0)
-    assert restarted.sweep(10_000, OWNED).cancel == [], "too late"
+    asked = [ids(restarted.unmet(2)) for _ in range(3)]
+    assert asked == [[another(2), another(3)], [another(4), another(2)], [another(3), another(4)]]
+
+
+def test_only_who_was_looked_for_in_vain_is_asked_for_a_few_times_and_before_it_whoever_was_not() -> None:
+    restarted = met_in_the_middle(3)
+    for _ in range(MAX_MEETINGS):
+        assert set(ids(restarted.unmet(10))) == {another(0), another(1), another(2)}
+        restarted.not_met([another(0)], may_be_told=False)
+        restarted.not_met([another(1)], may_be_told=True)
+    assert ids(restarted.unmet(10)) == [another(2), another(1)]
+
+
+def test_how_a_response_began_counts_also_after_the_last_look_for_it() -> None:
+    restarted = met_in_the_middle(1)
+    for _ in range(MAX_MEETINGS):
+        restarted.not_met(ids(restarted.unmet(10)), may_be_told=False)
+    assert restarted.unmet(10) == []
+    restarted.meet(started(another(0), ACME, "cancel"), 0)
+    assert ids(restarted.sweep(10_000, OWNED).cancel) == [another(0)]
 
 
 def test_how_an_unmet_response_began_is_shown_before_its_text_and_never_after_it() -> None:

@@ -13,11 +13,12 @@ from schemas.endings import EndingCode
 from schemas.responses import Started
 from schemas.websocket import SERVER_MESSAGE, ErrorMessage
 from streams import redis_keys
+from streams.gateway import runtime
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import History, HistoryUnavailable, RedisHistory
-from streams.log.port import TopicPartition
+from streams.gateway.history.store import STARTED_FROM_LOG, History, HistoryUnavailable, LogHistory, RedisHistory
+from streams.log.port import Committed, TopicPartition
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
@@ -98,6 +99,36 @@ async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_p
             stack.pipeline.end(request, 3)
             await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it ends by itself")
             assert stack.pipeline.cancels() == []
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "log fails for a while"])
+async def test_each_of_many_responses_that_history_has_lost_keeps_its_policy(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The log is asked about a few at once."""
+    monkeypatch.setattr(runtime, "SWEEP_S", 0.01)
+    log = memory_log(settings)
+    source = TopicPartition(settings.topics.responses.name, 0)
+    ids = [settings.response_ids.mint(0) for _ in range(6 * STARTED_FROM_LOG)]
+    for response_id in ids:
+        log.append(source.topic, started(response_id, ACME, "cancel").encode(), partition=0)
+    log.commit(log.group("gateways"), {source: Committed(len(ids))})
+    failures = 10 * STARTED_FROM_LOG if fails else 0
+    read = LogHistory.read
+
+    async def fail_at_first(*arguments: Any) -> Replay:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise HistoryUnavailable("away")
+        return await read(*arguments)
+
+    monkeypatch.setattr(LogHistory, "read", fail_at_first)
+    async with serving(settings, log) as stack:
+        for response_id in ids:
+            stack.pipeline.write(response_id, release(response_id, ACME, 5, ["e"]))
+        await until(lambda: len(stack.pipeline.cancels()) >= len(ids), "each is cancelled")
+        assert {cancel.response_id for cancel in stack.pipeline.cancels()} == set(ids)
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["new to memory", "known to memory"])
