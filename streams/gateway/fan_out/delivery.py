@@ -79,13 +79,14 @@ class Follower:
             self._replayed.append(replay.terminal)
 
     async def catch_up(self) -> None:
-        """Reads what memory lacks; afterwards `poll` has it, or a `Closed`."""
+        """Reads what memory lacks; afterwards `poll` has it, or a `Closed`.
+
+        Until then it stays behind: whoever asks meanwhile is given nothing of memory, which comes after.
+        """
         viewer = self.viewer
-        self._behind = False
-        if viewer is not None and viewer.closed:
-            return
-        missing = self._missing()
+        missing = None if viewer is not None and viewer.closed else self._missing()
         if missing is None:
+            self._behind = False
             return
         if viewer is not None:
             viewer.reads_history = True
@@ -102,14 +103,14 @@ class Follower:
         finally:
             if viewer is not None:
                 viewer.reads_history = False
+        self._behind = False
         if replay is not None:
             self.show(replay)
             if viewer is not None:
+                # Should memory lack more by now, it says so.
                 viewer.caught_up(replay.last, started=replay.started is not None)
-            if replay.terminal is not None or replay.is_partial:
-                return
         # All tokens may stand in memory: then history was asked for no more than how the response began.
-        if viewer is None or viewer.after < viewer.until:
+        elif viewer is None or (not viewer.closed and viewer.after < viewer.until):
             self._replayed.append(Closed(reason))
 
     def _missing(self) -> "_Missing | None":

@@ -63,7 +63,8 @@ class Pump:
         self._commit = commit
         self._look_up_committed = committed
         self._coalesce_s = coalesce_ms / 1_000
-        self._owned: dict[TopicPartition, None] = {}
+        self._owned: dict[TopicPartition, int] = {}
+        self._tenures = 0
         self._moved: dict[TopicPartition, _Moved] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
@@ -76,6 +77,10 @@ class Pump:
     def owned(self) -> list[int]:
         """Partitions of `responses` that this gateway reads now."""
         return [source.partition for source in self._owned]
+
+    def tenure(self, partition: int) -> int | None:
+        """The same number as long as it is read here without a break; None while it is not."""
+        return next((tenure for source, tenure in self._owned.items() if source.partition == partition), None)
 
     # Ownership
 
@@ -94,7 +99,8 @@ class Pump:
             moved = self._moved.pop(source, None)
             if moved is not None and not _covers(moved.reached, committed.get(source)):
                 self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
-            self._owned[source] = None
+            self._tenures += 1
+            self._owned[source] = self._tenures
             self._positions.pop(source, None)
             self._committed.pop(source, None)
 

@@ -133,10 +133,15 @@ class Viewer:
         return span
 
     def _has_more(self) -> bool:
-        return self._position - self.stream.trimmed < len(self.stream.spans) or self.stream.terminal is not None
+        has_text = self._position - self.stream.trimmed < len(self.stream.spans)
+        return has_text or self.stream.terminal is not None or self._closed is not None
 
     def caught_up(self, after: int, *, started: bool) -> bool:
-        """The caller has read history up to `after`. False when what memory holds does not continue there."""
+        """The caller has read history up to `after`. False when what memory holds does not continue there.
+
+        It never goes back: what was taken meanwhile was taken.
+        """
+        after = max(after, self.after)
         self.delivered_tokens += after - self.after
         self.after = after
         self.started_taken = self.started_taken or started

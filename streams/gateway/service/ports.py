@@ -24,3 +24,6 @@ class Ownership(Protocol):
 
     @property
     def owned(self) -> list[int]: ...
+
+    def tenure(self, partition: int) -> int | None:
+        """The same number as long as it is read here without a break; None while it is not."""

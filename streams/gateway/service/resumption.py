@@ -72,8 +72,9 @@ class Resumption:
                 return self._viewing.follow(response_id, partition, stream.scope, after, stays=stays)
             if stream.terminal is not None or stream.opened_here:
                 raise never_reached(after)
+        tenure = owned.tenure(partition)
         replay = await self._read(principal, response_id, after)
-        if replay is None and stream is None:
+        if replay is None and self._lookup.in_memory(principal, response_id) is None:
             if self._hub.has_ended(response_id) or not is_young(response_id):
                 raise not_found(response_id)
             raise _NotYet(
@@ -84,7 +85,8 @@ class Resumption:
             if after > replay.terminal.sequence_number:
                 raise never_reached(after)
             return self._viewing.show(principal.tenant.tenant_id, replay)
-        if partition not in owned.owned:
+        # Of a response that another gateway read meanwhile, that may be old, and nobody here will tell the rest.
+        if partition not in owned.owned or owned.tenure(partition) != tenure:
             refusal = replay_unavailable("Another gateway serves the response while it runs.", is_transient=True)
             if owned.owned and not is_young(response_id):
                 raise refusal
@@ -104,14 +106,18 @@ class Resumption:
         tenant_id, ended = principal.tenant.tenant_id, self._hub.has_ended(response_id)
         try:
             replay = await self._history.read(tenant_id, response_id, after, ended=ended)
-            if replay is None or replay.terminal is not None or replay.started is None:
+            if replay is not None and replay.terminal is not None:
                 return replay
-            if now_ms() > replay.started.deadline_ms + OVERDUE_MS:
+            if (not ended and self._has_left(response_id)) or _is_overdue(replay):
                 replay = await self._history.read(tenant_id, response_id, after, ended=True)
         except HistoryUnavailable as error:
             why = f"The response cannot be replayed: {error}."
             raise replay_unavailable(why, is_transient=error.is_transient) from None
         return replay
+
+    def _has_left(self, response_id: str) -> bool:
+        """Whether it has ended and memory tells no more of it."""
+        return self._hub.has_ended(response_id) and self._hub.get(response_id) is None
 
     def _is_reached(self, principal: Principal, response_id: str, after: int) -> bool:
         """Whether token `after` is known here, or the response has ended."""
@@ -139,6 +145,11 @@ class Resumption:
             return Snapshot(response_id, follower.started, texts_of(events), last, terminal)
         finally:
             self._viewing.release(follower)
+
+
+def _is_overdue(replay: Replay | None) -> bool:
+    started = None if replay is None else replay.started
+    return started is not None and now_ms() > started.deadline_ms + OVERDUE_MS
 
 
 def _last(stream: Stream) -> int | None:

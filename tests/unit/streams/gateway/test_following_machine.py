@@ -1,0 +1,230 @@
+"""Whatever is read, flushed, lost, late or moved, in whatever order, who follows a response sees each token once."""
+
+from unittest import mock
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from schemas.responses import RESPONSES, Release, Started, Terminal
+from streams.gateway.fan_out.pump import LOST_AFTER_MS
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.history import replay as replay_module
+from streams.gateway.history import store
+from streams.gateway.history.replay import pack
+from tests.unit.streams.gateway.following_world import SOURCE, TOPIC, Client, World
+from tests.unit.streams.gateway.gateway_stack import release, terminal
+from tests.unit.streams.gateway.hub_stories import ACME
+
+DRAIN_TURNS = 300
+MOMENT = st.sampled_from(["as it was asked", "as it is answered", "as it is answered", "not at all"])
+
+
+class FollowingMachine(RuleBasedStateMachine):
+    @initialize(is_accepted_here=st.booleans(), seen_elsewhere=st.integers(0, 6))
+    def begin(self, is_accepted_here: bool, seen_elsewhere: int) -> None:
+        """At the gateway that accepted it, or where another one has left off."""
+        self.patches = [
+            mock.patch.object(replay_module, "PIECE_BYTES", 1_000),
+            mock.patch.object(store, "ENTRIES_AT_ONCE", 3),
+        ]
+        for patch in self.patches:
+            patch.start()
+        self.world = World(is_accepted_here=is_accepted_here)
+        self.meeting = self.world.start(self.world.gateway.meet())
+        if not is_accepted_here:
+            self.partition_moves(step=0)
+            self.write(back=0, count=seen_elsewhere, is_read=False)
+            self.partition_moves(step=2)
+            self.partition_moves(step=6)
+        self.write(back=0, count=1, is_read=True)
+        self.flush(fails=False)
+
+    # The log
+
+    @precondition(lambda self: not self.world.has_ended)
+    @rule(
+        back=st.sampled_from([0, 0, 1, 3]),
+        count=st.integers(1, 3),
+        is_read=st.sampled_from([True, True, False]),
+        turns=st.integers(0, 5),
+    )
+    def write(self, back: int, count: int, is_read: bool, turns: int = 0) -> None:
+        """Tokens, from some that were written already."""
+        world = self.world
+        first = max(1, world.written + 1 - back)
+        tokens = world.tokens[first - 1 : world.written + count]
+        if tokens:
+            world.write(release(world.response_id, ACME, first, tokens))
+            world.written = max(world.written, first + len(tokens) - 1)
+        if is_read and world.is_owned:
+            world.read(world.unread())
+        world.turn(turns)
+
+    def end(self) -> None:
+        world = self.world
+        del world.tokens[world.written :]
+        world.write(terminal(world.response_id, ACME, world.written + 1))
+        world.has_ended = True
+
+    # The gateway
+
+    @precondition(lambda self: self.world.is_owned)
+    @rule(count=st.integers(1, 4))
+    def read(self, count: int) -> None:
+        self.world.read(self.world.unread()[:count])
+
+    @precondition(lambda self: self.world.is_owned)
+    @rule(fails=st.sampled_from([False, False, True]))
+    def flush(self, fails: bool) -> None:
+        self.world.redis.is_away = fails
+        self.world.run(self.world.pump.flush())
+
+    @rule(step=st.integers(0, 8))
+    def partition_moves(self, step: int) -> None:
+        """Away, to another gateway, and back: one step."""
+        if self.world.is_owned:
+            if step > 2:
+                return
+            (self.world.pump.lost if step else self.world.pump.revoked)([SOURCE], 0)
+        elif step == 1:
+            self.world.pump.close_moved(LOST_AFTER_MS)
+        elif step < 5:
+            self.another_gateway_reads(step)
+        else:
+            self.world.take_partition()
+
+    def another_gateway_reads(self, count: int) -> None:
+        world = self.world
+        first = world.committed or 0
+        if not (records := world.log.records(TOPIC)[first : first + count]):
+            return
+        began, spans, end = None, [], None
+        for record in records:
+            match RESPONSES.validate_json(record.value or b""):
+                case Started() as told:
+                    began = told
+                case Terminal() as told:
+                    end = told
+                case Release() as told:
+                    [at], [text], [ends] = told.first_sequence, told.text, told.text_ends
+                    spans.append(Span(at, at + len(ends) - 1, 0, "content", text, ends))
+        world.redis.lists[world.key].append(pack(began, spans, end))
+        world.committed = first + len(records)
+
+    @rule(what=st.sampled_from(["", "", "end", "meet", "lose history", "restart"]))
+    def something_rare_happens(self, what: str) -> None:
+        world = self.world
+        if what == "end" and not world.has_ended and world.written > 8:
+            self.end()
+        elif what == "meet" and self.meeting.done():
+            self.meeting = world.start(world.gateway.meet())
+        elif what == "lose history":
+            world.redis.lists.clear()
+        elif what == "restart":
+            for client in world.clients:
+                client.leave()
+            world.turn(10)
+            world.start_gateway()
+
+    # History
+
+    @precondition(lambda self: self.world.asked.waiting)
+    @rule(which=st.integers(0, 3), moment=MOMENT, turns=st.integers(0, 10))
+    def history_answers(self, which: int, moment: str, turns: int = 0) -> None:
+        waiting = self.world.asked.waiting
+        asked = waiting.pop(which % len(waiting))
+        if not asked.done():
+            asked.set_result(moment)
+        self.world.turn(turns)
+
+    # Clients
+
+    @precondition(lambda self: len(self.world.clients) < 5)
+    @rule(
+        seen=st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.0]), on_socket=st.booleans(), turns=st.sampled_from([0, 3, 20, 20])
+    )
+    def come(self, seen: float, on_socket: bool, turns: int) -> None:
+        """Also after what was seen elsewhere."""
+        client = Client(self.world, int(seen * self.world.shown()))
+        self.world.clients.append(client)
+        client.connect(on_socket=on_socket)
+        self.world.turn(turns)
+
+    @precondition(lambda self: any(not c.connection and not c.is_done for c in self.world.clients))
+    @rule(on_socket=st.booleans(), turns=st.sampled_from([0, 3, 20, 20]))
+    def come_back(self, on_socket: bool, turns: int) -> None:
+        client = next(c for c in self.world.clients if not c.connection and not c.is_done)
+        client.connect(on_socket=on_socket)
+        self.world.turn(turns)
+
+    @precondition(lambda self: any(c.connection for c in self.world.clients))
+    @rule(which=st.integers(0, 4), does=st.sampled_from(["leave", "stop reading", "read on"]))
+    def client(self, which: int, does: str) -> None:
+        connected = [c for c in self.world.clients if c.connection]
+        client = connected[which % len(connected)]
+        assert client.connection is not None
+        if does == "leave":
+            client.leave()
+        elif does == "stop reading":
+            client.connection.may_take.clear()
+        else:
+            client.connection.may_take.set()
+
+    @rule(times=st.sampled_from([1, 2, 5, 20]))
+    def turn(self, times: int) -> None:
+        self.world.turn(times)
+
+    @invariant()
+    def nobody_hears_anything_wrong(self) -> None:
+        if hasattr(self, "world"):
+            assert not self.world.wrong, self.world.wrong
+            assert self.world.hub.gaps == 0
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.nobody_hears_anything_wrong()
+            self._everybody_hears_the_rest()
+        finally:
+            self.world.close()
+            for patch in self.patches:
+                patch.stop()
+
+    def _everybody_hears_the_rest(self) -> None:
+        world = self.world
+        if not world.has_ended:
+            world.written = max(world.written, 9)
+            world.write(release(world.response_id, ACME, 1, world.tokens[: world.written]))
+            self.end()
+        world.redis.is_away = False
+        if not world.is_owned:
+            world.take_partition()
+        turns = 0
+        while not all(client.is_done for client in world.clients):
+            turns += 1
+            assert turns < DRAIN_TURNS, [client.last for client in world.clients]
+            world.read(world.unread()[:2])
+            while world.asked.waiting:
+                self.history_answers(0, "as it is answered")
+            for client in world.clients:
+                if client.connection is not None:
+                    client.connection.may_take.set()
+                elif not client.is_done:
+                    client.connect(on_socket=True)
+            world.turn(3)
+            self.nobody_hears_anything_wrong()
+        world.read(world.unread())
+        for client in world.clients:
+            client.leave()
+        world.turn(10)
+        assert world.hub.viewers == 0
+        world.run(world.pump.flush())
+        assert (len(world.hub), world.hub.held_bytes, world.hub.backlog.unkept_bytes) == (0, 0, 0)
+
+
+TestFollowingMachine = FollowingMachine.TestCase
+TestFollowingMachine.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
