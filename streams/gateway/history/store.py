@@ -312,7 +312,7 @@ class History:
         if rest is None or rest.offset is None:
             try:
                 replay = await self._near.read(tenant_id, response_id, after, rest or Rest())
-                if not replay.known and parse_response_id(response_id).minted_at_ms is None:
+                if not replay.known and not _has_time(response_id):
                     return None
             except HistoryUnavailable as error:
                 _log.warning("history_unavailable", why=str(error))
@@ -349,13 +349,16 @@ class History:
 
     async def started(self, streams: Sequence[Stream]) -> Beginnings:
         """Of what Redis lacks, a few are looked for in the log: the others are in none of the three."""
+        beginnings = Beginnings({}, [], [])
+        found, beyond_log = beginnings.found, beginnings.unknown
         try:
-            found = await self._near.started(streams)
+            found.update(await self._near.started(streams))
         except HistoryUnavailable as error:
             _log.warning("history_unavailable", why=str(error))
-            found = {}
-        beginnings = Beginnings(found, [], [])
+            beyond_log = beginnings.late
         missing = [stream for stream in streams if stream.response_id not in found]
+        beyond_log += [stream.response_id for stream in missing if not _has_time(stream.response_id)]
+        missing = [stream for stream in missing if _has_time(stream.response_id)]
         for stream in missing[:STARTED_FROM_LOG]:
             self.log_reads += 1
             try:
@@ -375,6 +378,11 @@ def _outline(tenant_id: str, replay: Replay) -> Outline:
     """What stands under the tenant's key, or was read as its own, is the tenant's."""
     record = replay.started or replay.terminal
     return Outline(replay.started, replay.terminal, Scope(tenant_id=tenant_id) if record is None else record.scope)
+
+
+def _has_time(response_id: str) -> bool:
+    """Whether it says from where on to read the log."""
+    return parse_response_id(response_id).minted_at_ms is not None
 
 
 def _bytes(entry: bytes | str) -> bytes:

@@ -17,7 +17,7 @@ from streams import redis_keys
 from streams.clocks import now_ms
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span, memory_bytes
-from streams.gateway.fan_out.stream import Behind
+from streams.gateway.fan_out.stream import Behind, Stream
 from streams.gateway.history import replay as replay_module
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
 from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
@@ -217,6 +217,28 @@ async def test_a_long_answer_is_read_back_in_pieces_of_bounded_memory(
     assert text == "".join(tokens[after:])
     assert pieces == (1 if after == 199 else 7)
     assert terminal.sequence_number == 201
+    far.close()
+
+
+@pytest.mark.parametrize("redis_fails", [False, True])
+async def test_a_job_takes_no_place_of_those_whose_beginning_the_log_can_be_asked_for(
+    near: RedisHistory, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_fails: bool
+) -> None:
+    """Where to look for it in the log, its id does not tell."""
+
+    async def fail(*_: object) -> None:
+        raise HistoryUnavailable("away")
+
+    if redis_fails:
+        monkeypatch.setattr(RedisHistory, "started", fail)
+    response_id = settings.response_ids.mint(0)
+    log = log_with(settings, response_id, "abcde")
+    far = LogHistory(MemoryClients(log).reader, settings.topics.responses.name)
+    jobs = [settings.response_ids.derive(2, "acme", "batch", str(number), at_ms=now_ms()) for number in range(9)]
+    streams = [Stream(each, 0, ACME, None, 0) for each in (*jobs, response_id)]
+    beginnings = await History(near, far).started(streams)
+    unknown, late = ([], jobs) if redis_fails else (jobs, [])
+    assert (list(beginnings.found), beginnings.unknown, beginnings.late) == ([response_id], unknown, late)
     far.close()
 
 
