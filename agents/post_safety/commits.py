@@ -1,9 +1,31 @@
 """When a position may be committed: after everything that was sent before it was chosen has been acknowledged."""
 
 from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from agents.post_safety.parking import Position
 from streams.log.offset_tracker import OffsetTracker
+from streams.log.port import LogError
+
+
+@dataclass(slots=True)
+class OpenCommit:
+    """A commit that was begun. What became of it is told by a later poll, unless the coordinator is away for long."""
+
+    positions: dict[int, Position]
+    outcome: Future[None]
+    until_ms: float
+
+    def is_over(self, now_ms: float) -> bool:
+        return self.outcome.done() or now_ms >= self.until_ms
+
+    def result(self) -> None:
+        """Once it is over. Raises LogError when it was not made, or may not have been."""
+        if not self.outcome.done():
+            self.outcome.cancel()
+            raise LogError("commit: the group's coordinator does not answer", retriable=True)
+        self.outcome.result()
 
 
 class CommitGate:

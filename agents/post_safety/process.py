@@ -6,16 +6,16 @@ and `results.<tenant>` recognise what they have seen.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import structlog
 
-from agents.post_safety.commits import CommitGate
+from agents.post_safety.commits import CommitGate, OpenCommit
 from agents.post_safety.core import PostSafety
 from agents.post_safety.effects import Effect, Emit, Released
 from agents.post_safety.metrics import Metrics
-from agents.post_safety.parking import plan_restart
+from agents.post_safety.parking import Position, plan_restart
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
 from agents.post_safety.unreadable import named_responses
@@ -30,6 +30,7 @@ from streams.clocks import now_ms
 from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
 from streams.log.port import (
+    COMMIT_TIMEOUT_S,
     LogConsumer,
     LogError,
     LogProducer,
@@ -48,8 +49,6 @@ STAGE = "post-safety"
 ENDED_READ_BACK_RECORDS = 5_000
 """Below the commit, to recognise late records of responses that ended there."""
 COMMIT_EVERY_MS = 500
-COMMIT_DELAY_MS = 2_000
-"""A commit waits for the broker, and everything here waits for it: it is left for a step that read nothing, so long."""
 QUEUE_FULL_TIMEOUT_S = 10.0
 REVOKE_TIMEOUT_S = 2.0
 """Shorter than the session timeout, so that a rebalance is not held up by deliveries."""
@@ -114,7 +113,7 @@ class PostSafetyProcess:
         self._ends: dict[int, int] = {}
         self._gone: set[int] = set()  # during one poll
         self._commit_due_ms = 0.0
-        self._commit_latest_ms = 0.0
+        self._open_commit: OpenCommit | None = None
         self._failure: DeliveryFailed | None = None
         self._failed_results: list[tuple[int, str, bytes, LogError]] = []
         self._counted: dict[str, int] = {}
@@ -158,10 +157,10 @@ class PostSafetyProcess:
         self._send_due()
         self._deliver(0)
         # 4 Park what waits. After a crash: the commit is older, and what is parked above it is passed over.
-        # 5 Commit below what is ended or parked, and acknowledged. After a crash: that is not read again, and need not
-        # be; entries of what ended there say so.
-        # 6 Remove entries of what ended there. After a crash: the next owner does.
-        self._commit_when_due(quiet=not records)
+        # 5 Commit below what is ended or parked, and acknowledged; no step waits for the group's coordinator. After a
+        # crash: that is not read again, and need not be; entries of what ended there say so.
+        # 6 Once it is made, remove entries of what ended there. After a crash: the next owner does.
+        self._commit_when_due()
         self._export()
 
     def close(self) -> None:
@@ -240,6 +239,8 @@ class PostSafetyProcess:
             self._gone.add(place.partition)
             self._core.revoke(place.partition)
             self._gate.forget(place.partition)
+            if self._open_commit is not None:
+                self._open_commit.positions.pop(place.partition, None)
             self._ends.pop(place.partition, None)
         _log.info("partitions_gone", partitions=[place.partition for place in partitions])
 
@@ -410,47 +411,69 @@ class PostSafetyProcess:
 
     # Committing
 
-    def _commit_when_due(self, *, quiet: bool) -> None:
+    def _commit_when_due(self) -> None:
         now_ms = self._now_ms()
+        self._hear_commit(now_ms)
+        if self._open_commit is not None:
+            return
         if self._gate.is_idle and now_ms >= self._commit_due_ms:
             self._commit_due_ms = now_ms + COMMIT_EVERY_MS
-            self._commit_latest_ms = now_ms + COMMIT_DELAY_MS
             self._publish(self._core.park(self._clock_ms()))
             # Rows that still wait are of open responses: a terminal sends what waits in front of it.
             self._gate.propose(self._core.to_commit())
-        if quiet or now_ms >= self._commit_latest_ms:
-            self._commit_ready()
+        if positions := self._gate.ready():
+            self._gate.done()
+            offsets, metadata = self._to_commit(positions)
+            try:
+                outcome = self._generated.start_commit(offsets, metadata=metadata)
+            except LogError as error:
+                _say_uncommitted(error)
+            else:
+                self._open_commit = OpenCommit(positions, outcome, now_ms + COMMIT_TIMEOUT_S * 1_000)
 
-    def _commit_ready(self) -> None:
-        positions = {
-            TopicPartition(self._topics.generated.name, number): position
-            for number, position in self._gate.ready().items()
-        }
-        if not positions:
+    def _hear_commit(self, now_ms: float) -> None:
+        """Whether the commit that is open, if there is one, was made."""
+        if self._open_commit is None or not self._open_commit.is_over(now_ms):
             return
-        self._gate.done()
+        commit, self._open_commit = self._open_commit, None
         try:
-            self._generated.commit(
-                {place: position.offset for place, position in positions.items()},
-                metadata={place: position.metadata for place, position in positions.items()},
-            )
+            commit.result()
         except LogError as error:
-            # Tried again with the next proposal; a partition that is lost is taken away by the next poll.
-            _log.warning("commit_failed", error=str(error), retriable=error.retriable)
-            return
-        for place, position in positions.items():
-            self._publish(self._core.committed(place.partition, position))
+            _say_uncommitted(error)
+        else:
+            self._committed(commit.positions)
+
+    def _committed(self, positions: Mapping[int, Position]) -> None:
+        for number, position in positions.items():
+            self._publish(self._core.committed(number, position))
+
+    def _to_commit(
+        self, positions: Mapping[int, Position]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
+        places = {TopicPartition(self._topics.generated.name, number): each for number, each in positions.items()}
+        offsets = {place: position.offset for place, position in places.items()}
+        return offsets, {place: position.metadata for place, position in places.items()}
 
     def _settle(self, timeout_s: float) -> None:
-        """Publishes everything, and commits if all of it is acknowledged in time."""
+        """Publishes everything, and commits if all of it is acknowledged in time. Waits for that commit."""
         deadline_s = self._monotonic_s() + timeout_s
+        if self._open_commit is not None:
+            self._open_commit.outcome.cancel()
+            self._open_commit = None  # this one goes at least as far
         for group in self._regrouper.take_all():
             self._send_group(group)
         self._gate.propose(self._core.to_commit())
         self._deliver(0)
         while self._gate.outstanding and (left_s := deadline_s - self._monotonic_s()) > 0:
             self._deliver(min(left_s, 0.05))
-        self._commit_ready()
+        if positions := self._gate.ready():
+            offsets, metadata = self._to_commit(positions)
+            try:
+                self._generated.commit(offsets, metadata=metadata)
+            except LogError as error:
+                _say_uncommitted(error)
+            else:
+                self._committed(positions)
         self._gate.done()
 
     def _export(self) -> None:
@@ -461,3 +484,8 @@ class PostSafetyProcess:
         self._metrics.open_responses.set(self._core.open_responses)
         self._metrics.parked_responses.set(self._core.parked_responses)
         self._metrics.outstanding.set(self._gate.outstanding)
+
+
+def _say_uncommitted(error: LogError) -> None:
+    # Tried again with the next proposal; a partition that is lost is taken away by the next poll.
+    _log.warning("commit_failed", error=str(error), retriable=error.retriable)

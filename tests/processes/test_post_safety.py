@@ -9,9 +9,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
+
+import pytest
 
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
@@ -52,7 +55,7 @@ class Region:
         assert self.producer.flush(10) == 0
 
     @contextmanager
-    def process(self) -> Iterator[subprocess.Popen[bytes]]:
+    def process(self, module: str = "agents.post_safety") -> Iterator[subprocess.Popen[bytes]]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SLUICE_")} | {
             "SLUICE_REGION": self.topics.region,
             "SLUICE_TENANTS_FILE": str(self.directory / "tenants.toml"),
@@ -63,7 +66,7 @@ class Region:
         }
         with (self.directory / "output.log").open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "agents.post_safety"], cwd=ROOT, env=environment, stdout=output, stderr=output
+                [sys.executable, "-m", module], cwd=ROOT, env=environment, stdout=output, stderr=output
             )
             try:
                 yield process
@@ -101,6 +104,9 @@ class Region:
             if isinstance(event, Terminal):
                 found.setdefault(event.response_id, set()).add(value)
         return found
+
+    def says(self, response_id: str, text: str) -> bool:
+        return self.text(response_id) == text
 
     def text(self, response_id: str) -> str:
         tokens: dict[int, str] = {}
@@ -187,6 +193,24 @@ def test_a_job_that_waits_makes_no_restart_read_what_came_after_it(
     assert region.text("job") == "All done"
     assert all(len(values) == 1 for values in region.terminals().values())
     assert len(set(region.read(region.topics.usage))) == 201
+
+
+@pytest.mark.long
+def test_tokens_are_released_while_the_groups_coordinator_takes_no_commit(
+    kafka_settings: KafkaSettings, tmp_path: Path
+) -> None:
+    region = Region(kafka_settings, tmp_path)
+    future_ms = time.time_ns() // 1_000_000 + 600_000
+    region.write(opened("done", deadline_ms=future_ms), fence("done"), frame(Row("done", 1, ["Done"], finish="stop")))
+    region.write(opened("r1", deadline_ms=future_ms), fence("r1"))
+    with region.process("tests.processes.without_coordinator"):
+        until(lambda: region.text("done") == "Done", "the first answer")
+        tokens = [f" {number}" for number in range(20)]
+        for number, token in enumerate(tokens, 1):
+            region.write(frame(Row("r1", number, [token])))
+            until(partial(region.says, "r1", "".join(tokens[:number])), f"token {number}")
+        given_up = (tmp_path / "output.log").read_text().count("does not answer")
+    assert given_up < len(tokens) / 2, "not every token waited until a commit was given up"
 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:

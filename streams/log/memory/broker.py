@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streams.log.memory.faults import Fault, FaultScript
 from streams.log.port import Committed, Headers, LogError, LogRecord, TopicPartition
@@ -39,6 +39,13 @@ class Group:
     committed: dict[TopicPartition, Committed] = field(default_factory=dict)
 
 
+class _Commit(NamedTuple):
+    group: Group
+    generation: int
+    positions: dict[TopicPartition, Committed]
+    outcome: Future[None]
+
+
 class MemoryBroker:
     """What the clients of one log in memory share."""
 
@@ -48,7 +55,7 @@ class MemoryBroker:
         self._topics: dict[str, list[StoredPartition]] = {}
         self._groups: dict[str, Group] = {}
         self._coordinator_is_away = False
-        self._commits: deque[tuple[Group, dict[TopicPartition, Committed], Future[None]]] = deque()
+        self._commits: deque[_Commit] = deque()
         self.script = FaultScript(faults)
 
     def create_topic(self, name: str, partitions: int) -> None:
@@ -93,7 +100,7 @@ class MemoryBroker:
 
     def commit(self, group: Group, committed: dict[TopicPartition, Committed]) -> Future[None]:
         outcome: Future[None] = Future()
-        self._commits.append((group, committed, outcome))
+        self._commits.append(_Commit(group, group.generation, committed, outcome))
         if not self._coordinator_is_away:
             self.coordinator_returns()
         return outcome
@@ -103,13 +110,19 @@ class MemoryBroker:
         self._coordinator_is_away = True
 
     def coordinator_returns(self) -> None:
-        """It makes the commits that waited for it, in order, but for those that were cancelled."""
+        """It makes the commits that waited for it, in order, but for those that were cancelled, and refuses those that
+        a balance came after.
+        """
         self._coordinator_is_away = False
         while self._commits:
-            group, committed, outcome = self._commits.popleft()
-            if outcome.set_running_or_notify_cancel():
-                group.committed.update(committed)
-                outcome.set_result(None)
+            group, generation, positions, outcome = self._commits.popleft()
+            if not outcome.set_running_or_notify_cancel():
+                continue
+            if generation != group.generation:
+                outcome.set_exception(LogError("commit: a balance began", retriable=True))
+                continue
+            group.committed.update(positions)
+            outcome.set_result(None)
 
     def partition_count(self, topic: str) -> int:
         """0 when there is no such topic."""

@@ -2,6 +2,7 @@
 response is what the rule of the accepted prefix says of the log, once."""
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -44,6 +45,9 @@ class WithoutParking:
 
     def commit(self, offsets: Mapping[TopicPartition, int], *, metadata: object = None) -> None:
         self._consumer.commit(offsets)
+
+    def start_commit(self, offsets: Mapping[TopicPartition, int], *, metadata: object = None) -> Future[None]:
+        return self._consumer.start_commit(offsets)
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         return (0, 0) if partition.topic == TOPICS.parked.name else self._consumer.watermarks(partition)
@@ -163,6 +167,13 @@ class ParkingMachine(RuleBasedStateMachine):
             if not producer._crashed:
                 producer.poll()
 
+    @rule(leaves=st.booleans())
+    def coordinator(self, leaves: bool) -> None:
+        if leaves:
+            self.world.log.coordinator_leaves()
+        else:
+            self.world.log.coordinator_returns()
+
     @rule(at=st.integers(0, 4))
     def open(self, at: int) -> None:
         """Also again, as admission does when its acknowledgement was lost."""
@@ -197,6 +208,7 @@ class ParkingMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.log.script.clear()
+        world.log.coordinator_returns()
         for at in range(len(self.members)):
             self.thaw(at)
         self.run_all(500)

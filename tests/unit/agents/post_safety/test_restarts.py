@@ -1,16 +1,16 @@
 """Commits, rebuilds and faults: whoever reads the log again decides alike, and nobody sees a difference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.post_safety.process import COMMIT_DELAY_MS, COMMIT_EVERY_MS, DeliveryFailed
+from agents.post_safety.process import COMMIT_EVERY_MS, DeliveryFailed
 from schemas.control import AttemptVoid
 from schemas.endings import EndingCode
 from streams.log.memory import Fault, FaultKind
-from streams.log.port import LogRecord
+from streams.log.port import LogError, LogRecord, TopicPartition
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
     DEADLINE_MS,
@@ -98,23 +98,66 @@ def test_a_halt_that_stands_in_the_log_is_not_written_again() -> None:
     assert world.answer("r1").terminal.code is EndingCode.SAFETY_HALTED
 
 
-def test_commits_wait_for_a_quiet_moment_but_not_for_ever() -> None:
+def test_commits_wait_for_no_quiet_moment() -> None:
     world = World()
     plain_answer(world)
     member = Member(world)
+    committed = []
+    for _ in range(4 * COMMIT_EVERY_MS // 10):
+        world.write(frame(Row("elsewhere", 1, ["x"])))
+        member.run(10)
+        committed.append(world.committed() or 0)
+    assert len(set(committed)) > 3
 
-    def run_under_load(ms: int) -> None:
-        for _ in range(ms // 10):
-            world.write(frame(Row("elsewhere", 1, ["x"])))
-            member.run(10)
 
-    run_under_load(1_500)
-    assert world.committed() is None, "every step had something to read"
-    member.run(10)
-    first = world.committed()
-    assert first is not None
-    run_under_load(COMMIT_EVERY_MS + COMMIT_DELAY_MS + 100)
-    assert (world.committed() or 0) > first
+def test_no_token_waits_for_a_coordinator_that_is_away_and_one_commit_at_most_is_open() -> None:
+    world = World()
+    plain_answer(world)
+    world.write(opened("open"), fence("open"))
+    member = Member(world)
+    world.log.coordinator_leaves()
+
+    def wait_for_it(offsets: Mapping[TopicPartition, int], *, metadata: Mapping[TopicPartition, str]) -> None:
+        world.now_ms += 5_000
+        raise LogError("no coordinator", retriable=True)
+
+    member.generated.commit = wait_for_it  # type: ignore[method-assign, assignment]
+    for number in range(1, 120):
+        world.write(frame(Row("open", number, ["x"])))
+        written_ms = world.now_ms
+        while len(world.answer("open").tokens) < number:
+            member.run(20)
+            assert world.now_ms - written_ms < 100
+        member.run(80)
+        assert sum(not commit.outcome.done() for commit in world.log._commits) <= 1
+    assert world.committed() is None
+    del member.generated.commit
+    world.log.coordinator_returns()
+    member.run()
+    assert world.committed() == 5
+
+
+def test_a_commit_that_is_made_when_its_partition_is_anothers_changes_nothing_here() -> None:
+    """The coordinator is away when it is begun; then the partition goes, and comes back."""
+    world = World(settings=PostSafetySettings(park_after_ms=100))
+    world.write(opened("waits"), partition=1)
+    first = Member(world, "one")
+    first.run(50)
+    world.log.coordinator_leaves()
+    first.run(1_000)
+    second = Member(world, "two")
+    for _ in range(5):
+        first.run(10)
+        second.run(10)
+    world.log.coordinator_returns()
+    second.process.close()
+    first.run()
+    world.write(fence("waits"), frame(Row("waits", 1, ["Now"], finish="stop")), partition=1)
+    first.run()
+    assert world.answer("waits").text == "Now"
+    first.kill()
+    first.run()
+    assert (first.distrusted, world.committed(1)) == (0, 3)
 
 
 def test_a_delivery_that_fails_ends_the_process_and_the_rebuild_repairs_it() -> None:

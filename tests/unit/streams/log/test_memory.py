@@ -106,6 +106,19 @@ def test_a_coordinator_that_is_away_leaves_commits_undecided_and_makes_them_when
     assert (log.committed("g", PLACE), begun[0].done()) == (Committed(2), True)
 
 
+def test_a_commit_that_waits_for_the_coordinator_is_refused_when_a_balance_comes_first() -> None:
+    log = log_with(records=3)
+    consumer = joined(log, "c")
+    assert offsets(consumer.poll(10, 0)) == [0, 1, 2]
+    log.coordinator_leaves()
+    begun = consumer.start_commit({PLACE: 1})
+    joined(log, "other")
+    log.coordinator_returns()
+    with pytest.raises(LogError, match="balance"):
+        begun.result()
+    assert log.committed("g", PLACE) == Committed(None)
+
+
 def test_duplicates_are_stored_twice_by_a_producer_and_handed_out_twice_by_a_consumer() -> None:
     log = log_with(Fault(FaultKind.DUPLICATE, "p", at=2), Fault(FaultKind.DUPLICATE, "c", at=1))
     producer = log.producer("p")
