@@ -11,6 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from schemas.responses import Started
 from schemas.websocket import Delta, TerminalMessage
+from streams.clocks import monotonic_ms
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
@@ -18,6 +19,7 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import HistoryUnavailable, RedisHistory
+from streams.log.port import TopicPartition
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, release, started, terminal, until
 from tests.unit.streams.gateway.hub_stories import ACME, R, flush, hub
 from tests.unit.streams.gateway.replays import entry, http, span, text_after
@@ -182,32 +184,61 @@ async def test_a_socket_that_waits_for_history_gets_each_token_once(
     assert [first for first, _, _ in heard] == [after + 1, *(last + 1 for _, last, _ in heard[:-1])]
 
 
+class StaleReads:
+    """What history says is as old as the question; it says it once the test lets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
+        read = RedisHistory.read
+
+        async def answer_late(*arguments: Any, **options: Any) -> Replay:
+            replay = await read(*arguments, **options)
+            self.has_read.set()
+            await self.may_answer.wait()
+            return replay
+
+        monkeypatch.setattr(RedisHistory, "read", answer_late)
+
+
 async def test_who_comes_back_while_its_response_ends_and_leaves_memory_is_told_the_end(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What history said before is of a running response, which nobody will ever speak of again."""
     response_id = stack.settings.response_ids.mint(0)
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
-    read, may_answer, has_read = RedisHistory.read, asyncio.Event(), asyncio.Event()
-
-    async def answer_late(*arguments: Any, **options: Any) -> Replay:
-        replay = await read(*arguments, **options)
-        has_read.set()
-        await may_answer.wait()
-        return replay
-
-    monkeypatch.setattr(RedisHistory, "read", answer_late)
+    reads = StaleReads(monkeypatch)
     back = asyncio.ensure_future(text_after(stack, response_id, 1))
     async with asyncio.timeout(20):
-        await has_read.wait()
+        await reads.has_read.wait()
         stack.pipeline.write(response_id, release(response_id, ACME, 3, ["c"]))
         stack.pipeline.write(response_id, terminal(response_id, ACME, 4))
         hub = stack.runtime.hub
         await until(lambda: hub.has_ended(response_id) and hub.get(response_id) is None, "it has left memory")
-        may_answer.set()
+        reads.may_answer.set()
         answer = await back
     assert [f'"{text}"' in answer["text"] for text in ("abc", "bc")] == [False, True]
     assert "[DONE]" in answer["text"]
     async with http(stack) as client:
         whole = (await client.get(f"/v1/responses/{response_id}")).json()
     assert (whole["status"], whole["output_text"]) == ("completed", "abc")
+
+
+async def test_who_comes_back_while_another_gateway_reads_the_rest_is_told_it(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition was away before history has answered, and nothing of the response is left to read here."""
+    response_id = stack.settings.response_ids.mint(0)
+    pump, history = stack.runtime.pump, stack.runtime.gateway._history
+    await history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
+    reads = StaleReads(monkeypatch)
+    back = asyncio.ensure_future(text_after(stack, response_id, 1))
+    async with asyncio.timeout(20):
+        await reads.has_read.wait()
+        source = TopicPartition(stack.settings.topics.responses.name, 0)
+        pump.revoked([source], monotonic_ms())
+        await history.append([entry(response_id, span(3, "c"), end=4)])
+        await pump.assigned([source], monotonic_ms())
+        reads.may_answer.set()
+        answer = await back
+    assert '"bc"' in answer["text"]
+    assert "[DONE]" in answer["text"]
