@@ -119,7 +119,7 @@ def _recovery(
     """While it gets on, nothing else is expected to."""
     return Recovery(
         quota, directory, new_reader, settings.topics.generated.name, RECOVERY_PATIENCE_S, now_ms,
-        on_progress=lambda: excuses.hold("", 2 * RECOVERY_PATIENCE_S), on_end=lambda: excuses.hold("", 0.0),
+        on_progress=lambda: excuses.hold("", 2 * RECOVERY_PATIENCE_S), on_end=lambda: excuses.end(""),
     )  # fmt: skip
 
 

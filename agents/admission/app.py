@@ -64,6 +64,7 @@ class Binding:
     """One agent: what it reads and what it does with a record.
 
     `per_second`: how many it begins; whoever `enter` tells apart takes turns, as far as the agent looks ahead.
+    `on_hold` is told that the topic's records wait for these; after another `generation` nobody begins any more.
     """
 
     name: str

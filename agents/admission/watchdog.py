@@ -67,10 +67,17 @@ class Excuses:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._until: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def hold(self, topic: str, for_s: float) -> None:
-        """`topic` empty: every topic."""
-        self._until[topic] = self._clock_s() + for_s
+        """`topic` empty: every topic. Of several that wait, the longest counts."""
+        with self._lock:
+            self._until[topic] = max(self._until.get(topic, 0.0), self._clock_s() + for_s)
+
+    def end(self, topic: str) -> None:
+        """Nobody waits there any more."""
+        with self._lock:
+            self._until.pop(topic, None)
 
     def excused(self, topic: str) -> bool:
         now_s = self._clock_s()

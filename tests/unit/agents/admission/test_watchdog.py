@@ -62,6 +62,17 @@ def test_an_excuse_holds_for_its_topic_and_its_time() -> None:
     assert excuses.excused("requests")
 
 
+def test_who_waits_for_a_moment_ends_no_longer_wait_of_another() -> None:
+    now = [0.0]
+    excuses = Excuses(lambda: now[0])
+    excuses.hold("aside", 60)
+    excuses.hold("aside", 2.5)
+    now[0] = 59
+    assert excuses.excused("aside")
+    excuses.end("aside")
+    assert not excuses.excused("aside")
+
+
 def test_the_watchdog_asks_the_broker_and_speaks_once() -> None:
     log = MemoryLog()
     log.create_topic("requests", 2)
