@@ -170,6 +170,9 @@ async def _when_there_is_room(
             return Refused(Origin.of(request), DEADLINE_PASSED)
         case Finished():
             return stands
+        case Reserved() | Decided():
+            # Delivered again: somebody may be answering it already, so it is not refused for now.
+            return await services.long_prompts.in_turn(tenant_id, weight, work)
     place = services.long_prompts.place(tenant_id, len(request.encode()))
     if place is None:
         return Refused(Origin.of(request), TOO_MANY_LONG)

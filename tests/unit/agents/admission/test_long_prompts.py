@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,17 @@ async def test_a_long_prompt_that_comes_again_meets_its_first_outcome(world: Wor
         await world.pipeline.handle_request(record)
     assert {place.partition for place, _ in world.log.of(Opened, "local.generated")} == {5}
     assert not world.log.endings, "the rate has no room for it now, and need not have"
+
+
+async def test_a_long_prompt_that_was_routed_is_not_ended_for_want_of_a_place(world: World) -> None:
+    record = world.record(world.request("w" * LONG_CHARS))
+    full = LongPrompts(in_flight=0)
+    assert full.place("acme", 1) is not None
+    assert full.place("acme", 1) is None
+    await world.pipeline.handle_request(record)
+    await replace(world.pipeline, services=replace(world.services, long_prompts=full)).handle_request(record)
+    assert len(world.log.of(Opened, "local.generated")) == 2, "as after a crash before its acknowledgement"
+    assert not world.log.endings
 
 
 async def test_tenants_share_the_threads_by_the_length_of_their_texts() -> None:
