@@ -218,7 +218,11 @@ class TenantShareSettings(_Section):
     )
     connections: int = Field(default=10_000, ge=1, description="Requests and WebSockets served at once.")
     open_responses: int = Field(default=10_000, ge=1)
-    body_bytes: int = Field(default=268_435_456, ge=1_024, description="Of bodies that are being read at once.")
+    body_bytes: int = Field(
+        default=268_435_456,
+        ge=1_024,
+        description="Of memory for bodies until they are stored, and what is made of them.",
+    )
 
 
 class GatewaySettings(_Section):

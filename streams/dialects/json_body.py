@@ -15,6 +15,12 @@ MAX_VALUES = 200_000
 """Objects, arrays, strings, numbers: more than any chat needs that fits a body, which could hold millions."""
 MAX_KEYS = 2_048
 """Of one object."""
+EXACT_VALUES = 4_096
+"""Of which so many seem to be, they are counted again without what stands in texts."""
+PARSED_BYTES = 2_048
+VALUE_BYTES = 96
+NAME_BYTES = 128
+"""Of memory, with its part of the object's table; what their texts take comes to it."""
 _PLAIN_STRING = re.compile(r'"[^"]*(?:"|\Z)')
 """Without escapes. One that nobody closes ends with the text."""
 
@@ -22,6 +28,19 @@ _PLAIN_STRING = re.compile(r'"[^"]*(?:"|\Z)')
 def is_large(raw: bytes | str) -> bool:
     """Whether `raw`, and what a dialect makes of it, takes too long for an event loop that has streams to serve."""
     return len(raw) > LARGE_CHARS or _separators(raw) > LARGE_VALUES
+
+
+def parsed_bytes(raw: bytes | str) -> int:
+    """How much memory is taken by what `parse_json_object` made of `raw`, at most: it may be thirty times its bytes."""
+    text = raw if isinstance(raw, str) else raw.decode()
+    size_bytes = len(text)
+    if not text.isascii() or "\\u" in text:
+        # One character makes all of its text as wide as itself, and what is no ASCII keeps its UTF-8 beside it.
+        size_bytes *= 8
+    if _separators(text) > EXACT_VALUES:
+        text = _PLAIN_STRING.sub("0", _without_escapes(text))
+    values = 1 + _separators(text) - text.count("{}") - text.count("[]")
+    return PARSED_BYTES + size_bytes + values * VALUE_BYTES + text.count(":") * NAME_BYTES
 
 
 def parse_json_object(raw: bytes | str) -> dict[str, Any]:
@@ -64,10 +83,14 @@ def _has_too_many_values(text: str) -> bool:
     """Found before anything is made of them."""
     if len(text) <= MAX_VALUES or _separators(text) <= MAX_VALUES:
         return False
-    plain = text.replace("\\\\", "").replace('\\"', "")
+    plain = _without_escapes(text)
     if plain.count('"') > 4 * (MAX_VALUES + 1):
         return True  # No more than two strings are one value, with its name.
-    return _separators(_PLAIN_STRING.sub("", plain)) > MAX_VALUES
+    return _separators(_PLAIN_STRING.sub("0", plain)) > MAX_VALUES
+
+
+def _without_escapes(text: str) -> str:
+    return text.replace("\\\\", "").replace('\\"', "")
 
 
 def _refuse(why: str) -> NoReturn:

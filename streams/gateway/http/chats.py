@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
-from streams.dialects.json_body import is_large, parse_json_object
+from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import ChatRequest
 from streams.dialects.openai_chat import parse_chat_request
 from streams.dialects.openai_completion import completion_object
@@ -86,8 +86,8 @@ class ChatApi:
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._settings.max_body_bytes, held)
-            chat = await self._gateway.parsing(
-                tenant_id, lambda: parse_chat_request(parse_json_object(body)), is_large=is_large(body)
+            chat = await self._gateway.understood(
+                tenant_id, body, held, lambda: parse_chat_request(parse_json_object(body))
             )
             response_id, follower = await self._gateway.submit(
                 principal, chat, traceparent=traceparent_of(request.headers)

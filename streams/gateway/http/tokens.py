@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from schemas.endings import EndingCode
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.chat_tokenizer import ChatTokenizer
-from streams.dialects.json_body import is_large, parse_json_object
+from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_error import overflow_message
 from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
@@ -83,8 +83,8 @@ class TokenApi:
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
-            asked = await self._gateway.parsing(
-                tenant_id, lambda: parse_tokenise(parse_json_object(body)), is_large=is_large(body)
+            asked = await self._gateway.understood(
+                tenant_id, body, held, lambda: parse_tokenise(parse_json_object(body))
             )
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
             longest = max(MIN_LONGEST_CHARS, model.context_window * CHARS_PER_TOKEN_AT_MOST)
@@ -99,8 +99,8 @@ class TokenApi:
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
-            asked = await self._gateway.parsing(
-                tenant_id, lambda: parse_detokenise(parse_json_object(body)), is_large=is_large(body)
+            asked = await self._gateway.understood(
+                tenant_id, body, held, lambda: parse_detokenise(parse_json_object(body))
             )
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
             if len(asked.token_ids) > model.context_window:

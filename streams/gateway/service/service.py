@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from streams.clocks import monotonic_ms
+from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import ChatRequest
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
@@ -24,7 +25,7 @@ from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Send
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.viewing import Viewing
-from streams.gateway.tenant_shares import TenantShares
+from streams.gateway.tenant_shares import BodyHold, TenantShares
 from streams.settings import Settings
 
 MEETINGS_AT_ONCE = 256
@@ -77,6 +78,17 @@ class Gateway:
     async def parsing(self, tenant_id: str, parse: Callable[[], _Parsed], *, is_large: bool) -> _Parsed:
         """See `Parsers.parse`."""
         return await self._parsers.parse(tenant_id, parse, is_large=is_large)
+
+    async def understood(self, tenant_id: str, raw: bytes, held: BodyHold, parse: Callable[[], _Parsed]) -> _Parsed:
+        """What `parse` makes of a body, in its turn if it is large; its memory is added to what is `held`.
+
+        Raises what `parse` raises, and ApiError 429 and 503.
+        """
+        parsed, size_bytes = await self._parsers.parse(
+            tenant_id, lambda: (parse(), parsed_bytes(raw)), is_large=is_large(raw)
+        )
+        held.grow(size_bytes)
+        return parsed
 
     async def submit(self, principal: Principal, chat: ChatRequest, *, traceparent: str = "") -> tuple[str, Follower]:
         """See `Acceptance.submit`. Raises ApiError 503 also when this gateway is not ready."""

@@ -7,7 +7,7 @@ does not take what is written: then neither messages nor pongs can pile up, and 
 import asyncio
 from asyncio.transports import BaseTransport
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import PayloadTooBig
@@ -42,6 +42,19 @@ def text_frame(payload: bytes) -> bytes:
     if length < _MEDIUM:
         return b"\x81\x7e%b%b" % (length.to_bytes(2, "big"), payload)
     return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), payload)
+
+
+class Frames(Protocol):
+    """A connection as a socket's session knows it: it takes frames made beforehand."""
+
+    @property
+    def takes_frames(self) -> bool: ...
+
+    def write_frame(self, frame: bytes) -> None: ...
+
+    def admit(self) -> None: ...
+
+    def account_to(self, hold: Callable[[int], bool], spend: Callable[[float], bool]) -> None: ...
 
 
 class StreamProtocol(Lingering, WebSocketsSansIOProtocol):

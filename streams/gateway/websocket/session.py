@@ -6,10 +6,10 @@ finds its deltas joined into larger ones; what it has not read costs the gateway
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from pydantic import BaseModel
@@ -32,7 +32,7 @@ from schemas.websocket import (
     StartedMessage,
 )
 from streams.clocks import monotonic_ms
-from streams.dialects.json_body import is_large
+from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chat import parse_chat_request
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
@@ -44,9 +44,10 @@ from streams.gateway.places import Place
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway
-from streams.gateway.tenant_shares import SmallMessages
+from streams.gateway.tenant_shares import BodyHold, SmallMessages
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.client_messages import MessageError, echoed_name, read_message
+from streams.gateway.websocket.protocol import Frames
 from streams.gateway.websocket.refusal import code_of, invalid, refusal
 from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.watched import Watched, terminal_message
@@ -58,19 +59,6 @@ MAX_ERRORS = 20
 CLOSE_TIMEOUT_S = 5.0
 
 _log = structlog.get_logger()
-
-
-class Frames(Protocol):
-    """The connection under the socket, where it takes frames made beforehand (`protocol.py`)."""
-
-    @property
-    def takes_frames(self) -> bool: ...
-
-    def write_frame(self, frame: bytes) -> None: ...
-
-    def admit(self) -> None: ...
-
-    def account_to(self, hold: Callable[[int], bool], spend: Callable[[float], bool]) -> None: ...
 
 
 class Socket:
@@ -104,7 +92,7 @@ class Socket:
         self._refused_asks = RefusedAsks()
         self._small_messages: SmallMessages | None = None
         """Of a socket whose key is known."""
-        self._message_chars, self._message_is_large = 0, False
+        self._message_is_large = False
         self._closing: Closing | None = None
         self._writer: asyncio.Task[None] | None = None
         self._send_began_s: float | None = None
@@ -131,34 +119,39 @@ class Socket:
     # Reading
 
     async def _read(self, api_key: str | None) -> None:
-        if api_key is None:
-            try:
-                async with asyncio.timeout(AUTH_TIMEOUT_S):
-                    message = await self._next_message()
-            except TimeoutError:
-                return self._close(CloseReason.AUTH_TIMEOUT)
-            if message is None:
-                return None
-            api_key = message.api_key if isinstance(message, AuthMessage) else ""
+        if api_key is None and (api_key := await self._told_key()) is None:
+            return None
         if (principal := self._authenticate(api_key)) is None:
             return None
+        tenant_id = principal.tenant.tenant_id
         with ExitStack() as share:
             try:
                 if self._place is not None:
                     self._place.admit()
-                share.enter_context(self._gateway.shares.connection(principal.tenant.tenant_id))
+                share.enter_context(self._gateway.shares.connection(tenant_id))
             except ApiError as error:
                 return self._close(CloseReason(error.code))
-            held = share.enter_context(self._gateway.shares.body(principal.tenant.tenant_id))
-            self._small_messages = self._gateway.shares.small_messages(principal.tenant.tenant_id)
+            held = share.enter_context(self._gateway.shares.body(tenant_id))
+            self._small_messages = self._gateway.shares.small_messages(tenant_id)
             if self._frames is not None:
                 self._frames.admit()
                 self._frames.account_to(held.set, self._small_messages.spend)
-            while self._closing is None and (message := await self._next_message()) is not None:
-                await self._room.wait()
-                # A socket may outlive its key.
-                if (known := self._authenticate(api_key)) is not None:
-                    self._understand(known, message)
+            while await self._take_message(api_key, tenant_id):
+                pass
+        return None
+
+    async def _told_key(self) -> str | None:
+        """By the first message that is one, in time. None once the socket is closing or gone."""
+        try:
+            async with asyncio.timeout(AUTH_TIMEOUT_S):
+                while (text := await self._next_text()) is not None:
+                    # Strangers share the turns and the memory of one tenant.
+                    with self._gateway.shares.body("") as held:
+                        message = await self._understood(text, "", held)
+                    if message is not None:
+                        return message.api_key if isinstance(message, AuthMessage) else ""
+        except TimeoutError:
+            self._close(CloseReason.AUTH_TIMEOUT)
         return None
 
     def _authenticate(self, api_key: str | None) -> Principal | None:
@@ -170,30 +163,54 @@ class Socket:
             return None
         return self._principal
 
-    async def _next_message(self) -> ClientMessage | None:
-        """None once the socket is closing or gone."""
-        while self._closing is None:
-            event = await self._receive()
-            if event["type"] == "websocket.disconnect":
-                return None
-            if (text := event.get("text")) is None:
-                self._close(CloseReason.NOT_TEXT)
-                return None
-            self._message_chars, self._message_is_large = len(text), is_large(text)
-            # Strangers share the turns of one tenant.
-            tenant_id = "" if self._principal is None else self._principal.tenant.tenant_id
-            try:
-                return await self._gateway.parsing(
-                    tenant_id, partial(read_message, text), is_large=self._message_is_large
-                )
-            except MessageError as error:
-                self._refuse(error, request_id=error.request_id)
-            except (RequestError, ApiError) as error:
-                self._refuse(error)
-            self._errors += 1
-            if self._errors >= MAX_ERRORS:
-                self._close(CloseReason.TOO_MANY_ERRORS)
+    async def _take_message(self, api_key: str, tenant_id: str) -> bool:
+        """False once the socket is closing or gone. Nothing of a message is kept here while the next is waited for."""
+        if (text := await self._next_text()) is None:
+            return False
+        with ExitStack() as share:
+            held = share.enter_context(self._gateway.shares.body(tenant_id))
+            message = await self._understood(text, tenant_id, held)
             await self._room.wait()
+            # A socket may outlive its key.
+            if message is not None and (known := self._authenticate(api_key)) is not None:
+                self._do(known, message, share)
+        return True
+
+    async def _next_text(self) -> str | None:
+        """None once the socket is closing or gone."""
+        if self._closing is not None:
+            return None
+        event = await self._receive()
+        if event["type"] == "websocket.disconnect":
+            return None
+        text: str | None = event.get("text")
+        if text is None:
+            self._close(CloseReason.NOT_TEXT)
+        return text
+
+    async def _understood(self, text: str, tenant_id: str, held: BodyHold) -> ClientMessage | None:
+        """None, and the client is told, where it is no message or takes more memory than its tenant has."""
+        self._message_is_large = is_large(text)
+        request_id = None
+        try:
+            message, size_bytes = await self._gateway.parsing(
+                tenant_id, lambda: (read_message(text), parsed_bytes(text)), is_large=self._message_is_large
+            )
+            request_id = message.request_id if isinstance(message, RequestMessage) else None
+            held.grow(size_bytes)
+        except MessageError as error:
+            self._refuse(error, request_id=error.request_id)
+        except RequestError as error:
+            self._refuse(error)
+        except ApiError as error:
+            self._refuse(error, request_id=request_id)
+            self._may_cost_time()
+            return None
+        else:
+            return message
+        self._errors += 1
+        if self._errors >= MAX_ERRORS:
+            self._close(CloseReason.TOO_MANY_ERRORS)
         return None
 
     def _may_ask(self, principal: Principal, message: ClientMessage) -> bool:
@@ -218,7 +235,8 @@ class Socket:
             self._close(CloseReason.RATE_LIMITED_MESSAGES)
         return may_cost
 
-    def _understand(self, principal: Principal, message: ClientMessage) -> None:
+    def _do(self, principal: Principal, message: ClientMessage, share: ExitStack) -> None:
+        """A request keeps the `share` of the message's memory until it is stored."""
         if not self._may_ask(principal, message):
             return
         match message:
@@ -229,7 +247,8 @@ class Socket:
                     self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
                 else:
                     self._requests.add(request_id)
-                    self._start(self._request(principal, message, self._message_chars, large=self._message_is_large))
+                    work = self._request(principal, message, large=self._message_is_large)
+                    self._start(work, share.pop_all())
             case ResumeMessage(response_id=response_id):
                 if response_id in self._watched:
                     error = invalid("The response is on this socket already.", "response_id")
@@ -251,17 +270,14 @@ class Socket:
                 error = RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
                 self._refuse(error, echoed_name(message, "request_id"), echoed_name(message, "response_id"))
 
-    async def _request(self, principal: Principal, message: RequestMessage, chars: int, *, large: bool) -> None:
+    async def _request(self, principal: Principal, message: RequestMessage, *, large: bool) -> None:
         request_id = message.request_id
         try:
             if message.body.get("stream", True) is not True:
                 raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
-            tenant_id = principal.tenant.tenant_id
-            with self._gateway.shares.body(tenant_id) as held:
-                held.grow(chars)
-                parse = partial(parse_chat_request, {**message.body, "stream": True})
-                chat = await self._gateway.parsing(tenant_id, parse, is_large=large)
-                response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
+            parse = partial(parse_chat_request, {**message.body, "stream": True})
+            chat = await self._gateway.parsing(principal.tenant.tenant_id, parse, is_large=large)
+            response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
             self._refuse(error, request_id)
@@ -305,9 +321,11 @@ class Socket:
         except ApiError as error:
             self._refuse_ask(error, message)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], share: ExitStack | None = None) -> None:
         task = asyncio.ensure_future(work)
         self._work.add(task)
+        if share is not None:
+            task.add_done_callback(lambda _: share.close())
         task.add_done_callback(self._worked)
         if len(self._work) >= MAX_QUEUED_MESSAGES:
             self._room.clear()

@@ -76,7 +76,7 @@ class Turns:
         (masked(PONG, b"") * FLOOD, StreamProtocol, "handle_pong", FRAMES_A_TURN),
         (masked(TEXT, b"", fin=False) + masked(MORE, b"", fin=False) * 16_000, StreamProtocol, "handle_cont",
          FRAMES_A_TURN),
-        (message(type="ping") * FLOOD, Socket, "_understand", 1),
+        (message(type="ping") * FLOOD, Socket, "_do", 1),
     ],
     ids=["pings", "pongs", "fragments", "messages"],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """No tenant can spend another's share of a gateway: every case, on real sockets, with another tenant beside."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections import Counter
@@ -14,9 +15,14 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from schemas.base import Scope
+from schemas.websocket import EditMessage, RequestMessage
 from streams.dialects.json_body import parse_json_object
+from streams.dialects.neutral import ChatRequest
+from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.http.usage_reader import UsagePage
+from streams.gateway.service.acceptance import Acceptance
+from streams.gateway.service.keys import Principal
 from streams.gateway.tenant_shares import BURST_S, Bucket
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
@@ -221,6 +227,68 @@ async def test_memory_of_messages_that_never_end(redis_url: str, way: str) -> No
         await other_tenant_is_answered(stack)
         first.transport.abort()
         await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
+
+
+DENSE = {"model": "small", "messages": [{"role": "user", "content": "a"}] * 250}
+"""8 KB that become more than 100 KB of objects."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", DENSE), ("/tokenize", DENSE), ("/detokenize", {"model": "small", "tokens": [1] * 2_000})],
+    ids=["chat", "tokenize", "detokenize"],
+)
+async def test_memory_of_what_is_made_of_bodies(redis_url: str, path: str, body: dict[str, Any]) -> None:
+    async with shared(redis_url, body_bytes=100_000) as stack, client(stack) as http:
+        is_refused(await http.post(path, json=body), "rate_limited_bytes")
+        assert stack.runtime.gateway.shares.body_bytes("acme") == 0
+        await other_tenant_is_answered(stack)
+
+
+async def test_memory_of_messages_until_they_are_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, goes_on = Acceptance.submit, asyncio.Event()
+
+    async def late(self: Acceptance, principal: Principal, chat: ChatRequest, **fields: Any) -> tuple[str, Follower]:
+        if principal.tenant.tenant_id == "acme":
+            await goes_on.wait()
+        return await submit(self, principal, chat, **fields)
+
+    monkeypatch.setattr(Acceptance, "submit", late)
+    async with shared(redis_url, body_bytes=400_000) as stack, dial(stack) as socket:
+        for number in range(3):
+            await socket.send(json.dumps({"type": "request", "request_id": f"r{number}", "body": DENSE}))
+        refused = await hear(socket)
+        assert (refused["error"]["code"], refused["request_id"]) == ("rate_limited_bytes", "r2")
+        assert refused["retry_after_ms"] >= 1_000
+        assert stack.runtime.gateway.shares.body_bytes("acme") > 200_000
+        await other_tenant_is_answered(stack)
+        goes_on.set()
+        assert {(await hear(socket))["request_id"] for _ in range(2)} == {"r0", "r1"}
+        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ({"type": "request", "request_id": "r", "body": {"messages": ["\u0101"] * 10_000}}, "error"),
+        ({"type": "request", "request_id": "", "body": {"messages": ["\u0101"] * 10_000}}, "error"),
+        ({"type": "edit", "messages": ["\u0101"] * 10_000}, "error"),
+        ({"type": "request", "request_id": "r", "body": DENSE}, "accepted"),
+    ],
+    ids=["refused", "no message", "not offered", "accepted"],
+)
+async def test_an_idle_socket_holds_nothing_of_its_last_message(
+    stack: Stack, message: dict[str, Any], kind: str
+) -> None:
+    own = {id(each) for each in gc.get_objects() if type(each) is list}
+    async with dial(stack) as socket:
+        await socket.send(json.dumps(message))
+        assert (await hear(socket))["type"] == kind
+        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
+        gc.collect()
+        alive = gc.get_objects()
+    assert not [each for each in alive if type(each) in (RequestMessage, EditMessage)]
+    assert not [each for each in alive if type(each) is list and len(each) in (10_000, 250) and id(each) not in own]
 
 
 async def test_turns_at_parsing_large_bodies(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
