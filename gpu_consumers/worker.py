@@ -120,8 +120,8 @@ class Worker:
             asyncio.create_task(run(), name=run.__name__)
             for run in (
                 self._engine.keep_engine, self._engine.watch_engine, self._read_control, self._keep_time, self._beat,
-                self._claiming.keep_lease, self._claiming.ask_claims, self._reading_back.ask_read_backs,
-                self._commit_often,
+                self._claiming.keep_lease, self._claiming.ask_claims, self._claiming.tell_marks,
+                self._reading_back.ask_read_backs, self._commit_often,
             )
         ]  # fmt: skip
         lanes = asyncio.create_task(self._read_lanes(), name="_read_lanes")

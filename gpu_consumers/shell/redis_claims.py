@@ -5,12 +5,15 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, FinishClaim, ReleaseClaim
 from streams import redis_keys
 from streams.script_pipeline import Script, ScriptPipeline
+
+_log = structlog.get_logger()
 
 # KEYS: claim, own lease.
 # ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end.
@@ -105,7 +108,11 @@ class RedisClaims:
             return claim
         is_ours = claim.state == "expired" or ask.purpose != "look"
         if earlier.state == "leased" and is_ours:
-            await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, uncount=ask.purpose == "begin")])
+            try:
+                await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, uncount=ask.purpose == "begin")])
+            except ClaimsUnavailable as error:
+                # Who is told `leased` asks again, and gives it back then.
+                _log.warning("claims_unavailable", what="give way", error=str(error))
         elif earlier.state == "expired" and not is_ours:
             [taken] = await self._claim([replace(ask, purpose="take")])
             if taken is None or taken.state == "leased":

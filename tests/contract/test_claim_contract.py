@@ -201,6 +201,26 @@ async def test_what_a_worker_of_the_release_before_holds_is_left_to_it_while_it_
     assert await store.claim([ask]) == [Claim("leased", "att_last", ANY_MS, int(purpose == "begin"), 5)]
 
 
+async def test_a_claim_that_cannot_be_given_back_to_the_release_before_is_given_back_with_the_next_ask(
+    redis: Redis, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await claim_as_the_release_before(redis, region, "r", lease_ms=60_000)
+    store, other = claims(redis, region, "a/1"), claims(redis, region, "b/1")
+    ask = AskClaim("r", "att_new")
+    with monkeypatch.context() as broken:
+
+        async def fail(_marks: object) -> None:
+            raise ClaimsUnavailable("scripted")
+
+        broken.setattr(store, "release", fail)
+        assert await store.claim([ask]) == [Claim("leased", "att_old", ANY_MS)]
+    assert await store.claim([ask]) == [Claim("leased", "att_old", ANY_MS)]
+    await redis.delete(redis_keys.lease_of_the_release_before(region, "p", "old/1"))
+    [claim] = await other.claim([dataclasses.replace(ask, attempt_id="att_other")])
+    assert claim is not None
+    assert (claim.state, claim.begun) == ("expired", 0), "it is nobody's"
+
+
 async def test_what_ended_in_the_release_before_has_ended(redis: Redis, region: str) -> None:
     key = redis_keys.claim_of_the_release_before(region, "p", "r")
     await redis.hset(key, mapping={"incarnation": "", "attempt": "att_old", "finished": "1"})

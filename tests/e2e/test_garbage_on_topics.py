@@ -1,9 +1,13 @@
 """Garbage on any topic: kept with the reason by whoever reads it, while everybody else's traffic goes on."""
 
+from time import time_ns
+
 import pytest
 
 from deploy.local.runner import Stack
-from schemas.request import Lane
+from schemas.base import Scope
+from schemas.generated import Opened
+from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
 from tests.e2e.records import Place, dead_letter, find, job, put, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import TIMEOUT_S, body, gpu_work, http_client, is_scripted, outcomes, until_idle
@@ -78,6 +82,42 @@ def test_records_without_a_value_disturb_nobody(stack: Stack) -> None:
             dead_letter(stack, place, stage)
     with open_socket(stack) as socket:
         socket.until_ended(socket.ask("Still there?", max_tokens=3))
+    assert {record.name: record.restarts for record in stack.processes()} == restarts
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("prompt_token_ids", [1, -1]), ("prompt_token_ids", [2**32]), ("generated_partition", 10**6)]
+)
+def test_work_in_a_lane_that_nobody_can_do_ends_no_worker_and_its_response_ends(
+    stack: Stack, field: str, value: object
+) -> None:
+    """It is well formed, and whoever admitted it was mistaken."""
+    restarts = {record.name: record.restarts for record in stack.processes()}
+    topics, response_id = stack.plan.settings.topics, stack.plan.settings.response_ids.mint(0)
+    now_ms = time_ns() // 1_000_000
+    common = {
+        "response_id": response_id, "scope": Scope(tenant_id="demo"), "model": "sluice-tiny",
+        "requested_model": "default", "pool": "default", "lane": Lane.STANDARD, "max_tokens": 3,
+        "reply_to": ReplyTo(partition=0), "accepted_at_ms": now_ms, "admitted_at_ms": now_ms,
+        "deadline_ms": now_ms + 3_000,
+    }  # fmt: skip
+    opened = Opened.model_validate({**common, "lane_partition": 0, "prompt_tokens": 2, "reserved_tokens": 0})
+    place = put(stack, topics.generated.name, opened.encode(), key=response_id, partition=0)
+    work = AdmittedRequest.model_validate(
+        {
+            **common, "prompt_token_ids": [1, 2], "sampling": Sampling(), "generated_partition": 0,
+            "opened_offset": place.offset, field: value,
+        }
+    )  # fmt: skip
+    place = put(stack, topics.lane("default", Lane.STANDARD).name, work.encode(), key=response_id, partition=0)
+    letter = dead_letter(stack, place, "worker")
+    assert letter["reason"] == "invalid"
+    assert letter["detail"].startswith(field)
+    with open_socket(stack) as socket:
+        socket.until_ended(socket.ask("Still there?", max_tokens=3))
+    condition = f"response_id = '{response_id}'"
+    until(lambda: usage_rows(stack, condition), "post-safety has ended it", TIMEOUT_S, every_s=0.2)
+    assert [row["ending"] for row in usage_rows(stack, condition)] == ["deadline_exceeded"]
     assert {record.name: record.restarts for record in stack.processes()} == restarts
 
 
