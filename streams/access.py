@@ -1,4 +1,5 @@
-"""Who reads and writes what: one row per process, and one per tenant's producers. From it come the ACLs of a cluster.
+"""Who reads and writes what: one row per process, one per tenant's producers, one for who traces. From it come the
+ACLs of a cluster.
 
 Every name in it is of the table of topics, or a consumer group; nothing else says who may do what.
 """
@@ -133,6 +134,13 @@ def producer_role(topics: Topics, tenant_id: str) -> Role:
     )
 
 
+def tracer_role(topics: Topics) -> Role:
+    """Who asks where the time of a response went. It reads prompts and answers on the way, and writes nothing."""
+    lanes = (topics.lane(pool, lane) for pool in topics.pools for lane in LANES)
+    read = (topics.requests, topics.generated, topics.responses, topics.control, topics.usage, *lanes)
+    return Role("tracer", reads=tuple(topic.name for topic in read))
+
+
 def producer_role_name(tenant_id: str) -> str:
     return f"producer-{tenant_id}"
 
@@ -148,7 +156,8 @@ def results_of_all(topics: Topics) -> str:
 
 
 def roles(topics: Topics, tenants: Iterable[str]) -> list[Role]:
-    return [*process_roles(topics), *(producer_role(topics, tenant) for tenant in sorted(tenants))]
+    producers = (producer_role(topics, tenant) for tenant in sorted(tenants))
+    return [*process_roles(topics), tracer_role(topics), *producers]
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -41,10 +41,12 @@ def read_request(record: LogRecord, services: Services) -> Request | Refused:
     Refused (and a dead letter) if its gateway's clock is far from the broker's: the gateway has told its client that
     the request is accepted, so it must end. It may also be an old record, written again by somebody who could read it.
     """
+    read_at_ms = services.clock_ms()
     value = record.value or b""
     try:
         verify_request(services.request_secrets, record.topic, dict(record.headers), value)
         request = decode(Request, value)
+        request.stage_ms["admission"] = read_at_ms
     except Untrusted as error:
         raise Buried("untrusted", str(error)) from None
     except Undecodable as error:

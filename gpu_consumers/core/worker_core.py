@@ -93,6 +93,7 @@ class WorkerCore:
             raise Undecodable("invalid", "generated_partition: no such partition")
         prompt = _prompt_of(request)
         request.prompt_token_ids = []
+        request.stage_ms["taken"] = now_ms
         work = Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
         self._attempts.admit(work, now_ms)
 

@@ -212,7 +212,7 @@ class GatewayRuntime:
             if stream.viewed:
                 count = DeliveredCount(
                     response_id=stream.response_id, scope=stream.scope, delivered_tokens=stream.delivered_tokens,
-                    gateway_id=self._settings.gateway.gateway_id, stage_ms={"gateway": now_ms()},
+                    gateway_id=self._settings.gateway.gateway_id, stage_ms={**stream.stage_ms, "gateway": now_ms()},
                 )  # fmt: skip
                 try:
                     self._producer.produce(

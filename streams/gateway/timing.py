@@ -2,6 +2,7 @@
 
 import time
 
+from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.metrics import INTER_TOKEN_SAMPLE, GatewayMetrics
 
@@ -9,10 +10,11 @@ from streams.gateway.metrics import INTER_TOKEN_SAMPLE, GatewayMetrics
 class Timing:
     """Latencies of one viewer, in seconds; costs little per token."""
 
-    __slots__ = ("_count", "_last_s", "_metrics", "_seen")
+    __slots__ = ("_count", "_follower", "_last_s", "_metrics", "_seen")
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    def __init__(self, metrics: GatewayMetrics, follower: Follower) -> None:
         self._metrics = metrics
+        self._follower = follower
         self._count = 0
         self._last_s = 0.0
         self._seen = 0
@@ -21,7 +23,10 @@ class Timing:
         """Call as a span leaves for the socket."""
         if not self._count:
             if accepted_at_ms and span.first_sequence == 1:
-                self._metrics.first_token.observe(max(0.0, time.time() - accepted_at_ms / 1e3))
+                now_ms = time.time() * 1e3
+                self._metrics.first_token.observe(max(0.0, now_ms - accepted_at_ms) / 1e3)
+                if (viewer := self._follower.viewer) is not None:
+                    viewer.stream.stage_ms.setdefault("first_sent", int(now_ms))
             self._last_s, self._seen = time.monotonic(), span.sequence_number
         elif self._count % INTER_TOKEN_SAMPLE == 0:
             now_s = time.monotonic()

@@ -104,6 +104,37 @@ def test_a_question_in_sql_is_answered_and_a_wrong_one_explained(stack: Stack) -
     assert "Traceback" not in refused.stderr
 
 
+def test_a_trace_tells_each_step_of_an_answer_and_where_it_stands(stack: Stack) -> None:
+    answer = httpx.post(
+        f"{stack.gateway_url}/v1/chat/completions", json=body("Where does the time go?", stream=True, max_tokens=6),
+        headers={"authorization": f"Bearer {stack.api_key('demo')}"}, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    response_id = answer.headers["x-request-id"]
+    told: dict[str, Any] = {}
+
+    def is_whole() -> bool:
+        told.update(shown(stack, "trace", response_id))
+        return any(step["what"].startswith("delivered") for step in told["steps"])
+
+    until(is_whole, "what was delivered is counted", TIMEOUT_S)
+    assert (told["state"], told["tenant"], told["attempts"], told["tokens"]) == ("completed", "demo", 1, 6)
+    stored = {step["what"].split(" (")[0].split(":")[0] for step in told["steps"] if step["where"]}
+    assert stored >= {
+        "request stored", "opened", "put into its lane", "its client may know that it was admitted", "fence stored",
+        "first token stored", "last token stored", "first text released", "newest text released", "terminal stored",
+        "bill stored", "attempt accounted", "delivered tokens counted",
+    }  # fmt: skip
+    done = {step["what"] for step in told["steps"] if step["by"] == "admission"}
+    assert done >= {"read by admission", "validation done", "quota done", "pre-safety done", "routing done"}
+    assert all(step["since_step_before_ms"] >= 0 for step in told["steps"])
+    seen = sluice(stack, "trace", response_id)
+    assert "Where does the time go?" not in seen.stdout
+    assert "terminal stored: completed" in seen.stdout
+    unknown = sluice(stack, "trace", response_id[:-1] + ("0" if response_id[-1] != "0" else "1"))
+    assert unknown.returncode == 1
+    assert "nobody was given that id" in unknown.stderr
+
+
 def test_a_key_works_until_it_is_revoked(stack: Stack) -> None:
     key_id = f"temporary-{uuid.uuid4().hex[:8]}"
     created = sluice(stack, "keys", "create", "demo", key_id)

@@ -2,6 +2,8 @@
 
 import json
 import ssl
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ from schemas.request import LANES
 from streams.log.kafka import KafkaConsumer, client_config
 from streams.log.port import LogError, TopicPartition
 from streams.provisioning import wait_for_broker
-from tests.e2e.secured import PROCESSES, REGION, SecuredStack
+from tests.e2e.secured import PROCESSES, REGION, ROOT, SecuredStack
 from tests.e2e.stacks import LONG, TIMEOUT_S, body, is_scripted, user
 from tests.servers import until
 
@@ -112,6 +114,25 @@ def test_a_gateway_may_look_up_what_it_delivered(secured: SecuredStack) -> None:
         until(lambda: reader.poll(100, 0.5), "something of it is read", TIMEOUT_S)
     finally:
         reader.close()
+
+
+def test_who_may_trace_is_told_what_happened_to_a_response(secured: SecuredStack) -> None:
+    with client_of(secured) as client:
+        answer = client.chat.completions.create(model="default", messages=user("Tell me a story."), max_tokens=12)
+
+    def trace(role: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "deploy.cli", "trace", answer.id, "--data", str(secured.folder / "none")]
+        return subprocess.run(
+            command, cwd=ROOT, env=secured.environment(role), capture_output=True, text=True, timeout=90, check=False
+        )
+
+    told = trace("tracer")
+    assert told.returncode == 0, told.stderr
+    for step in ("request stored", "opened", "put into its lane", "fence stored", "terminal stored: completed", "bill"):
+        assert step in told.stdout
+    refused = trace("billing")
+    assert refused.returncode == 1
+    assert "AUTHORIZATION" in refused.stderr
 
 
 def delivery_error(stack: SecuredStack, role: str, topic: str, **wrong: str) -> int | None:

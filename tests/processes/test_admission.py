@@ -41,7 +41,7 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
     assert partition in (2, 6)
     assert (home, offset) == (work.generated_partition, work.opened_offset)
     assert opened.scope.traceparent == good.scope.traceparent
-    assert set(work.stage_ms) == {"validation", "quota", "pre-safety", "routing"}
+    assert set(work.stage_ms) == {"admission", "validation", "quota", "pre-safety", "routing"}
 
     [(_, ending)] = written.endings[absent.response_id]
     assert (ending.code, ending.param) == (EndingCode.MODEL_NOT_FOUND, "model")

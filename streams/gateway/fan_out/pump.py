@@ -149,6 +149,8 @@ class Pump:
                 elif type(event) is Terminal:
                     if hub.apply_terminal(event, record.partition, now_ms):
                         self._metrics.endings.labels(event.code.value).inc()
+                        if (stream := hub.get(event.response_id)) is not None:
+                            stream.stage_ms["ended"] = unix_us // 1_000
                 elif type(event) is Started:
                     hub.apply_started(event, record.partition, now_ms)
                 if hub.misnamed != misnamed:

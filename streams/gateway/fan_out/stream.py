@@ -217,6 +217,7 @@ class Stream:
         "scope",
         "spans",
         "spans_kept",
+        "stage_ms",
         "started",
         "started_is_kept",
         "terminal",
@@ -257,6 +258,8 @@ class Stream:
         self.unwatched_since_ms: int | None = None
         self.grace_ms = 0
         self.active_at_ms = now_ms
+        self.stage_ms: dict[str, int] = {}
+        """Unix time of what this gateway did for it: for `delivered`, where a trace finds it."""
 
     @property
     def is_kept(self) -> bool:

@@ -109,7 +109,7 @@ class ChatApi:
     async def _whole(
         self, follower: Follower, first: Event, headers: dict[str, str], response_id: str, chat: ChatRequest
     ) -> Response:
-        timing = Timing(self._gateway.metrics)
+        timing = Timing(self._gateway.metrics, follower)
         spans: list[Span] = []
         event: Event | None = first
         deadline_s = time.monotonic() + self._settings.request_timeout_ms / 1_000 + 60

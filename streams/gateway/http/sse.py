@@ -39,7 +39,7 @@ class SseResponse(StreamingResponse):
             iter(()), media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **headers},
         )  # fmt: skip
-        self._timing = Timing(metrics)
+        self._timing = Timing(metrics, follower)
         self._release = release
         self._stall_s = stall_s
 

@@ -62,7 +62,7 @@ class Acceptance:
         value = request.encode()
         self._shares.spend_log_bytes(tenant_id, len(value))
         response_id, partition = request.response_id, request.reply_to.partition
-        self._hub.open(response_id, partition, request.scope, chat.on_disconnect, monotonic_ms())
+        stream = self._hub.open(response_id, partition, request.scope, chat.on_disconnect, monotonic_ms())
         follower = self._viewing.follow(response_id, partition, request.scope, 0)
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
@@ -82,6 +82,7 @@ class Acceptance:
         except asyncio.CancelledError:
             self._withdraw_soon(follower)
             raise
+        stream.stage_ms["acknowledged"] = now_ms()
         self._metrics.accepted.inc()
         return response_id, follower
 

@@ -1,7 +1,7 @@
 """Who watches what: each viewer of the hub, and the coroutine that follows it."""
 
 from schemas.base import Scope
-from streams.clocks import monotonic_ms
+from streams.clocks import monotonic_ms, now_ms
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Viewer
@@ -37,6 +37,7 @@ class Viewing:
         follower.close()
         if follower.viewer is not None:
             self._followers.pop(follower.viewer, None)
+            follower.viewer.stream.stage_ms["sent"] = now_ms()
             self._hub.detach(follower.viewer, monotonic_ms())
 
     def cut_off(self, viewers: list[Viewer]) -> None:

@@ -340,7 +340,7 @@ class Socket:
     # Watching
 
     def _watch(self, response_id: str, follower: Follower, request_id: str | None) -> None:
-        watched = Watched(response_id, follower, request_id, Timing(self._gateway.metrics))
+        watched = Watched(response_id, follower, request_id, Timing(self._gateway.metrics, follower))
         self._watched[response_id] = watched
         follower.on_ready = partial(self._deliver, watched)
         follower.on_stalled = partial(self._stalled, watched)

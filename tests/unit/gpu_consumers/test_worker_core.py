@@ -24,6 +24,8 @@ def test_a_request_is_answered_in_full_and_its_offset_committed() -> None:
     assert fleet.region.log.committed("workers.pool", source).offset == 1
     [compute] = fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE)
     assert (compute.outcome, compute.generated_tokens, compute.prompt_tokens) == ("completed", 12, 4)
+    [fence] = fleet.region.records(TOPICS.generated.name, Fence, GENERATED)
+    assert NOW_MS <= fence.stage_ms["taken"] <= fence.stage_ms["worker"]
 
 
 def test_under_load_steps_leave_together_but_a_first_and_a_last_token_at_once() -> None:

@@ -35,7 +35,11 @@ def test_nobody_but_gateways_writes_requests_and_nobody_but_post_safety_answers(
 
 def test_unreleased_text_is_read_by_those_who_must() -> None:
     readers = {role.name for role in roles(TOPICS, TENANTS) if TOPICS.generated.name in role.reads}
-    assert readers == {"admission", "worker", "post-safety"}
+    assert readers == {"admission", "worker", "post-safety", "tracer"}
+
+
+def test_who_traces_writes_nothing_and_is_a_member_of_nothing() -> None:
+    assert allowed("tracer", Operation.WRITE) == allowed("tracer", Operation.READ, Kind.GROUP) == set()
 
 
 def test_a_tenants_producers_reach_nothing_of_another_tenant() -> None:

@@ -36,7 +36,7 @@ async def test_a_good_request_is_opened_then_put_into_its_lane(world: World) -> 
     assert (opened.prompt_tokens, opened.reserved_tokens, opened.lane) == (7, 17, Lane.STANDARD)
     assert opened.scope.traceparent == work.scope.traceparent == "00-trace"
     assert opened.scope.policy_version == 7
-    assert set(work.stage_ms) == {"gateway", "validation", "quota", "pre-safety", "routing"}
+    assert set(work.stage_ms) == {"gateway", "admission", "validation", "quota", "pre-safety", "routing"}
     [(_, verdict)] = world.log.of(Verdict, "local.verdicts")
     assert (verdict.stage, verdict.decision) == ("pre-safety", "allow")
 

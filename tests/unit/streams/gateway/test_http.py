@@ -363,6 +363,9 @@ async def test_what_a_viewer_got_is_counted(stack: Stack) -> None:
     [record] = stack.log.records(usage)
     count = DeliveredCount.model_validate_json(record.value or b"")
     assert (count.response_id, count.delivered_tokens, count.gateway_id) == (request.response_id, 3, "gateway-1")
+    when = count.stage_ms
+    assert request.accepted_at_ms <= when["acknowledged"] <= when["first_sent"] <= when["sent"] <= when["gateway"]
+    assert when["acknowledged"] <= when["ended"] <= when["sent"]
 
 
 async def test_an_answer_that_moves_away_is_named_and_not_asked_for_again(stack: Stack) -> None:
