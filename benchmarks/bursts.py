@@ -86,7 +86,7 @@ def run(*, short: bool, seed: int) -> Report:
     thin = [sys.executable, "-m", "benchmarks.thin_server", str(port), str(MODEL_PATH), json.dumps(ENGINE)]
     bad = 0
     with (
-        running_stack(simulated(ENGINE)) as stack,
+        running_stack(simulated(ENGINE, max_running=1_024)) as stack,
         baseline_server(thin, f"http://127.0.0.1:{port}", os.environ, "/docs"),
     ):
         ours = Target(stack.gateway_url, {"Authorization": f"Bearer {stack.api_key()}"})
