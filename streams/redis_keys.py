@@ -38,3 +38,8 @@ def lease_of_the_release_before(region: str, pool: str, incarnation: str) -> str
 def history(region: str, tenant_id: str, response_id: str) -> str:
     """The packed entries of one response, for replay. The tenant is part of it: nobody finds what another one owns."""
     return f"sluice:{region}:history:{tenant_id}:{response_id}"
+
+
+def history_left_to_log(region: str, partition: int) -> str:
+    """Until when (Unix milliseconds) responses of that partition of `responses` may have been left to the log alone."""
+    return f"sluice:{region}:history-left-to-log:{partition}"

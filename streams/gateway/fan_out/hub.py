@@ -335,19 +335,19 @@ class Hub:
                 self._trim(entry.stream, self._max_lag_bytes)
                 self._forget_when_done(entry.stream)
 
-    def leave_to_log(self) -> int:
+    def leave_to_log(self) -> list[Stream]:
         """History is away for too long: beyond a bound, all that it lacks is left to the log alone.
 
-        Returns of how many responses.
+        Returns of which responses.
         """
         if not self.backlog.is_overfull:
-            return 0
+            return []
         self.bytes_left_to_log += self.backlog.unkept_bytes
         left = self.backlog.leave_to_log()
         for stream in left:
             self._trim(stream, self._max_lag_bytes)
             self._forget_when_done(stream)
-        return len(left)
+        return left
 
     def _trim(self, stream: Stream, max_lag_bytes: int) -> None:
         """Drops what history keeps and every viewer has passed, and what only viewers hold that lag too far."""

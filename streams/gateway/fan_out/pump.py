@@ -236,23 +236,29 @@ class Pump:
         """In slices, between which the loop is free; False when history did not take all that it lacked at first."""
         hub, started_s = self._hub, time.perf_counter()
         left = len(hub.backlog)
-        while left > 0 and (entries := hub.backlog.next_slice()):
-            try:
+        try:
+            await self._history.mark_left_to_log()
+            while left > 0 and (entries := hub.backlog.next_slice()):
                 await self._history.append(entries)
-            except HistoryUnavailable as error:
-                self._metrics.history_failures.inc()
-                _log.warning("history_flush_failed", why=str(error), bytes=hub.backlog.unkept_bytes)
-                if responses := hub.leave_to_log():
-                    _log.error("history_left_to_the_log", responses=responses)
-                return False
-            hub.kept(entries)
-            if hub.backlog.is_too_large:
-                _log.error("history_left_to_the_log", responses=hub.leave_to_log())
-                return False
-            left -= sum(entry.is_last for entry in entries)
-            await asyncio.sleep(0)
+                hub.kept(entries)
+                if hub.backlog.is_too_large:
+                    self._leave_to_log()
+                    return False
+                left -= sum(entry.is_last for entry in entries)
+                await asyncio.sleep(0)
+        except HistoryUnavailable as error:
+            self._metrics.history_failures.inc()
+            _log.warning("history_flush_failed", why=str(error), bytes=hub.backlog.unkept_bytes)
+            self._leave_to_log()
+            return False
         self._metrics.history_flush.observe(time.perf_counter() - started_s)
         return True
+
+    def _leave_to_log(self) -> None:
+        """If there is too much. Committed once history says so: who dies before that leaves it to be read again."""
+        if left := self._hub.leave_to_log():
+            self._history.leave_to_log({stream.partition for stream in left})
+            _log.error("history_left_to_the_log", responses=len(left))
 
 
 def _covers(reached: int | None, committed: Committed | None) -> bool:

@@ -28,6 +28,11 @@ def pack(started: Started | None, spans: Iterable[Span], terminal: Terminal | No
     return orjson.dumps(entry)
 
 
+def has_end(entry: bytes) -> bool:
+    """Whether a terminal stands in it. Costs nothing: the other entries need not be unpacked."""
+    return not entry.endswith(b",null]")
+
+
 class Rest(NamedTuple):
     """Where the next piece of a replay begins: at an entry of Redis, or at an offset of the log."""
 
@@ -54,6 +59,8 @@ class Replay:
         self.gap = False
         self.is_partial = False
         self.rest = Rest()
+        self.may_lack_end = False
+        """Whether it may have ended although no terminal stands there."""
         self._held_bytes = 0
 
     @property

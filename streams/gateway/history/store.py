@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -15,9 +15,10 @@ from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams import redis_keys
 from streams.at_once import AtOnce, TooManyAtOnce
+from streams.clocks import now_ms
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
-from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, pack
+from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, has_end, pack
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
@@ -54,6 +55,10 @@ class HistoryUnavailable(Exception):
         self.is_transient = is_transient
 
 
+class _EntriesLost(Exception):
+    """Redis no longer has what it had a moment ago."""
+
+
 class Outline(NamedTuple):
     """How a response began and ended, as far as can be told, and whose it is."""
 
@@ -74,7 +79,8 @@ class RedisHistory:
     """One Redis list per response, of packed entries, kept for `retention_s` after its last entry's response ended.
 
     Keys carry the tenant: what another tenant owns is not found. Repeated and overlapping entries are harmless. What
-    Redis has evicted is a gap, also while the response runs.
+    Redis has evicted is a gap, also while the response runs. What was left to the log alone may look as if it ran: a
+    mark per partition says until when that may be so.
     """
 
     def __init__(self, client: Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
@@ -82,6 +88,7 @@ class RedisHistory:
         self._region = region
         self._retention_s = retention_s
         self._open_retention_s = retention_s + response_timeout_ms // 1_000
+        self._unmarked: set[int] = set()
         self._reads = AtOnce(
             "responses are being read back",
             MAX_CONCURRENT_READS,
@@ -107,6 +114,25 @@ class RedisHistory:
             except (RedisError, TimeoutError, OSError) as error:
                 raise HistoryUnavailable(str(error)[:200]) from None
 
+    def leave_to_log(self, partitions: Iterable[int]) -> None:
+        """Responses of these will stand here with less than what happened; `mark_left_to_log` says so in Redis."""
+        self._unmarked.update(partitions)
+
+    async def mark_left_to_log(self) -> None:
+        """Commit nothing of what was left to the log before this returned. Raises HistoryUnavailable."""
+        if not (partitions := list(self._unmarked)):
+            return
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for partition in partitions:
+                # The time is of now: a mark never takes back what another gateway has said.
+                key = redis_keys.history_left_to_log(self._region, partition)
+                pipeline.set(key, now_ms(), ex=self._open_retention_s)
+            try:
+                await pipeline.execute()
+            except (RedisError, TimeoutError, OSError) as error:
+                raise HistoryUnavailable(str(error)[:200]) from None
+        self._unmarked.difference_update(partitions)
+
     async def read(self, tenant_id: str, response_id: str, after: int, rest: Rest = Rest()) -> Replay:
         """What stands there beyond `after`, or a first piece of it; `gap` where an entry is missing. Waits its turn.
 
@@ -115,29 +141,64 @@ class RedisHistory:
         replay = Replay(after)
         try:
             async with self._reads.one(tenant_id, READ_TURN_TIMEOUT_S):
+                # Before the entries: what loses them meanwhile may lose the mark as well.
+                replay.may_lack_end = not rest.entry and await self._may_be_left_to_log(response_id)
                 await self._fold(replay, self.key(tenant_id, response_id), rest.entry)
         except (TooManyAtOnce, RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
         except UnreadableEntry as error:
             _log.error("history_entry_unreadable", response_id=response_id, why=str(error))
             replay.gap = True
+        except _EntriesLost:
+            replay.gap = True
         return replay
 
+    async def _may_be_left_to_log(self, response_id: str) -> bool:
+        """Of a job never: from where on to ask the log, its id does not tell."""
+        identity = parse_response_id(response_id)
+        if identity.minted_at_ms is None:
+            return False
+        if identity.partition in self._unmarked:
+            return True
+        left_at_ms = await self._client.get(redis_keys.history_left_to_log(self._region, identity.partition))
+        return left_at_ms is not None and identity.minted_at_ms <= int(left_at_ms) + CLOCK_SKEW_MS
+
     async def _fold(self, replay: Replay, key: str, first: int) -> None:
-        """From that entry on, until it is a piece or all is read."""
-        while True:
-            entries = await self._client.lrange(key, first, first + ENTRIES_AT_ONCE - 1)
-            for number, entry in enumerate(entries, first):
-                replay.add_packed(_bytes(entry))
+        """From that entry on, until it is a piece or all is read. How it ends is found with the first piece."""
+        number, has_more = first, True
+        while has_more:
+            entries, has_more = await self._some(key, number)
+            for entry in entries:
+                replay.add_packed(entry)
                 if replay.is_partial:
                     replay.rest = Rest(entry=number)
-                    newest = await self._client.lindex(key, -1)
-                    if newest is not None:
-                        replay.add_packed(_bytes(newest))
+                    if not first:
+                        await self._fold_end(replay, key, number)
                     return
-            if len(entries) < ENTRIES_AT_ONCE:
-                return
+                number += 1
+
+    async def _fold_end(self, replay: Replay, key: str, first: int) -> None:
+        """If it stands there from that entry on: in the newest, or before what an earlier owner has written late."""
+        newest = await self._client.lindex(key, -1)
+        if newest is not None and has_end(_bytes(newest)):
+            replay.add_packed(_bytes(newest))
+            return
+        has_more = True
+        while has_more:
+            entries, has_more = await self._some(key, first)
+            for entry in entries:
+                if has_end(entry):
+                    replay.add_packed(entry)
+                    return
             first += len(entries)
+
+    async def _some(self, key: str, first: int) -> tuple[list[bytes], bool]:
+        """Some entries from that one on, and whether there may be more. Raises _EntriesLost."""
+        begin = max(0, first - 1)  # What precedes them is asked for again: where it is gone, they are not the next.
+        entries = await self._client.lrange(key, begin, begin + ENTRIES_AT_ONCE - 1)
+        if first and not entries:
+            raise _EntriesLost
+        return [_bytes(entry) for entry in entries[first - begin :]], len(entries) == ENTRIES_AT_ONCE
 
     async def outline(self, tenant_id: str, response_id: str) -> Outline:
         """Its beginning and its end as far as they stand there, without what is between. Raises HistoryUnavailable."""
@@ -289,7 +350,7 @@ class LogHistory:
 
 
 class History:
-    """Redis first, the log where Redis is silent or has a gap."""
+    """Redis first, the log where Redis is silent, has a gap or may lack the end."""
 
     def __init__(self, near: RedisHistory, far: LogHistory) -> None:
         self._near = near
@@ -298,6 +359,14 @@ class History:
 
     async def append(self, entries: Sequence[HistoryEntry]) -> None:
         await self._near.append(entries)
+
+    def leave_to_log(self, partitions: Iterable[int]) -> None:
+        """See `RedisHistory.leave_to_log`."""
+        self._near.leave_to_log(partitions)
+
+    async def mark_left_to_log(self) -> None:
+        """See `RedisHistory.mark_left_to_log`."""
+        await self._near.mark_left_to_log()
 
     async def read(
         self, tenant_id: str, response_id: str, after: int, *, until: int = 0, ended: bool = False,
@@ -319,6 +388,9 @@ class History:
                 near_failed = True
                 replay = Replay(after)
             is_told = replay.started is not None or rest is not None
+            # Who has met more of it here will read its end here too.
+            if replay.may_lack_end and replay.terminal is None and not until:
+                is_told = False
             if is_told and _reaches(replay, until, ended, rest):
                 return replay
         self.log_reads += 1

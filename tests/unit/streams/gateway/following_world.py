@@ -42,6 +42,7 @@ SETTINGS = gateway_settings("redis://127.0.0.1:1/0", "local", viewer_stall_ms=10
 TOPIC = SETTINGS.topics.responses.name
 SOURCE = TopicPartition(TOPIC, 0)
 TOKENS = 40
+MAX_UNKEPT_BYTES = 2_000
 
 _Read = TypeVar("_Read")
 
@@ -71,10 +72,14 @@ class Lists:
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self.lists: defaultdict[str, list[bytes]] = defaultdict(list)
+        self.marks: dict[str, int] = {}
         self.is_away = False
 
     async def lrange(self, key: str, first: int, last: int) -> list[bytes]:
         return await self._asked.answer(lambda: self.lists[key][first : last + 1])
+
+    async def get(self, key: str) -> int | None:
+        return await self._asked.answer(lambda: self.marks.get(key))
 
     async def lindex(self, key: str, index: int) -> bytes | None:
         return self.lists[key][index] if self.lists[key] else None
@@ -97,6 +102,9 @@ class Pipeline:
 
     def rpush(self, key: str, entry: bytes) -> None:
         self._commands.append(lambda: self._redis.lists[key].append(entry))
+
+    def set(self, key: str, value: int, ex: int) -> None:
+        self._commands.append(lambda: self._redis.marks.update({key: value}))
 
     def expire(self, key: str, after_s: int) -> None:
         return None
@@ -284,7 +292,10 @@ class World:
         near = RedisHistory(self.redis, "local", retention_s=100, response_timeout_ms=100_000)  # type: ignore[arg-type]
         history = History(near, LogReader(self.log, self.asked))  # type: ignore[arg-type]
         metrics = GatewayMetrics(CollectorRegistry())
-        self.hub = Hub(max_lag_bytes=MAX_LAG_BYTES, stall_ms=10**9, disconnect_grace_ms=10**9)
+        self.hub = Hub(
+            max_lag_bytes=MAX_LAG_BYTES, stall_ms=10**9, disconnect_grace_ms=10**9, max_unkept_bytes=MAX_UNKEPT_BYTES,
+            max_unkept_ended=0,
+        )  # fmt: skip
         self.pump = Pump(
             self.hub, history, metrics, dead_letter=mock.AsyncMock(), commit=self._commit,
             committed=self._look_up_committed, coalesce_ms=1,

@@ -1,5 +1,6 @@
 """Whatever is read, flushed, lost, late or moved, in whatever order, who follows a response sees each token once."""
 
+from collections.abc import Sequence
 from unittest import mock
 
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,7 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.history import replay as replay_module
 from streams.gateway.history import store
 from streams.gateway.history.replay import pack
+from streams.log.port import LogRecord
 from tests.unit.streams.gateway.following_world import SOURCE, TOPIC, Client, World
 from tests.unit.streams.gateway.gateway_stack import release, terminal
 from tests.unit.streams.gateway.hub_stories import ACME
@@ -21,8 +23,8 @@ MOMENT = st.sampled_from(["as it was asked", "as it is answered", "as it is answ
 
 
 class FollowingMachine(RuleBasedStateMachine):
-    @initialize(is_accepted_here=st.booleans(), seen_elsewhere=st.integers(0, 6))
-    def begin(self, is_accepted_here: bool, seen_elsewhere: int) -> None:
+    @initialize(is_accepted_here=st.booleans(), seen_elsewhere=st.integers(0, 6), seen=st.sampled_from([1, 5, 5]))
+    def begin(self, is_accepted_here: bool, seen_elsewhere: int, seen: int) -> None:
         """At the gateway that accepted it, or where another one has left off."""
         self.patches = [
             mock.patch.object(replay_module, "PIECE_BYTES", 1_000),
@@ -37,7 +39,7 @@ class FollowingMachine(RuleBasedStateMachine):
             self.write(back=0, count=seen_elsewhere, is_read=False)
             self.partition_moves(step=2)
             self.partition_moves(step=6)
-        self.write(back=0, count=1, is_read=True)
+        self.write(back=0, count=seen, is_read=True)
         self.flush(fails=False)
 
     # The log
@@ -74,9 +76,9 @@ class FollowingMachine(RuleBasedStateMachine):
     def read(self, count: int) -> None:
         self.world.read(self.world.unread()[:count])
 
-    @precondition(lambda self: self.world.is_owned)
     @rule(fails=st.sampled_from([False, False, True]))
     def flush(self, fails: bool) -> None:
+        """Also what another gateway reads by now. What fails, and was too much or ended, is left to the log."""
         self.world.redis.is_away = fails
         self.world.run(self.world.pump.flush())
 
@@ -95,10 +97,13 @@ class FollowingMachine(RuleBasedStateMachine):
             self.world.take_partition()
 
     def another_gateway_reads(self, count: int) -> None:
+        first = self.world.committed or 0
+        if records := self.world.log.records(TOPIC)[first : first + count]:
+            self.another_gateway_writes(records)
+            self.world.committed = first + len(records)
+
+    def another_gateway_writes(self, records: Sequence[LogRecord]) -> None:
         world = self.world
-        first = world.committed or 0
-        if not (records := world.log.records(TOPIC)[first : first + count]):
-            return
         began, spans, end = None, [], None
         for record in records:
             match RESPONSES.validate_json(record.value or b""):
@@ -110,7 +115,25 @@ class FollowingMachine(RuleBasedStateMachine):
                     [at], [text], [ends] = told.first_sequence, told.text, told.text_ends
                     spans.append(Span(at, at + len(ends) - 1, 0, "content", text, ends))
         world.redis.lists[world.key].append(pack(began, spans, end))
-        world.committed = first + len(records)
+
+    @precondition(lambda self: self.world.is_owned and not self.world.has_ended and self.world.written > 4)
+    @rule(lacks_text=st.booleans(), dies_first=st.booleans(), late=st.sampled_from([0, 0, 1, 4]))
+    def end_and_restart(self, lacks_text: bool, dies_first: bool, late: int) -> None:
+        """Redis is away as it ends, or an old owner writes after the end what it had read."""
+        world = self.world
+        for _ in range(4):
+            self.write(back=0, count=3, is_read=True)
+            if not lacks_text:
+                self.flush(fails=False)
+        self.end()
+        world.read(world.unread())
+        self.flush(fails=not late)
+        if not dies_first:
+            self.flush(fails=False)
+        for _ in range(late):
+            self.another_gateway_writes(world.log.records(TOPIC)[:-1][-late:])
+        self.something_rare_happens("restart")
+        self.come(seen=0.0, on_socket=True, turns=3)
 
     @rule(what=st.sampled_from(["", "", "end", "meet", "lose history", "restart"]))
     def something_rare_happens(self, what: str) -> None:
@@ -121,6 +144,7 @@ class FollowingMachine(RuleBasedStateMachine):
             self.meeting = world.start(world.gateway.meet())
         elif what == "lose history":
             world.redis.lists.clear()
+            world.redis.marks.clear()
         elif what == "restart":
             for client in world.clients:
                 client.leave()
