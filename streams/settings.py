@@ -382,6 +382,17 @@ class BillingSettings(_Section):
         return with_certificate(value, info, "clickhouse_certificate_file")
 
 
+class TracingSettings(_Section):
+    """Of gateways and post-safety, which tell all spans of a response from its records."""
+
+    otlp_endpoint: str = Field(
+        default="",
+        pattern=r"^(https?://[^?#\s]+)?$",
+        description="A collector's OTLP over HTTP, such as `http://127.0.0.1:4318`. Empty: no spans.",
+    )
+    sample_share: float = Field(default=1.0, ge=0, le=1, description="Of all responses, how many have spans.")
+
+
 class Lasting(_Section):
     """A secret of one purpose."""
 
@@ -460,6 +471,7 @@ class Settings(BaseSettings):
     post_safety: PostSafetySettings = PostSafetySettings()
     worker: WorkerSettings = WorkerSettings()
     billing: BillingSettings = BillingSettings()
+    tracing: TracingSettings = TracingSettings()
     models: list[Model] = Field(default_factory=list)
     pools: list[Pool] = Field(default_factory=list)
 

@@ -16,6 +16,7 @@ from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer, KafkaProducer
 from streams.log.port import LogError
 from streams.settings import Settings
 from streams.toml_directory import TomlTenantDirectory
+from streams.tracing.tracing import tracing_of
 
 _log = structlog.get_logger()
 
@@ -41,6 +42,7 @@ def run(settings: Settings) -> int:
         parked=KafkaConsumer(settings.kafka, None, f"{client_id}-parked"),
         producer=KafkaProducer(settings.kafka, client_id),
         metrics=Metrics(),
+        tracing=tracing_of(settings),
     )
     health = HealthServer(settings.health_host, settings.health_port, process.not_ready)
     _log.info("started", health_port=health.port)

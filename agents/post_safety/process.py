@@ -26,6 +26,7 @@ from schemas.control import CONTROL, Cancel
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.responses import Terminal
+from schemas.usage import UsageEvent
 from streams.clocks import now_ms
 from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
@@ -43,6 +44,7 @@ from streams.log.reading import kept_offsets, read_offsets
 from streams.recent_ids import KEEP_MS
 from streams.settings import PostSafetySettings
 from streams.topics import Topics
+from streams.tracing.tracing import Tracing
 
 GROUP = "post-safety"
 STAGE = "post-safety"
@@ -84,6 +86,7 @@ class PostSafetyProcess:
         parked: LogConsumer,
         producer: LogProducer,
         metrics: Metrics,
+        tracing: Tracing | None = None,
         clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
         new_owner: Callable[[], str] = partial(secrets.token_hex, 8),
@@ -94,6 +97,7 @@ class PostSafetyProcess:
         self._parked = parked
         self._producer = producer
         self._metrics = metrics
+        self._tracing = tracing
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
         self._new_owner = new_owner
@@ -170,6 +174,8 @@ class PostSafetyProcess:
         self._control.close()
         self._policies.close()
         self._parked.close()
+        if self._tracing is not None:
+            self._tracing.close()
 
     def _now_ms(self) -> float:
         return self._monotonic_s() * 1_000
@@ -317,6 +323,8 @@ class PostSafetyProcess:
             if group is not None:
                 self._send_group(group)
         self._send(self._names[effect.channel], value, key=effect.key, partition=effect.partition)
+        if self._tracing is not None and isinstance(effect.record, UsageEvent):
+            self._tracing.billed(effect.record)
 
     def _send_due(self) -> None:
         for group in self._regrouper.take_due(self._now_ms()):

@@ -21,6 +21,7 @@ from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import LogConsumer, LogProducer
 from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
+from streams.tracing.tracing import Tracing, tracing_of
 
 _log = structlog.get_logger()
 
@@ -44,7 +45,7 @@ class KafkaClients:
         return KafkaConsumer(self._kafka, None, f"{self._gateway_id}-reader")
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, tracing: Tracing | None) -> None:
     """Until a signal; raises when a part of the gateway fails for good."""
     timeout = httpx.Timeout(settings.billing.query_timeout_s + 1)
     async with httpx.AsyncClient(base_url=settings.billing.client_url, timeout=timeout, trust_env=False) as client:
@@ -56,6 +57,7 @@ async def serve(settings: Settings) -> None:
             catalog=SettingsCatalog(settings),
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
+            tracing=tracing,
         )
         health = HealthServer(settings.health_host, settings.health_port, runtime.gateway.why_not_ready)
         stall_s = settings.gateway.viewer_stall_ms / 1_000
@@ -84,12 +86,13 @@ def run(settings: Settings) -> int:
     """0 after a signal. Raises SettingsError, and what a part of the gateway failed with."""
     settings.check_secrets(*Purpose)
     read_tenants(settings.tenants_file)
+    tracing = tracing_of(settings)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     collect_seldom()
     _log.info("gateway_starting", host=settings.gateway.host, port=settings.gateway.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings))
+        runner.run(serve(settings, tracing))
     _log.info("gateway_stopped")
     return 0
 

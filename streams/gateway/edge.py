@@ -21,7 +21,7 @@ from streams.ids import mint_request_id
 OPERATORS_PATHS = frozenset(("/health", "/healthz", "/readyz"))
 """Answered also by a full gateway: it is in good health."""
 EXPOSED_HEADERS = (
-    "x-request-id", "retry-after", "retry-after-ms", "x-should-retry",
+    "x-request-id", "traceparent", "retry-after", "retry-after-ms", "x-should-retry",
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )  # fmt: skip
 """What pages of other origins may read."""

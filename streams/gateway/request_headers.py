@@ -1,15 +1,15 @@
 """What both transports read from a request's headers."""
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from streams.tracing.context import parse_traceparent
+
 KEY_SUBPROTOCOL: Final = "sluice.key."
 """What a subprotocol begins with that is a key."""
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def api_key_of(headers: Mapping[str, str]) -> str | None:
@@ -27,4 +27,4 @@ def handshake_key_of(scope: Scope) -> str | None:
 def traceparent_of(headers: Mapping[str, str]) -> str:
     """The W3C trace context, or empty when it is not well formed."""
     given = headers.get("traceparent", "")
-    return given if _TRACEPARENT.fullmatch(given) else ""
+    return given if parse_traceparent(given) else ""

@@ -36,6 +36,7 @@ from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.log.producer_thread import ProducerThread
 from streams.settings import Settings
+from streams.tracing.tracing import Tracing
 
 GROUP = "gateways"
 DISCONNECT_GRACE_MS = 2_000
@@ -78,6 +79,7 @@ class GatewayRuntime:
         catalog: ModelCatalog,
         usage: UsageReader,
         registry: CollectorRegistry,
+        tracing: Tracing | None = None,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
         elsewhere_grace_ms: int = ELSEWHERE_GRACE_MS,
     ) -> None:
@@ -85,6 +87,7 @@ class GatewayRuntime:
         self._settings = settings
         self._topics = settings.topics
         self._redis = redis
+        self._tracing = tracing
         self.hub = Hub(
             max_lag_bytes=options.viewer_lag_bytes,
             stall_ms=options.viewer_stall_ms,
@@ -122,6 +125,7 @@ class GatewayRuntime:
             sender=self._producer,
             ownership=self.pump,
             metrics=self._metrics,
+            tracing=tracing,
         )
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
         http = build_app(self.gateway, usage)
@@ -163,12 +167,14 @@ class GatewayRuntime:
         Everything is closed, whatever of it fails; raises the last failure.
         """
         async with AsyncExitStack() as closing:
+            if self._tracing is not None:
+                closing.push_async_callback(asyncio.to_thread, self._tracing.close)
             closing.push_async_callback(self._redis.aclose)
             closing.callback(self._log_history.close)
             closing.push_async_callback(self._producer.close, DRAIN_TIMEOUT_S)
             closing.push_async_callback(self._consumer.close)
             await self.pump.flush()
-            self._count_delivered(self.gateway.sweep())
+            self._tell_finished(self.gateway.sweep())
 
     async def _pump(self) -> None:
         while True:
@@ -200,15 +206,21 @@ class GatewayRuntime:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.pump.close_moved(monotonic_ms())
-            self._count_delivered(self.gateway.sweep())
+            self._tell_finished(self.gateway.sweep())
 
     async def _meet(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             await self.gateway.meet()
 
-    def _count_delivered(self, finished: Sequence[Stream]) -> None:
+    def _tell_finished(self, finished: Sequence[Stream]) -> None:
+        """How many tokens viewers had, and the spans of what was accepted here."""
         for stream in finished:
+            if self._tracing is not None and stream.opened_here and stream.terminal is not None:
+                self._tracing.served(
+                    stream.scope.traceparent, stream.given_traceparent, stream.terminal, stream.stage_ms,
+                    self._settings.gateway.gateway_id,
+                )  # fmt: skip
             if stream.viewed:
                 count = DeliveredCount(
                     response_id=stream.response_id, scope=stream.scope, delivered_tokens=stream.delivered_tokens,

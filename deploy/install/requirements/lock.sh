@@ -16,9 +16,11 @@ export_to() {
 }
 local_stack=(--no-dev --extra embedded --extra demo)
 export_to server --no-dev # a gateway, admission, post-safety, settlement, or billing beside a ClickHouse server
+# The same with what exports spans; apart, because redis-py loads OpenTelemetry wherever it finds it.
+export_to tracing --no-dev --extra tracing
 export_to light "${local_stack[@]}"
-export_to cpu "${local_stack[@]}" --extra cpu
-export_to gpu "${local_stack[@]}" --extra gpu
+export_to cpu "${local_stack[@]}" --extra tracing --extra cpu
+export_to gpu "${local_stack[@]}" --extra tracing --extra gpu
 export_to dev --only-dev
 echo uv | "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/uv.txt" >/dev/null
 # What builds the project, and packages that have no wheel for a machine.

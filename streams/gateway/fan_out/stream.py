@@ -207,6 +207,7 @@ class Stream:
         "broken",
         "delivered_tokens",
         "encoded",
+        "given_traceparent",
         "grace_ms",
         "held_bytes",
         "next_sequence",
@@ -254,6 +255,8 @@ class Stream:
         self.broken = False
         self.opened_here = False
         """Its policy came with the request; otherwise it comes with `Started`."""
+        self.given_traceparent = ""
+        """The client's own trace context; that of `scope` is its child."""
         self.on_disconnect: OnDisconnect = "continue"
         self.unwatched_since_ms: int | None = None
         self.grace_ms = 0

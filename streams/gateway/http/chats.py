@@ -59,6 +59,8 @@ class ChatApi:
     async def chat(self, request: Request) -> Response:
         response_id, follower, chat = await self._accept(request)
         headers = {"x-request-id": response_id}
+        if traceparent_of(request.headers) and follower.viewer is not None:
+            headers["traceparent"] = follower.viewer.stream.scope.traceparent
         departure = asyncio.ensure_future(departed(request.receive))
         departure.add_done_callback(lambda task: None if task.cancelled() else follower.leave())
         try:

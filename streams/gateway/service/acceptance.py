@@ -25,6 +25,7 @@ from streams.keyring import Purpose
 from streams.log.port import LogError, ProducerQueueFull, RecordTooLarge
 from streams.settings import Settings
 from streams.signing import sign_request
+from streams.tracing.tracing import Tracing
 
 _log = structlog.get_logger()
 
@@ -32,7 +33,7 @@ _log = structlog.get_logger()
 class Acceptance:
     def __init__(
         self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, cancels: CancelWriter,
-        ownership: Ownership, metrics: GatewayMetrics, shares: TenantShares,
+        ownership: Ownership, metrics: GatewayMetrics, shares: TenantShares, tracing: Tracing | None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._ids = ids
@@ -44,6 +45,7 @@ class Acceptance:
         self._ownership = ownership
         self._metrics = metrics
         self._shares = shares
+        self._tracing = tracing
         self._request_secret = settings.keyring(Purpose.REQUEST_SIGNING).current
         self._pseudonym_secret = settings.keyring(Purpose.END_USER_PSEUDONYMS).current
         self._next_partition = 0
@@ -63,6 +65,7 @@ class Acceptance:
         self._shares.spend_log_bytes(tenant_id, len(value))
         response_id, partition = request.response_id, request.reply_to.partition
         stream = self._hub.open(response_id, partition, request.scope, chat.on_disconnect, monotonic_ms())
+        stream.given_traceparent = traceparent
         follower = self._viewing.follow(response_id, partition, request.scope, 0)
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
@@ -91,13 +94,16 @@ class Acceptance:
         owned = self._ownership.owned[: settings.gateway.reply_partitions]
         self._next_partition = (self._next_partition + 1) % len(owned)
         partition = owned[self._next_partition]
+        response_id = self._ids.mint(partition)
+        if self._tracing is not None:
+            traceparent = self._tracing.traceparent(response_id, traceparent)
         scope = Scope(
             tenant_id=tenant.tenant_id, project_id=principal.key.project_id, key_id=principal.key.key_id,
             end_user=end_user_pseudonym(self._pseudonym_secret, tenant.tenant_id, chat.user),
             region=settings.region, policy_version=tenant.policy.version, traceparent=traceparent,
         )  # fmt: skip
         return Request(
-            response_id=self._ids.mint(partition), scope=scope, model=chat.model,
+            response_id=response_id, scope=scope, model=chat.model,
             messages=chat.messages, sampling=chat.sampling, service_tier=chat.service_tier,
             reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,

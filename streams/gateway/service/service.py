@@ -27,6 +27,7 @@ from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.tenant_shares import BodyHold, TenantShares
 from streams.settings import Settings
+from streams.tracing.tracing import Tracing
 
 MEETINGS_AT_ONCE = 256
 
@@ -47,6 +48,7 @@ class Gateway:
         sender: Sender,
         ownership: Ownership,
         metrics: GatewayMetrics,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -62,7 +64,7 @@ class Gateway:
         self._cancels = CancelWriter(sender, settings.topics.control.name, self._background)
         ids = settings.response_ids
         self._acceptance = Acceptance(
-            settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics, self.shares
+            settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics, self.shares, tracing
         )
         lookup = Lookup(ids, settings.topics, hub, history)
         self._patience = Patience(settings.gateway.admission_timeout_ms)

@@ -28,6 +28,7 @@ from streams.log.port import LogRecord
 from streams.settings import GatewaySettings, KafkaSettings, RedisSettings, Settings
 from streams.toml_directory import SettingsCatalog
 from streams.topics import Partitions
+from streams.tracing.tracing import Tracing
 
 KEY, OTHER_KEY = "sk-test-acme", "sk-test-beta"
 MODEL_PATH = Path(__file__).parents[4] / "models" / "sluice-tiny"
@@ -244,14 +245,14 @@ def memory_log(settings: Settings) -> MemoryLog:
 @asynccontextmanager
 async def serving(
     settings: Settings, log: MemoryLog, *, clients: LogClients | None = None, disconnect_grace_ms: int = 50,
-    elsewhere_grace_ms: int = 50,
+    elsewhere_grace_ms: int = 50, tracing: Tracing | None = None,
 ) -> AsyncIterator[Stack]:  # fmt: skip
     """A gateway on a free port until the block ends; with `clients` on another log than the one in memory."""
     directory, usage = Directory(), Usage()
     runtime = GatewayRuntime(
         settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
         redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
-        usage=usage, registry=CollectorRegistry(), disconnect_grace_ms=disconnect_grace_ms,
+        usage=usage, registry=CollectorRegistry(), tracing=tracing, disconnect_grace_ms=disconnect_grace_ms,
         elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000

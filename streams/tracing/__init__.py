@@ -1,0 +1,1 @@
+"""Spans of responses, for a collector of OpenTelemetry; off unless the settings name one."""
