@@ -96,19 +96,26 @@ class ClientErrors:
 
 
 class translated:
-    """Turns librdkafka's exceptions into LogError."""
+    """Turns librdkafka's exceptions into LogError.
 
-    __slots__ = ("_what",)
+    `looks_up`: a broker that has just come back may not know its own partitions for a moment, so that is retriable.
+    """
 
-    def __init__(self, what: str) -> None:
+    __slots__ = ("_looks_up", "_what")
+
+    def __init__(self, what: str, *, looks_up: bool = False) -> None:
         self._what = what
+        self._looks_up = looks_up
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, KafkaException):
-            raise log_error(error.args[0], self._what) from None
+            failure = log_error(error.args[0], self._what)
+            if self._looks_up and error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                failure = LogError(str(failure), retriable=True)
+            raise failure from None
         if isinstance(error, RuntimeError):  # "Consumer closed"
             raise LogError(f"{self._what}: {error}", retriable=False) from error
 

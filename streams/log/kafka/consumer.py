@@ -312,7 +312,7 @@ class KafkaConsumer:
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         def look_up() -> tuple[int, int]:
-            with translated(f"watermarks of {partition}"):
+            with translated(f"watermarks of {partition}", looks_up=True):
                 low, high = self._consumer.get_watermark_offsets(native_position(partition), timeout=_CALL_TIMEOUT_S)
             return low, high
 
@@ -326,7 +326,7 @@ class KafkaConsumer:
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         def look_up() -> int:
             what = f"offset_at of {partition}"
-            with translated(what):
+            with translated(what, looks_up=True):
                 [found] = self._consumer.offsets_for_times(
                     [native_position(partition, timestamp_ms)], timeout=_CALL_TIMEOUT_S
                 )

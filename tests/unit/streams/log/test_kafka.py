@@ -172,3 +172,21 @@ def test_a_fenced_member_that_cannot_be_closed_yet_joins_anew_with_its_hooks_a_l
     assert consumer.poll(1, 0.0) == []
     assert told == ["assigned", "lost", "assigned"]
     assert [record.offset for record in consumer.poll(1, 0.0)] == [5]
+
+
+class ReturningClient:
+    """A broker has just come back: it does not know its partitions at the first two asks."""
+
+    def __init__(self, _config: dict[str, object], **_: object) -> None:
+        self._ignorant = 2
+
+    def get_watermark_offsets(self, _place: NativePartition, **_: object) -> tuple[int, int]:
+        self._ignorant -= 1
+        if self._ignorant >= 0:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+        return 3, 9
+
+
+def test_a_broker_that_does_not_know_its_partitions_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_consumer, "Consumer", ReturningClient)
+    assert KafkaConsumer(KafkaSettings(), None, "client").watermarks(LEAVING) == (3, 9)
