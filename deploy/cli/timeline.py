@@ -14,7 +14,7 @@ from streams.log.port import LogRecord
 LOG = "log"
 ADMISSION_STAGES = ("intake", "admission", "validation", "quota", "pre-safety", "routing")
 GATEWAY_STAGES = {
-    "acknowledged": "the log has the request, the gateway knows",
+    "acknowledged": "the gateway knows that it is stored",
     "first_sent": "first text on its way to a viewer",
     "ended": "ending read by the gateway",
     "sent": "last viewer served",
@@ -24,12 +24,16 @@ GATEWAY_STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`by` is whose clock says when: a process, or the log's broker. `where` is `topic-partition@offset`."""
+    """`by` is whose clock says when: a process, or the log's broker. `where` is `topic-partition@offset`.
+
+    `is_account`: written for the books, when nobody waits any more.
+    """
 
     at_ms: int
     what: str
     by: str
     where: str = ""
+    is_account: bool = False
 
 
 @dataclass(slots=True)
@@ -190,15 +194,16 @@ class Timeline:
             case UsageEvent():
                 self.bill = self.bill or event
                 self._accepted(event.accepted_at_ms)
-                yield Step(at_ms, f"bill stored: {event.output_tokens + event.reasoning_tokens} tokens", LOG, where)
+                tokens = event.output_tokens + event.reasoning_tokens
+                yield Step(at_ms, f"bill stored: {tokens} tokens", LOG, where, is_account=True)
             case ComputeRecord():
                 what = f"attempt accounted: {event.outcome}, {event.engine_ms} ms in the engine"
-                yield Step(at_ms, what, LOG, where)
+                yield Step(at_ms, what, LOG, where, is_account=True)
             case DeliveredCount():
                 for stage, what in GATEWAY_STAGES.items():
                     if stage in event.stage_ms:
                         yield Step(event.stage_ms[stage], what, event.gateway_id)
-                yield Step(at_ms, f"delivered tokens counted: {event.delivered_tokens}", LOG, where)
+                yield Step(at_ms, f"delivered tokens counted: {event.delivered_tokens}", LOG, where, is_account=True)
 
     def _take_frame(self, record: LogRecord, frame: Frame) -> None:
         for row, response_id in enumerate(frame.response_id):

@@ -47,7 +47,7 @@ def trace(
         )  # fmt: skip
         told = search.find(wanted)
     if not told:
-        raise CommandError("\n".join([_nothing_known(wanted, hours, now_ms), *search.notes]))
+        raise CommandError("\n".join([_nothing_known(wanted, hours), *search.notes]))
     if as_json:
         print(json.dumps(shown_trace(told, search.notes), indent=1))
     else:
@@ -70,14 +70,13 @@ def _checked(response_id: str, settings: Settings, now_ms: int) -> ResponseId:
     return wanted
 
 
-def _nothing_known(wanted: ResponseId, hours: float, now_ms: int) -> str:
+def _nothing_known(wanted: ResponseId, hours: float) -> str:
     minted_at_ms = wanted.minted_at_ms
     if minted_at_ms is None:
         return f"the log tells nothing of it since {hours:g} h ago; look further back with --hours"
-    ago_h = (now_ms - minted_at_ms) / MS_PER_HOUR
     return (
-        f"the log tells nothing of it: nobody was given that id at {_utc(minted_at_ms)}, {ago_h:.1f} h ago, or its "
-        "records have aged out (`sluice topics` says what is kept how long)"
+        f"the log tells nothing of it: nobody was given that id at {_utc(minted_at_ms)}, or its records have aged out "
+        "(`sluice topics` says what is kept how long)"
     )
 
 
@@ -106,7 +105,7 @@ def shown_trace(told: Timeline, notes: list[str]) -> dict[str, Any]:
             {
                 "at_ms": step.at_ms, "since_accepted_ms": step.at_ms - begun_ms,
                 "since_step_before_ms": step.at_ms - before.at_ms, "what": step.what, "by": step.by,
-                "where": step.where or None,
+                "where": step.where or None, "is_account": step.is_account,
             }
             for before, step in zip([steps[0], *steps], steps, strict=False)
         ],
@@ -135,10 +134,11 @@ def _show(told: Timeline) -> None:
         facts.append(f"accepted {_utc(told.accepted_at_ms)}")
     table = Table("ms", "+ms", "step", "by", "where", "", title=f"{told.response_id}\n{escape('; '.join(facts))}")
     table.columns[0].justify = table.columns[1].justify = "right"
-    first_ms, last_ms = steps[0]["since_accepted_ms"], steps[-1]["since_accepted_ms"]
+    first_ms = steps[0]["since_accepted_ms"]
+    whole_ms = max((step["at_ms"] for step in steps if not step["is_account"]), default=0) - steps[0]["at_ms"]
     for step in steps:
         since_ms, took_ms = step["since_accepted_ms"], step["since_step_before_ms"]
-        drawn = bar(since_ms - took_ms - first_ms, since_ms - first_ms, last_ms - first_ms)
+        drawn = "" if step["is_account"] else bar(since_ms - took_ms - first_ms, since_ms - first_ms, whole_ms)
         words = (step["what"], step["by"], step["where"] or "")
         table.add_row(str(since_ms), str(took_ms), *(escape(word) for word in words), drawn)
     out.print(table)

@@ -330,12 +330,14 @@ def test_a_person_sees_a_line_per_step_and_neither_prompt_nor_answer(
     assert ANSWER not in printed
     assert story.response_id in table
     assert "local.generated-2@2" in table
-    assert "█" in table
+    bars = {line.split("│")[3].strip(): line.split("│")[6].rstrip() for line in table.splitlines() if "│" in line}
+    assert len(bars["last viewer served"]) == 1 + trace.BAR_CHARS, "what is written for the books takes no room"
+    assert bars["delivered tokens counted: 2"] == ""
     shown = json.loads("{" + rest)
     assert (shown["state"], shown["lane"], shown["tokens"]) == ("completed", "standard", 2)
     assert shown["steps"][1] == {
         "at_ms": story.accepted_ms + 2, "since_accepted_ms": 2, "since_step_before_ms": 2, "what": "request stored",
-        "by": "log", "where": "local.requests-6@1",
+        "by": "log", "where": "local.requests-6@1", "is_account": False,
     }  # fmt: skip
 
 
