@@ -31,9 +31,13 @@ class Collector:
     bodies: list[bytes] = field(default_factory=list)
     paths: set[str] = field(default_factory=set)
 
+    def received(self) -> list[Told]:
+        """All that came, as often as it came."""
+        return [span for body in list(self.bodies) for span in _spans_of(body)]
+
     def spans(self) -> dict[str, Told]:
         """By id: what comes twice is one."""
-        return {span.span_id: span for body in list(self.bodies) for span in _spans_of(body)}
+        return {span.span_id: span for span in self.received()}
 
     def named(self, trace_id: str) -> dict[str, Told]:
         """Those of a trace, by name."""

@@ -24,6 +24,7 @@ from streams.log.memory import Crashed, Fault, MemoryConsumer, MemoryLog, Memory
 from streams.log.port import TopicPartition
 from streams.settings import PostSafetySettings
 from streams.topics import Partitions, Topics
+from streams.tracing.tracing import Tracing
 
 TOPICS = Topics("local", ["sim"], Partitions(generated=2, responses=2, usage=1))
 DENY = ["make a bomb", "secret sauce"]
@@ -273,8 +274,9 @@ def plain_answer(world: World, response_id: str = "r1", **about: object) -> None
 class Member:
     """One post-safety process, restarted when a fault kills it."""
 
-    def __init__(self, world: World, name: str = "ps") -> None:
+    def __init__(self, world: World, name: str = "ps", tracing: Tracing | None = None) -> None:
         self.world = world
+        self.tracing = tracing
         self.name = name
         self._start()
 
@@ -289,7 +291,7 @@ class Member:
         self.process = PostSafetyProcess(
             topics=TOPICS, settings=self.world.settings, directory=self.world.tenants, generated=self.generated,
             control=self.control, policies=self.policies, parked=self.parked, producer=self.producer,
-            metrics=Metrics(self.registry),
+            metrics=Metrics(self.registry), tracing=self.tracing,
             clock_ms=lambda: self.world.now_ms, monotonic_s=lambda: self.world.now_ms / 1_000,
         )  # fmt: skip
         self.process.start()

@@ -13,7 +13,7 @@ from schemas.endings import EndingCode
 from schemas.responses import Terminal
 from schemas.usage import UsageEvent
 from streams.ids import ResponseIds, parse_response_id
-from streams.settings import Settings, TracingSettings
+from streams.settings import Settings, SettingsError, TracingSettings
 from streams.tracing.context import ROOT, parse_traceparent, span_id_of
 from streams.tracing.spans import spans_of_bill, spans_of_gateway
 from streams.tracing.tracing import tracing_of
@@ -154,6 +154,13 @@ def test_a_collector_that_is_away_holds_nobody_up() -> None:
     carried = tracing.traceparent(response_id, "")
     tracing.billed(bill(response_id, carried, 1_000))
     tracing.close()
+
+
+def test_where_its_packages_are_not_installed_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "streams.tracing.export", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(SettingsError, match="needs the extra `tracing`"):
+        tracing_of(settings_of("http://127.0.0.1:4318"))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
