@@ -14,6 +14,8 @@ from streams.log.kafka import client_config, tls_context
 from streams.settings import KafkaSettings
 from tests.certificates import Authority
 
+NOBODY = "127.0.0.1:1"
+"""librdkafka connects as soon as a client is made, and somebody may run a stack on the default port."""
 LOGIN: dict[str, Any] = {"sasl_username": "gateway", "sasl_password": "secret"}
 
 
@@ -23,7 +25,7 @@ def settings(folder: Path, protocol: str, **fields: Any) -> KafkaSettings:
     files = {
         "ssl_ca_file": authority.certificate, "ssl_certificate_file": pair.certificate, "ssl_key_file": pair.key
     } if protocol.endswith("SSL") else {}  # fmt: skip
-    return KafkaSettings.model_validate({"security_protocol": protocol, **files, **fields})
+    return KafkaSettings.model_validate({"bootstrap": NOBODY, "security_protocol": protocol, **files, **fields})
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
