@@ -12,11 +12,10 @@ import orjson
 from billing_jobs.pricing import PICO_PER_UNIT
 from billing_jobs.sql_guard import check_select
 from billing_jobs.store import Connection
-from schemas.usage_query import BucketWidth, GroupBy, InvalidQuery, parse_bucket_width, parse_group_by
+from schemas.usage_query import MAX_TIME_S, BucketWidth, GroupBy, InvalidQuery, parse_bucket_width, parse_group_by
 
 BUCKET_S: dict[BucketWidth, int] = {"1h": 3_600, "1d": 86_400}
 MAX_BUCKETS: dict[BucketWidth, int] = {"1h": 31 * 24, "1d": 400}
-MAX_TIME_S = 2**33
 TOKEN_CLASSES = (
     "uncached_input_tokens",
     "cached_input_tokens",

@@ -6,6 +6,8 @@ BucketWidth = Literal["1h", "1d"]
 GroupBy = Literal["model", "project_id", "key_id", "endpoint", "lane", "pool", "region", "ending"]
 BUCKET_WIDTHS: tuple[BucketWidth, ...] = get_args(BucketWidth)
 GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
+MAX_TIME_S = 2**33
+"""Unix time. Before it no bucket begins."""
 
 
 class InvalidQuery(ValueError):

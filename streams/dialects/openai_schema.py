@@ -1,22 +1,36 @@
-"""The JSON schema of a chat's body, for those who make a client of it: what is honoured, and what else is accepted."""
+"""The JSON schema of a body, for those who make a client of it: what is honoured, and what else is accepted."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from streams.dialects.openai_chat import ChatBody
-from streams.dialects.openai_parameters import HINTS, NOT_OFFERED
+from pydantic import BaseModel
 
+from streams.dialects.openai_chat import ChatBody
+from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NotOffered
+
+_NONE: Mapping[str, Any] = {}
 _TYPES: dict[type, str] = {str: "string", dict: "object", list: "array"}
 
 
 def chat_schema(ref_template: str) -> dict[str, Any]:
     """With `$defs`; references to them are made by `ref_template`."""
-    schema = ChatBody.model_json_schema(ref_template=ref_template)
+    return body_schema(ChatBody, ref_template, NOT_OFFERED, HINTS)
+
+
+def body_schema(
+    kind: type[BaseModel],
+    ref_template: str,
+    not_offered: Mapping[str, NotOffered] = _NONE,
+    hints: Mapping[str, type] = _NONE,
+) -> dict[str, Any]:
+    """Of what `openai_body.asked` takes for `kind`."""
+    schema = kind.model_json_schema(ref_template=ref_template)
     properties = schema["properties"]
     for name in properties.keys() - set(schema["required"]):
         properties[name] = _nullable(properties[name])
-    for name, kind in HINTS.items():
-        properties[name] = {"type": [_TYPES[kind], "null"], "description": "Accepted, and of no effect."}
-    for name, row in NOT_OFFERED.items():
+    for name, json_type in hints.items():
+        properties[name] = {"type": [_TYPES[json_type], "null"], "description": "Accepted, and of no effect."}
+    for name, row in not_offered.items():
         properties[name] = {"enum": [None, *row.asks_for_nothing], "description": f"Not offered: {row.why}."}
     return schema
 

@@ -11,6 +11,7 @@ from schemas.request import MAX_MESSAGES, Message
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_body import WIRE, ChatMessage, asked, asked_messages, neutral_message, validated
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NotOffered
+from streams.dialects.openai_schema import body_schema
 
 _CHAT_NOT_OFFERED: Mapping[str, NotOffered] = {
     name: NOT_OFFERED[name]
@@ -71,6 +72,15 @@ class Tokenise:
 class Detokenise:
     model: str
     token_ids: list[int]
+
+
+def token_schemas(ref_template: str) -> dict[str, dict[str, Any]]:
+    """Of the bodies by name, as `openai_schema.chat_schema`: a text or a chat to tokenise, and tokens."""
+    return {
+        "TokeniseText": body_schema(_PromptBody, ref_template),
+        "TokeniseChat": body_schema(_ChatBody, ref_template, _CHAT_NOT_OFFERED, _CHAT_HINTS),
+        "Detokenise": body_schema(_TokensBody, ref_template),
+    }
 
 
 def parse_tokenise(body: Mapping[str, Any]) -> Tokenise:

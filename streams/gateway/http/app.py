@@ -2,21 +2,23 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import WithJsonSchema
 from starlette.exceptions import HTTPException
 
 from schemas.endings import ENDINGS
-from schemas.usage_query import BUCKET_WIDTHS, GROUPS
+from schemas.usage_query import BUCKET_WIDTHS, GROUPS, MAX_TIME_S
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_error import ending_error, error_object
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import api_error_response, error_response
 from streams.gateway.http.body import ClientDisconnect
-from streams.gateway.http.chats import ChatApi
+from streams.gateway.http.chats import MAX_SEQUENCE, ChatApi
 from streams.gateway.http.models import ModelApi
 from streams.gateway.http.openapi import openapi_document
 from streams.gateway.http.usage import UsageApi
@@ -27,6 +29,27 @@ from streams.retry_advice import retry_advice_ms
 
 _FOLDER = Path(__file__).parent
 _INVALID = "invalid_request_error"
+_Position = Annotated[
+    str | None,
+    Query(description="Needs `stream=true`."),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SEQUENCE}),
+]
+_Start = Annotated[
+    int | None, Query(ge=0, lt=MAX_TIME_S, description="Unix seconds; default: a week before `end_time`.")
+]
+_End = Annotated[
+    int | None,
+    Query(ge=1, le=MAX_TIME_S, description="Unix seconds, exclusive, at most 400 days after the start; default: now."),
+]
+_Width = Annotated[str, Query(json_schema_extra={"enum": list(BUCKET_WIDTHS)})]
+_MAYBE_GROUP = f"({'|'.join(GROUPS)})?"
+_Groups = Annotated[
+    str,
+    Query(
+        description=f"Comma list of {', '.join(GROUPS)}, none of them twice.",
+        json_schema_extra={"pattern": f"^{_MAYBE_GROUP}(,{_MAYBE_GROUP})*$"},
+    ),
+]
 
 
 @cache
@@ -48,12 +71,15 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     @app.post("/v1/chat/completions", openapi_extra=body, tags=["chat"], operation_id="chat_completions")
     @app.post("/api/chat/completions", include_in_schema=False)
     async def chat_completions(request: Request) -> Response:
-        """Answers a chat; with `stream: true` as server-sent events, each with the `id` to resume after."""
+        """Answers a chat; with `stream: true` as server-sent events, each with the `sequence_number` to resume after.
+
+        Who sends `Accept: text/event-stream` or `Last-Event-ID` gets that number as the event's `id` too.
+        """
         return await chats.chat(request)
 
     @app.get("/v1/responses/{response_id}", tags=["responses"])
     async def get_response(
-        request: Request, response_id: str, stream: bool = False, starting_after: str | None = None
+        request: Request, response_id: str, stream: bool = False, starting_after: _Position = None
     ) -> Response:
         """A response by id: its state and text, or with `stream=true` its events after `starting_after`."""
         return await chats.retrieve(request, response_id, stream, starting_after)
@@ -78,10 +104,10 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     @app.get("/v1/usage", tags=["usage"])
     async def get_usage(
         request: Request,
-        start_time: int | None = Query(None, description="Unix seconds; default: a week before `end_time`."),
-        end_time: int | None = Query(None, description="Unix seconds, exclusive; default: now."),
-        bucket_width: str = Query("1d", description=f"One of {', '.join(BUCKET_WIDTHS)}."),
-        group_by: str = Query("", description=f"Comma list of {', '.join(GROUPS)}."),
+        start_time: _Start = None,
+        end_time: _End = None,
+        bucket_width: _Width = "1d",
+        group_by: _Groups = "",
         org_id: str | None = Query(None, description="Your own organisation, if given."),
     ) -> Response:
         """Token counts and cost in buckets. All that had ended by `finalized_through` is counted."""

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from streams.dialects.openai_schema import chat_schema
+from streams.dialects.vllm_tokens import token_schemas
 
 _TEXT: Final = {"type": "string"}
 _WHOLE: Final = {"type": "integer"}
@@ -116,6 +117,20 @@ def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any
     return answers
 
 
+def _bodies() -> dict[str, Any]:
+    template = "#/components/schemas/{model}"
+    bodies = {"ChatBody": chat_schema(template), **token_schemas(template)}
+    parts = {name: part for body in bodies.values() for name, part in body.pop("$defs", {}).items()}
+    return {**parts, **bodies}
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Of a parameter, which is left out where nothing is meant: a query has no null."""
+    kept = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    about = {name: value for name, value in schema.items() if name != "anyOf"}
+    return {**about, **kept[0]} if len(kept) == 1 else schema
+
+
 def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Made once."""
     if app.openapi_schema is None:
@@ -123,15 +138,16 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, routes=app.routes, summary="LLMs as a streaming dataflow on Kafka."
         )
         components = document.setdefault("components", {})
-        body = chat_schema("#/components/schemas/{model}")
         # FastAPI's own are of its 422, which nobody is answered.
-        components["schemas"] = {**body.pop("$defs", {}), "ChatBody": body, **_SCHEMAS}
+        components["schemas"] = {**_bodies(), **_SCHEMAS}
         components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
+                for parameter in operation.get("parameters", ()):
+                    parameter["schema"] = _without_null(parameter["schema"])
                 if path in _OPEN:
                     operation["responses"] = _OPEN[path]
                 else:

@@ -41,7 +41,7 @@ class UsageApi:
         if org_id is not None and org_id != tenant.tenant_id:
             raise ApiError(404, "organization_not_found", f"No organisation {org_id[:100]!r}.", param="org_id")
         end_s = end_time if end_time is not None else now_ms() // 1_000
-        start_s = start_time if start_time is not None else end_s - 7 * 86_400
+        start_s = start_time if start_time is not None else max(0, end_s - 7 * 86_400)
         if not 0 <= start_s < end_s or end_s - start_s > MAX_USAGE_S:
             raise invalid_parameter("start_time", "start_time must lie before end_time, by at most 400 days.")
         try:
@@ -55,6 +55,6 @@ class UsageApi:
         except InvalidQuery as error:
             raise invalid_parameter(error.param, f"{error}.") from None
         except UsageUnavailable as error:
-            _log.warning("usage_unavailable", why=str(error))
+            _log.warning("usage_unavailable", why=str(error), repeats=True)
             raise unavailable("Usage figures cannot be had now.") from None
         return JSONResponse({"object": "page", "has_more": False, **page.model_dump(mode="json")})

@@ -12,17 +12,12 @@ from streams.gateway.service.service import Gateway
 _VERSION = version("sluice")
 
 
-def _body(required: list[str], **properties: dict[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "required": required, "properties": {"model": {"type": "string"}, **properties}}
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-_TOKENISE = _body(
-    [], prompt={"type": "string"}, messages={"type": "array", "items": {"type": "object"}},
-    add_special_tokens={"type": "boolean"}, add_generation_prompt={"type": "boolean"},
-    return_token_strs={"type": "boolean"},
-)  # fmt: skip
-_DETOKENISE = _body(["tokens"], tokens={"type": "array", "items": {"type": "integer"}})
+_TOKENISE = _body({"oneOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("TokeniseText", "TokeniseChat")]})
+_DETOKENISE = _body({"$ref": "#/components/schemas/Detokenise"})
 
 
 def add_vllm_routes(app: FastAPI, gateway: Gateway) -> None:

@@ -1,6 +1,7 @@
 """The OpenAPI document says what the gateway does: statuses, shapes, and where a key is asked for."""
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -91,6 +92,68 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
             is_told(document, "post", path, await http.post(path, content=b"{}"))
         for path in ("/healthz", "/readyz", "/health", "/version"):
             is_told(document, "get", path, await http.get(path))
+
+
+def fits(document: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
+    """By its fields' names, exactly one of the bodies that the document has for the path."""
+    schemas = document["components"]["schemas"]
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    kinds = [schemas[each["$ref"].rsplit("/", 1)[1]] for each in schema.get("oneOf", [schema])]
+    assert all(kind["additionalProperties"] is False for kind in kinds)
+    fitting = [kind for kind in kinds if set(kind["required"]) <= body.keys() <= kind["properties"].keys()]
+    return len(fitting) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_taken"),
+    [
+        ("/tokenize", {"prompt": "x", "add_special_tokens": False}, True),
+        ("/tokenize", {"messages": HELLO["messages"], "tools": [], "model": None}, True),
+        ("/tokenize", {"messages": HELLO["messages"], "prompt": "x"}, False),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, False),
+        ("/tokenize", {}, False),
+        ("/detokenize", {"tokens": [1]}, True),
+        ("/detokenize", {"tokens": [1], "colour": "red"}, False),
+    ],
+)
+async def test_a_body_is_taken_where_the_document_has_its_fields(
+    stack: Stack, path: str, body: dict[str, Any], is_taken: bool
+) -> None:
+    assert fits(await document_of(stack), path, body) is is_taken
+    async with client(stack) as http:
+        assert (await http.post(path, json=body)).status_code == (200 if is_taken else 400)
+
+
+async def test_a_query_is_taken_within_the_bounds_of_the_document(stack: Stack) -> None:
+    document = await document_of(stack)
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                assert "anyOf" not in parameter["schema"], (path, parameter["name"], "a query has no null")
+    usage, response = (
+        {each["name"]: each["schema"] for each in document["paths"][path]["get"]["parameters"]}
+        for path in ("/v1/usage", RESPONSE)
+    )
+    position = response["starting_after"]
+    assert (position["type"], position["minimum"], position["maximum"]) == ("integer", 0, 2**31)
+    first, last = usage["end_time"]["minimum"], usage["end_time"]["maximum"]
+    async with client(stack) as http:
+        for name, taken, refused in (
+            ("end_time", (first, 3_600, last), (first - 1, last + 1, "")),
+            ("start_time", (usage["start_time"]["minimum"],), (-1, last, "")),
+            ("bucket_width", usage["bucket_width"]["enum"], ("2h", "")),
+            ("group_by", ("", "model", "model,ending"), ("price",)),
+        ):
+            for value in (*taken, *refused):
+                rest = "&end_time=3600" if name == "start_time" else ""
+                answer = await http.get(f"/v1/usage?{name}={value}{rest}")
+                assert answer.status_code == (200 if value in taken else 400), (name, value)
+        pattern = re.compile(usage["group_by"]["pattern"])
+        assert [bool(pattern.search(text)) for text in ("", "model", "model,ending", "price", "modelx")] == [
+            True, True, True, False, False
+        ]  # fmt: skip
+        answer = await http.get("/v1/responses/resp_x?stream=true&starting_after=")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
 
 
 async def test_a_key_is_asked_for_exactly_where_the_document_says(stack: Stack) -> None:
