@@ -10,7 +10,6 @@ import time
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from deploy.cli.app import CommandError, DataOption, app, err, nothing_runs, out, run_of
 from deploy.cli.banner import banner
@@ -67,7 +66,6 @@ def up(
     outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as `nohup` starts it
     for number in (signal.SIGINT, signal.SIGTERM, *(() if outlives_terminal else (signal.SIGHUP,))):
         signal.signal(number, interrupt)
-    progress.say(f"Sluice starts on {escape(str(stack.data.path))}")
     with contextlib.suppress(StartInterrupted), stack:
         if wait_ready(stack, progress, interrupted):
             progress.say("[green]everything is ready[/green]")

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from deploy.cli.app import CommandError, DataOption, JsonOption, app, development_key, err, out, running, settings_of
 from deploy.cli.chat import Answer, Chat
@@ -16,6 +18,7 @@ from streams.keyring import Purpose
 from streams.settings import Settings
 
 HTTP_SLACK_S = 10.0
+WIDER_THAN_ANY = 1_000_000
 
 
 def _ending(answer: Answer) -> str:
@@ -92,6 +95,25 @@ def query(settings: Settings, sql_text: str) -> dict[str, Any]:
     return result
 
 
+def _show(columns: list[str], rows: list[list[Any]]) -> None:
+    """As a table; where that is wider than the output, each row as a record of its own, a line for each column."""
+    table = Table()
+    for name in columns:
+        table.add_column(Text(name))
+    cells = [[Text("" if value is None else str(value)) for value in row] for row in rows]
+    for row in cells:
+        table.add_row(*row)
+    unbound = out.options.update(max_width=WIDER_THAN_ANY)
+    if Measurement.get(out, unbound, table).maximum <= out.width:
+        out.print(table)
+        return
+    longest = max(map(len, columns))
+    for number, row in enumerate(cells, 1):
+        out.print(Text(f"row {number}", style="bold"))
+        for name, cell in zip(columns, row, strict=True):
+            out.print(Text(f"{name + ':':<{longest + 1}} ") + cell)
+
+
 @app.command()
 def sql(
     text: Annotated[
@@ -106,9 +128,6 @@ def sql(
     if as_json:
         print(json.dumps(result, indent=1))
         return
-    shown = Table(*result["columns"])
-    for row in result["rows"]:
-        shown.add_row(*(escape("" if value is None else str(value)) for value in row))
-    out.print(shown)
+    _show(result["columns"], result["rows"])
     if result["truncated"]:
         err.print("[yellow]more rows match; only the first are shown[/yellow]")

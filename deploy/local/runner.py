@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rich.markup import escape
+
 from deploy.install.kafka_jars import has_jars
 from deploy.local import guardian
 from deploy.local.data_folder import DataFolder, DataFolderError, Keys, ProcessRecord, RunRecord
@@ -132,6 +134,7 @@ class Stack:
 
     def _start(self) -> None:
         self._resources.enter_context(self.data.lock())
+        self._say(f"Sluice starts on {escape(str(self.data.path))}")
         self._end_leftovers()
         tenants_file = tenants_file_of(self.data, self._options.environment)
         self._keys = provision_keys(self.data, tenants_file)

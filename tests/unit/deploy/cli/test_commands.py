@@ -1,13 +1,18 @@
 """The commands on a data folder whose stack is only written down: what they read there, send and show."""
 
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -53,7 +58,7 @@ def run_of(
 
 
 @contextmanager
-def billing() -> Iterator[tuple[int, list[str]]]:
+def billing(columns: Sequence[str] = ("one",), row: Sequence[Any] = (1,)) -> Iterator[tuple[int, list[str]]]:
     """Answers any query with one row; its port, and the Authorization headers that came."""
     seen: list[str] = []
 
@@ -61,7 +66,7 @@ def billing() -> Iterator[tuple[int, list[str]]]:
         def do_POST(self) -> None:
             seen.append(self.headers["Authorization"])
             self.rfile.read(int(self.headers["Content-Length"]))
-            answer = json.dumps({"columns": ["one"], "rows": [[1]], "truncated": False}).encode()
+            answer = json.dumps({"columns": columns, "rows": [row], "truncated": False}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -96,6 +101,49 @@ def test_a_query_bears_the_password_that_the_processes_were_started_with(
     [password] = capsys.readouterr().out.split()
     assert seen == [f"Bearer {password}"] * 2
     assert "o" * 40 not in password, "the deployment's secret travels to nobody"
+
+
+WIDE = [f"column_{number}" for number in range(41)]
+MARKED = ["[red]as it is[/red] :smile:", None, "2026-11-22 12:00:00.000", *range(38)]
+PIPE = None
+
+
+def shown_by_sql(path: Path, columns: Sequence[str], row: Sequence[Any], width: int | None) -> list[str]:
+    """The lines that `sluice sql` writes to a terminal so wide, or into a pipe."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    with billing(columns, row) as (port, _), running(path, BILLING__PORT=str(port), DEPLOYMENT_SECRET="o" * 40):
+        ours, theirs = pty.openpty() if width else os.pipe()
+        if width:
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "deploy.cli", "sql", "SELECT * FROM usage", "--data", str(path)],
+            env=environment | {"TERM": "xterm"}, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE,
+        ) as command:  # fmt: skip
+            os.close(theirs)
+            written = b""
+            with suppress(OSError):  # so a terminal ends whose other side was closed
+                while piece := os.read(ours, 65_536):
+                    written += piece
+            os.close(ours)
+            _, complaint = command.communicate(timeout=60)
+        assert command.returncode == 0, complaint
+    return re.sub(r"\x1b\[[0-9;]*m", "", written.decode()).splitlines()
+
+
+@pytest.mark.parametrize("width", [80, PIPE])
+def test_a_row_that_is_wider_than_the_output_is_shown_column_by_column(tmp_path: Path, width: int | None) -> None:
+    first, *lines = shown_by_sql(tmp_path, WIDE, MARKED, width)
+    assert first == "row 1"
+    told = [tuple(part.strip() for part in line.split(":", 1)) for line in lines]
+    assert told == [(name, "" if value is None else str(value)) for name, value in zip(WIDE, MARKED, strict=True)]
+
+
+@pytest.mark.parametrize("width", [80, PIPE])
+def test_rows_that_fit_are_shown_as_a_table(tmp_path: Path, width: int | None) -> None:
+    lines = shown_by_sql(tmp_path, ["model", "cost"], ["[tiny]", "0.01"], width)
+    assert len(lines) == 5
+    assert [part.strip() for part in lines[1].strip("┃").split("┃")] == ["model", "cost"]
+    assert [part.strip() for part in lines[3].strip("│").split("│")] == ["[tiny]", "0.01"]
 
 
 def test_a_query_goes_where_billing_is_reached_and_not_where_it_listens(tmp_path: Path) -> None:

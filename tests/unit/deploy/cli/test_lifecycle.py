@@ -85,6 +85,15 @@ def test_an_interrupt_while_kafka_starts_is_heard_at_once(up: Up, tmp_path: Path
     assert not any(each.is_running() for each in waiting)
 
 
+def test_who_finds_the_folder_taken_says_nothing_of_a_start(up: Up, tmp_path: Path) -> None:
+    with DataFolder(tmp_path / "data").lock():
+        process = up()
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "already running on" in said
+    assert "starts on" not in said
+
+
 def test_who_goes_with_its_terminal_is_stopped_in_order(up: Up, tmp_path: Path) -> None:
     """The kernel and the shell both say that it is gone, and nobody reads what is still said."""
     process = up()
