@@ -202,7 +202,7 @@ class Sink:
             if not error.retriable:
                 raise
             # Records of that poll may be gone with the error: read everything again from the commits.
-            _log.warning("poll_failed", error=str(error))
+            _log.warning("poll_failed", error=str(error), repeats=True)
             self._reread()
             return
         now_ms = self._clock_ms()
@@ -256,9 +256,9 @@ class Sink:
         except LogError as error:
             if not error.retriable:
                 raise
-            _log.warning("position_failed", error=str(error))
+            _log.warning("position_failed", error=str(error), repeats=True)
         except StoreError as error:
-            _log.warning("position_failed", error=str(error))
+            _log.warning("position_failed", error=str(error), repeats=True)
 
     # -- 2. to 4. batches out -------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class Sink:
                 raise
             pending.failures += 1
             pending.retry_at_ms = self._clock_ms() + backoff_ms(pending.failures)
-            _log.warning("batch_waits", cut=cut.token, stage=pending.stage.name.lower(), error=str(error))
+            _log.warning("batch_waits", cut=cut.token, stage=pending.stage.name.lower(), error=str(error), repeats=True)
             return
         self._pending = None
 
@@ -398,7 +398,7 @@ class Sink:
         except LogError as error:
             if not error.retriable:
                 raise
-            _log.warning("progress_unknown", error=str(error))
+            _log.warning("progress_unknown", error=str(error), repeats=True)
         else:
             self.progress = measure(partitions, now_ms)
             self._metrics.lag_records.set(self.progress.lag_records)
@@ -411,7 +411,7 @@ class Sink:
             try:
                 stored = self._store.stored_position(partition.topic, partition.partition)
             except StoreError as error:
-                _log.warning("stored_position_unknown", error=str(error))
+                _log.warning("stored_position_unknown", error=str(error), repeats=True)
             else:
                 if stored is not None:
                     self._stored[partition] = stored

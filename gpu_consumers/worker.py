@@ -211,7 +211,7 @@ class Worker:
         def on_delivery(offset: int | None, error: LogError | None) -> None:
             if error is not None:
                 self._metrics.delivery_failures.inc()
-                _log.error("delivery_failed", topic=effect.topic, error=str(error))
+                _log.error("delivery_failed", topic=effect.topic, error=str(error), repeats=True)
             if receipt is not None:
                 self._guarded(lambda: self._delivered(receipt, offset))
 
@@ -275,7 +275,7 @@ class Worker:
             except LogError as error:
                 if not error.retriable:
                     raise
-                _log.warning("control_poll_failed", error=str(error))
+                _log.warning("control_poll_failed", error=str(error), repeats=True)
                 continue
             self._hear([record for record in records if record.topic == self._topics.workers.name])
             self._core.control_records(
@@ -315,7 +315,7 @@ class Worker:
             except LogError as error:
                 if time.monotonic() >= deadline_s:
                     raise
-                _log.warning("control_positions_failed", error=str(error))
+                _log.warning("control_positions_failed", error=str(error), repeats=True)
                 await asyncio.sleep(0.2)
 
     async def _learn_generated_ends(self) -> None:

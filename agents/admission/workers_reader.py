@@ -86,7 +86,7 @@ class WorkersReader:
             except LogError as error:
                 if not error.retriable:
                     raise
-                _log.warning("workers_reader_retries", error=str(error))
+                _log.warning("workers_reader_retries", error=str(error), repeats=True)
                 self._stopping.wait(POLL_S)
         return None
 

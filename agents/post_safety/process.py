@@ -496,4 +496,4 @@ class PostSafetyProcess:
 
 def _say_uncommitted(error: LogError) -> None:
     # Tried again with the next proposal; a partition that is lost is taken away by the next poll.
-    _log.warning("commit_failed", error=str(error), retriable=error.retriable)
+    _log.warning("commit_failed", error=str(error), retriable=error.retriable, repeats=True)

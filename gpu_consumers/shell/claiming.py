@@ -68,7 +68,7 @@ class Claiming:
                 stood = await self._store.renew()
             except ClaimsUnavailable as error:
                 self._metrics.claim_failures.inc()
-                _log.warning("claims_unavailable", what="renew", error=str(error))
+                _log.warning("claims_unavailable", what="renew", error=str(error), repeats=True)
             else:
                 if self._finished or self._released:
                     self._marked.set()  # it answers again: what it missed is told now
@@ -85,7 +85,9 @@ class Claiming:
                 claims = await self._store.claim(asks)
                 if unanswered := claims.count(None):
                     self._metrics.claim_failures.inc()
-                    _log.warning("claims_unavailable", what="claim", unanswered=unanswered, asked=len(claims))
+                    _log.warning(
+                        "claims_unavailable", what="claim", unanswered=unanswered, asked=len(claims), repeats=True
+                    )
                 for ask, claim in zip(asks, claims, strict=True):
                     self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms())
                 self._after_event()
@@ -110,7 +112,7 @@ class Claiming:
                 self._marked.clear()
                 self._metrics.claim_failures.inc()
                 waiting = len(self._finished) + len(self._released)
-                _log.warning("claims_unavailable", what="finish", error=str(error), waiting=waiting)
+                _log.warning("claims_unavailable", what="finish", error=str(error), waiting=waiting, repeats=True)
                 del self._finished[:-MAX_CLAIM_MARKS], self._released[:-MAX_CLAIM_MARKS]
             else:
                 self._store_took_all = True

@@ -51,7 +51,7 @@ class LaneReading:
             except LogError as error:
                 if not error.retriable:
                     raise
-                _log.warning("lanes_poll_failed", error=str(error))
+                _log.warning("lanes_poll_failed", error=str(error), repeats=True)
                 continue
             if records:
                 self._core.lane_records(records, self._now_ms())
@@ -92,7 +92,7 @@ class LaneReading:
             )
         except LogError as error:
             # Not ours any more, or the group is being balanced: the partition's next owner reads again.
-            _log.warning("commit_failed", error=str(error))
+            _log.warning("commit_failed", error=str(error), repeats=True)
             return False
         return True
 

@@ -79,7 +79,9 @@ class ReadingBack:
                 try:
                     await self._loop.run_in_executor(self._threads, self._pass, asked[0], work)
                 except LogError as error:
-                    _log.warning("read_back_failed", partition=asked[0], at=work.next_offset, error=str(error))
+                    _log.warning(
+                        "read_back_failed", partition=asked[0], at=work.next_offset, error=str(error), repeats=True
+                    )
                     await asyncio.sleep(RETRY_S)
                 # What ended meanwhile, of a cancel or at its deadline, is not to be read on for.
                 work.keep(lambda ask: self._core.is_read_back(ask.response_id, ask.attempt_id))

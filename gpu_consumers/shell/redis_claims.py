@@ -112,7 +112,7 @@ class RedisClaims:
                 await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, uncount=ask.purpose == "begin")])
             except ClaimsUnavailable as error:
                 # Who is told `leased` asks again, and gives it back then.
-                _log.warning("claims_unavailable", what="give way", error=str(error))
+                _log.warning("claims_unavailable", what="give way", error=str(error), repeats=True)
         elif earlier.state == "expired" and not is_ours:
             [taken] = await self._claim([replace(ask, purpose="take")])
             if taken is None or taken.state == "leased":

@@ -183,7 +183,7 @@ class GatewayRuntime:
             except LogError as error:
                 if not error.retriable:
                     raise
-                _log.warning("responses_poll_failed", why=str(error))
+                _log.warning("responses_poll_failed", why=str(error), repeats=True)
                 continue
             for start in range(0, len(records), RECORDS_AT_ONCE):
                 batch = records[start : start + RECORDS_AT_ONCE]
@@ -258,7 +258,7 @@ class GatewayRuntime:
 
 def _unpriced(_offset: int | None, error: LogError | None) -> None:
     if error is not None:
-        _log.warning("delivered_count_lost", why=str(error))
+        _log.warning("delivered_count_lost", why=str(error), repeats=True)
 
 
 class GatewayServer(uvicorn.Server):

@@ -228,7 +228,7 @@ class Pump:
                 await self._commit(due)
             except LogError as error:
                 # Rebalanced away, or the coordinator moves: the next owner starts from the last commit.
-                _log.warning("commit_failed", why=str(error))
+                _log.warning("commit_failed", why=str(error), repeats=True)
                 return
             self._committed.update(due)
 
@@ -248,7 +248,7 @@ class Pump:
                 await asyncio.sleep(0)
         except HistoryUnavailable as error:
             self._metrics.history_failures.inc()
-            _log.warning("history_flush_failed", why=str(error), bytes=hub.backlog.unkept_bytes)
+            _log.warning("history_flush_failed", why=str(error), bytes=hub.backlog.unkept_bytes, repeats=True)
             self._leave_to_log()
             return False
         self._metrics.history_flush.observe(time.perf_counter() - started_s)

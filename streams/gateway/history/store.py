@@ -384,7 +384,7 @@ class History:
                 if not replay.known and not _has_time(response_id):
                     return None
             except HistoryUnavailable as error:
-                _log.warning("history_unavailable", why=str(error))
+                _log.warning("history_unavailable", why=str(error), repeats=True)
                 near_failed = True
                 replay = Replay(after)
             is_told = replay.started is not None or rest is not None
@@ -415,7 +415,7 @@ class History:
             if outline.started is not None:
                 return outline
         except HistoryUnavailable as error:
-            _log.warning("history_unavailable", why=str(error))
+            _log.warning("history_unavailable", why=str(error), repeats=True)
         replay = await self.read(tenant_id, response_id, 0)
         return None if replay is None else _outline(tenant_id, replay)
 
@@ -426,7 +426,7 @@ class History:
         try:
             found.update(await self._near.started(streams))
         except HistoryUnavailable as error:
-            _log.warning("history_unavailable", why=str(error))
+            _log.warning("history_unavailable", why=str(error), repeats=True)
             beyond_log = beginnings.late
         missing = [stream for stream in streams if stream.response_id not in found]
         beyond_log += [stream.response_id for stream in missing if not _has_time(stream.response_id)]

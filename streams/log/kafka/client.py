@@ -9,10 +9,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
 from streams.log.port import LogError, RecordTooLarge, TopicPartition
+from streams.seldom import Seldom
 
 T = TypeVar("T")
 
-REPEAT_ERROR_S = 10.0
 SETTLE_TIMEOUT_S = 5.0
 """How long a look-up is repeated while leaders move, as they do just after a topic was made or a broker came back."""
 
@@ -69,21 +69,19 @@ def settled(look_up: Callable[[], T]) -> T:
 class ClientErrors:
     """Keeps the error that ends a client; logs those from which librdkafka recovers by itself.
 
-    While a broker is away, the same error comes back many times a second: it is logged once per `REPEAT_ERROR_S`.
+    While a broker is away, the same error comes back many times a second.
     """
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._fatal: LogError | None = None
-        self._logged_at_s: dict[str, float] = {}
+        self._seldom = Seldom()
 
     def __call__(self, error: KafkaError) -> None:
         if error.fatal():
             self._fatal = log_error(error, self._client_id)
             return
-        now_s = time.monotonic()
-        if now_s - self._logged_at_s.get(error.name(), -REPEAT_ERROR_S) >= REPEAT_ERROR_S:
-            self._logged_at_s[error.name()] = now_s
+        if self._seldom.left_out(error.name()) is not None:
             logger.warning("%s: %s: %s", self._client_id, error.name(), error.str())
 
     def begin_anew(self) -> None:
