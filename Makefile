@@ -33,7 +33,7 @@ demo: ## The same, then a scripted tour that checks each of its steps, then stop
 
 test: ## The tests, the end-to-end ones on the real stack; all but the long ones
 	@$(BOOTSTRAP) --engine vllm --dev
-	@$(BIN)/pytest -m "not long"
+	@$(BIN)/python -m tests.side_by_side
 
 test-long: ## The tests that take their time
 	@$(BOOTSTRAP) --engine vllm --dev

@@ -335,14 +335,15 @@ async def test_a_client_that_leaves_detaches_and_its_policy_decides(stack: Stack
         asking = asyncio.ensure_future(_first_bytes(http, body))
         request = await stack.pipeline.next_request()
         stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["Once "])  # the first bytes leave with the first text
         await asking
     await until(lambda: stack.runtime.hub.viewers == 0, "the viewer is gone")
     if cancelled:
         await until(stack.pipeline.cancels, "the response is cancelled")
         assert stack.pipeline.cancels()[0].reason == "disconnect"
     else:
-        stack.pipeline.release(request, 1, ["still"])
-        stack.pipeline.end(request, 2)
+        stack.pipeline.release(request, 2, ["still"])
+        stack.pipeline.end(request, 3)
         await until(lambda: stack.runtime.hub.get(request.response_id) is None, "it ends without a viewer")
         assert stack.pipeline.cancels() == []
 
