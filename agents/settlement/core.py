@@ -39,6 +39,8 @@ SWEEP_PAGES = 25
 FLUSH_TIMEOUT_S = 30.0
 REMEMBERED_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
 """After its usage was logged, the store has forgotten a reservation."""
+FORGOTTEN_SLACK_MS = 600_000
+"""What is forgotten for less is settled, in vain: a busy log would else be passed over at the pace of the clock."""
 _log = structlog.get_logger()
 
 
@@ -172,7 +174,8 @@ class Settlement:
         new, or whose position is none of this log's, now or since it was read last.
         """
         since_ms = self._clock_ms() - REMEMBERED_MS
-        forgotten = {record.source: record.offset for record in records if record.timestamp_ms < since_ms}
+        forgotten_ms = since_ms - FORGOTTEN_SLACK_MS
+        forgotten = {record.source: record.offset for record in records if record.timestamp_ms < forgotten_ms}
         left: set[TopicPartition] = set()
         for partition, last in forgotten.items():
             begin = self._consumer.offset_at(partition, since_ms)

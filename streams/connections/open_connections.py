@@ -9,6 +9,9 @@ from typing import Final, Protocol
 from starlette.types import Scope
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 
+STRANGERS_SHARE = 10
+"""Strangers take the places of idle tenants up to this part of all places."""
+
 
 class Abortable(Protocol):
     def abort(self) -> None: ...
@@ -25,8 +28,9 @@ def admit(scope: Scope) -> None:
 
 
 class OpenConnections:
-    """Counts connections. When there is no room a new one takes the place of another: of the stranger that has been
-    there, or has not been answered, for the longest; else of the longest idle of those that showed a key.
+    """Counts connections. When there is no room a new one takes the place of another: of the longest idle of those that
+    showed a key; but of the stranger that has been there, or has not been answered, for the longest, where there is
+    none, or where strangers are more than a tenth of all.
 
     Addresses in `trusted_proxies` (or in networks there) stand for many peers: only the bound of all holds for them.
     """
@@ -51,7 +55,10 @@ class OpenConnections:
         if address not in self._trusted and self._of_peer[peer] >= self._most_per_peer:
             return False
         if len(self._peers) >= self._most:
-            gives_way = next(chain(self._strangers, self._idle), None)
+            # Who comes in is a stranger for a moment: few of them must not put each other out.
+            are_many = len(self._strangers) > self._most // STRANGERS_SHARE
+            in_turn = (self._strangers, self._idle) if are_many else (self._idle, self._strangers)
+            gives_way = next(chain(*in_turn), None)
             if gives_way is None:
                 return False
             self.closed(gives_way)

@@ -5,9 +5,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from redis.asyncio import Redis
 
 from agents.quota.store import Finished, RedisQuota
+from agents.settlement import core
 from agents.settlement.core import REMEMBERED_MS, LaneQueues, Settlement
 from schemas.base import Scope
 from schemas.endings import EndingCode
@@ -75,8 +77,9 @@ def test_killed_and_started_again_it_settles_everything_once(
 
 
 def test_a_group_that_is_new_goes_on_where_the_stores_memory_begins(
-    kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path
+    kafka_settings: KafkaSettings, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(core, "FORGOTTEN_SLACK_MS", 0)  # the broker dates what is written: all of it is of today
     region = Region(kafka_settings, redis_url, tmp_path)
     usage_topic = region.topics.usage.name
 

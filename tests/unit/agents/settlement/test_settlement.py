@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agents.quota.store import Reserved
-from agents.settlement.core import REMEMBERED_MS, SWEEP_GRACE_MS, LaneQueues, Settlement, used_tokens
+from agents.settlement.core import (
+    FORGOTTEN_SLACK_MS,
+    REMEMBERED_MS,
+    SWEEP_GRACE_MS,
+    LaneQueues,
+    Settlement,
+    used_tokens,
+)
 from schemas.admission import Decision
 from schemas.base import Scope
 from schemas.dead_letter import DeadLetter
@@ -122,7 +129,7 @@ def test_what_the_store_has_forgotten_is_passed_over(story: Story, committed: in
     usage_partition = TopicPartition(story.topics.usage.name, partition)
     if committed is not None:
         story.log.consumer("settlement", "another log").commit({usage_partition: committed})
-    story.now_ms = NOW - REMEMBERED_MS - 1
+    story.now_ms = NOW - REMEMBERED_MS - FORGOTTEN_SLACK_MS - 1
     for number in range(1_200):
         story.used(usage(f"forgotten{number}"), partition)
     story.now_ms = NOW
@@ -135,7 +142,7 @@ def test_what_the_store_has_forgotten_is_passed_over(story: Story, committed: in
 
 
 def test_a_log_of_which_everything_is_forgotten_does_not_keep_the_sweeper_away(story: Story) -> None:
-    story.now_ms = NOW - REMEMBERED_MS - 1
+    story.now_ms = NOW - REMEMBERED_MS - FORGOTTEN_SLACK_MS - 1
     for number in range(1_200):
         story.used(usage(f"forgotten{number}"))
     story.reserve("lost", NOW)
@@ -145,10 +152,27 @@ def test_a_log_of_which_everything_is_forgotten_does_not_keep_the_sweeper_away(s
     assert story.quota.tenants["acme"].active == set()
 
 
+def test_on_a_busy_log_what_is_forgotten_is_passed_over_once(story: Story) -> None:
+    """While it looks for where memory begins, the clock goes on; it may not chase it."""
+    for number in range(200):
+        story.now_ms = NOW - REMEMBERED_MS - FORGOTTEN_SLACK_MS - 1_000 + number * 10
+        story.used(usage(f"forgotten{number}"))
+    for number in range(200):
+        story.now_ms = NOW - REMEMBERED_MS + number * 10
+        story.used(usage(f"r{number}"))
+    story.now_ms = NOW
+    finished = 0
+    for _ in range(10):
+        finished += story.settlement.step()
+        story.now_ms += 20
+    assert finished == 200
+    assert story.committed == 400
+
+
 def test_a_brokers_clock_that_went_back_keeps_nothing_from_being_settled(story: Story) -> None:
     story.reserve()
     story.used(usage("r0"))
-    story.now_ms = NOW - REMEMBERED_MS - 1
+    story.now_ms = NOW - REMEMBERED_MS - FORGOTTEN_SLACK_MS - 1
     story.used(usage())
     story.now_ms = NOW
     story.settle()

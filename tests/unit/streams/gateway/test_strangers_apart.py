@@ -192,3 +192,31 @@ def test_idle_connections_of_tenants_outlast_strangers() -> None:
     assert counted.opened(Silent(), "192.0.2.1")
     assert gone == ["silent", "asks", "tenant"]
     assert counted.opened(Silent(), "192.0.2.1"), "in place of the one before"
+
+
+def test_who_comes_in_when_all_places_are_taken_is_not_put_out_by_who_comes_next() -> None:
+    counted = OpenConnections(200, 1_000)
+    gone: list[str] = []
+
+    class Named(Silent):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def abort(self) -> None:
+            gone.append(self._name)
+
+    for _ in range(200):
+        idle = Named("idle")
+        counted.opened(idle, "192.0.2.1")
+        counted.admit(idle)
+        counted.is_idle(idle)
+    newcomers = [Named("newcomer") for _ in range(20)]
+    assert all(counted.opened(each, "192.0.2.2") for each in newcomers)
+    assert gone == ["idle"] * 20
+    for each in newcomers:
+        counted.admit(each)
+    gone.clear()
+    for _ in range(100):
+        counted.opened(Named("flood"), "192.0.2.3")
+    assert gone.count("idle") == 21, "a tenth, and the one that made it more"
+    assert gone.count("newcomer") == 0
