@@ -224,9 +224,11 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
         return self._is_before_frame and bool(self.conn.reader.buffer)
 
     def _account(self) -> bool:
-        """Whether what is held of messages may be."""
+        """Whether what is held of messages may be. A piece always may: others of its tenant have used up the share, and
+        a ping must not cost a socket its streams.
+        """
         held_bytes = self._delivered_bytes + len(self._joined) + len(self.conn.reader.buffer)
-        return self._hold is None or self.lingers or self._hold(held_bytes)
+        return self._hold is None or self.lingers or self._hold(held_bytes) or held_bytes <= PIECE_BYTES
 
     @property
     def _may_read(self) -> bool:

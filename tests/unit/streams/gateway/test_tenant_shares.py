@@ -229,6 +229,21 @@ async def test_memory_of_messages_that_never_end(redis_url: str, way: str) -> No
         await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
 
 
+async def test_a_ping_costs_no_socket_its_streams_when_others_of_its_tenant_hold_all(redis_url: str) -> None:
+    async with shared(redis_url, body_bytes=60_010) as stack, dial(stack) as first, dial(stack) as second:
+        for socket in (first, second):
+            await socket.send(json.dumps({"type": "ping"}))
+            assert (await hear(socket))["type"] == "pong"
+        first.transport.write(b"\x01\xfe" + (60_000).to_bytes(2, "big") + b"\0\0\0\0" + b" " * 60_000)
+        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") >= 60_000, "it is held")
+        await second.send(json.dumps({"type": "ping"}))
+        assert (await hear(second))["error"]["code"] == "rate_limited_bytes"
+        first.transport.abort()
+        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
+        await second.send(json.dumps({"type": "ping"}))
+        assert (await hear(second))["type"] == "pong"
+
+
 DENSE = {"model": "small", "messages": [{"role": "user", "content": "a"}] * 250}
 """8 KB that become more than 100 KB of objects."""
 
