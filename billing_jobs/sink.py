@@ -186,6 +186,11 @@ class Sink:
             self._metrics.dropped_cuts.inc()
             self._pending = None
 
+    def _take_anew(self, partition: TopicPartition) -> None:
+        """As if it were newly assigned: what was read of it is read again."""
+        self._forget(partition)
+        self._unpositioned.add(partition)
+
     def _poll(self) -> None:
         """While a batch waits for an outage to end, nothing is read, but the group still hears from this member."""
         if self._pending is None:
@@ -211,8 +216,7 @@ class Sink:
 
     def _reread(self) -> None:
         for partition in self._consumer.assignment():
-            self._forget(partition)
-            self._unpositioned.add(partition)
+            self._take_anew(partition)
 
     def _pause(self) -> None:
         new = set(self._consumer.assignment()) - self._paused
@@ -231,8 +235,7 @@ class Sink:
         if self._pending is None:
             for partition in self._planner.doubtful():
                 _log.warning("log_went_back", partition=partition.partition)
-                self._forget(partition)
-                self._unpositioned.add(partition)
+                self._take_anew(partition)
         waiting = self._unpositioned & set(self._consumer.assignment())
         if not waiting:
             return
@@ -284,8 +287,7 @@ class Sink:
                         raise
                     # Another member owns the partition by now: the records are its to cut.
                     _log.warning("cut_dropped", cut=cut.token, error=str(error))
-                    self._forget(cut.source)
-                    self._unpositioned.add(cut.source)
+                    self._take_anew(cut.source)
                     return
                 pending.stage = _Stage.INSERT
             self._insert(pending)

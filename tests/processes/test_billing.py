@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from streams.log.kafka import KafkaProducer
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
-from streams.topics import Topics
+from streams.topics import Topic, Topics
 from tests.servers import free_ports, until
 from tests.unit.billing_jobs.events import usage_event
 
@@ -152,20 +152,27 @@ def decided(billing: Billing, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=billing.environment, capture_output=True, text=True, timeout=90)
 
 
+def put(kafka_settings: KafkaSettings, topic: Topic, numbers: range) -> None:
+    producer = KafkaProducer(kafka_settings, "test")
+    for number in numbers:
+        producer.produce(topic.name, usage_event(number).encode(), partition=0)
+    assert producer.flush(30) == 0
+
+
+def make_anew(kafka_settings: KafkaSettings, topic: Topic) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    until(lambda: topic.name not in admin.list_topics(timeout=10).topics, "the topic is gone")
+    provision(kafka_settings, [topic])
+
+
 @pytest.mark.long
 def test_a_topic_that_was_made_anew_is_recognised_and_billed_when_an_operator_says_so(
     billing: Billing, kafka_settings: KafkaSettings
 ) -> None:
     topic = billing.topics.usage
     provision(kafka_settings, [topic, billing.topics.dead_letters])
-    producer = KafkaProducer(kafka_settings, "test")
-
-    def produce(first: int, last: int) -> None:
-        for number in range(first, last + 1):
-            producer.produce(topic.name, usage_event(number).encode(), partition=0)
-        assert producer.flush(30) == 0
-
-    produce(0, 19)
+    put(kafka_settings, topic, range(20))
     with billing.running() as process:
         until(lambda: billing.counts() == expected(20), "it is in the tables", every_s=0.1)
         refused = decided(billing, "recut", "0", "--from", "0", "--yes")
@@ -173,11 +180,8 @@ def test_a_topic_that_was_made_anew_is_recognised_and_billed_when_an_operator_sa
         assert "stop them first" in refused.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
-    admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
-    admin.delete_topics([topic.name])[topic.name].result(30)
-    until(lambda: topic.name not in admin.list_topics(timeout=10).topics, "the topic is gone")
-    provision(kafka_settings, [topic])
-    produce(20, 69)
+    make_anew(kafka_settings, topic)
+    put(kafka_settings, topic, range(20, 70))
 
     ended = subprocess.run(
         [sys.executable, "-m", "billing_jobs"], env=billing.environment, capture_output=True, text=True, timeout=60
@@ -203,19 +207,11 @@ def test_a_topic_that_is_made_anew_under_a_running_process_is_not_billed_from_th
 ) -> None:
     topic = billing.topics.usage
     provision(kafka_settings, [topic, billing.topics.dead_letters])
-    producer = KafkaProducer(kafka_settings, "test")
-    for number in range(20):
-        producer.produce(topic.name, usage_event(number).encode(), partition=0)
-    assert producer.flush(30) == 0
+    put(kafka_settings, topic, range(20))
     with billing.running() as process:
         until(lambda: billing.counts() == expected(20), "it is in the tables", every_s=0.1)
-        admin = AdminClient({"bootstrap.servers": kafka_settings.bootstrap})
-        admin.delete_topics([topic.name])[topic.name].result(30)
-        until(lambda: topic.name not in admin.list_topics(timeout=10).topics, "the topic is gone")
-        provision(kafka_settings, [topic])
-        for number in range(20, 25):
-            producer.produce(topic.name, usage_event(number).encode(), partition=0)
-        assert producer.flush(30) == 0
+        make_anew(kafka_settings, topic)
+        put(kafka_settings, topic, range(20, 25))
         assert process.wait(timeout=60) == 70, "the topic is unknown for a moment, or another one"
     ended = subprocess.run(
         [sys.executable, "-m", "billing_jobs"], env=billing.environment, stdout=subprocess.PIPE, timeout=60

@@ -21,6 +21,17 @@ class Silent:
         pass
 
 
+class Named(Silent):
+    """Tells `gone` its name when it is aborted."""
+
+    def __init__(self, name: str, gone: list[str]) -> None:
+        self._name = name
+        self._gone = gone
+
+    def abort(self) -> None:
+        self._gone.append(self._name)
+
+
 class Peer:
     """A TCP connection that says what it likes."""
 
@@ -60,20 +71,26 @@ async def peer(stack: Stack) -> AsyncIterator[Peer]:
 
 
 @asynccontextmanager
-async def deaf_peer(stack: Stack) -> AsyncIterator[Peer]:
-    """An authenticated WebSocket that reads as little as its buffers allow; nothing is read unless asked for."""
-    deaf = socket.socket()
-    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    deaf.connect(("127.0.0.1", stack.port))
-    reader, writer = await asyncio.open_connection(sock=deaf, limit=1_024)
+async def narrow_peer(stack: Stack) -> AsyncIterator[Peer]:
+    """Has room for little, and reads nothing unless asked to."""
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    narrow.connect(("127.0.0.1", stack.port))
+    reader, writer = await asyncio.open_connection(sock=narrow, limit=1_024)
     try:
-        stranger = Peer(reader, writer)
-        await upgraded(stranger, b"Authorization: Bearer " + KEY.encode() + b"\r\n")
-        yield stranger
+        yield Peer(reader, writer)
     finally:
         writer.transport.abort()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+
+@asynccontextmanager
+async def deaf_peer(stack: Stack) -> AsyncIterator[Peer]:
+    """An authenticated WebSocket that reads as little as its buffers allow; nothing is read unless asked for."""
+    async with narrow_peer(stack) as stranger:
+        await upgraded(stranger, b"Authorization: Bearer " + KEY.encode() + b"\r\n")
+        yield stranger
 
 
 @asynccontextmanager

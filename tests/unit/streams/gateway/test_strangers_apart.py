@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from streams.connections.open_connections import OpenConnections
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
 from tests.unit.streams.gateway.http_clients import HELLO
-from tests.unit.streams.gateway.raw_peers import Peer, Silent, peer, upgraded
+from tests.unit.streams.gateway.raw_peers import Named, Peer, Silent, narrow_peer, peer, upgraded
 
 _regions = iter(f"apart{number}" for number in range(1_000))
 DOCUMENT = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -52,19 +52,11 @@ async def is_served(stack: Stack) -> None:
 @asynccontextmanager
 async def slow_reader(stack: Stack) -> AsyncIterator[Peer]:
     """Asks for much, and has room for little of it."""
-    slow = socket.socket()
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    slow.connect(("127.0.0.1", stack.port))
-    reader, writer = await asyncio.open_connection(sock=slow, limit=1_024)
-    try:
+    async with narrow_peer(stack) as slow:
         await until(lambda: bool(stack.server.server_state.connections), "it is connected")
         for connection in stack.server.server_state.connections:
             connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-        yield Peer(reader, writer)
-    finally:
-        writer.transport.abort()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        yield slow
 
 
 async def reads_slowly(reader: asyncio.StreamReader) -> None:
@@ -169,15 +161,8 @@ async def test_who_shows_a_key_has_none(redis_url: str) -> None:
 def test_idle_connections_of_tenants_outlast_strangers() -> None:
     gone: list[str] = []
 
-    class Named(Silent):
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def abort(self) -> None:
-            gone.append(self._name)
-
     counted = OpenConnections(4, 100)
-    tenant, asks, silent, busy = (Named(name) for name in ("tenant", "asks", "silent", "busy"))
+    tenant, asks, silent, busy = (Named(name, gone) for name in ("tenant", "asks", "silent", "busy"))
     for connection in (tenant, asks, silent, busy):
         counted.opened(connection, "192.0.2.1")
     for connection in (tenant, busy):
@@ -185,7 +170,7 @@ def test_idle_connections_of_tenants_outlast_strangers() -> None:
     for connection in (tenant, asks):
         counted.is_idle(connection)
     for _ in range(2):
-        new = Named("new")
+        new = Named("new", gone)
         counted.opened(new, "192.0.2.1")
         counted.admit(new)
     assert gone == ["silent", "asks"]
@@ -198,25 +183,18 @@ def test_who_comes_in_when_all_places_are_taken_is_not_put_out_by_who_comes_next
     counted = OpenConnections(200, 1_000)
     gone: list[str] = []
 
-    class Named(Silent):
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def abort(self) -> None:
-            gone.append(self._name)
-
     for _ in range(200):
-        idle = Named("idle")
+        idle = Named("idle", gone)
         counted.opened(idle, "192.0.2.1")
         counted.admit(idle)
         counted.is_idle(idle)
-    newcomers = [Named("newcomer") for _ in range(20)]
+    newcomers = [Named("newcomer", gone) for _ in range(20)]
     assert all(counted.opened(each, "192.0.2.2") for each in newcomers)
     assert gone == ["idle"] * 20
     for each in newcomers:
         counted.admit(each)
     gone.clear()
     for _ in range(100):
-        counted.opened(Named("flood"), "192.0.2.3")
+        counted.opened(Named("flood", gone), "192.0.2.3")
     assert gone.count("idle") == 21, "a tenth, and the one that made it more"
     assert gone.count("newcomer") == 0
