@@ -144,7 +144,7 @@ class Attempts:
         if work.plan == "claim":
             if work.phase in (Phase.QUEUED, Phase.WAITING) and (self.is_draining or not work.claimed_as):
                 self._give_back(work)
-        elif work.phase is Phase.QUEUED and not self._may_start:
+        elif work.phase is Phase.QUEUED and not self.may_start:
             self._give_back(work)
 
     def _give_back(self, work: Work) -> None:
@@ -161,7 +161,7 @@ class Attempts:
                 self.leave(work)
 
     @property
-    def _may_start(self) -> bool:
+    def may_start(self) -> bool:
         return self.engine_ready and not self.is_draining
 
     # Waiting
@@ -203,8 +203,10 @@ class Attempts:
         self._effects.append(self.asking.ask(work, work.attempt_id, purpose, now_ms))
 
     def look_up(self, now_ms: int) -> None:
-        """Asks, of what found no slot, whether somebody has begun it."""
+        """Asks, of what found no slot, whether somebody has begun it. A worker that drains: of what it owes alone."""
         for work in self._slots.take_unlooked(now_ms):
+            if self.is_draining and not work.is_owed:
+                continue
             look = self.asking.ask(work, self._mint(), "take" if work.must_take_over else "look", now_ms)
             self._slots.look_asked(look)
             self._effects.append(look)
@@ -213,7 +215,7 @@ class Attempts:
         if work.cancelled:
             self.end(work, EndingCode.CANCELLED, now_ms)
             return
-        if self.is_draining:
+        if self.is_draining and not work.is_owed:
             self._give_back(work)
             return
         self._works.set_phase(work, Phase.QUEUED)
@@ -266,7 +268,7 @@ class Attempts:
     def _enter(self, work: Work, now_ms: int) -> None:
         if work.losses >= MAX_LOSSES:
             self._fail_lost(work, now_ms)
-        elif not self._may_start:
+        elif not self.may_start:
             # Since the claim was asked for the engine has died, or the worker was stopped.
             if work.plan != "generate":
                 work.plan = "fresh"

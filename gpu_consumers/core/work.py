@@ -173,5 +173,6 @@ class Works:
 
     @property
     def unfinished_attempts(self) -> int:
-        """Attempts that are begun and not yet acknowledged to their end."""
-        return sum(work.phase in ENGAGED or work.phase is Phase.CLOSING for work in self.by_response.values())
+        """What is begun and not yet acknowledged to its end, or owed: nobody else would end it."""
+        begun = ENGAGED | {Phase.CLOSING}
+        return sum(work.phase in begun or work.is_owed for work in self.by_response.values())

@@ -145,9 +145,7 @@ class WorkerCore:
         self._emission.tick(now_ms)
         self._attempts.tick(now_ms)
         self._remembered.tick(now_ms)
-        if self._attempts.is_draining:
-            return
-        if self._attempts.engine_ready:
+        if self._attempts.may_start:
             for item in self._slots.take(now_ms):
                 self._observer.started(item.lane, now_ms - item.queued_at_ms)
                 self._attempts.start(item, now_ms)
@@ -214,7 +212,7 @@ class WorkerCore:
 
     @property
     def unfinished_attempts(self) -> int:
-        """Attempts that are begun and not yet acknowledged to their end."""
+        """What is begun and not yet acknowledged to its end, or owed."""
         return self._works.unfinished_attempts
 
     def hand_over(self) -> None:

@@ -79,9 +79,10 @@ def test_an_end_that_came_behind_anothers_fence_is_not_believed(claims_up: bool)
     assert region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
 
 
-def test_an_end_that_was_believed_when_its_record_came_back_is_made_up_for() -> None:
+@pytest.mark.parametrize("drains", ["never", "before it is told", "while it asks whose the response is"])
+def test_an_end_that_was_believed_when_its_record_came_back_is_made_up_for(drains: str) -> None:
     fleet = Fleet("a")
-    region = fleet.region
+    region, [worker] = fleet.region, fleet.all
     response_id = begun(fleet, max_tokens=20)
     with partition_elsewhere(fleet):
         region.voids_are_late = region.claims_lost = True
@@ -89,10 +90,17 @@ def test_an_end_that_was_believed_when_its_record_came_back_is_made_up_for() -> 
         fleet.run(1_000)
     fleet.run(2_000)
     assert region.terminal(response_id) is None, "and a commit has passed its record"
+    if drains == "before it is told":
+        worker.core.drain()
     region.say_voids()
+    fleet.run(40)
+    if drains == "while it asks whose the response is":
+        worker.core.drain()
+    assert worker.core.unfinished_attempts == 1
     fleet.settle()
     check(region)
     assert region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert worker.core.unfinished_attempts == 0
 
 
 def test_who_was_overtaken_gets_no_claim_back_so_nobody_believes_its_end() -> None:
