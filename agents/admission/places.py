@@ -1,6 +1,7 @@
 """Places to wait in. Who waits holds up what stands behind it, so nobody has many places, or one for long.
 
-Nor do all together: whatever many wait for, there is always somebody who looks at what comes.
+Nor do all together: whatever many wait for, there is always somebody who looks at what comes. Of what all may have, the
+last quarter is for who has no place yet, so that a few who have many keep out nobody who has none.
 """
 
 from collections import defaultdict
@@ -19,6 +20,9 @@ class Taken:
         """One alone always fits."""
         return not self.places or (self.places < bound.places and self.size_bytes + size_bytes <= bound.size_bytes)
 
+    def three_quarters(self) -> "Taken":
+        return Taken(self.places * 3 // 4, self.size_bytes * 3 // 4)
+
     def add(self, places: int, size_bytes: int) -> None:
         self.places += places
         self.size_bytes += size_bytes
@@ -35,9 +39,10 @@ class Places:
     _of_queues: defaultdict[str, Taken] = field(default_factory=lambda: defaultdict(Taken))
 
     def take(self, queue: str, holder: Hashable, size_bytes: int, now_ms: int) -> "Place | None":
-        """None: the holder has all of its places, or all are taken."""
+        """None: the holder has all of its places, or all are taken that it may have."""
         own, all_of_it = self._of_holders[queue, holder], self._of_queues[queue]
-        if not own.has_room(self.share, size_bytes) or not all_of_it.has_room(self.total, size_bytes):
+        total = self.total.three_quarters() if own.places else self.total
+        if not own.has_room(self.share, size_bytes) or not all_of_it.has_room(total, size_bytes):
             return None
         own.add(1, size_bytes)
         all_of_it.add(1, size_bytes)

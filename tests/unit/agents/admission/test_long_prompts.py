@@ -108,6 +108,16 @@ async def test_a_long_prompt_that_was_routed_is_not_ended_for_want_of_a_place(wo
     assert not world.log.endings
 
 
+@pytest.mark.parametrize("size_bytes", [LONG_CHARS, 1_048_576])
+async def test_who_has_no_long_prompt_waiting_finds_a_place_however_many_others_have(size_bytes: int) -> None:
+    prompts = LongPrompts(in_flight=256)
+    for holder in ("heavy", "heavy too"):
+        while prompts.place(holder, size_bytes) is not None:
+            pass
+    assert prompts.place("light", size_bytes) is not None
+    assert prompts.place("heavy", size_bytes) is None
+
+
 async def test_tenants_share_the_threads_by_the_length_of_their_texts() -> None:
     prompts = LongPrompts(threads=1)
     may_go_on = threading.Event()

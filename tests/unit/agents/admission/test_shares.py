@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
-from agents.admission.pipeline import PLACES
+from agents.admission.pipeline import PLACES, places_among
+from agents.admission.places import Place, Places, Taken
 from agents.admission.turns import FairOrder
 from agents.quota.store import RedisQuota, Refusal
 from schemas.endings import EndingCode
@@ -60,6 +61,41 @@ async def test_many_tenants_whose_jobs_wait_take_no_place_from_one_whose_jobs_ne
             lambda: len([w for w in r.in_lane() if w.scope.tenant_id == "light"]) == 20, "the other tenant's jobs"
         )
         assert not r.endings()
+
+
+HOLDERS = ("acme", "beta", "gamma", "delta")
+
+
+@given(st.lists(st.tuples(st.sampled_from(HOLDERS), st.integers(-12, 12), st.integers(1, 8)), max_size=50))
+def test_of_few_who_wait_none_is_without_a_place_and_all_together_keep_their_bounds(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """Each step leaves so many places, or takes them."""
+    share, total = Taken(10, 40), Taken(16, 64)
+    places = Places(share, total, stay_ms=0)
+    held: dict[str, list[Place]] = {holder: [] for holder in HOLDERS}
+    for holder, change, size_bytes in steps:
+        own = held[holder]
+        for _ in range(min(-change, len(own))):
+            own.pop().leave()
+        for _ in range(change):
+            place = places.take("queue", holder, size_bytes, 0)
+            assert place is not None or own
+            own += [place] if place is not None else []
+        everything = [place.size_bytes for each in held.values() for place in each]
+        assert len(own) <= share.places
+        assert len(everything) <= total.places
+        assert sum(everything) <= total.size_bytes
+
+
+@pytest.mark.parametrize("size_bytes", [400, 1_048_576])
+def test_a_tenant_s_first_job_that_waits_finds_a_place_however_many_others_have(size_bytes: int) -> None:
+    places = places_among(256)
+    for number in range(8):
+        while places.take("queue", f"heavy{number}", size_bytes, 0) is not None:
+            pass
+    assert places.take("queue", "light", size_bytes, 0) is not None
+    assert places.take("queue", "light", size_bytes, 0) is None, "it waits as others do"
 
 
 @pytest.mark.parametrize("placement", ["fused", "split"])
