@@ -34,9 +34,11 @@ def parsed_bytes(raw: bytes | str) -> int:
     """How much memory is taken by what `parse_json_object` made of `raw`, at most: it may be thirty times its bytes."""
     text = raw if isinstance(raw, str) else raw.decode()
     size_bytes = len(text)
-    if not text.isascii() or "\\u" in text:
+    escapes = text.count(r"\u")
+    if escapes or not text.isascii():
         # One character makes all of its text as wide as itself, and what is no ASCII keeps its UTF-8 beside it.
-        size_bytes *= 8
+        # An escape is one; behind a backslash that is escaped itself there may be none.
+        size_bytes = 8 * (size_bytes - 5 * (escapes - text.count(r"\\u")))
     if _separators(text) > EXACT_VALUES:
         text = _PLAIN_STRING.sub("0", _without_escapes(text))
     values = 1 + _separators(text) - text.count("{}") - text.count("[]")

@@ -39,6 +39,10 @@ def rows(item: str) -> str:
         json.dumps({"text": "a" * 1_000_000 + "\U0001f600"}),
         json.dumps({"text": "a" * 1_000_000 + "\U0001f600"}, ensure_ascii=False),
         json.dumps({"text": "\u4e2d\u6587" * 300_000}, ensure_ascii=False),
+        json.dumps({"text": "\u4e2d\u6587" * 300_000}),
+        json.dumps({"text": "\U0001f600" * 300_000}),
+        json.dumps({"text": r"\u" * 300_000 + "\U0001f600"}),
+        json.dumps({"text": "\\\u4e2d" * 300_000}),
         json.dumps({"text": "{[,:" * 200_000}),
     ],
     ids=lambda text: text[:40],
@@ -56,3 +60,8 @@ def test_what_is_made_of_a_body_takes_no_more_than_was_counted(text: str, is_raw
     assert made
     assert 0 < after - before <= parsed_bytes(given)
     assert parsed_bytes(given) <= 50 * len(text)
+
+
+def test_a_text_costs_the_same_however_its_characters_are_written() -> None:
+    body = {"text": "\u4e2d\u6587" * 300_000}
+    assert parsed_bytes(json.dumps(body)) == parsed_bytes(json.dumps(body, ensure_ascii=False))
