@@ -221,7 +221,7 @@ class TenantShareSettings(_Section):
     body_bytes: int = Field(
         default=268_435_456,
         ge=1_024,
-        description="Of memory for bodies until they are stored, and what is made of them.",
+        description="Of memory for bodies until they are stored, and what is made of them; a sixteenth for small ones.",
     )
 
 

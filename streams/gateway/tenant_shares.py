@@ -19,6 +19,8 @@ BURST_S = 10
 """How long a tenant that was quiet may go at twice its rate, as it were: a bucket holds that much."""
 SMALL_MESSAGES_PER_S = 30
 """Of one socket; a client that keeps itself alive sends one in some seconds."""
+SMALL_BODY_BYTES = 8_192
+"""Of one with what is made of it: pings, cancels, short questions. What large ones hold must not keep these out."""
 
 
 def share_taken(code: str, message: str, retry_after_ms: int | None = None) -> ApiError:
@@ -62,7 +64,7 @@ class SmallMessages:
 
 
 class BodyHold:
-    """Memory that one body takes."""
+    """Memory that one body takes. The last sixteenth of its tenant's share is for small ones."""
 
     def __init__(self, share: "_Share", most_bytes: int) -> None:
         self._share = share
@@ -72,7 +74,10 @@ class BodyHold:
     def set(self, size_bytes: int) -> bool:
         """Whether it may be so large; it stays as large as it was if not."""
         more = size_bytes - self._held_bytes
-        if more > 0 and self._share.body_bytes + more > self._most_bytes:
+        most_bytes = self._most_bytes
+        if size_bytes > SMALL_BODY_BYTES:
+            most_bytes -= most_bytes // 16
+        if more > 0 and self._share.body_bytes + more > most_bytes:
             return False
         self._share.body_bytes += more
         self._held_bytes = size_bytes

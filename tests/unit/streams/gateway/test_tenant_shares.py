@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from http.client import HTTPConnection
 from typing import Any
 
@@ -23,7 +23,8 @@ from streams.gateway.fan_out.pump import Pump
 from streams.gateway.http.usage_reader import UsagePage
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.keys import Principal
-from streams.gateway.tenant_shares import BURST_S, Bucket
+from streams.gateway.tenant_shares import BURST_S, SMALL_BODY_BYTES, Bucket, TenantShares
+from streams.settings import TenantShareSettings
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
     OTHER_KEY,
@@ -229,19 +230,39 @@ async def test_memory_of_messages_that_never_end(redis_url: str, way: str) -> No
         await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
 
 
-async def test_a_ping_costs_no_socket_its_streams_when_others_of_its_tenant_hold_all(redis_url: str) -> None:
-    async with shared(redis_url, body_bytes=60_010) as stack, dial(stack) as first, dial(stack) as second:
+async def test_a_ping_passes_beside_large_bodies_and_costs_no_socket_its_streams_when_small_ones_hold_the_rest(
+    redis_url: str,
+) -> None:
+    async with shared(redis_url, body_bytes=64_016) as stack, dial(stack) as first, dial(stack) as second:
         for socket in (first, second):
             await socket.send(json.dumps({"type": "ping"}))
             assert (await hear(socket))["type"] == "pong"
+        shares = stack.runtime.gateway.shares
         first.transport.write(b"\x01\xfe" + (60_000).to_bytes(2, "big") + b"\0\0\0\0" + b" " * 60_000)
-        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") >= 60_000, "it is held")
-        await second.send(json.dumps({"type": "ping"}))
-        assert (await hear(second))["error"]["code"] == "rate_limited_bytes"
+        await until(lambda: shares.body_bytes("acme") >= 60_000, "it is held")
+        with shares.body("acme") as large, shares.body("acme") as small:
+            assert not large.set(SMALL_BODY_BYTES + 1)
+            await second.send(json.dumps({"type": "ping"}))
+            assert (await hear(second))["type"] == "pong"
+            await until(lambda: small.set(64_016 - 60_000), "the ping is done with")
+            await second.send(json.dumps({"type": "ping"}))
+            assert (await hear(second))["error"]["code"] == "rate_limited_bytes"
         first.transport.abort()
-        await until(lambda: stack.runtime.gateway.shares.body_bytes("acme") == 0, "nothing is held any more")
+        await until(lambda: shares.body_bytes("acme") == 0, "nothing is held any more")
         await second.send(json.dumps({"type": "ping"}))
         assert (await hear(second))["type"] == "pong"
+
+
+def test_large_bodies_leave_a_sixteenth_to_small_ones_and_all_together_have_no_more_than_the_share() -> None:
+    shares = TenantShares(TenantShareSettings(body_bytes=1_600_000), lambda: 0.0)
+    with ExitStack() as bodies:
+        while bodies.enter_context(shares.body("acme")).set(100_000):
+            pass
+        assert shares.body_bytes("acme") == 1_500_000
+        while bodies.enter_context(shares.body("acme")).set(SMALL_BODY_BYTES):
+            pass
+        assert 1_600_000 - SMALL_BODY_BYTES < shares.body_bytes("acme") <= 1_600_000
+    assert shares.body_bytes("acme") == 0
 
 
 DENSE = {"model": "small", "messages": [{"role": "user", "content": "a"}] * 250}
