@@ -320,13 +320,13 @@ class Worker:
 
     async def _learn_generated_ends(self) -> None:
         """Of the home partitions; only a help, for read-backs that begin there."""
-        for number in self._core.config.home_partitions:
-            try:
-                _, end = await self._ports.control.watermarks(TopicPartition(self._topics.generated.name, number))
-            except LogError as error:
-                _log.warning("generated_end_unknown", partition=number, error=str(error))
-            else:
-                self._core.generated_ends({number: end})
+        homes = [TopicPartition(self._topics.generated.name, number) for number in self._core.config.home_partitions]
+        try:
+            ends = await self._ports.control.ends(homes)
+        except LogError as error:
+            _log.warning("generated_ends_unknown", error=str(error))
+        else:
+            self._core.generated_ends({home.partition: end for home, end in ends.items()})
 
     async def _keep_time(self) -> None:
         while True:

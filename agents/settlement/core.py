@@ -239,8 +239,7 @@ class Settlement:
             _log.warning("sweep_put_off", error=str(error))
 
     def _ends_of_usage(self) -> dict[TopicPartition, int]:
-        partitions = self._consumer.partitions(self._topics.usage.name)
-        return {partition: self._consumer.watermarks(partition)[1] for partition in partitions}
+        return self._consumer.ends(self._consumer.partitions(self._topics.usage.name))
 
     def _is_settled_up_to(self, ends: Mapping[TopicPartition, int]) -> bool:
         """By this member and all others of the group."""

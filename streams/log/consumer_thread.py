@@ -187,6 +187,9 @@ class ConsumerThread:
     async def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         return await self._call(lambda: self._consumer.watermarks(partition))
 
+    async def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._call(lambda: self._consumer.ends(partitions))
+
     async def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         return await self._call(lambda: self._consumer.offset_at(partition, timestamp_ms))
 

@@ -174,6 +174,9 @@ class LogConsumer(Protocol):
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         """First offset kept, and the next one to be written."""
 
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The next offset to be written of each, in one round trip per broker. Raises LogError."""
+
     def end_reached(self, partition: TopicPartition) -> int:
         """For independent readers: the end of the partition at which `poll` last arrived, 0 before that.
 

@@ -215,6 +215,8 @@ def test_watermarks_and_times_name_offsets(log: Log) -> None:
     reader = log.consumer(None)
     assert reader.partitions(topic) == [place]
     assert reader.watermarks(place) == (0, 0)
+    assert reader.ends([]) == {}
+    assert reader.ends([place]) == {place: 0}
     assert reader.offset_at(place, 0) == 0
     write(log, topic, numbers(0, 2))
     time.sleep(0.01)
@@ -223,6 +225,7 @@ def test_watermarks_and_times_name_offsets(log: Log) -> None:
     records = read(reader, 6)
 
     assert reader.watermarks(place) == (0, 6)
+    assert reader.ends([place]) == {place: 6}
     assert reader.offset_at(place, 0) == 0
     assert reader.offset_at(place, records[3].timestamp_ms) == 3
     assert reader.offset_at(place, records[-1].timestamp_ms + 1) == 6

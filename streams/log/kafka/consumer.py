@@ -318,6 +318,20 @@ class KafkaConsumer:
 
         return settled(look_up)
 
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        # In the place of a time, -1 asks for the end.
+        wanted = [native_position(partition, -1) for partition in partitions]
+
+        def look_up() -> dict[TopicPartition, int]:
+            with translated("ends", looks_up=True):
+                found = self._consumer.offsets_for_times(wanted, timeout=_CALL_TIMEOUT_S)
+            for each in found:
+                if each.error is not None:
+                    raise log_error(each.error, f"end of {each.topic}/{each.partition}")
+            return {TopicPartition(each.topic, each.partition): each.offset for each in found}
+
+        return settled(look_up) if wanted else {}
+
     def end_reached(self, partition: TopicPartition) -> int:
         if self._group is not None:
             raise LogError("only independent readers are told of the end", retriable=False)

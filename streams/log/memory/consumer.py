@@ -132,6 +132,9 @@ class MemoryConsumer:
         stored = self._log.partition(partition)
         return stored.first_offset, stored.next_offset
 
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {partition: self._log.partition(partition).next_offset for partition in partitions}
+
     def end_reached(self, partition: TopicPartition) -> int:
         self._require_no_group()
         return self._ends.get(partition, 0)
