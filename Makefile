@@ -18,10 +18,10 @@ BOOTSTRAP := $(PYTHON) -m deploy.install.bootstrap
 # The stack and its tests start Python many times: each start would compile every imported package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run demo test test-long test-unit check format bench chaos lock clean
+.PHONY: help run demo test test-long test-unit check format bench bench-check chaos lock clean
 
 help: ## What can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: ## Installs what is missing and starts everything; Ctrl-C stops it (ENGINE=sim: no torch)
 	@$(BOOTSTRAP) --engine $(ENGINE)
@@ -57,6 +57,10 @@ format: ## Formats the code
 bench: ## Measures against the baselines, prints a table and JSON
 	@$(BOOTSTRAP) --engine vllm --dev
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-check: ## Measures the shorter ones anew and says which ratios got worse (by hand; ARGS picks)
+	@$(BOOTSTRAP) --engine vllm --dev
+	@$(BIN)/python -m benchmarks check $(ARGS)
 
 chaos: ## Kills every process in turn under traffic
 	@$(BOOTSTRAP) --engine vllm --dev

@@ -1,6 +1,7 @@
 """Percentiles, process memory and CPU, and the table and JSON that `make bench` prints."""
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.regressions import Comparison
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Nearest rank: the smallest value that at least `share` of the values do not exceed. NaN for no values."""
@@ -24,13 +27,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number. `goal` None: reported without a goal. `at_most` False: the goal is a lower bound."""
+    """One measured number. `goal` None: no goal. `at_most` False: more is better, and the goal a lower bound.
+
+    `spread`: how far runs of the same code lie apart, as a share of the value. None: not compared between runs, as no
+    absolute time is.
+    """
 
     name: str
     value: float
     unit: str
     goal: float | None = None
     at_most: bool = True
+    spread: float | None = None
 
     @property
     def met(self) -> bool | None:
@@ -48,8 +56,33 @@ class Report:
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, name: str, value: float, unit: str, goal: float | None = None, *, at_most: bool = True) -> None:
-        self.figures.append(Figure(name, value, unit, goal, at_most))
+    def add(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        goal: float | None = None,
+        *,
+        at_most: bool = True,
+        spread: float | None = None,
+    ) -> None:
+        self.figures.append(Figure(name, value, unit, goal, at_most, spread))
+
+    def value(self, name: str) -> float:
+        """Of a figure that stands in it already."""
+        return next(figure.value for figure in self.figures if figure.name == name)
+
+    def add_ratio(
+        self, name: str, of: str, over: str, spread: float, *, goal: float | None = None, at_most: bool = True
+    ) -> None:
+        """One figure over another of the same run. What the machine does to both of them is not in it."""
+        divisor = self.value(over)
+        ratio = self.value(of) / divisor if divisor else math.nan
+        self.add(name, ratio, "ratio", goal, at_most=at_most, spread=spread)
+
+    def add_lost(self, name: str, answers: int) -> None:
+        """Answers that nobody may lose, in any run."""
+        self.add(name, answers, "answers", 0, spread=0.0)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -64,6 +97,7 @@ class Report:
                     "goal": f.goal,
                     "at_most": f.at_most,
                     "met": f.met,
+                    "spread": f.spread,
                 }
                 for f in self.figures
             ],
@@ -92,6 +126,24 @@ def show(reports: Sequence[Report]) -> None:
         console.print(table)
         for note in report.notes:
             console.print(f"  {note}")
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """What got worse, as a table, and what could not be compared."""
+    console = Console(width=120)
+    for reason in comparison.passed_over:
+        console.print(f"not compared: {reason}")
+    if not comparison.worse:
+        console.print(f"{comparison.compared} figures compared: nothing got worse beyond its spread")
+        return
+    table = Table(title=f"{len(comparison.worse)} of {comparison.compared} figures got worse", title_justify="left")
+    for heading in ("benchmark", "figure", "committed", "may be", "is"):
+        table.add_column(heading, justify="left" if heading in ("benchmark", "figure") else "right")
+    for each in comparison.worse:
+        measured = "not measured" if each.measured is None else f"{each.measured:,.3f}"
+        bound = f"{'≤' if each.at_most else '≥'} {each.bound:,.3f}"
+        table.add_row(each.benchmark, each.figure, f"{each.committed:,.3f}", bound, measured)
+    console.print(table)
 
 
 def save(reports: Sequence[Report], path: Path) -> dict[str, Any]:
@@ -123,39 +175,3 @@ def sample_processes(pids: Mapping[str, int]) -> dict[str, ProcessSample]:
             sum(sum(process.cpu_times()[:2]) for process in family),
         )
     return samples
-
-
-BEGIN, END = "<!-- figures: written by python -m benchmarks --save -->", "<!-- end of figures -->"
-
-
-def markdown(content: dict[str, Any]) -> str:
-    """The saved figures as Markdown tables."""
-    cores, memory = content["machine"]["cores"], content["machine"]["memory_gib"]
-    lines = [
-        f"Measured on {content['measured_on']}, {cores} cores, {memory} GiB of memory, everything on that machine.",
-        "",
-    ]
-    for report in content["reports"].values():
-        setting = ", ".join(f"{name} {value}" for name, value in report["setting"].items())
-        lines += [
-            f"### {report['name']}",
-            "",
-            f"{setting}",
-            "",
-            "| figure | value | unit | goal | met |",
-            "|---|--:|---|---|---|",
-        ]
-        for figure in report["figures"]:
-            goal = "" if figure["goal"] is None else f"{'≤' if figure['at_most'] else '≥'} {figure['goal']:g}"
-            met = {None: "", True: "yes", False: "**no**"}[figure["met"]]
-            lines.append(f"| {figure['name']} | {figure['value']:,.3f} | {figure['unit']} | {goal} | {met} |")
-        lines += ["", *(f"- {note}" for note in report["notes"]), ""]
-    return "\n".join(lines)
-
-
-def refresh_readme(readme: Path, content: dict[str, Any]) -> None:
-    """Replaces the figures in the README by the saved ones."""
-    text = readme.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n\n{markdown(content)}\n{END}{after}")

@@ -4,16 +4,13 @@ Both are asked in turn, phase by phase, within one run. In each round both get t
 """
 
 import asyncio
-import json
-import os
 import random
-import sys
 
 import aiohttp
 
 from benchmarks.clients import Answer, ask_over_sse, chat_body
 from benchmarks.figures import Report, percentile
-from benchmarks.stacks import MODEL, MODEL_PATH, baseline_server, free_port, running_stack
+from benchmarks.stacks import MODEL, running_stack, thin_server
 from deploy.local.runner import simulated
 
 # One step for all running requests, as continuous batching has.
@@ -40,21 +37,26 @@ async def _phase(url: str, headers: dict[str, str], arrivals: list[tuple[float, 
         return await asyncio.gather(*(ask(delay_s, prompt) for delay_s, prompt in arrivals))
 
 
+def add_ratios(report: Report) -> None:
+    """Of all that a client waits for: what is added alone can be next to nothing, which makes no ratio.
+
+    Runs seen: 1.40 to 1.53 of the thin server at p50, 2.0 to 2.3 at p99.
+    """
+    for rank, spread in (("p50", 0.1), ("p99", 0.3)):
+        of, over = f"pipeline: first token {rank}", f"thin server: first token {rank}"
+        report.add_ratio(f"first token {rank}, pipeline / thin server", of, over, spread)
+
+
 def run(*, short: bool, seed: int) -> Report:
     rate, seconds, rounds = (20.0, 5.0, 2) if short else (20.0, 20.0, 5)
     rng = random.Random(seed)
     report = Report("first_token", {"requests/s": rate, "seconds": seconds * rounds, "seed": seed, **ENGINE})
-    port = free_port()
-    thin = [sys.executable, "-m", "benchmarks.thin_server", str(port), str(MODEL_PATH), json.dumps(ENGINE)]
     waits: dict[str, list[float]] = {"pipeline": [], "thin server": []}
     bad = 0
-    with (
-        running_stack(simulated(ENGINE)) as stack,
-        baseline_server(thin, f"http://127.0.0.1:{port}", os.environ, "/docs"),
-    ):
+    with running_stack(simulated(ENGINE)) as stack, thin_server(ENGINE) as (thin_url, _):
         targets = {
             "pipeline": (stack.gateway_url, {"Authorization": f"Bearer {stack.api_key()}"}),
-            "thin server": (f"http://127.0.0.1:{port}", {}),
+            "thin server": (thin_url, {}),
         }
         for round_number in range(rounds + 1):
             arrivals = _arrivals(rate, seconds if round_number else WARM_UP_S, rng)
@@ -70,5 +72,6 @@ def run(*, short: bool, seed: int) -> Report:
     for share, goal in ((0.5, 8.0), (0.99, 24.0)):
         added = percentile(waits["pipeline"], share) - percentile(waits["thin server"], share)
         report.add(f"added p{share * 100:.0f}", added, "ms", goal)
-    report.add("answers lost or wrong", bad, "answers", 0)
+    add_ratios(report)
+    report.add_lost("answers lost or wrong", bad)
     return report

@@ -30,6 +30,8 @@ WORDS = (
     " stones", " under", " bridge", " One", " of", " them", " was", " warm", " and", " nobody", " knew", " why",
 )  # fmt: skip
 DENY = ["the silver dragon", "open the vault", "make a bomb", "under the bridge of sighs"]
+SPREAD = 0.2
+"""Beside the yardstick. Without it, runs of one code were 16 % apart."""
 
 
 class _Tenants:
@@ -125,12 +127,32 @@ def cpu_us_per_token(*, deny: list[str], frames_per_step: int, steps: int, seed:
     return costs_us
 
 
+def yardstick_us_per_token(steps: int) -> list[float]:
+    """Per step, what a fixed loop of ordinary Python costs for each of the streams: how fast this machine is at it."""
+    costs_us: list[float] = []
+    for _ in range(steps):
+        texts: dict[str, list[str]] = {}
+        began_s = process_time()
+        for stream in range(STREAMS):
+            texts.setdefault(_response_id(stream), []).append(WORDS[stream % len(WORDS)])
+        "".join(text for several in texts.values() for text in several)
+        costs_us.append((process_time() - began_s) * 1e6 / STREAMS)
+    return costs_us
+
+
 def run(*, short: bool, seed: int) -> Report:
     steps = 20 if short else 200
     report = Report("post_safety", {"streams": STREAMS, "steps": steps, "seed": seed})
+    yardstick_us: list[float] = []
+    cases: list[str] = []
     for name, deny in (("without phrases", []), ("with phrases", DENY)):
         for frames in (1, 8):
+            yardstick_us += yardstick_us_per_token(steps)
             costs_us = cpu_us_per_token(deny=deny, frames_per_step=frames, steps=steps, seed=seed)
             what = f"{STREAMS // frames} rows per frame, {name}"
-            report.add(f"CPU per token p50, {what}", percentile(costs_us, 0.5), "µs", 5)
+            cases.append(f"CPU per token p50, {what}")
+            report.add(cases[-1], percentile(costs_us, 0.5), "µs", 5)
+    report.add("yardstick p50", percentile(yardstick_us, 0.5), "µs")
+    for case in cases:
+        report.add_ratio(f"{case} / yardstick", case, "yardstick p50", SPREAD)
     return report

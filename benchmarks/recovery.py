@@ -78,13 +78,13 @@ def run(*, short: bool, seed: int) -> Report:
             stack.wait_ready()
     report.add("post-safety killed: gap in a stream p50", percentile(gaps_s, 0.5), "s")
     report.add("post-safety killed: gap in a stream p99", percentile(gaps_s, 0.99), "s", 4)
-    report.add("post-safety killed: answers lost or wrong", bad_streams.total(), "answers", 0)
+    report.add_lost("post-safety killed: answers lost or wrong", bad_streams.total())
     slow = [wait for wait in waits_ms if wait > 1_000]
     report.add("admission killed: first token p50", percentile(waits_ms, 0.5), "ms")
     report.add("admission killed: first token p99", percentile(waits_ms, 0.99), "ms")
     report.add("admission killed: slowest first token", max(waits_ms, default=float("nan")), "ms")
     report.add("admission killed: requests that waited over 1 s", len(slow) / rounds, "requests per kill")
-    report.add("admission killed: answers lost or wrong", bad_arrivals.total(), "answers", 0)
+    report.add_lost("admission killed: answers lost or wrong", bad_arrivals.total())
     report.notes += [f"{count} answers: {why[:200]}" for why, count in (bad_streams + bad_arrivals).most_common(3)]
     report.notes.append(f"took {monotonic() - began_s:.0f} s")
     return report

@@ -1,10 +1,12 @@
 """Starting what is measured: whole stacks in temporary folders, and baseline servers."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +45,11 @@ def running_stack(options: Options) -> Iterator[Stack]:
         raise_limits(stack)
         stack.wait_ready(READY_TIMEOUT_S)
         yield stack
+
+
+def stack_pids(stack: Stack) -> dict[str, int]:
+    """Of its processes that run, by name."""
+    return {process.name: process.pid for process in stack.processes() if process.pid is not None}
 
 
 def raise_limits(stack: Stack) -> None:
@@ -102,6 +109,17 @@ def baseline_server(command: list[str], url: str, environment: Mapping[str, str]
                 raise RuntimeError(f"the baseline did not start: {command}")
             time.sleep(0.2)
         yield process.pid
+
+
+@contextlib.contextmanager
+def thin_server(engine_args: Mapping[str, bool | int | float | str]) -> Iterator[tuple[str, int]]:
+    """The address and the process of a thin server before a simulated engine (`thin_server.py`)."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    arguments = [str(port), str(MODEL_PATH), json.dumps(dict(engine_args))]
+    command = [sys.executable, "-m", "benchmarks.thin_server", *arguments]
+    with baseline_server(command, url, os.environ, "/docs") as pid:
+        yield url, pid
 
 
 class Turns:

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import distributions, files, packages_distributions
 from pathlib import Path
@@ -65,9 +67,15 @@ def _imported(folders: set[str]) -> set[str]:
     return {re.sub(r"[_.]", "-", name.lower()) for module in foreign if (name := _distribution_of(module))}
 
 
+@cache
+def _distributions_by_package() -> Mapping[str, list[str]]:
+    """Reads what every installed distribution says of itself, which takes most of a second."""
+    return packages_distributions()
+
+
 def _distribution_of(module: str) -> str | None:
     """Whose it is; of a package that several share, who ships that module."""
-    found = packages_distributions().get(module.split(".")[0], [])
+    found = _distributions_by_package().get(module.split(".")[0], [])
     if len(set(found)) < 2:
         return found[0] if found else None
     places = {f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")}

@@ -23,6 +23,8 @@ export_to cpu "${local_stack[@]}" --extra tracing --extra cpu
 export_to gpu "${local_stack[@]}" --extra tracing --extra gpu
 export_to dev --only-dev
 echo uv | "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/uv.txt" >/dev/null
+# What draws the plots of benchmarks, in an environment of its own: its numpy is not the one that vLLM needs.
+echo "matplotlib>=3.10,<4" | "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/plots.txt" >/dev/null
 # What builds the project, and packages that have no wheel for a machine.
 printf '%s\n' hatchling==1.27.0 editables==0.5 setuptools wheel cython setuptools-scm |
   "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/build.txt" >/dev/null

@@ -1,0 +1,73 @@
+"""The plots as SVG: `python -m benchmarks.drawing RESULTS FOLDER`, in the environment that has matplotlib.
+
+The same figures give the same files, byte for byte. Each file carries what it shows as its description, in JSON.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from benchmarks.plots import Bars, Lines, plots
+
+SIZE_INCHES = (7.0, 4.0)
+COLOURS = {"pipeline": "#1f5fa8", "thin server": "#b8602a"}
+DASHES = {"p50": "-", "p99": ":"}
+SETTINGS = {
+    "svg.hashsalt": "sluice",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+}
+
+
+def draw(shown: Lines | Bars, file: Path) -> None:
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        figure.patch.set_facecolor("white")
+        axes = figure.add_subplot()
+        axes.set_title(shown.title, loc="left")
+        if isinstance(shown, Lines):
+            _draw_lines(axes, shown)
+        else:
+            _draw_bars(axes, shown)
+        metadata = {"Date": None, "Creator": None, "Description": json.dumps(asdict(shown))}
+        figure.savefig(file, format="svg", metadata=metadata)
+
+
+def _draw_lines(axes: matplotlib.axes.Axes, shown: Lines) -> None:
+    for label, line_ms in shown.lines_ms.items():
+        server, rank = label.split(", ")
+        axes.plot(shown.sizes, line_ms, DASHES[rank], color=COLOURS[server], marker="o", markersize=4, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(shown.sizes, [str(size) for size in shown.sizes])
+    values_ms = [value for line_ms in shown.lines_ms.values() for value in line_ms]
+    ticks_ms = [step * 10**power for power in range(5) for step in (1, 2, 5)]
+    within_ms = [tick for tick in ticks_ms if min(values_ms) / 2 <= tick <= max(values_ms) * 2]
+    axes.set_yticks(within_ms, [f"{tick:,}" for tick in within_ms])
+    axes.set_xlabel("requests at once")
+    axes.set_ylabel("ms")
+    axes.legend(frameon=False)
+
+
+def _draw_bars(axes: matplotlib.axes.Axes, shown: Bars) -> None:
+    bars = axes.barh(list(shown.bars_us), list(shown.bars_us.values()), color=COLOURS["pipeline"])
+    axes.bar_label(bars, [f"{cost_us:.1f}" for cost_us in shown.bars_us.values()], padding=3)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("µs")
+
+
+if __name__ == "__main__":
+    results, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    folder.mkdir(exist_ok=True)
+    for name, shown in plots(json.loads(results.read_text())).items():
+        draw(shown, folder / f"{name}.svg")

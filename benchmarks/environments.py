@@ -1,0 +1,84 @@
+"""What a benchmark needs beside Sluice, installed apart from it under `.data/`: nothing of it becomes a dependency.
+
+It is installed once, and anew when something else is asked for; its folder can be deleted at any time.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from deploy.paths import ROOT
+
+FOLDER = ROOT / ".data"
+INSTALL_TIMEOUT_S = 1_200
+
+
+class NotInstalled(Exception):
+    """Why it could not be."""
+
+
+def python_with(name: str, pip_arguments: Sequence[str], *, locked: str = "") -> Path:
+    """The Python of a virtual environment that has what `pip install` is asked for. Raises NotInstalled.
+
+    `locked`: the text of the requirements files among the arguments.
+    """
+    folder = FOLDER / name
+    python = folder / "bin" / "python"
+
+    def install() -> None:
+        _run([sys.executable, "-m", "venv", str(folder)])
+        _run([str(python), "-m", "pip", "install", "--quiet", *pip_arguments])
+
+    _once(folder, [sys.version, *pip_arguments, locked], install)
+    return python
+
+
+def go_program(name: str, package: str, version: str) -> Path:
+    """The program that `go install` makes of a package. Raises NotInstalled."""
+    folder = FOLDER / name
+    caches = {"GOMODCACHE": folder / "modules", "GOCACHE": folder / "build"}
+
+    def install() -> None:
+        # What Go downloads is read-only otherwise, and could not be deleted.
+        flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw".strip()
+        folders = {key: str(path) for key, path in {"GOBIN": folder / "bin", **caches}.items()}
+        _run(["go", "install", f"{package}@{version}"], {**folders, "GOFLAGS": flags, "GOTOOLCHAIN": "local"})
+        for cache in caches.values():
+            shutil.rmtree(cache, ignore_errors=True)
+
+    _once(folder, [package, version], install)
+    return next((folder / "bin").iterdir())
+
+
+def _once(folder: Path, asked_for: Sequence[str], install: Callable[[], None]) -> None:
+    stamp = folder / "installed.json"
+    content = json.dumps(asked_for)
+    if stamp.is_file() and stamp.read_text() == content:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    install()
+    stamp.write_text(content)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603
+            command,
+            env={**os.environ, **(environment or {})},
+            cwd=FOLDER,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(str(error)) from None
+    if done.returncode:
+        why = done.stderr.strip().splitlines() or ["no word of why"]
+        raise NotInstalled(f"{' '.join(command[:4])}: {why[-1]}")

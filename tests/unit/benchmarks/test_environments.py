@@ -1,0 +1,52 @@
+"""What a benchmark installs beside Sluice is installed once, anew when something else is asked for, or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks import environments
+from benchmarks.environments import NotInstalled, go_program
+
+GO = """#!/bin/sh
+[ "$2" = example.org/broken@v1 ] && { echo "no such version" >&2; exit 1; }
+mkdir -p "$GOBIN" "$GOMODCACHE" && echo "$2" >> "$GOBIN/../asked" && echo > "$GOBIN/program"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where things are installed; `go` is one that writes down what it was asked for."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "go").write_text(GO)
+    (programs / "go").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    return tmp_path / "peer"
+
+
+def asked(folder: Path) -> list[str]:
+    return (folder / "asked").read_text().splitlines()
+
+
+def test_a_program_is_installed_once_and_without_its_caches(folder: Path) -> None:
+    assert go_program("peer", "example.org/peer", "v1") == folder / "bin" / "program"
+    assert go_program("peer", "example.org/peer", "v1") == folder / "bin" / "program"
+    assert asked(folder) == ["example.org/peer@v1"]
+    assert not (folder / "modules").exists()
+
+
+def test_another_version_takes_its_place(folder: Path) -> None:
+    for version in ("v1", "v2"):
+        go_program("peer", "example.org/peer", version)
+    assert asked(folder) == ["example.org/peer@v2"]
+
+
+def test_what_cannot_be_installed_says_why_and_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        with pytest.raises(NotInstalled, match="no such version"):
+            go_program("peer", "example.org/broken", "v1")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NotInstalled, match="go"):
+        go_program("peer", "example.org/peer", "v1")
