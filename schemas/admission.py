@@ -34,3 +34,4 @@ class Admission(ScopedRecord):
     reserved_tokens: TokenCount = Field(default=0, description="What quota holds; 0 before the quota stage.")
     verdict: Verdict | None = Field(default=None, description="Pre-safety's, once it has decided.")
     decision: Decision | None = Field(default=None, description="Set by an earlier delivery, or by routing.")
+    replayed: bool = Field(default=False, description="The decision is one that stood already.")

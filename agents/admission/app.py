@@ -34,7 +34,7 @@ from agents.admission.faust_consumer import CommittedTransport
 from agents.admission.in_order import MAX_BYTES_IN_WORK, InOrder
 from agents.admission.pipeline import Entry, Handle, Pipeline
 from agents.admission.publisher import LogPublisher, Publisher, PublishFailed
-from agents.admission.stages import STAGES, Stage
+from agents.admission.stages import FUSED, STAGES, Stage
 from agents.admission.turns import Sleep, Turns
 from streams.log.kafka import KafkaProducer
 from streams.log.port import LogRecord, TopicPartition
@@ -116,7 +116,7 @@ class Binding:
 def bindings(placement: str, topics: Topics, pipeline: Pipeline, jobs_per_second: int) -> list[Binding]:
     """The agents of a placement."""
     fused = placement == "fused"
-    first = STAGES if fused else STAGES[:1]
+    first = FUSED if fused else STAGES[:1]
 
     def handle_later(stage: Stage) -> Handle:
         return lambda record: pipeline.handle_admission(record, (stage,))

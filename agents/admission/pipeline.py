@@ -31,7 +31,7 @@ from agents.admission.publication import Publication
 from agents.admission.publisher import MustEnd, Publisher, PublishTooLarge
 from agents.admission.refusals import DEADLINE_PASSED, TOO_LARGE, UNAVAILABLE, Buried, Origin, Refused
 from agents.admission.services import Services
-from agents.admission.stages import ROOM, STAGES, Stage, StageResult
+from agents.admission.stages import FUSED, ROOM, STAGES, Stage, StageResult
 from agents.admission.turns import Pace
 from agents.quota.store import EpochLost, Finished, NotYet, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
@@ -115,7 +115,7 @@ class Pipeline:
         s = self.services
         return Publication(s.topics, self.publisher, s.quota, s.directory, self.output_policies)
 
-    async def handle_request(self, record: LogRecord, stages: Sequence[Stage] = STAGES) -> None:
+    async def handle_request(self, record: LogRecord, stages: Sequence[Stage] = FUSED) -> None:
         """A record of `requests`, through `stages`: all of them (fused) or the first (split)."""
         await self._handle(record, "validation", self._read_request, stages, self._behind(stages))
 
@@ -258,19 +258,18 @@ class Pipeline:
     async def _stage(self, record: LogRecord, stage: Stage, event: Request | Admission) -> StageResult | NotYet:
         """The stage's result, after bounded retries; an ending where they were in vain."""
         started = perf_counter()
-        origin = Origin.of(event)
         try:
             result = await self._attempts(
-                record, stage.name, lambda: stage.function(event, self.services), origin.deadline_ms
+                record, stage.name, lambda: stage.function(event, self.services), _deadline_ms(event)
             )
         except QuotaUnavailable:
-            result = Refused(origin, DEADLINE_PASSED)
+            result = Refused(Origin.of(event), DEADLINE_PASSED)
         except MustEnd:
             raise
         except Exception as error:  # noqa: BLE001
-            _log.exception("stage_failed", stage=stage.name, response_id=origin.response_id)
+            _log.exception("stage_failed", stage=stage.name, response_id=event.response_id)
             await self._bury(record, stage.name, Buried("stage_failed", type(error).__name__))
-            result = Refused(origin, UNAVAILABLE)
+            result = Refused(Origin.of(event), UNAVAILABLE)
         metrics.stage_seconds(stage.name).observe(perf_counter() - started)
         if isinstance(result, Admission):
             result.stage_ms = {**result.stage_ms, stage.name: self.services.clock_ms()}
@@ -316,8 +315,7 @@ class Pipeline:
                 await self.publisher.publish(destination(event), event.encode(), key=event.response_id)
             case Admission(decision=decision) if decision is not None:
                 await self.publication.admitted(event, decision, self.services.clock_ms())
-                # Without a verdict of its own, an earlier delivery had decided it.
-                metrics.outcome("replayed" if event.verdict is None else "admitted").inc()
+                metrics.outcome("replayed" if event.replayed else "admitted").inc()
             case Admission() | Request():
                 raise AssertionError("the last stage left a request undecided")
 
@@ -336,3 +334,7 @@ class Pipeline:
             "dead_letter", stage=stage, reason=buried.reason, topic=record.topic, partition=record.partition,
             offset=record.offset,
         )  # fmt: skip
+
+
+def _deadline_ms(event: Request | Admission) -> int:
+    return (event.request if isinstance(event, Admission) else event).deadline_ms

@@ -54,7 +54,8 @@ class Publication:
                 key=admission.response_id,
                 partition=decision.generated_partition,
             )
-            # 2. The work. A crash after it, before the event's acknowledgement: the redelivered request puts it into
+            # 2. The work, not beside 1: the fence of a worker that was faster than `opened` would be answered with
+            #    `ended`. A crash after it, before the event's acknowledgement: the redelivered request puts it into
             #    the same partition again; the worker that claims the second copy finds the claim or the terminal of
             #    the first.
             work = AdmittedRequest(

@@ -5,7 +5,8 @@ process has routed since; `choose` and `overloaded` decide on it.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from schemas.request import Lane
@@ -62,11 +63,16 @@ class QueueBound:
 
 @dataclass(slots=True)
 class _Known:
-    """`routed`: by response, since when and how many tokens; the oldest first."""
+    """`routed`: by response, since when and how many tokens; the oldest first. `asking`: how many tokens."""
 
     state: WorkerState
     routed: dict[str, tuple[int, int]] = field(default_factory=dict)
     routed_tokens: int = 0
+    asking: dict[str, int] = field(default_factory=dict)
+
+    def load(self, *, also_asking: bool) -> Load:
+        asking = self.asking if also_asking else {}
+        return Load(self.state, self.routed_tokens + sum(asking.values()), len(self.routed) + len(asking))
 
     def drop(self, response_id: str) -> None:
         self.routed_tokens -= self.routed.pop(response_id, (0, 0))[1]
@@ -114,11 +120,29 @@ class WorkersView:
             if worker_id and (known := self._workers.get(worker_id)) is not None:
                 known.drop(response_id)
 
-    def live(self, pool: str, now_ms: int) -> list[Load]:
-        """Ready workers of the pool whose lease has not run out, ordered by id."""
+    @contextmanager
+    def asking(self, worker_id: str | None, response_id: str, tokens: int) -> Iterator[None]:
+        """Meanwhile it may come to be routed, or be refused."""
+        with self._lock:
+            known = self._workers.get(worker_id) if worker_id else None
+            if known is not None:
+                known.asking[response_id] = tokens
+        try:
+            yield
+        finally:
+            if known is not None:
+                with self._lock:
+                    known.asking.pop(response_id, None)
+
+    def live(self, pool: str, now_ms: int, *, also_asking: bool = False) -> list[Load]:
+        """Ready workers of the pool whose lease has not run out, ordered by id.
+
+        `also_asking` counts what is asked for as if it were routed. Nobody may be refused for that: a tenant beyond its
+        limits asks as often as it likes.
+        """
         with self._lock:
             return [
-                Load(known.state, known.routed_tokens, len(known.routed))
+                known.load(also_asking=also_asking)
                 for _, known in sorted(self._workers.items())
                 if known.state.pool == pool
                 and known.state.state == "ready"

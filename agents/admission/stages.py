@@ -7,18 +7,20 @@
 | pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
 | routing    | `Admission` | … with a decision: partitions      | a full queue                                       |
 
+Where these are fused, a request asks the quota store once: `quota_and_route` stands in the place of `quota`.
+
 A producer's job is not refused for what passes: where a limit of its tenant or the queue of its pool has no room, it
 gets `NotYet`, and waits (`agents.admission.pipeline`).
 
-What enters is read by `agents.admission.entrances`. `STAGES` is the table as data; `agents.admission.pipeline` runs it,
-`agents.admission.app` binds it to Faust. Nothing here knows of Faust, and nothing here publishes. Stages depend on the
-world through `Services` alone.
+What enters is read by `agents.admission.entrances`. `STAGES` and `FUSED` are tables as data, which
+`agents.admission.pipeline` runs and `agents.admission.app` binds to Faust. Nothing here knows of Faust, and nothing
+here publishes. Stages depend on the world through `Services` alone.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jinja2 import TemplateError
 
@@ -53,6 +55,10 @@ def _chars(messages: Sequence[Message]) -> int:
     return sum(len(part.text) for message in messages for part in message.content)
 
 
+def _size_bytes(messages: Sequence[Message]) -> int:
+    return sum(len(part.text.encode()) for message in messages for part in message.content)
+
+
 def _work_chars(messages: Sequence[Message]) -> int:
     return _chars(messages) + CHARS_OF_A_TURN * len(messages)
 
@@ -81,7 +87,9 @@ async def validation(request: Request, services: Services) -> StageResult:
         # The same words for both: who may not use a model does not learn that it exists.
         message = f"The model {request.model!r} does not exist."
         return Refused(origin, Refusal(code=EndingCode.MODEL_NOT_FOUND, message=message, param="model"))
-    accepts_seed = all(load.state.accepts_seed for load in services.workers.live(model.pool, now_ms))
+    accepts_seed = request.sampling.seed is None or all(
+        load.state.accepts_seed for load in services.workers.live(model.pool, now_ms)
+    )
     tokenizer = services.tokenizers[model.name]
     refusal = _unfit(request.sampling, tenant, tokenizer.vocabulary_size, accepts_seed=accepts_seed)
     if refusal is not None:
@@ -173,7 +181,7 @@ async def _when_there_is_room(
         case Reserved() | Decided():
             # Delivered again: somebody may be answering it already, so it is not refused for now.
             return await services.long_prompts.in_turn(tenant_id, weight, work)
-    place = services.long_prompts.place(tenant_id, len(request.encode()))
+    place = services.long_prompts.place(tenant_id, _size_bytes(request.messages))
     if place is None:
         return Refused(Origin.of(request), TOO_MANY_LONG)
     try:
@@ -221,42 +229,82 @@ async def room(admission: Admission, services: Services) -> StageResult | NotYet
 
 async def quota(admission: Admission, services: Services) -> StageResult | NotYet:
     """Reserves prompt plus bounded output. An earlier delivery's outcome is replayed. Raises QuotaUnavailable."""
+    return _of_outcome(admission, await _reserve(admission, services), services)
+
+
+async def quota_and_route(admission: Admission, services: Services) -> StageResult | NotYet:
+    """As `quota`; where neither pre-safety nor routing would refuse, the same call stores what they would decide.
+
+    They find it decided then. What takes long to look at is left to them. Raises QuotaUnavailable.
+    """
+    tenant, messages = services.directory.tenant(admission.scope.tenant_id), admission.request.messages
+    if tenant is None or _work_chars(messages) >= THREADED_CHARS:
+        return await quota(admission, services)
+    wanted = _route(admission, services, also_asking=True)
+    if isinstance(wanted, Refusal) or _first_denial(services.phrases.of(tenant), messages) is not None:
+        return await quota(admission, services)
+    with services.workers.asking(wanted.worker_id, admission.response_id, _tokens(admission)):
+        outcome = await _reserve(admission, services, wanted)
+    if isinstance(outcome, Decided) and outcome.is_new:
+        _count(admission, wanted, services)
+    result = _of_outcome(admission, outcome, services)
+    if isinstance(result, Admission):
+        result.verdict = _allowed(admission)
+    return result
+
+
+async def _reserve(admission: Admission, services: Services, wanted: Decision | None = None) -> Outcome | NotYet:
     tenant_id = admission.scope.tenant_id
     limits = limits_of(tenant_id, services.directory)
-    tokens = len(admission.prompt_token_ids) + admission.max_tokens
-    outcome = await services.quota.reserve(
+    tokens = _tokens(admission)
+    return await services.quota.reserve(
         tenant_id,
         limits,
         admission.response_id,
         lane=admission.lane,
         tokens=tokens,
         deadline_ms=admission.request.deadline_ms,
+        decision=wanted,
         may_wait=may_wait(admission.request) and tokens <= limits.tokens_per_minute,
     )
+
+
+def _tokens(admission: Admission) -> int:
+    return len(admission.prompt_token_ids) + admission.max_tokens
+
+
+def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Services) -> StageResult | NotYet:
+    """What the store's answer makes of it."""
     match outcome:
-        case NotYet():
+        case NotYet() | Finished():
             return outcome
         case Reserved(held):
             return admission.model_copy(update={"reserved_tokens": held})
-        case Decided(decision, held):
-            return admission.model_copy(update={"reserved_tokens": held, "decision": decision})
+        case Decided(decision, held, is_new):
+            return admission.model_copy(update={"reserved_tokens": held, "decision": decision, "replayed": not is_new})
         case Refusal():
-            if outcome.code is EndingCode.RATE_LIMITED_TOKENS and tokens > limits.tokens_per_minute:
-                # No wait would help.
-                outcome = Refusal(
-                    code=EndingCode.INVALID_REQUEST,
-                    message=f"The request needs {tokens} tokens; the limit is {limits.tokens_per_minute} per minute.",
-                    param="max_tokens" if len(admission.prompt_token_ids) < limits.tokens_per_minute else "messages",
-                    limits=outcome.limits,
-                )
-            return Refused(Origin.of(admission), outcome, stored=True)
+            return Refused(Origin.of(admission), _with_reason(outcome, admission, services), stored=True)
         case Refunded():
             return Refused(Origin.of(admission), DEADLINE_PASSED)
-        case Finished():
-            return outcome
+
+
+def _with_reason(refusal: Refusal, admission: Admission, services: Services) -> Refusal:
+    """What exceeds a whole minute's tokens is told so: no wait would help."""
+    per_minute = limits_of(admission.scope.tenant_id, services.directory).tokens_per_minute
+    tokens = _tokens(admission)
+    if refusal.code is not EndingCode.RATE_LIMITED_TOKENS or tokens <= per_minute:
+        return refusal
+    return Refusal(
+        code=EndingCode.INVALID_REQUEST,
+        message=f"The request needs {tokens} tokens; the limit is {per_minute} per minute.",
+        param="max_tokens" if len(admission.prompt_token_ids) < per_minute else "messages",
+        limits=refusal.limits,
+    )
 
 
 def _first_denial(phrases: PhraseSet, messages: Sequence[Message]) -> Match | None:
+    if not phrases:
+        return None
     return next((match for message in messages if (match := phrases.first_match(message.text))), None)
 
 
@@ -269,9 +317,7 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
         return Refused(Origin.of(admission), TENANT_GONE)
     phrases = services.phrases.of(tenant)
     messages = admission.request.messages
-    if not phrases:
-        match = None
-    elif _work_chars(messages) >= THREADED_CHARS:
+    if phrases and _work_chars(messages) >= THREADED_CHARS:
         match = await asyncio.to_thread(_first_denial, phrases, messages)
     else:
         match = _first_denial(phrases, messages)
@@ -285,50 +331,53 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
             span_sha256=hashlib.sha256(match.phrase.encode()).hexdigest(),
         )
         return Refused(Origin.of(admission), Refusal(code=EndingCode.PROMPT_REFUSED, param="messages"), verdict=verdict)
-    verdict = Verdict(response_id=admission.response_id, scope=admission.scope, stage="pre-safety", decision="allow")
-    return admission.model_copy(update={"verdict": verdict})
+    return admission.model_copy(update={"verdict": _allowed(admission)})
+
+
+def _allowed(admission: Admission) -> Verdict:
+    return Verdict(response_id=admission.response_id, scope=admission.scope, stage="pre-safety", decision="allow")
 
 
 async def routing(admission: Admission, services: Services) -> StageResult | NotYet:
     """Partitions and worker within pool and lane, stored before anybody hears of them. Raises QuotaUnavailable."""
     if admission.decision is not None:
         return admission
-    now_ms = services.clock_ms()
-    loads = services.workers.live(admission.pool, now_ms)
-    if overloaded(loads, admission.lane, services.queue_bound):
-        return NotYet(_full(loads)) if may_wait(admission.request) else Refused(Origin.of(admission), _full(loads))
-    counts = services.topics.counts
-    route = choose(
-        loads, admission.lane, admission.response_id, lane_partitions=counts.lane, generated_partitions=counts.generated
-    )
-    wanted = Decision(
-        pool=admission.pool,
-        lane=admission.lane,
-        lane_partition=route.lane_partition,
-        generated_partition=route.generated_partition,
-        worker_id=route.worker_id,
-    )
-    tokens = len(admission.prompt_token_ids) + admission.max_tokens
+    wanted = _route(admission, services)
+    if isinstance(wanted, Refusal):
+        return NotYet(wanted) if may_wait(admission.request) else Refused(Origin.of(admission), wanted)
     # Counted before anything is awaited: who looks meanwhile must see it.
-    services.workers.routed(wanted.worker_id, admission.response_id, tokens, now_ms)
+    _count(admission, wanted, services)
     outcome: Outcome | None = None
     try:
         outcome = await _decide(admission, wanted, services)
     finally:
         if not isinstance(outcome, Decided) or outcome.decision.worker_id != wanted.worker_id:
             services.workers.not_routed(wanted.worker_id, admission.response_id)
-    match outcome:
-        case Decided(decision, held):
-            services.workers.routed(decision.worker_id, admission.response_id, tokens, now_ms)
-            return admission.model_copy(update={"decision": decision, "reserved_tokens": held})
-        case Refusal():
-            return Refused(Origin.of(admission), outcome, stored=True)
-        case Refunded():
-            return Refused(Origin.of(admission), DEADLINE_PASSED)
-        case Finished():
-            return outcome
-        case Reserved():
-            raise AssertionError("decide always decides")
+    if isinstance(outcome, Decided):
+        _count(admission, outcome.decision, services)
+    return _of_outcome(admission, outcome, services)
+
+
+def _route(admission: Admission, services: Services, *, also_asking: bool = False) -> Decision | Refusal:
+    """The least loaded worker's partitions; a refusal where the pool's queue is full."""
+    loads = services.workers.live(admission.pool, services.clock_ms(), also_asking=also_asking)
+    if overloaded(loads, admission.lane, services.queue_bound):
+        return _full(loads)
+    counts = services.topics.counts
+    route = choose(
+        loads, admission.lane, admission.response_id, lane_partitions=counts.lane, generated_partitions=counts.generated
+    )
+    return Decision(
+        pool=admission.pool,
+        lane=admission.lane,
+        lane_partition=route.lane_partition,
+        generated_partition=route.generated_partition,
+        worker_id=route.worker_id,
+    )
+
+
+def _count(admission: Admission, decision: Decision, services: Services) -> None:
+    services.workers.routed(decision.worker_id, admission.response_id, _tokens(admission), services.clock_ms())
 
 
 async def _decide(admission: Admission, wanted: Decision, services: Services) -> Outcome:
@@ -361,3 +410,8 @@ STAGES: tuple[Stage, ...] = (
     Stage("pre-safety", pre_safety, lambda topics: topics.screened.name),
     Stage("routing", routing, None),
 )
+
+FUSED: tuple[Stage, ...] = tuple(
+    replace(stage, function=quota_and_route) if stage.name == "quota" else stage for stage in STAGES
+)
+"""The same in one process, where a request asks the store once. Jobs wait at each limit by itself."""

@@ -205,37 +205,37 @@ if operation == 'look' then
   return {'room'}
 end
 
-if operation == 'reserve' then
-  local count, deadline_ms, kind, may_wait = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13], ARGV[14] == '1'
+-- `reserve` takes from all limits or from none, and sets the route if it is given one. `decide` asks no limit: where the
+-- reservation was lost between two stages, the decision must not be.
+if operation == 'reserve' or operation == 'decide' then
+  local count, deadline_ms, kind = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
+  local wanted, may_wait = ARGV[14], ARGV[15] == '1'
+  if state == 'reserved' and not decision and wanted ~= '' then
+    redis.call('HSET', reservation, 'decision', wanted)
+    return {'routed', held}
+  end
   if state or refused_as then return outcome() end
-  local code, wait_ms = nil, request_wait_ms()
-  if wait_ms > 0 then
-    code = 'rate_limited_requests'
-  elseif count > tokens then
-    code = 'rate_limited_tokens'
-    wait_ms = gain_ms(count - tokens, tokens_per_minute)
-  elseif redis.call('ZCARD', active[kind]) >= concurrency[kind] then
-    code = 'rate_limited_concurrency'
-    wait_ms = 1000
+  if operation == 'reserve' then
+    local code, wait_ms = nil, request_wait_ms()
+    if wait_ms > 0 then
+      code = 'rate_limited_requests'
+    elseif count > tokens then
+      code = 'rate_limited_tokens'
+      wait_ms = gain_ms(count - tokens, tokens_per_minute)
+    elseif redis.call('ZCARD', active[kind]) >= concurrency[kind] then
+      code = 'rate_limited_concurrency'
+      wait_ms = 1000
+    end
+    if code and may_wait then return {'wait', told(code, wait_ms)} end
+    if code then return refuse_for_now(code, wait_ms, deadline_ms) end
+    backlog = backlog + MINUTE_MS
   end
-  if code and may_wait then return {'wait', told(code, wait_ms)} end
-  if code then return refuse_for_now(code, wait_ms, deadline_ms) end
-  backlog = backlog + MINUTE_MS
-  create_reserved(kind, count, deadline_ms)
-  return {'reserved', count}
-end
-
-if operation == 'decide' then
-  local count, deadline_ms, kind, wanted = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13], ARGV[14]
-  if refused_as then return outcome() end
-  if not state then
-    -- The reservation was lost between two stages; the decision must not be.
-    create_reserved(kind, count, deadline_ms, 'decision', wanted)
-    return {'decided', wanted, count}
+  if wanted == '' then
+    create_reserved(kind, count, deadline_ms)
+    return {'reserved', count}
   end
-  if state ~= 'reserved' or decision then return outcome() end
-  redis.call('HSET', reservation, 'decision', wanted)
-  return {'decided', wanted, held}
+  create_reserved(kind, count, deadline_ms, 'decision', wanted)
+  return {'routed', count}
 end
 
 if operation == 'refuse' then

@@ -13,9 +13,9 @@ Who may wait is told `NotYet` where a limit has no room, and nothing is stored; 
 
 **A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it
 was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set
-once, so a redelivered request is never routed twice. A refusal is kept as its bare code, so that what was refused is
-never admitted later. `refunded` returns what nobody settled and is no outcome: such a response can still be refused, or
-settled.
+once, with it or later, so a redelivered request is never routed twice. A refusal is kept as its bare code, so that what
+was refused is never admitted later. `refunded` returns what nobody settled and is no outcome: such a response can still
+be refused, or settled.
 
 **Memory** is bounded. A request whose acknowledgement was lost may come again when the longest outage is over, so a
 route and the end of its response live until the deadline plus `OUTCOME_KEEP_MS`; once it has settled, in a form of some
@@ -101,10 +101,11 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Tokens are held and the route is set."""
+    """Tokens are held and the route is set. `is_new`: by this very call."""
 
     decision: Decision
     tokens: int
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +174,13 @@ class QuotaStore(Protocol):
         tokens: int,
         deadline_ms: int,
         lane: Lane = Lane.STANDARD,
+        decision: Decision | None = None,
         may_wait: bool = False,
     ) -> Outcome | NotYet:
-        """Takes from all limits or from none. The first outcome of an id stands."""
+        """Takes from all limits or from none. The first outcome of an id stands.
+
+        With `decision` the route is set in the same step, also where an earlier call reserved without one.
+        """
 
     async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
         """What stands, before work is spent on a new response: None if nothing does and the rate of requests has room.
@@ -337,13 +342,15 @@ class RedisQuota:
         tokens: int,
         deadline_ms: int,
         lane: Lane = Lane.STANDARD,
+        decision: Decision | None = None,
         may_wait: bool = False,
     ) -> Outcome | NotYet:
-        arguments = (tokens, deadline_ms, _kind_of_work(lane), int(may_wait))
+        wanted = "" if decision is None else _stored(decision)
+        arguments = (tokens, deadline_ms, _kind_of_work(lane), wanted, int(may_wait))
         answer = await self._call("reserve", tenant_id, limits, response_id, *arguments)
         if _text(answer[0]) == "wait":
             return NotYet(Refusal.model_validate_json(_text(answer[1])))
-        return _outcome(answer)
+        return _outcome(answer, decision)
 
     async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
         answer = await self._call("look", tenant_id, limits, response_id, deadline_ms)
@@ -352,8 +359,8 @@ class RedisQuota:
     async def decide(
         self, tenant_id: str, limits: Limits, response_id: str, decision: Decision, *, tokens: int, deadline_ms: int
     ) -> Outcome:
-        arguments = (tokens, deadline_ms, _kind_of_work(decision.lane), _stored(decision))
-        return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments))
+        arguments = (tokens, deadline_ms, _kind_of_work(decision.lane), _stored(decision), 0)
+        return _outcome(await self._call("decide", tenant_id, limits, response_id, *arguments), decision)
 
     async def refuse(
         self,
@@ -434,10 +441,12 @@ class RedisQuota:
         return kind == "restored"
 
 
-def _outcome(answer: Answer) -> Outcome:
+def _outcome(answer: Answer, wanted: Decision | None = None) -> Outcome:
     kind = _text(answer[0])
     if kind == "reserved":
         return Reserved(int(answer[1]))
+    if kind == "routed" and wanted is not None:
+        return Decided(wanted, int(answer[1]), is_new=True)
     if kind == "decided":
         return Decided(Decision.model_validate_json(_text(answer[1])), int(answer[2]))
     if kind == "refused":

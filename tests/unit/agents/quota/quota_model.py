@@ -139,11 +139,18 @@ class TenantModel:
         return refusal
 
     def reserve(
-        self, response_id: str, tokens: int, deadline_ms: int, lane: Lane = Lane.STANDARD, *, may_wait: bool = False
+        self,
+        response_id: str,
+        tokens: int,
+        deadline_ms: int,
+        lane: Lane = Lane.STANDARD,
+        *,
+        decision: Decision | None = None,
+        may_wait: bool = False,
     ) -> Outcome | NotYet:
         self._advance()
         if response_id in self.reservations or self._refused_as(response_id):
-            return self._stored(response_id)
+            return self._set_route(response_id, decision)
         limits, refused = self.limits, None
         if self._request_wait_ms:
             refused = (EndingCode.RATE_LIMITED_REQUESTS, self._request_wait_ms)
@@ -160,19 +167,21 @@ class TenantModel:
         self.backlog += MINUTE_MS
         self.tokens -= tokens
         self._add(response_id, tokens, deadline_ms, lane)
-        return self._stored(response_id)
+        return self._set_route(response_id, decision)
 
     def decide(self, response_id: str, decision: Decision, tokens: int, deadline_ms: int) -> Outcome:
         self._advance()
-        if self._refused_as(response_id):
-            return self._stored(response_id)
-        reservation = self.reservations.get(response_id)
-        if reservation is None:
+        if response_id not in self.reservations and not self._refused_as(response_id):
             self.tokens -= tokens
-            reservation = self._add(response_id, tokens, deadline_ms, decision.lane)
-        if reservation.state == "reserved" and reservation.decision is None:
-            reservation.decision = decision
-        return self._stored(response_id)
+            self._add(response_id, tokens, deadline_ms, decision.lane)
+        return self._set_route(response_id, decision)
+
+    def _set_route(self, response_id: str, decision: Decision | None) -> Outcome:
+        reservation = self.reservations.get(response_id)
+        if decision is None or reservation is None or reservation.state != "reserved" or reservation.decision:
+            return self._stored(response_id)
+        reservation.decision = decision
+        return Decided(decision, reservation.tokens, is_new=True)
 
     def _remember_refusal(self, response_id: str, refusal: Refusal) -> None:
         """Time makes no difference here: by then nothing but a refusal could come of it."""
@@ -286,9 +295,11 @@ class ModelQuota:
         tokens: int,
         deadline_ms: int,
         lane: Lane = Lane.STANDARD,
+        decision: Decision | None = None,
         may_wait: bool = False,
     ) -> Outcome | NotYet:
-        return self._tenant(tenant_id, limits).reserve(response_id, tokens, deadline_ms, lane, may_wait=may_wait)
+        tenant = self._tenant(tenant_id, limits)
+        return tenant.reserve(response_id, tokens, deadline_ms, lane, decision=decision, may_wait=may_wait)
 
     async def look(self, tenant_id: str, limits: Limits, response_id: str, *, deadline_ms: int) -> Outcome | None:
         return self._tenant(tenant_id, limits).look(response_id)

@@ -92,7 +92,7 @@ async def test_a_refusal_takes_nothing_and_stands_even_when_there_is_room_later(
 
 async def test_the_first_route_wins(quota: RedisQuota) -> None:
     await reserve(quota, "r1")
-    assert await decide(quota, "r1", ROUTE) == Decided(ROUTE, 100)
+    assert await decide(quota, "r1", ROUTE) == Decided(ROUTE, 100, is_new=True)
     assert await decide(quota, "r1", OTHER_ROUTE) == Decided(ROUTE, 100)
     assert await reserve(quota, "r1") == Decided(ROUTE, 100)
     assert await refuse(quota, "r1", REFUSAL) == Decided(ROUTE, 100)

@@ -22,6 +22,10 @@ IDS = st.sampled_from(["r1", "r2", "r3", "r4", "r5"])
 TOKENS = st.integers(0, 1_500)
 
 
+def routed(partition: int, lane: Lane) -> Decision:
+    return ROUTE.model_copy(update={"generated_partition": partition, "lane": lane})
+
+
 def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
     class Sequences(RuleBasedStateMachine):
         def __init__(self) -> None:
@@ -57,19 +61,25 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
             self.quota.now_ms += ms
             self.model.now_ms += ms
 
-        @rule(id_=IDS, tokens=TOKENS, lasts_ms=st.integers(0, 60_000), lane=st.sampled_from(LANES), wait=st.booleans())
-        def reserve(self, id_: str, tokens: int, lasts_ms: int, lane: Lane, wait: bool) -> None:
+        @rule(
+            id_=IDS, tokens=TOKENS, lasts_ms=st.integers(0, 60_000), lane=st.sampled_from(LANES), wait=st.booleans(),
+            partition=st.none() | st.integers(0, 7),
+        )  # fmt: skip
+        def reserve(self, id_: str, tokens: int, lasts_ms: int, lane: Lane, wait: bool, partition: int | None) -> None:
             deadline_ms = self.model.now_ms + lasts_ms
+            decision = None if partition is None else routed(partition, lane)
             real = self.runner.run(
                 self.quota.reserve(
-                    "acme", self.model.limits, id_, tokens=tokens, deadline_ms=deadline_ms, lane=lane, may_wait=wait
+                    "acme", self.model.limits, id_, tokens=tokens, deadline_ms=deadline_ms, lane=lane,
+                    decision=decision, may_wait=wait,
                 )
-            )
-            self.heard(id_, real, self.model.reserve(id_, tokens, deadline_ms, lane, may_wait=wait))
+            )  # fmt: skip
+            expected = self.model.reserve(id_, tokens, deadline_ms, lane, decision=decision, may_wait=wait)
+            self.heard(id_, real, expected)
 
         @rule(id_=IDS, partition=st.integers(0, 7), tokens=TOKENS, lane=st.sampled_from(LANES))
         def decide(self, id_: str, partition: int, tokens: int, lane: Lane) -> None:
-            decision = ROUTE.model_copy(update={"generated_partition": partition, "lane": lane})
+            decision = routed(partition, lane)
             deadline_ms = self.model.now_ms + 1_000
             real = self.runner.run(
                 self.quota.decide("acme", self.model.limits, id_, decision, tokens=tokens, deadline_ms=deadline_ms)
