@@ -1,8 +1,9 @@
 """`ClaimStore` over Redis: the rule of `ClaimTable` as scripts, and one suite that holds both to it."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -95,8 +96,10 @@ class RedisClaims:
     def _lease_key(self) -> str:
         return redis_keys.lease(self._region, self._incarnation)
 
-    async def claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
-        claims, before = await asyncio.gather(self._claim(asks), self._look_before(asks))
+    async def claim(
+        self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
+    ) -> list[Claim | None]:
+        claims, before = await asyncio.gather(self._claim(asks, on_sent), self._look_before(asks))
         for index, (ask, claim, earlier) in enumerate(zip(asks, claims, before, strict=True)):
             if claim is not None and earlier is not None and earlier.state != "fresh":
                 claims[index] = await self._give_way(ask, claim, earlier)
@@ -131,7 +134,9 @@ class RedisClaims:
         )
         return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
 
-    async def _claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
+    async def _claim(
+        self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
+    ) -> list[Claim | None]:
         any_lease = redis_keys.lease(self._region, "")
         answers = await _each(
             self._scripts.call(
@@ -147,6 +152,7 @@ class RedisClaims:
                     self._pool,
                     ask.generated_end,
                 ],
+                on_sent=partial(on_sent, ask),
             )
             for ask in asks
         )
