@@ -32,7 +32,7 @@ from gpu_consumers.core.effects import (
     ReleaseClaim,
     Submit,
 )
-from gpu_consumers.core.membership import Membership
+from gpu_consumers.core.membership import BEAT_MS, Membership, beat_every_ms
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
 from gpu_consumers.metrics import WorkerMetrics
@@ -50,7 +50,6 @@ from streams.settings import WorkerSettings
 
 TICK_S = 0.05
 COMMIT_S = 1.0
-HEARTBEAT_S = 1.0
 BEATS_LOOK_BACK_MS = 10_000
 POSITIONS_TIMEOUT_S = 30.0
 FLUSH_S = 10.0
@@ -353,14 +352,14 @@ class Worker:
             for worker_id in self._membership.take_lost(self._now_ms()):
                 _log.info("buried", lost_worker=worker_id)
                 self._bury(worker_id)
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(beat_every_ms(self._settings.lease_ms) / 1_000)
 
     def _send_state(self) -> None:
         now_ms = self._now_ms()
         tokens, since_ms = self._tokens_at_beat
         elapsed_ms = now_ms - since_ms
         tokens_per_second = (self._core.generated_tokens - tokens) * 1_000 / elapsed_ms if elapsed_ms > 0 else 0.0
-        if elapsed_ms >= HEARTBEAT_S * 1_000:
+        if elapsed_ms >= BEAT_MS:
             self._tokens_at_beat = (self._core.generated_tokens, now_ms)
         engine = self._ports.engine
         stats = engine.stats()

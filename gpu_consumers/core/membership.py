@@ -5,13 +5,20 @@ Pure: time is a parameter.
 
 from schemas.worker import WorkerState
 
+BEAT_MS = 1_000
 LISTEN_MS = 2_000
-"""A ready worker beats every second: who has listened for so long and heard of none may believe that there is none."""
+"""Who has listened for so long and heard of no ready worker, which beats every second at least, may believe that there
+is none."""
 PATIENCE_MS = 5_000
 """How long a member may be without an engine beside a ready worker, before it leaves: most engines are back by then."""
 
 LOST_MS = 900_000
 """After so long without a beat nobody needs to know any more what a worker said. One that comes back says it anew."""
+
+
+def beat_every_ms(lease_ms: int) -> int:
+    """How often a worker says that it lives: some times in its lease, or it would count as lost before each beat."""
+    return min(BEAT_MS, lease_ms // 4)
 
 
 class Membership:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from gpu_consumers.core.membership import LISTEN_MS, LOST_MS, PATIENCE_MS, Membership
+from gpu_consumers.core.membership import LISTEN_MS, LOST_MS, PATIENCE_MS, Membership, beat_every_ms
 from schemas.worker import WorkerState
 
 LEASE_MS = 4_000
@@ -12,10 +12,11 @@ NOW_MS = 1_000_000
 
 
 def beat(
-    worker_id: str, state: Literal["starting", "ready", "draining", "failed"], at_ms: int, pool: str = "pool"
-) -> WorkerState:
+    worker_id: str, state: Literal["starting", "ready", "draining", "failed"], at_ms: int, pool: str = "pool",
+    lease_ms: int = LEASE_MS,
+) -> WorkerState:  # fmt: skip
     return WorkerState(
-        worker_id=worker_id, pool=pool, model="m", engine="vllm", state=state, beat_at_ms=at_ms, lease_ms=LEASE_MS
+        worker_id=worker_id, pool=pool, model="m", engine="vllm", state=state, beat_at_ms=at_ms, lease_ms=lease_ms
     )
 
 
@@ -40,6 +41,15 @@ def test_a_loading_worker_takes_no_partition_from_a_ready_one(membership: Member
         membership.heard(beat("b", "ready", at_ms))
         assert not membership.reads_lanes(False, at_ms)
     assert membership.reads_lanes(True, NOW_MS + 60_000)
+
+
+@pytest.mark.parametrize("lease_ms", [500, 1_000, LEASE_MS, 60_000])
+def test_a_worker_is_ready_between_its_beats_too_however_short_its_lease(membership: Membership, lease_ms: int) -> None:
+    every_ms = beat_every_ms(lease_ms)
+    for at_ms in range(NOW_MS, NOW_MS + 60_000, every_ms):
+        # On its way for half of its lease.
+        membership.heard(beat("b", "ready", at_ms - lease_ms // 2, lease_ms=lease_ms))
+        assert not membership.reads_lanes(False, at_ms + every_ms - 1)
 
 
 def test_a_loading_worker_reads_when_nobody_else_is_ready(membership: Membership) -> None:
