@@ -107,16 +107,14 @@ class LaneReading:
             return dict.fromkeys(partitions, Committed(None))
 
     async def _ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where they end; fewer where the log does not answer in time."""
-        ends: dict[TopicPartition, int] = {}
+        """Where they end; none where the log does not answer in time."""
         try:
             async with asyncio.timeout(ENDS_S):
-                for partition in partitions:
-                    _, ends[partition] = await self._consumer.watermarks(partition)
+                return await self._consumer.ends(partitions)
         except (LogError, TimeoutError) as error:
             # They only save time: what may be another's waits for its claim.
             _log.warning("lane_ends_unknown", error=str(error))
-        return ends
+            return {}
 
     async def _share(self) -> None:
         """Pauses the partitions of lanes over their share and resumes the others."""

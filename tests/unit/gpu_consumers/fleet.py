@@ -276,7 +276,7 @@ class Worker:
         self.effects_seen: list[Effect] = []
 
     def _assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        ends = {partition: self.lanes.watermarks(partition)[1] for partition in partitions if self.region.ends_known}
+        ends = self.lanes.ends(partitions) if self.region.ends_known else {}
         self.core.assigned(self.lanes.committed(partitions), ends)
 
     def _revoked(self, partitions: Iterable[TopicPartition]) -> None:
