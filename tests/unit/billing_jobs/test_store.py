@@ -409,6 +409,16 @@ def test_a_missing_engine_is_told_with_what_to_install(tmp_path: Path, monkeypat
     assert "\n" not in str(missing.value)
 
 
+def test_the_embedded_engine_removes_merged_parts_without_a_hundred_threads(database: Database) -> None:
+    with database.connection().client() as client:
+        tables = client.query("SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()")
+        merging = [name for name, engine in tables.result_rows if "MergeTree" in engine]
+        removing_alone = [
+            name for name, engine in tables.result_rows if "concurrent_part_removal_threshold = 1000000" in engine
+        ]
+    assert merging == removing_alone != []
+
+
 def test_an_answer_after_a_failed_query_is_its_own(database: Database) -> None:
     with closing(database.connection({"max_execution_time": 0.2})) as connection:
         with pytest.raises(StoreError) as failed, connection.client() as client:
