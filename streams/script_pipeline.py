@@ -39,7 +39,7 @@ class _Call:
 
 
 class ScriptPipeline:
-    """`call` runs a script atomically, in no promised order towards other calls. Raises RedisError.
+    """`call` runs a script atomically, in no promised order towards other calls. Its answer may be a RedisError.
 
     Keeps one connection of the client, until that is closed. A batch must be answered within its `socket_timeout`.
     With `with_run_id` the last argument of every call is the `run_id` of the server that the call reaches, which a
@@ -55,13 +55,13 @@ class ScriptPipeline:
         self._with_run_id = with_run_id
         self._run_id: str | None = None
 
-    async def call(
+    def call(
         self,
         script: Script,
         keys: Sequence[str],
         arguments: Sequence[str | int],
         on_sent: Callable[[], None] | None = None,
-    ) -> Answer:
+    ) -> "asyncio.Future[Answer]":
         """`on_sent`, which must not raise, is called when the operating system has the call; a second time if the
         server did not know the script.
         """
@@ -69,7 +69,7 @@ class ScriptPipeline:
         self._waiting.append(call)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send())
-        return await call.answer
+        return call.answer
 
     async def _send(self) -> None:
         while self._waiting:

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from gpu_consumers.core.claims import AskClaim, Claim, ClaimsUnavailable, FinishClaim, ReleaseClaim
 from streams import redis_keys
-from streams.script_pipeline import Script, ScriptPipeline
+from streams.script_pipeline import Answer, Script, ScriptPipeline
 
 _log = structlog.get_logger()
 
@@ -99,7 +99,8 @@ class RedisClaims:
     async def claim(
         self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
     ) -> list[Claim | None]:
-        claims, before = await asyncio.gather(self._claim(asks, on_sent), self._look_before(asks))
+        # Both begin here, not in tasks of their own: each turn of the loop would hold up a first token.
+        claims, before = await asyncio.gather(_claims(self._ask(asks, on_sent)), _claims(self._look_before(asks)))
         for index, (ask, claim, earlier) in enumerate(zip(asks, claims, before, strict=True)):
             if claim is not None and earlier is not None and earlier.state != "fresh":
                 claims[index] = await self._give_way(ask, claim, earlier)
@@ -117,28 +118,27 @@ class RedisClaims:
                 # Who is told `leased` asks again, and gives it back then.
                 _log.warning("claims_unavailable", what="give way", error=str(error), repeats=True)
         elif earlier.state == "expired" and not is_ours:
-            [taken] = await self._claim([replace(ask, purpose="take")])
+            [taken] = await _claims(self._ask([replace(ask, purpose="take")]))
             if taken is None or taken.state == "leased":
                 return taken
         return earlier
 
-    async def _look_before(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
+    def _look_before(self, asks: Sequence[AskClaim]) -> list[Awaitable[Answer]]:
         leases = redis_keys.lease_of_the_release_before(self._region, self._pool, "")
-        answers = await _each(
+        return [
             self._scripts.call(
                 _LOOK_BEFORE,
                 [redis_keys.claim_of_the_release_before(self._region, self._pool, ask.response_id)],
                 [leases],
             )
             for ask in asks
-        )
-        return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
+        ]
 
-    async def _claim(
+    def _ask(
         self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
-    ) -> list[Claim | None]:
+    ) -> list[Awaitable[Answer]]:
         any_lease = redis_keys.lease(self._region, "")
-        answers = await _each(
+        return [
             self._scripts.call(
                 _CLAIM,
                 [self._claim_key(ask.response_id), self._lease_key],
@@ -155,8 +155,7 @@ class RedisClaims:
                 on_sent=partial(on_sent, ask),
             )
             for ask in asks
-        )
-        return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
+        ]
 
     async def renew(self) -> bool:
         try:
@@ -185,6 +184,11 @@ class RedisClaims:
             await self._redis.delete(self._lease_key)
         except (RedisError, OSError, TimeoutError) as error:
             raise ClaimsUnavailable(str(error)) from error
+
+
+async def _claims(calls: Iterable[Awaitable[Answer]]) -> list[Claim | None]:
+    answers = await _each(calls)
+    return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
 
 
 async def _each(calls: Iterable[Awaitable[Any]]) -> list[Any]:
