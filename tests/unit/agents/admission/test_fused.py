@@ -99,7 +99,8 @@ async def test_nobody_is_refused_for_what_others_only_ask_for() -> None:
     flood = [world.record(world.request(response_id=IDS.mint(3), sampling=Sampling(max_tokens=35))) for _ in range(60)]
     handling = [asyncio.create_task(world.pipeline.handle_request(record)) for record in flood]
     await asyncio.sleep(0)
-    await world.pipeline.handle_request(world.record(world.request(tenant="gold", response_id=IDS.mint(4))))
+    other = world.request(tenant="gold", response_id=IDS.mint(4), service_tier="default")
+    await world.pipeline.handle_request(world.record(other))
     assert not world.log.endings
     answer.set()
     await asyncio.gather(*handling)
