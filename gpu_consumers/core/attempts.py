@@ -278,6 +278,9 @@ class Attempts:
             work.losses = max(work.losses, claim.begun - work.is_counted)
             work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
             self._enter(work, now_ms)
+        elif claim.state == "finished" and work.plan == "generate" and work.may_have_displaced:
+            # The log has said that it has not ended.
+            self._enter(work, now_ms)
         else:
             self._not_fresh(work, work.attempt_id, claim, True, now_ms)
 
@@ -317,9 +320,12 @@ class Attempts:
         if claim is None:
             self._wait(work, "claim", now_ms + RETRY_MS)
         elif claim.state == "finished":
-            self._done(work, now_ms)
+            if work.may_have_displaced:
+                self._take_over(work, now_ms)
+            else:
+                self._done(work, now_ms)
         elif claim.state == "leased":
-            if work.is_own:
+            if work.is_own or work.may_have_displaced:
                 self._wait(work, "claim", now_ms + max(claim.retry_in_ms, 1))
             else:
                 self.forget(work)
@@ -334,6 +340,7 @@ class Attempts:
     # Fences
 
     def _generate_fresh(self, work: Work, now_ms: int) -> None:
+        work.fenced_unclaimed |= not work.claimed_as
         self._works.set_attempt(work)
         self._emission.fence(work, "fresh", now_ms)
         self._submit(work, now_ms)

@@ -76,6 +76,8 @@ class Work:
     is_acknowledged: bool = False
     """All that it says is in the log, and the answer has not come: it may not count."""
     must_take_over: bool = False
+    fenced_unclaimed: bool = False
+    """A `fresh` fence of it was written before it was known whose it is."""
     cancelled: bool = False
     losses: int = 0
     """How often it was lost with its worker or engine before it had said anything."""
@@ -125,6 +127,11 @@ class Work:
     def runs_ahead(self) -> bool:
         """Its attempt was begun, and whether it is ours is not known yet."""
         return bool(self.asked_ahead) and self.asked_ahead == self.attempt_id
+
+    @property
+    def may_have_displaced(self) -> bool:
+        """Who holds its claim may believe in an end that this worker's fence has made void."""
+        return self.fenced_unclaimed and not self.claimed_as
 
     @property
     def has_said_nothing(self) -> bool:

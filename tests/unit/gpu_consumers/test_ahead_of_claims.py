@@ -227,6 +227,26 @@ def test_without_an_answer_it_goes_on_and_is_claimed_when_the_store_is_back() ->
     assert not worker.aborted
 
 
+@pytest.mark.parametrize("claims_late_ms", [20, LATE_MS], ids=["silent", "told"])
+@pytest.mark.parametrize("finishes_before", [True, False])
+def test_an_end_that_its_own_fence_made_void_is_not_believed(claims_late_ms: int, finishes_before: bool) -> None:
+    """The other holds the claim and has said nothing: from this worker's fence on, nothing that it says counts."""
+    fleet, worker = reading(claims_late_ms=claims_late_ms)
+    fleet.region.voids_are_late = True
+    response_id = fleet.region.request(max_tokens=100)
+    fleet.region.stranger(response_id, lives=True)
+    [held] = fleet.region.claims._held.values()
+    if finishes_before:
+        fleet.region.claims.finish(held.incarnation, FinishClaim(response_id))
+    fleet.run(claims_late_ms + 40)
+    if not finishes_before:
+        fleet.region.claims.finish(held.incarnation, FinishClaim(response_id))
+    fleet.settle(limit_ms=20_000)
+    check(fleet.region)
+    assert committed(fleet) == 1
+    assert worker.core.unfinished_attempts == 0
+
+
 # Around the answer
 
 
