@@ -55,10 +55,6 @@ def _chars(messages: Sequence[Message]) -> int:
     return sum(len(part.text) for message in messages for part in message.content)
 
 
-def _size_bytes(messages: Sequence[Message]) -> int:
-    return sum(len(part.text.encode()) for message in messages for part in message.content)
-
-
 def _work_chars(messages: Sequence[Message]) -> int:
     return _chars(messages) + CHARS_OF_A_TURN * len(messages)
 
@@ -181,7 +177,7 @@ async def _when_there_is_room(
         case Reserved() | Decided():
             # Delivered again: somebody may be answering it already, so it is not refused for now.
             return await services.long_prompts.in_turn(tenant_id, weight, work)
-    place = services.long_prompts.place(tenant_id, _size_bytes(request.messages))
+    place = services.long_prompts.place(tenant_id, len(request.encode()))
     if place is None:
         return Refused(Origin.of(request), TOO_MANY_LONG)
     try:

@@ -118,6 +118,17 @@ async def test_who_has_no_long_prompt_waiting_finds_a_place_however_many_others_
     assert prompts.place("heavy", size_bytes) is None
 
 
+async def test_what_a_long_prompt_takes_of_the_bytes_in_work_is_its_record_however_few_its_characters(
+    world: World,
+) -> None:
+    """Of a control character the record has six bytes."""
+    record = world.record(world.request("\x01" * LONG_CHARS))
+    waiting = LongPrompts(bytes_in_work=4 * 6 * LONG_CHARS)
+    assert waiting.place("acme", 1) is not None
+    await replace(world.pipeline, services=replace(world.services, long_prompts=waiting)).handle_request(record)
+    assert [ending.code for ending in world.log.endings] == [EndingCode.OVERLOADED]
+
+
 async def test_tenants_share_the_threads_by_the_length_of_their_texts() -> None:
     prompts = LongPrompts(threads=1)
     may_go_on = threading.Event()
