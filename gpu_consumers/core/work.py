@@ -59,7 +59,7 @@ class Work:
     plan: Plan = "claim"
     sources: list[tuple[OffsetTracker, int]] = field(default_factory=list)
     is_unseen: bool = False
-    """Its record was written after its partition came to this worker: nobody else has read it."""
+    """Its record, the only one, was written after its partition came to this worker: nobody else has read it."""
     is_owed: bool = False
     """A record of it was counted as ended by mistake: nobody else reads it again."""
     attempt_id: str = ""

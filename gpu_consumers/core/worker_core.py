@@ -81,7 +81,8 @@ class WorkerCore:
                 continue
             try:
                 request = decode(AdmittedRequest, record.value)
-                self._admit(request, (tracker, record.offset), self._lanes.is_unseen(record), now_ms)
+                is_unseen = self._lanes.is_unseen(record) and not request.replayed
+                self._admit(request, (tracker, record.offset), is_unseen, now_ms)
             except Undecodable as error:
                 self._emission.dead_letter(record, error, tracker, now_ms)
 

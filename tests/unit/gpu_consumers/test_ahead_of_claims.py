@@ -1,5 +1,7 @@
 """What no other worker can have read is generated while its claim is asked for, whatever the answer turns out to be."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_consumers.core.claims import AskClaim, FinishClaim
@@ -97,6 +99,19 @@ def test_what_cannot_be_asked_for_waits_until_that_is_known() -> None:
     assert not worker.submitted
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_a_copy_waits_for_its_claim_since_the_first_may_have_been_begun_elsewhere() -> None:
+    fleet, worker = reading()
+    response_id = fleet.region.request()
+    fleet.region.stranger(response_id, lives=True)
+    copy = fleet.region.requests[response_id].model_copy(update={"replayed": True})
+    [record] = fleet.region.log.records(LANE, 0)
+    worker.core.lane_records([replace(record, value=copy.encode())], fleet.region.now_ms)
+    fleet.run(LATE_MS + 60)
+    assert worker.claims_asked
+    assert not worker.submitted
+    assert len(fences(fleet, response_id)) == 1, "the other goes on"
 
 
 def test_a_repeated_record_begins_nothing() -> None:
