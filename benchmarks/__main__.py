@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …] [--short] [--seed N] [--save]`: measures, prints a table and JSON.
+"""`python -m benchmarks [NAME …] [--peers] [--short] [--seed N] [--save]`: measures, prints a table and JSON.
 
 `python -m benchmarks check [NAME … | FILE …]`: holds a new run against the committed figures.
 """
@@ -22,6 +22,7 @@ from benchmarks.regressions import compare, read_reports
 from deploy.paths import ROOT
 
 BENCHMARKS = ("first_token", "bursts", "engine_throughput", "fan_out", "admission", "recovery", "post_safety")
+PEERS = ("beside_litellm", "beside_centrifugo")
 CHECKED = ("first_token", "bursts", "admission", "post_safety")
 """Minutes each; the others are checked where they are named."""
 FOLDER = Path(__file__).parent
@@ -34,7 +35,7 @@ def _measured(names: Sequence[str], *, short: bool, seed: int) -> Iterator[Repor
     """Runs one after the other and shows each at its end."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: what was started is ended
         signal.signal(number, signal.default_int_handler)
-    if unknown := set(names) - set(BENCHMARKS):
+    if unknown := set(names) - {*BENCHMARKS, *PEERS}:
         raise typer.BadParameter(f"no benchmark {', '.join(sorted(unknown))}")
     for name in names:
         report: Report = importlib.import_module(f"benchmarks.{name}").run(short=short, seed=seed)
@@ -55,7 +56,8 @@ def _draw() -> None:
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Of: {', '.join(BENCHMARKS)}. None: all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=f"Of: {', '.join(BENCHMARKS + PEERS)}. None: ours.")] = None,
+    peers: Annotated[bool, typer.Option(help=f"Also {' and '.join(PEERS)}, which install others' servers.")] = False,
     short: Annotated[bool, typer.Option(help="Seconds instead of minutes; figures of no weight.")] = False,
     seed: int = 7,
     keep: Annotated[
@@ -63,7 +65,7 @@ def main(
     ] = False,
 ) -> None:
     reports: list[Report] = []
-    for report in _measured(names or BENCHMARKS, short=short, seed=seed):
+    for report in _measured([*(names or BENCHMARKS), *(PEERS if peers else ())], short=short, seed=seed):
         reports.append(report)
         if keep:
             content = save([report], RESULTS)

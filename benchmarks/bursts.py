@@ -46,8 +46,9 @@ class Target:
 class Load:
     """Asks one server. Prompts differ, so that no prefix is cached, and are the same for every server."""
 
-    def __init__(self, target: Target, seed: int, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(self, target: Target, seed: int, max_tokens: int = MAX_TOKENS, timeout_s: float = TIMEOUT_S) -> None:
         self._target = target
+        self._timeout_s = timeout_s
         self._max_tokens = max_tokens
         self._rng = random.Random(seed)
 
@@ -55,7 +56,7 @@ class Load:
         await asyncio.sleep(delay_s)
         prompt = f"Question {self._rng.randrange(10**9)}: what is the capital of France?"
         body = chat_body(MODEL, prompt, self._max_tokens, ignore_eos=True)
-        return await ask_over_sse(session, self._target.url, self._target.headers, body, TIMEOUT_S)
+        return await ask_over_sse(session, self._target.url, self._target.headers, body, self._timeout_s)
 
     async def _all(self, delays_s: Sequence[float]) -> list[Answer]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

@@ -43,6 +43,8 @@ def _figures(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _beside_others(content: Mapping[str, Any]) -> Iterator[str]:
+    if not any(name.startswith(PEER_BENCHMARKS) for name in content["reports"]):
+        yield from ("Nothing is saved yet.", "")
     for name, report in content["reports"].items():
         if not name.startswith(PEER_BENCHMARKS):
             continue

@@ -40,7 +40,9 @@ class ThinServer:
 
     def _route(self, deltas: list[EngineDelta]) -> None:
         for delta in deltas:
-            self._queues[delta.request_id].put_nowait(delta)
+            queue = self._queues.get(delta.request_id)
+            if queue is not None:  # its reader has not left
+                queue.put_nowait(delta)
 
     def _died(self, error: EngineDied) -> None:
         raise error
@@ -69,6 +71,7 @@ class ThinServer:
                     return
         finally:
             del self._queues[request_id]
+            self._engine.abort(request_id)
 
 
 def main() -> None:

@@ -34,3 +34,9 @@ def test_written_again_it_is_the_same() -> None:
     assert refreshed(once, saved()) == once
     assert once.startswith("# Words")
     assert once.endswith("The end.")
+
+
+def test_where_nobody_was_measured_beside_us_that_is_said() -> None:
+    content = saved()
+    del content["reports"]["beside_litellm"]
+    assert "Nothing is saved yet." in refreshed(README, content).split("## More words")[0]
