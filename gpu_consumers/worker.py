@@ -3,10 +3,8 @@
 Each event goes through the same steps. What a SIGKILL after each one causes:
 
 1. read: lane records are tracked, nothing is committed → they are read again by the partition's next owner.
-2. ask for the claim: the response is ours in Redis, or will be, since the ask is on its way → its next reader waits for
-   the lease to end, then takes over.
-3. fence, submit, once the claim is ours; of what no other worker can have read, once it is asked for: the attempt has
-   begun → the next reader's takeover finds no token and generates anew.
+2. claim: the response is ours in Redis → its next reader waits for the lease to end, then takes over.
+3. fence, submit: the attempt has begun → the next reader's takeover finds no token and generates anew.
 4. publish: frames are on their way → whatever reached the log is the accepted prefix; a takeover ends it.
 5. finish the claim, after the last record was acknowledged → the next reader drops the request; without the mark its
    fence is answered by post-safety with `ended`, and it drops it then.
@@ -93,9 +91,8 @@ class Worker:
         self._membership = Membership(core.config.worker_id, core.config.pool)
         self._lanes: LaneReading | None = None
         self._claiming = Claiming(
-            core, ports.claims, metrics, settings.lease_ms,
-            now_ms=self._now_ms, after_event=self._after_event, guarded=self._guarded,
-        )  # fmt: skip
+            core, ports.claims, metrics, settings.lease_ms, now_ms=self._now_ms, after_event=self._after_event
+        )
         self._reading_back = ReadingBack(
             core, self._topics.generated, ports.reader, self._now_ms, self._after_event, self._guarded
         )

@@ -160,4 +160,3 @@ class AdmittedRequest(ScopedRecord):
     on_disconnect: OnDisconnect = "continue"
     generated_partition: int = Field(ge=0, description="The response's one partition of `generated`, for life.")
     opened_offset: int = Field(ge=0, description="Where `opened` stands there; read-backs start here.")
-    replayed: bool = Field(default=False, description="An earlier copy of this may stand in its lane.")

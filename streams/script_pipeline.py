@@ -8,7 +8,7 @@ of them, with its locks and retries, cost as much CPU time as the calls.
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
@@ -34,7 +34,6 @@ class _Call:
     script: Script
     keys: Sequence[str]
     arguments: Sequence[str | int]
-    on_sent: Callable[[], None] | None = None
     answer: "asyncio.Future[Answer]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -55,17 +54,8 @@ class ScriptPipeline:
         self._with_run_id = with_run_id
         self._run_id: str | None = None
 
-    def call(
-        self,
-        script: Script,
-        keys: Sequence[str],
-        arguments: Sequence[str | int],
-        on_sent: Callable[[], None] | None = None,
-    ) -> "asyncio.Future[Answer]":
-        """`on_sent`, which must not raise, is called when the operating system has the call; a second time if the
-        server did not know the script.
-        """
-        call = _Call(script, keys, arguments, on_sent)
+    def call(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int]) -> "asyncio.Future[Answer]":
+        call = _Call(script, keys, arguments)
         self._waiting.append(call)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send())
@@ -129,9 +119,6 @@ class ScriptPipeline:
                     self._run_id = await self._ask_run_id(connection)
                 commands = [*first, *(self._command(call) for call in calls)]
                 await connection.send_packed_command(_packed(commands), check_health=False)
-                for call in calls:
-                    if call.on_sent is not None:
-                        call.on_sent()
                 answers = [await self._read(connection) for _ in commands]
                 answered = True
             finally:

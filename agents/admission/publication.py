@@ -64,7 +64,6 @@ class Publication:
                 sampling=admission.request.sampling,
                 generated_partition=decision.generated_partition,
                 opened_offset=opened_offset,
-                replayed=admission.replayed,
             )
             await self.publisher.publish(
                 self.topics.lane(decision.pool, decision.lane).name,

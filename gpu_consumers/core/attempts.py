@@ -5,8 +5,20 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from gpu_consumers.core.asking import Asking
-from gpu_consumers.core.claims import AskClaim, Claim, ReleaseClaim
-from gpu_consumers.core.effects import Abort, Effect, Submit
+from gpu_consumers.core.claims import Claim
+from gpu_consumers.core.effects import (
+    Abort,
+    AskClaim,
+    AskReadBack,
+    DeadLetterSent,
+    Effect,
+    EndingSent,
+    FenceSent,
+    FrameSent,
+    Receipt,
+    ReleaseClaim,
+    Submit,
+)  # fmt: skip
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
@@ -186,7 +198,7 @@ class Attempts:
             self._enter(work, now_ms)
             return
         self._works.set_phase(work, Phase.CLAIMING)
-        # On its way before it enters (`claim_asked`): what kills this worker must have been counted by then.
+        # Told before it enters: what kills this worker must have been counted by then.
         purpose: Literal["begin", "take"] = "take" if work.is_counted else "begin"
         self._effects.append(self.asking.ask(work, work.attempt_id, purpose, now_ms))
 
@@ -213,7 +225,6 @@ class Attempts:
         self._slots.remove(work)
         self._works.unset_attempt(work)
         work.plan = plan
-        work.is_unseen = False
         work.retry_at_ms = retry_at_ms
         self._works.set_phase(work, Phase.WAITING)
         heappush(self._waiting, (retry_at_ms, work.response_id))
@@ -229,37 +240,10 @@ class Attempts:
         elif work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
                 self._effects.append(ReleaseClaim(response_id, attempt_id, uncount=True))
-        elif work.asked_ahead == attempt_id:
-            self._answered_ahead(work, claim, now_ms)
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
         elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
             self.keeping.asked(work, attempt_id, claim)
-
-    def claim_asked(self, response_id: str, attempt_id: str, now_ms: int) -> None:
-        """`AskClaim` is on its way. What surely is nobody else's is not held up by the answer."""
-        work = self._works.of_attempt(response_id, attempt_id)
-        if work is not None and work.phase is Phase.CLAIMING and work.may_run_ahead and self.may_start:
-            work.asked_ahead, work.may_keep = attempt_id, False
-            self._generate_fresh(work, now_ms)
-
-    def _answered_ahead(self, work: Work, claim: Claim | None, now_ms: int) -> None:
-        """It was begun meanwhile."""
-        attempt_id, runs_ahead = work.asked_ahead, work.runs_ahead and work.phase in (Phase.RUNNING, Phase.CLOSING)
-        work.asked_ahead = ""
-        if not runs_ahead:
-            # It was stopped for another reason, and will ask again.
-            if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(ReleaseClaim(work.response_id, attempt_id, uncount=not work.lost_here))
-        elif claim is None or claim.state == "fresh":
-            work.reads_from = work.reads_from if claim is None else claim.generated_end
-            self.keeping.asked(work, attempt_id, claim)
-            if work.is_acknowledged:
-                self._done(work, now_ms)
-        else:
-            self._stop(work, "not_first")
-            work.must_take_over = True
-            self._not_fresh(work, attempt_id, claim, True, now_ms)
 
     def _begin(self, work: Work, claim: Claim | None, now_ms: int) -> None:
         """It has a slot, and enters the engine unless the claim says otherwise."""
@@ -277,9 +261,6 @@ class Attempts:
                 work.reads_from = claim.generated_end
             work.losses = max(work.losses, claim.begun - work.is_counted)
             work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
-            self._enter(work, now_ms)
-        elif claim.state == "finished" and work.plan == "generate" and work.may_have_displaced:
-            # The log has said that it has not ended.
             self._enter(work, now_ms)
         else:
             self._not_fresh(work, work.attempt_id, claim, True, now_ms)
@@ -320,12 +301,9 @@ class Attempts:
         if claim is None:
             self._wait(work, "claim", now_ms + RETRY_MS)
         elif claim.state == "finished":
-            if work.may_have_displaced:
-                self._take_over(work, now_ms)
-            else:
-                self._done(work, now_ms)
+            self._done(work, now_ms)
         elif claim.state == "leased":
-            if work.is_own or work.may_have_displaced:
+            if work.is_own:
                 self._wait(work, "claim", now_ms + max(claim.retry_in_ms, 1))
             else:
                 self.forget(work)
@@ -340,7 +318,6 @@ class Attempts:
     # Fences
 
     def _generate_fresh(self, work: Work, now_ms: int) -> None:
-        work.fenced_unclaimed |= not work.claimed_as
         self._works.set_attempt(work)
         self._emission.fence(work, "fresh", now_ms)
         self._submit(work, now_ms)
@@ -476,17 +453,46 @@ class Attempts:
 
     # Deliveries
 
-    def acknowledged(self, work: Work | None, now_ms: int) -> None:
-        """Its end is in the log. It is believed once the claims have said that nobody was first."""
-        if work is None or work.phase is not Phase.CLOSING:
-            return
-        if work.runs_ahead:
-            work.is_acknowledged = True
+    def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
+        """Kafka acknowledged a record."""
+        if not isinstance(receipt, DeadLetterSent):
+            self.asking.generated_ends({receipt.partition: offset + 1})
+        if isinstance(receipt, FenceSent):
+            work = self._works.by_attempt.get(receipt.attempt_id)
+            if work is not None and work.phase is Phase.FENCING:
+                self._works.set_phase(work, Phase.READING)
+                self._effects.append(
+                    AskReadBack(
+                        work.response_id, work.attempt_id, work.partition, work.reads_from, offset
+                    )
+                )  # fmt: skip
+        elif isinstance(receipt, FrameSent):
+            self._emission.frame_settled()
+            for attempt_id in receipt.finished:
+                work = self._works.by_attempt.get(attempt_id)
+                if work is not None and work.phase is Phase.CLOSING:
+                    self._done(work, now_ms)
+        elif isinstance(receipt, EndingSent):
+            work = self._works.of_attempt(receipt.response_id, receipt.attempt_id)
+            if work is not None and work.phase is Phase.CLOSING:
+                self._done(work, now_ms)
         else:
-            self._done(work, now_ms)
+            receipt.tracker.finished(receipt.offset)
 
-    def undelivered(self, work: Work | None, now_ms: int) -> None:
-        """What follows in the log would leave a gap, so its attempt is over. It begins again with a read-back."""
-        if work is not None and work.phase is not Phase.WAITING:
+    def undelivered(self, receipt: Receipt, now_ms: int) -> None:
+        """Delivery failed for good: what follows it in the log would leave a gap, so its attempts are over.
+
+        They begin again with a read-back. Raises RuntimeError for a dead letter: nothing else can be done with it.
+        """
+        if isinstance(receipt, DeadLetterSent):
+            raise RuntimeError(f"the dead letter for offset {receipt.offset} could not be delivered")  # noqa: TRY004
+        if isinstance(receipt, FrameSent):
+            self._emission.frame_settled()
+            works = [self._works.by_attempt.get(attempt_id) for attempt_id in receipt.attempt_ids]
+        else:
+            works = [self._works.of_attempt(receipt.response_id, receipt.attempt_id)]
+        for work in works:
+            if work is None or work.phase is Phase.WAITING:
+                continue
             self._stop(work, "undelivered")
             self._wait(work, "takeover", now_ms + RETRY_MS)

@@ -5,7 +5,7 @@ renewal keeps everything that a worker holds. A claim is the response's, whichev
 deadline.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -70,13 +70,8 @@ class ClaimsUnavailable(Exception):
 class ClaimStore(Protocol):
     """Every method but `claim` raises ClaimsUnavailable."""
 
-    async def claim(
-        self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
-    ) -> list[Claim | None]:
-        """Atomic per response; in order. None where the store did not answer. Also renews the lease.
-
-        `on_sent` is told what the operating system has taken: it goes out also if this process dies. Must not raise.
-        """
+    async def claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
+        """Atomic per response; in order. None where the store did not answer. Also renews the lease."""
 
     async def renew(self) -> bool:
         """Extends the lease of this incarnation by `lease_ms` from now.

@@ -18,14 +18,11 @@ MAX_SPAN = 10
 
 
 class _Partition:
-    """One assigned partition, which ended at `end` then (None: unknown). `ended` is what its last owner said has ended
-    above its commit.
-    """
+    """One assigned partition. `ended` is what its last owner said has ended above its commit."""
 
-    def __init__(self, ended: Iterable[range], end: int | None) -> None:
+    def __init__(self, ended: Iterable[range] = ()) -> None:
         self.tracker = OffsetTracker()
         self.next_offset = 0
-        self.end = end
         self.untold = 0
         """Offsets that have ended, and that the last commit had no room to say so of."""
         self._ended = deque(ended)
@@ -64,11 +61,11 @@ class Lanes:
         self._config = config
         self._partitions: dict[TopicPartition, _Partition] = {}
 
-    def assign(self, commits: Mapping[TopicPartition, Committed], ends: Mapping[TopicPartition, int]) -> None:
-        """With what the last commit of each said, and where it ends now, as far as that is known."""
+    def assign(self, commits: Mapping[TopicPartition, Committed]) -> None:
+        """With what the last commit of each said."""
         for source, commit in commits.items():
             ended = () if commit.offset is None else finished_offsets.decode(commit.offset, commit.metadata)
-            self._partitions[source] = _Partition(ended, ends.get(source))
+            self._partitions[source] = _Partition(ended)
 
     def revoke(self, sources: Iterable[TopicPartition]) -> tuple[set[int], dict[TopicPartition, Committed]]:
         """Of those that were assigned: the ids of their trackers, and what is to be committed of them."""
@@ -83,11 +80,6 @@ class Lanes:
         """
         partition = self._partitions.get(record.source)
         return partition.tracker if partition is not None and partition.read(record) else None
-
-    def is_unseen(self, record: LogRecord) -> bool:
-        """Whether it was written after its partition was assigned, so that no former owner has read it."""
-        end = self._partitions[record.source].end
-        return end is not None and record.offset >= end
 
     def to_commit(self) -> dict[TopicPartition, Committed]:
         """Offsets below which everything ended, and what has ended above them."""

@@ -6,9 +6,6 @@ Its life:
                       → fencing → reading → queued …      (somebody may have begun it)
                       → waiting → queued …                (another worker's lease, or a retry)
 
-What no other worker has read runs as soon as its claim is asked for; if somebody had it all the same, the answer stops
-it.
-
 Only what enters the engine waits for a slot in it. What waits is looked up among the claims meanwhile: to end what a
 dead worker began takes neither slot nor engine, and its client waits for that ending.
 """
@@ -58,8 +55,6 @@ class Work:
     phase: Phase = Phase.QUEUED
     plan: Plan = "claim"
     sources: list[tuple[OffsetTracker, int]] = field(default_factory=list)
-    is_unseen: bool = False
-    """Its record, the only one, was written after its partition came to this worker: nobody else has read it."""
     is_owed: bool = False
     """A record of it was counted as ended by mistake: nobody else reads it again."""
     attempt_id: str = ""
@@ -71,13 +66,7 @@ class Work:
     """It has none, or the store may have lost it: while it runs, it is asked for."""
     may_keep: bool = True
     """It is not asked for already, nor another's."""
-    asked_ahead: str = ""
-    """The attempt that was begun while its claim is asked for, until the answer has come."""
-    is_acknowledged: bool = False
-    """All that it says is in the log, and the answer has not come: it may not count."""
     must_take_over: bool = False
-    fenced_unclaimed: bool = False
-    """A `fresh` fence of it was written before it was known whose it is."""
     cancelled: bool = False
     losses: int = 0
     """How often it was lost with its worker or engine before it had said anything."""
@@ -117,21 +106,6 @@ class Work:
     @property
     def waits_for_claim(self) -> bool:
         return self.phase is Phase.QUEUED and self.plan == "claim"
-
-    @property
-    def may_run_ahead(self) -> bool:
-        """It surely is nobody else's, so that its claim need not be waited for."""
-        return self.is_unseen and self.plan == "claim" and bool(self.sources)
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Its attempt was begun, and whether it is ours is not known yet."""
-        return bool(self.asked_ahead) and self.asked_ahead == self.attempt_id
-
-    @property
-    def may_have_displaced(self) -> bool:
-        """Who holds its claim may believe in an end that this worker's fence has made void."""
-        return self.fenced_unclaimed and not self.claimed_as
 
     @property
     def has_said_nothing(self) -> bool:

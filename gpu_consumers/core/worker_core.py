@@ -12,7 +12,6 @@ from typing import Literal
 from gpu_consumers.core.attempts import Attempts
 from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
-from gpu_consumers.core.deliveries import Deliveries
 from gpu_consumers.core.effects import Effect, Receipt
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.lanes import Lanes
@@ -47,7 +46,6 @@ class WorkerCore:
         self._attempts = Attempts(
             self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
         )
-        self._deliveries = Deliveries(self._works, self._attempts, self._emission, self._effects)
         self._scopes: dict[Scope, Scope] = {}
 
     def effects(self) -> list[Effect]:
@@ -58,11 +56,9 @@ class WorkerCore:
 
     # Lanes
 
-    def assigned(self, commits: Mapping[TopicPartition, Committed], ends: Mapping[TopicPartition, int]) -> None:
-        """These partitions are its own from now on. With what the last commit of each said, and where it ends now: what
-        stands before that, or in one whose end is not told, may have been begun by its last owner.
-        """
-        self._lanes.assign(commits, ends)
+    def assigned(self, commits: Mapping[TopicPartition, Committed]) -> None:
+        """These partitions are its own from now on; with what the last commit of each said."""
+        self._lanes.assign(commits)
 
     def revoked(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """What to commit before they go. Unstarted work of theirs is forgotten, started work goes on."""
@@ -80,18 +76,15 @@ class WorkerCore:
             if tracker is None:
                 continue
             try:
-                request = decode(AdmittedRequest, record.value)
-                is_unseen = self._lanes.is_unseen(record) and not request.replayed
-                self._admit(request, (tracker, record.offset), is_unseen, now_ms)
+                self._admit(decode(AdmittedRequest, record.value), (tracker, record.offset), now_ms)
             except Undecodable as error:
                 self._emission.dead_letter(record, error, tracker, now_ms)
 
-    def _admit(self, request: AdmittedRequest, source: tuple[OffsetTracker, int], is_unseen: bool, now_ms: int) -> None:
+    def _admit(self, request: AdmittedRequest, source: tuple[OffsetTracker, int], now_ms: int) -> None:
         """Raises Undecodable for what would end this worker, and every one after it."""
         known = self._works.by_response.get(request.response_id)
         if known is not None:
             known.sources.append(source)
-            known.is_unseen = False  # another may have had the partition meanwhile
             return
         if self._remembered.pass_over(request.response_id):
             source[0].finished(source[1])
@@ -101,8 +94,7 @@ class WorkerCore:
         prompt = _prompt_of(request)
         request.prompt_token_ids = []
         request.stage_ms["taken"] = now_ms
-        scope = self._shared(request.scope)
-        work = Work(request, prompt, len(prompt), scope, sources=[source], is_unseen=is_unseen)
+        work = Work(request, prompt, len(prompt), self._shared(request.scope), sources=[source])
         self._attempts.admit(work, now_ms)
 
     def _shared(self, scope: Scope) -> Scope:
@@ -161,12 +153,8 @@ class WorkerCore:
 
     # Answers to effects
 
-    def claim_asked(self, response_id: str, attempt_id: str, now_ms: int) -> None:
-        """`AskClaim` has been handed to the store's connection: from now on it arrives, also if this process dies."""
-        self._attempts.claim_asked(response_id, attempt_id, now_ms)
-
     def claimed(self, response_id: str, attempt_id: str, claim: Claim | None, now_ms: int) -> None:
-        """The answer to `AskClaim`, not before `claim_asked`; None when the store did not answer."""
+        """The answer to `AskClaim`; None when the store did not answer."""
         self._attempts.claimed(response_id, attempt_id, claim, now_ms)
 
     def read_back(self, response_id: str, attempt_id: str, finding: Finding, attempts: int, now_ms: int) -> None:
@@ -187,11 +175,11 @@ class WorkerCore:
 
     def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
-        self._deliveries.delivered(receipt, offset, now_ms)
+        self._attempts.delivered(receipt, offset, now_ms)
 
     def undelivered(self, receipt: Receipt, now_ms: int) -> None:
         """Delivery failed for good. Raises RuntimeError for a dead letter: nothing else can be done with it."""
-        self._deliveries.undelivered(receipt, now_ms)
+        self._attempts.undelivered(receipt, now_ms)
 
     # The engine
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -21,9 +20,7 @@ _Mark = TypeVar("_Mark")
 
 
 class Claiming:
-    """`after_event` is called when the core was told something; `now_ms` is the clock; `guarded` calls what it is
-    given, and lets the worker fail with what that raises.
-    """
+    """`after_event` is called when the core was told something; `now_ms` is the clock."""
 
     def __init__(
         self,
@@ -33,7 +30,6 @@ class Claiming:
         lease_ms: int,
         now_ms: Callable[[], int],
         after_event: Callable[[], None],
-        guarded: Callable[[Callable[[], None]], None],
     ) -> None:
         self._core = core
         self._store = store
@@ -41,7 +37,6 @@ class Claiming:
         self._lease_ms = lease_ms
         self._now_ms = now_ms
         self._after_event = after_event
-        self._guarded = guarded
         # Asked for by the core, bounded by what it engages at once. The marks also hold what the store could not take.
         self._asks: list[AskClaim] = []
         self._finished: list[FinishClaim] = []
@@ -87,7 +82,7 @@ class Claiming:
             self._asked.clear()
             asks, self._asks = self._asks, []
             if asks:
-                claims = await self._store.claim(asks, on_sent=lambda ask: self._guarded(partial(self._sent, ask)))
+                claims = await self._store.claim(asks)
                 if unanswered := claims.count(None):
                     self._metrics.claim_failures.inc()
                     _log.warning(
@@ -96,10 +91,6 @@ class Claiming:
                 for ask, claim in zip(asks, claims, strict=True):
                     self._core.claimed(ask.response_id, ask.attempt_id, claim, self._now_ms())
                 self._after_event()
-
-    def _sent(self, ask: AskClaim) -> None:
-        self._core.claim_asked(ask.response_id, ask.attempt_id, self._now_ms())
-        self._after_event()
 
     async def tell_marks(self) -> None:
         """Beside `ask_claims`: whoever begins does not wait for what has ended."""

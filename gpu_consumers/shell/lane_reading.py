@@ -12,7 +12,6 @@ from streams.log.port import Committed, LogError, TopicPartition
 
 POLL_S = 0.05
 LAST_COMMITS_S = 3.0
-ENDS_S = 3.0
 
 _log = structlog.get_logger()
 
@@ -70,7 +69,7 @@ class LaneReading:
     async def _on_assign(self, partitions: Sequence[TopicPartition]) -> None:
         # One that was paused when it left may still be: what is in this set is resumed when its lane has room.
         self._paused.update(partitions)
-        self._core.assigned(await self._last_commits(partitions), await self._ends(partitions))
+        self._core.assigned(await self._last_commits(partitions))
         self._on_partitions()
 
     async def _on_revoke(self, partitions: Sequence[TopicPartition]) -> None:
@@ -105,16 +104,6 @@ class LaneReading:
             # They only save work: what has ended is known to the claims, and to the log.
             _log.warning("last_commits_unknown", error=str(error))
             return dict.fromkeys(partitions, Committed(None))
-
-    async def _ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where they end; none where the log does not answer in time."""
-        try:
-            async with asyncio.timeout(ENDS_S):
-                return await self._consumer.ends(partitions)
-        except (LogError, TimeoutError) as error:
-            # They only save time: what may be another's waits for its claim.
-            _log.warning("lane_ends_unknown", error=str(error))
-            return {}
 
     async def _share(self) -> None:
         """Pauses the partitions of lanes over their share and resumes the others."""

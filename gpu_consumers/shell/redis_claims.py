@@ -1,9 +1,8 @@
 """`ClaimStore` over Redis: the rule of `ClaimTable` as scripts, and one suite that holds both to it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import structlog
@@ -96,11 +95,9 @@ class RedisClaims:
     def _lease_key(self) -> str:
         return redis_keys.lease(self._region, self._incarnation)
 
-    async def claim(
-        self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
-    ) -> list[Claim | None]:
+    async def claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
         # Both begin here, not in tasks of their own: each turn of the loop would hold up a first token.
-        claims, before = await asyncio.gather(_claims(self._ask(asks, on_sent)), _claims(self._look_before(asks)))
+        claims, before = await asyncio.gather(_claims(self._ask(asks)), _claims(self._look_before(asks)))
         for index, (ask, claim, earlier) in enumerate(zip(asks, claims, before, strict=True)):
             if claim is not None and earlier is not None and earlier.state != "fresh":
                 claims[index] = await self._give_way(ask, claim, earlier)
@@ -134,9 +131,7 @@ class RedisClaims:
             for ask in asks
         ]
 
-    def _ask(
-        self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
-    ) -> list[Awaitable[Answer]]:
+    def _ask(self, asks: Sequence[AskClaim]) -> list[Awaitable[Answer]]:
         any_lease = redis_keys.lease(self._region, "")
         return [
             self._scripts.call(
@@ -152,7 +147,6 @@ class RedisClaims:
                     self._pool,
                     ask.generated_end,
                 ],
-                on_sent=partial(on_sent, ask),
             )
             for ask in asks
         ]

@@ -227,24 +227,6 @@ async def test_what_ended_in_the_release_before_has_ended(redis: Redis, region: 
     assert await claims(redis, region).claim([AskClaim("r", "att")]) == [Claim("finished")]
 
 
-async def test_what_was_sent_is_told_before_the_answers_and_holds_whoever_sent_it(redis: Redis, region: str) -> None:
-    store, told = claims(redis, region), list[str]()
-
-    def sent(ask: AskClaim) -> None:
-        told.append(ask.response_id)
-        if len(told) == 2:
-            asking.cancel()  # as if its process had died with the first token
-
-    await store.claim([AskClaim("warm", "att")])
-    asking = asyncio.create_task(store.claim([AskClaim("r1", "att1"), AskClaim("r2", "att2")], sent))
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert told == ["r1", "r2"]
-    other = claims(redis, region, "b/1")
-    found = await other.claim([AskClaim("r1", "b"), AskClaim("r2", "b")])
-    assert [claim and (claim.state, claim.begun) for claim in found] == [("leased", 1)] * 2
-
-
 async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
     store = claims(redis, region)
     await store.claim([AskClaim("r1", "att1"), AskClaim("r2", "att2")])
@@ -257,9 +239,7 @@ async def test_every_key_ends_by_itself(redis: Redis, region: str) -> None:
 async def test_a_store_that_does_not_answer_says_so() -> None:
     client = connect_redis("redis://127.0.0.1:1/0", timeout_ms=200, decode_responses=True)
     store = claims(client, "nowhere")
-    sent: list[AskClaim] = []
-    assert await store.claim([AskClaim("r1", "a"), AskClaim("r2", "b")], sent.append) == [None, None]
-    assert not sent
+    assert await store.claim([AskClaim("r1", "a"), AskClaim("r2", "b")]) == [None, None]
     for call in (store.renew(), store.finish([FinishClaim("r")]), store.release([ReleaseClaim("r", "att")])):
         with pytest.raises(ClaimsUnavailable):
             await call

@@ -308,37 +308,6 @@ async def test_without_redis_requests_are_answered_all_the_same(kafka_settings: 
     await region.close()
 
 
-@pytest.mark.parametrize("is_backlog", [False, True])
-async def test_what_no_other_worker_has_read_is_generated_before_its_claim_is_answered(
-    region: Region, monkeypatch: pytest.MonkeyPatch, is_backlog: bool
-) -> None:
-    backlog = [await region.request()] if is_backlog else []
-    running = Running(region, "a")
-    claims, answer = running.ports.claims, asyncio.Event()
-    claim, asked = claims.claim, asyncio.Event()
-
-    async def late(asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None]) -> list[Claim | None]:
-        answers = await claim(asks, on_sent)
-        asked.set()
-        await answer.wait()
-        return answers
-
-    monkeypatch.setattr(claims, "claim", late)
-    await region.until(lambda: running.partitions() == 6)
-    [response_id] = backlog or [await region.request()]
-    await region.until(asked.is_set)
-    if is_backlog:
-        assert not region.fences(response_id)
-    else:
-        await region.until(lambda: region.terminal(response_id))
-        assert running.core.unfinished_attempts == 1, "it is believed once its claim is known"
-    answer.set()
-    await region.ended(response_id)
-    await running.close()
-    assert region.terminal(response_id) is EndingCode.COMPLETED
-    assert region.committed() == 1
-
-
 async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,7 +358,7 @@ async def test_an_answer_begun_while_redis_was_away_survives_a_rebalance_after_i
         claims = running.ports.claims
         claim, renew = claims.claim, claims.renew
 
-        async def unanswered(asks: Sequence[AskClaim], on_sent: object) -> list[Claim | None]:
+        async def unanswered(asks: Sequence[AskClaim]) -> list[Claim | None]:
             return [None] * len(asks)
 
         async def refused() -> bool:

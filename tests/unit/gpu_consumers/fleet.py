@@ -21,15 +21,14 @@ from gpu_consumers.core.effects import (
     Submit,
 )
 from gpu_consumers.core.finished_offsets import decode
-from gpu_consumers.core.frames import FrameColumns
 from gpu_consumers.core.takeover import PartitionReadBack
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.port import EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Opened
+from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from streams.accepted_prefix import AcceptedPrefix
 from streams.log.memory import MemoryConsumer, MemoryLog
@@ -69,12 +68,6 @@ class Region:
     claims: ClaimTable = field(default_factory=lambda: ClaimTable(LEASE_MS))
     claims_up: bool = True
     claims_lost: bool = False
-    claims_hang: bool = False
-    """While they are not up: what is asked is sent, and nobody answers."""
-    claims_unheard: bool = False
-    """What is asked is done, and the answers are lost."""
-    ends_known: bool = True
-    """Who is assigned a partition learns where it ends."""
     requests: dict[str, AdmittedRequest] = field(default_factory=dict)
     poison: dict[int, bool] = field(default_factory=dict)
     """First tokens of prompts that kill the engine, before they get a token; True: and its worker."""
@@ -90,8 +83,6 @@ class Region:
         self._judged = [0] * TOPICS.generated.partitions
         self._workers: dict[str, str] = {}
         self._late_voids: list[AttemptVoid] = []
-        self.partitions: dict[str, int] = {}
-        """Of the lanes, by response."""
         self.prefixes: dict[str, AcceptedPrefix] = {}
         self.text: dict[str, list[str]] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -117,38 +108,8 @@ class Region:
             generated_partition=generated_partition, opened_offset=offset,
         )  # fmt: skip
         self.requests[response_id] = admitted
-        self.partitions[response_id] = partition
         self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), partition=partition)
         return response_id
-
-    def repeat(self, response_id: str) -> None:
-        """Admission writes it again."""
-        lane = TOPICS.lane("pool", self.requests[response_id].lane).name
-        partition = self.partitions[response_id]
-        self.log.append(lane, self.requests[response_id].encode(), partition=partition)
-
-    def stranger(self, response_id: str, *, tokens: int = 0, lives: bool = False, losses: int = 1) -> bool:
-        """Another worker, of which nobody else knows, begins it, says so many tokens, and dies; unless it `lives`, its
-        lease ends at once. As many workers have died with it before as `losses` says. False if it is too late.
-        """
-        name = f"stranger{next(self.ids)}"
-        request = self.requests[response_id]
-        ask = AskClaim(response_id, f"att_{name}", generated_end=request.opened_offset)
-        if self.claims.claim(name, ask, self.now_ms).state != "fresh":
-            return False
-        self.claims._held[response_id].begun = losses
-        if not lives:
-            self.claims.resign(name)
-        fence = Fence(response_id=response_id, scope=SCOPE, attempt_id=ask.attempt_id, worker_id=name, kind="fresh")
-        self.log.append(TOPICS.generated.name, fence.encode(), partition=request.generated_partition)
-        if said := self.answer_of(response_id)[:tokens]:
-            rows = FrameColumns()
-            ends = list(range(1, len(said) + 1))
-            finish: FinishReason = "length" if len(said) == request.max_tokens else ""
-            rows.add(SCOPE, response_id, 1, EngineDelta(ask.attempt_id, 0, said, "x" * len(said), ends, finish))
-            frame = rows.encode(name, self.now_ms * 1_000)
-            self.log.append(TOPICS.generated.name, frame, partition=request.generated_partition)
-        return True
 
     def control(self, record: Cancel | Halt | AttemptVoid) -> None:
         self.log.append(TOPICS.control.name, record.encode())
@@ -270,14 +231,11 @@ class Worker:
         self.aborted: list[str] = []
         self.submitted: list[str] = []
         self.claims_asked = 0
-        self.claims_late_ms = 0
-        self.claims_on_their_way: list[tuple[int, str, str, Claim | None]] = []
-        """With the time at which each answer is here."""
-        self.effects_seen: list[Effect] = []
+        self.claims_are_late = False
+        self.claims_on_their_way: list[tuple[str, str, Claim | None]] = []
 
     def _assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        ends = self.lanes.ends(partitions) if self.region.ends_known else {}
-        self.core.assigned(self.lanes.committed(partitions), ends)
+        self.core.assigned(self.lanes.committed(partitions))
 
     def _revoked(self, partitions: Iterable[TopicPartition]) -> None:
         self._commit(self.core.revoked(partitions))
@@ -311,10 +269,9 @@ class Worker:
             core.engine_started(now_ms)
         if region.claims_up:
             core.lease_renewed(region.claims.renew(self.incarnation, now_ms), now_ms)
-        arrived = [answer for answer in self.claims_on_their_way if answer[0] <= now_ms]
-        self.claims_on_their_way = [answer for answer in self.claims_on_their_way if answer[0] > now_ms]
-        for _, response_id, attempt_id, claim in arrived:
-            core.claimed(response_id, attempt_id, claim, now_ms)
+        arrived, self.claims_on_their_way = self.claims_on_their_way, []
+        for answer in arrived:
+            core.claimed(*answer, now_ms)
         over = core.over_share()
         self.lanes.pause(over)
         self.lanes.resume(set(self.lanes.assignment()) - over)
@@ -363,7 +320,6 @@ class Worker:
 
     def _run(self, effect: Effect) -> None:
         region, core, now_ms = self.region, self.core, self.region.now_ms
-        self.effects_seen.append(effect)
         match effect:
             case Publish(topic, partition, key, value, receipt):
 
@@ -381,12 +337,8 @@ class Worker:
                 claim: Claim | None = None
                 if region.claims_up:
                     claim = region.claims.claim(self.incarnation, effect, now_ms)
-                if region.claims_up or region.claims_hang:
-                    core.claim_asked(response_id, attempt_id, now_ms)
-                if region.claims_unheard:
-                    claim = None
-                if self.claims_late_ms:
-                    self.claims_on_their_way.append((now_ms + self.claims_late_ms, response_id, attempt_id, claim))
+                if self.claims_are_late:
+                    self.claims_on_their_way.append((response_id, attempt_id, claim))
                 else:
                     core.claimed(response_id, attempt_id, claim, now_ms)
             case AskReadBack():
@@ -417,11 +369,8 @@ class Worker:
 
 
 class Fleet:
-    def __init__(
-        self, *names: str, max_running: int = 4, coalesce_ms: int = COALESCE_MS, claims_late_ms: int = 0
-    ) -> None:
+    def __init__(self, *names: str, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
         self.region = Region()
-        self.claims_late_ms = claims_late_ms
         self.max_running = max_running
         self.coalesce_ms = coalesce_ms
         self.workers: dict[str, Worker] = {}
@@ -433,7 +382,6 @@ class Fleet:
         worker = self.workers[name] = Worker(
             self.region, name, max_running=self.max_running, coalesce_ms=self.coalesce_ms
         )
-        worker.claims_late_ms = self.claims_late_ms
         self.all.append(worker)
         return worker
 

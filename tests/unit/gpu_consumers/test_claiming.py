@@ -26,9 +26,7 @@ class ScriptedStore:
         self.asked: list[str] = []
         self._heard = asyncio.Event()
 
-    async def claim(
-        self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
-    ) -> list[Claim | None]:
+    async def claim(self, asks: Sequence[AskClaim]) -> list[Claim | None]:
         self.asked += [ask.response_id for ask in asks]
         self._heard.set()
         return [Claim("leased", "another", 1_000) for _ in asks]
@@ -63,9 +61,8 @@ class ScriptedStore:
 async def claiming(store: ScriptedStore) -> AsyncIterator[Claiming]:
     core = Fleet("a").all[0].core
     shell = Claiming(
-        core, store, WorkerMetrics(CollectorRegistry()), LEASE_MS, now_ms=lambda: NOW_MS, after_event=lambda: None,
-        guarded=lambda event: event(),
-    )  # fmt: skip
+        core, store, WorkerMetrics(CollectorRegistry()), LEASE_MS, now_ms=lambda: NOW_MS, after_event=lambda: None
+    )
     tasks = [asyncio.create_task(run()) for run in (shell.ask_claims, shell.tell_marks)]
     yield shell
     for task in tasks:
@@ -124,36 +121,3 @@ async def test_marks_that_a_store_never_takes_are_bounded() -> None:
         await shell.flush()
     assert store.told[0][0] == "r500"
     assert sum(map(len, store.told)) == MAX_CLAIM_MARKS
-
-
-async def test_what_runs_ahead_enters_the_engine_when_its_ask_is_sent_and_before_the_answer() -> None:
-    told: list[str] = []
-
-    class Hears(ScriptedStore):
-        async def claim(
-            self, asks: Sequence[AskClaim], on_sent: Callable[[AskClaim], None] = lambda _: None
-        ) -> list[Claim | None]:
-            told.append("asked")
-            for ask in asks:
-                on_sent(ask)
-            told.append("answered")
-            return await super().claim(asks)
-
-    fleet = Fleet("a")
-    fleet.run(20)
-    [worker] = fleet.all
-    fleet.region.request()
-    worker.core.lane_records(worker.lanes.poll(10, 0), NOW_MS)
-    worker.core.tick(NOW_MS)
-    [ask] = [effect for effect in worker.core.effects() if isinstance(effect, AskClaim)]
-    store = Hears()
-    shell = Claiming(
-        worker.core, store, WorkerMetrics(CollectorRegistry()), LEASE_MS, now_ms=lambda: NOW_MS,
-        after_event=lambda: told.extend(type(effect).__name__ for effect in worker.core.effects()),
-        guarded=lambda event: event(),
-    )  # fmt: skip
-    asking = asyncio.create_task(shell.ask_claims())
-    shell.ask(ask)
-    await store.until(lambda: "Abort" in told)
-    asking.cancel()
-    assert told[:5] == ["asked", "Publish", "Submit", "answered", "Abort"], "it is another's"

@@ -70,10 +70,9 @@ def test_what_runs_is_claimed_again_once_and_counted_once() -> None:
 
 def test_a_claim_that_is_answered_after_the_engine_died_enters_the_next_engine() -> None:
     fleet = Fleet("a")
-    fleet.region.ends_known = False
     [worker] = fleet.all
     fleet.run(20)
-    worker.claims_late_ms = 20
+    worker.claims_are_late = True
     response_id = fleet.region.request()
     fleet.run(20)
     assert worker.claims_on_their_way

@@ -61,7 +61,7 @@ class Owners(RuleBasedStateMachine):
 
     def _own(self) -> None:
         self.lanes = Lanes(CONFIG)
-        self.lanes.assign({SOURCE: self.commit}, {})
+        self.lanes.assign({SOURCE: self.commit})
         self.open: dict[int, OffsetTracker] = {}
         self.position = self.commit.offset or 0
         self.given: set[int] = set()

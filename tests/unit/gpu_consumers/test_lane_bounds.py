@@ -81,7 +81,7 @@ def test_reading_stops_when_more_has_ended_than_a_commit_can_say() -> None:
     core = WorkerCore(dataclasses.replace(CONFIG, max_uncommitted_records=15_000), lambda: "att_1")
     source = TopicPartition(TOPICS.lane("pool", Lane.INTERACTIVE).name, 0)
     lanes = core._lanes
-    lanes.assign({source: Committed(None)}, {})
+    lanes.assign({source: Committed(None)})
     chance = random.Random(1)
     for offset in range(26_000):
         tracker = lanes.read(LogRecord(source.topic, 0, offset, None, b"", (), NOW_MS))
@@ -118,7 +118,7 @@ def test_no_lane_takes_the_room_of_a_higher_one_and_each_is_read_while_it_has_ro
     config = dataclasses.replace(CONFIG, max_uncommitted_records=max_records, max_uncommitted_bytes=max_bytes)
     core = WorkerCore(config, lambda: "att_1")
     sources = {lane: TopicPartition(TOPICS.lane("pool", lane).name, 0) for lane in LANES}
-    core.assigned(dict.fromkeys(sources.values(), Committed(None)), {})
+    core.assigned(dict.fromkeys(sources.values(), Committed(None)))
     read: dict[Lane, list[int]] = {lane: [] for lane in LANES}
 
     def up_to(lane: Lane) -> list[int]:

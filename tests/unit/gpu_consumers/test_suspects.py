@@ -271,14 +271,13 @@ def test_without_a_claim_store_an_engine_s_deaths_are_counted_by_its_worker() ->
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=6),
     st.sampled_from([2, 8]),
     st.booleans(),
-    st.sampled_from([0, 60]),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whoever_kills_whom_each_ends_and_no_killer_is_tried_more_often(
-    requests: list[tuple[bool, bool, int]], max_running: int, claims_are_lost: bool, claims_late_ms: int
+    requests: list[tuple[bool, bool, int]], max_running: int, claims_are_lost: bool
 ) -> None:
     """Each of them: whether it kills, whether its worker too, and how many steps pass before the next."""
-    fleet = Fleet("a", "b", max_running=max_running, claims_late_ms=claims_late_ms)
+    fleet = Fleet("a", "b", max_running=max_running)
     killers = []
     for kills, kills_worker, steps in requests:
         response_id = fleet.region.request(max_tokens=20, partition=steps % 2)

@@ -99,7 +99,7 @@ def test_looking_for_what_others_began_takes_nothing_and_is_bounded() -> None:
     ids = [region.request() for _ in range(MAX_LOOKS + 20)]
     core = WorkerCore(dataclasses.replace(worker.core.config, max_uncommitted_records=1_000), lambda: "att_look")
     source = TopicPartition(TOPICS.lane("pool", Lane.STANDARD).name, 0)
-    core.assigned({source: Committed(None)}, {})
+    core.assigned({source: Committed(None)})
     core.lane_records(region.log.records(source.topic), NOW_MS)
     core.tick(NOW_MS)
     looks = [effect for effect in core.effects() if isinstance(effect, AskClaim)]
@@ -229,18 +229,17 @@ def test_a_worker_that_drains_keeps_nothing_from_others_that_it_starts_no_more()
 
 def test_what_was_to_begin_when_its_worker_is_stopped_begins_elsewhere() -> None:
     fleet = Fleet("a")
-    fleet.region.ends_known = False
     [worker] = fleet.all
     fleet.run(20)
-    worker.claims_late_ms = 20
+    worker.claims_are_late = True
     response_id = fleet.region.request()
     fleet.run(20)
     assert worker.claims_on_their_way
     leaving = fleet.workers.pop("a")
     leaving.core.drain()
     leaving.lanes.close()
-    for _, asked, attempt_id, claim in leaving.claims_on_their_way:
-        leaving.core.claimed(asked, attempt_id, claim, fleet.region.now_ms)
+    for answer in leaving.claims_on_their_way:
+        leaving.core.claimed(*answer, fleet.region.now_ms)
     leaving._run_effects()
     assert not leaving.submitted
     fleet.start("b")

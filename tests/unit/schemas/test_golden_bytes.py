@@ -49,13 +49,6 @@ def test_a_request_of_before_a_sampling_parameter_was_added_asks_for_its_default
     assert decode(AdmittedRequest, json.dumps(value).encode()) == example
 
 
-def test_work_of_before_it_told_whether_it_is_a_copy_is_taken_for_none() -> None:
-    [example] = [example for example in EXAMPLES if isinstance(example, AdmittedRequest)]
-    value = json.loads(example.encode())
-    del value["replayed"]
-    assert decode(AdmittedRequest, json.dumps(value).encode()) == example
-
-
 def test_a_fence_of_before_it_told_where_it_reads_back_from_reads_back_everything() -> None:
     [example] = [example for example in EXAMPLES if isinstance(example, Fence)]
     value = json.loads(example.encode())

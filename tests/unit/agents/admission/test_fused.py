@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from agents.admission.publisher import PublishFailed
 from agents.admission.routing import QueueBound
 from agents.admission.stages import FUSED, STAGES, Stage
-from schemas.codec import decode
 from schemas.endings import EndingCode
-from schemas.request import LANES, AdmittedRequest, Sampling
+from schemas.request import LANES, Sampling
 from streams.directory import Limits, SafetyPolicy
 from streams.log.port import LogRecord
 from tests.unit.agents.admission.world import IDS, World
@@ -62,17 +61,6 @@ async def test_a_tenant_beyond_its_limits_hears_that_and_not_the_phrase(world: W
     await world.quota.reserve("acme", limits, "other", tokens=490, deadline_ms=world.now_ms + 60_000)
     await world.pipeline.handle_request(world.record(world.request(DENIED)))
     assert [ending.code for ending in world.log.endings] == [EndingCode.RATE_LIMITED_TOKENS]
-
-
-@pytest.mark.parametrize("stages", [FUSED, STAGES], ids=["fused", "apart"])
-async def test_a_copy_of_what_is_in_its_lane_says_so(world: World, stages: Sequence[Stage]) -> None:
-    world.beat()
-    record = world.record(world.request())
-    for _ in range(2):
-        await world.pipeline.handle_request(record, stages)
-    lanes = [world.topics.lane("default", lane).name for lane in LANES]
-    works = [decode(AdmittedRequest, each.value) for each in world.log.records if each.topic in lanes]
-    assert [work.replayed for work in works] == [False, True]
 
 
 async def test_requests_that_ask_together_share_the_workers(world: World) -> None:

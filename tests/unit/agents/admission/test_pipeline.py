@@ -261,8 +261,7 @@ async def test_a_request_that_is_too_large_for_its_lane_is_refused_beside_its_op
     roomy.beat()
     await roomy.pipeline.handle_request(record)
     [(work, _)] = roomy.log.of(AdmittedRequest, "local.inference.default.standard")
-    # A copy, which says that it is one (`replayed`), is a byte shorter.
-    world.log.max_bytes = len(work.value or b"") - 2
+    world.log.max_bytes = len(work.value or b"") - 1
     for _ in range(2):
         await world.pipeline.handle_request(record)
     assert {(e.code, e.param) for e in world.log.endings} == {(EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages")}
