@@ -120,7 +120,7 @@ class MemoryClients:
 
 
 def gateway_settings(redis_url: str, region: str, **gateway: Any) -> Settings:
-    edge = {"port": 0, "history_flush_ms": 20, "admission_timeout_ms": 2_000, **gateway}
+    edge = {"port": 0, "history_flush_ms": 20, "admission_timeout_ms": 20_000, **gateway}
     return Settings(
         region=region,
         deployment_secret=SECRET,
