@@ -37,21 +37,25 @@ def python_with(name: str, pip_arguments: Sequence[str], *, locked: str = "") ->
     return python
 
 
-def go_program(name: str, package: str, version: str) -> Path:
-    """The program that `go install` makes of a package. Raises NotInstalled."""
+def go_program(name: str, module: str, version: str) -> Path:
+    """The program in the top folder of a module, built there: `go install` wants a list of all versions, which not
+    every proxy has. Raises NotInstalled.
+    """
     folder = FOLDER / name
+    program = folder / "program"
     caches = {"GOMODCACHE": folder / "modules", "GOCACHE": folder / "build"}
 
     def install() -> None:
         # What Go downloads is read-only otherwise, and could not be deleted.
         flags = f"{os.environ.get('GOFLAGS', '')} -modcacherw".strip()
-        folders = {key: str(path) for key, path in {"GOBIN": folder / "bin", **caches}.items()}
-        _run(["go", "install", f"{package}@{version}"], {**folders, "GOFLAGS": flags, "GOTOOLCHAIN": "local"})
+        settings = {**{key: str(path) for key, path in caches.items()}, "GOFLAGS": flags, "GOTOOLCHAIN": "local"}
+        downloaded = json.loads(_run(["go", "mod", "download", "-json", f"{module}@{version}"], settings))
+        _run(["go", "-C", downloaded["Dir"], "build", "-o", str(program), "."], settings)
         for cache in caches.values():
             shutil.rmtree(cache, ignore_errors=True)
 
-    _once(folder, [package, version], install)
-    return next((folder / "bin").iterdir())
+    _once(folder, [module, version], install)
+    return program
 
 
 def _once(folder: Path, asked_for: Sequence[str], install: Callable[[], None]) -> None:
@@ -65,7 +69,8 @@ def _once(folder: Path, asked_for: Sequence[str], install: Callable[[], None]) -
     stamp.write_text(content)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What it prints. Raises NotInstalled."""
     try:
         done = subprocess.run(  # noqa: S603
             command,
@@ -82,3 +87,4 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -
     if done.returncode:
         why = done.stderr.strip().splitlines() or ["no word of why"]
         raise NotInstalled(f"{' '.join(command[:4])}: {why[-1]}")
+    return done.stdout

@@ -14,7 +14,7 @@ from benchmarks.environments import go_program, python_with
 from benchmarks.stacks import MODEL, baseline_server, free_port
 
 LITELLM = "litellm[proxy]==1.104.0"
-CENTRIFUGO = ("github.com/centrifugal/centrifugo/v6", "v6.9.1")
+CENTRIFUGO = ("github.com/centrifugal/centrifugo/v5", "v5.4.9")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,15 @@ def centrifugo() -> Iterator[Peer]:
     program = go_program("peers/centrifugo", *CENTRIFUGO)
     key, port = secrets.token_hex(16), free_port()
     config = {
-        "http_server": {"address": "127.0.0.1", "port": port},
-        "http_api": {"key": key},
-        "client": {"allow_anonymous_connect_without_token": True},
-        "channel": {"without_namespace": {"allow_subscribe_for_client": True, "allow_subscribe_for_anonymous": True}},
-        "health": {"enabled": True},
-        "usage_stats": {"disabled": True},
-        "log": {"level": "warn"},
+        "address": "127.0.0.1",
+        "port": port,
+        "api_key": key,
+        "allow_anonymous_connect_without_token": True,
+        "allow_subscribe_for_client": True,
+        "allow_subscribe_for_anonymous": True,
+        "health": True,
+        "usage_stats_disable": True,
+        "log_level": "warn",
     }
     url = f"http://127.0.0.1:{port}"
     with _configured(config) as file:

@@ -170,8 +170,9 @@ async def test_who_gets_a_partition_back_can_tell_at_once_how_far_another_has_re
                 await first.poll(0.1)
             moved = reading.result()[0].source
             await second.commit({moved: 2})
-        await poll_until(2)
-    assert found[-1] == {moved: Committed(2)}
+            before = len(found)  # on a busy machine there may have been more balances
+        await poll_until(before + 1)
+    assert found[-1][moved] == Committed(2)
 
 
 class SlowCoordinator(Consumer):

@@ -9,8 +9,12 @@ from benchmarks import environments
 from benchmarks.environments import NotInstalled, go_program
 
 GO = """#!/bin/sh
-[ "$2" = example.org/broken@v1 ] && { echo "no such version" >&2; exit 1; }
-mkdir -p "$GOBIN" "$GOMODCACHE" && echo "$2" >> "$GOBIN/../asked" && echo > "$GOBIN/program"
+[ "$4" = example.org/broken@v1 ] && { echo "no such version" >&2; exit 1; }
+if [ "$1 $2 $3" = "mod download -json" ]; then
+  mkdir -p "$GOMODCACHE" && echo "$4" >> "$GOMODCACHE/../asked" && echo '{"Dir": "'"$GOMODCACHE"'"}'
+else
+  [ "$1 $3 $4 $6" = "-C build -o ." ] && [ -d "$2" ] && echo > "$5"
+fi
 """
 
 
@@ -31,8 +35,8 @@ def asked(folder: Path) -> list[str]:
 
 
 def test_a_program_is_installed_once_and_without_its_caches(folder: Path) -> None:
-    assert go_program("peer", "example.org/peer", "v1") == folder / "bin" / "program"
-    assert go_program("peer", "example.org/peer", "v1") == folder / "bin" / "program"
+    assert go_program("peer", "example.org/peer", "v1") == folder / "program"
+    assert go_program("peer", "example.org/peer", "v1") == folder / "program"
     assert asked(folder) == ["example.org/peer@v1"]
     assert not (folder / "modules").exists()
 

@@ -81,6 +81,7 @@ def test_a_process_is_ready_when_its_probe_says_so(supervise: Callable[..., Supe
 
 def test_a_nice_process_lets_this_one_go_first(supervise: Callable[..., Supervisor]) -> None:
     supervisor = supervise(script("nice", SLEEPS, niceness=3), script("plain", SLEEPS))
+    supervisor.wait_ready(DEADLINE_S)
     own = psutil.Process().nice()
     assert psutil.Process(pid_of(supervisor, "nice")).nice() == own + 3
     assert psutil.Process(pid_of(supervisor, "plain")).nice() == own
