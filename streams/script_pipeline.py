@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -147,11 +148,5 @@ class ScriptPipeline:
 
 
 def _packed(commands: Sequence[Sequence[str | int]]) -> bytes:
-    """As RESP has them. The library asks of each word what it may be, which takes three times as long."""
-    parts = []
-    for words in commands:
-        parts.append(b"*%d\r\n" % len(words))
-        for word in words:
-            value = str(word).encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
-    return b"".join(parts)
+    """As redis-py would, whose packing of each word in Python takes three times as long."""
+    return b"".join(pack_command(tuple(words)) for words in commands)  # type: ignore[arg-type] # its stub takes one word
