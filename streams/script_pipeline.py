@@ -148,5 +148,5 @@ class ScriptPipeline:
 
 
 def _packed(commands: Sequence[Sequence[str | int]]) -> bytes:
-    """As redis-py would, whose packing of each word in Python takes three times as long."""
+    """As redis-py would, whose packing of each word in Python takes six times as long."""
     return b"".join(pack_command(tuple(words)) for words in commands)  # type: ignore[arg-type] # its stub takes one word
