@@ -113,9 +113,9 @@ class Viewer:
         spans = stream.spans
         index = self._position - stream.trimmed
         if (
-            index >= len(spans)
+            self._closed is not None  # Then what it has not taken may be gone from memory.
+            or index >= len(spans)
             or spans[index][0] != self.after + 1
-            or self._closed is not None
             or not (self.started_taken or stream.started is None)
         ):
             return None
