@@ -1,4 +1,4 @@
-"""What a benchmark needs beside Sluice, installed apart from it under `.data/`: nothing of it becomes a dependency.
+"""What benchmarks and tests need of others beside Sluice, apart from it under `.data/`: none of it is a dependency.
 
 It is installed once, and anew when something else is asked for; its folder can be deleted at any time.
 """
@@ -56,6 +56,23 @@ def go_program(name: str, module: str, version: str) -> Path:
 
     _once(folder, [module, version], install)
     return program
+
+
+def node_packages(name: str, locked: Path) -> Path:
+    """A folder in which Node finds what `locked` names, a folder with package.json and package-lock.json.
+
+    Raises NotInstalled.
+    """
+    folder = FOLDER / name
+    files = [locked / file for file in ("package.json", "package-lock.json")]
+
+    def install() -> None:
+        for file in files:
+            shutil.copy(file, folder)
+        _run(["npm", "--prefix", str(folder), "ci", "--ignore-scripts", "--no-audit", "--no-fund"])
+
+    _once(folder, [file.read_text() for file in files], install)
+    return folder
 
 
 def _once(folder: Path, asked_for: Sequence[str], install: Callable[[], None]) -> None:

@@ -9,14 +9,17 @@ from pathlib import Path
 import structlog
 import uvloop
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.home_partitions import home_partitions
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated_speech import REASONING_PARSERS, TOOL_PARSERS, ends_with_result
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.metrics import WorkerMetrics
+from gpu_consumers.parsing.port import ParserNames
 from gpu_consumers.shell.engine_keeping import WorkerFailed
 from gpu_consumers.shell.redis_claims import RedisClaims
 from gpu_consumers.worker import FLUSH_S, Ports, Worker
@@ -51,17 +54,28 @@ def pool_and_model(settings: Settings) -> tuple[Pool, Model]:
 
 
 def make_engine(pool: Pool, model: Model) -> Engine:
-    """The pool's engine, not started. Raises SettingsError for arguments that the simulated engine does not know."""
+    """The pool's engine, not started. Raises SettingsError for what the simulated engine does not know."""
+    parsers = ParserNames(model.tool_parser, model.reasoning_parser)
     if pool.engine == "vllm":
         if not Path(model.path).is_dir():
             raise SettingsError(f"models.{model.name}.path: no folder {model.path}")
-        return VllmEngine(model.path, pool.engine_args, pool.max_running)
+        return VllmEngine(model.path, pool.engine_args, pool.max_running, parsers)
     try:
         settings = SimulatedEngineSettings.model_validate({"max_running": pool.max_running, **pool.engine_args})
     except ValidationError as error:
         lines = (f"pools.{pool.name}.engine_args.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise SettingsError("\n".join(lines)) from None
-    return SimulatedEngine(settings)
+    for field, name, known in (
+        ("tool_parser", parsers.tool, TOOL_PARSERS),
+        ("reasoning_parser", parsers.reasoning, REASONING_PARSERS),
+    ):
+        if name not in known:
+            names = " and ".join(filter(None, known))
+            raise SettingsError(f"models.{model.name}.{field}: the simulated engine knows {names} alone, not {name}")
+    if not parsers.tool:
+        return SimulatedEngine(settings, parsers)
+    tokenizer = Tokenizer.from_file(str(Path(model.path) / "tokenizer.json"))
+    return SimulatedEngine(settings, parsers, ends_with_result(tokenizer))
 
 
 def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:

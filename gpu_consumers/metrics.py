@@ -39,6 +39,9 @@ class WorkerMetrics:
         self._closed = Counter(
             "sluice_worker_attempts", "Attempts that left the engine", ["outcome"], registry=registry
         )
+        self._parser_failures = Counter(
+            "sluice_worker_parser_failures", "Answers that their parser failed on", ["error"], registry=registry
+        )
         self.claim_failures = Counter(
             "sluice_worker_claim_failures", "Calls to the claim store that failed", registry=registry
         )
@@ -60,6 +63,9 @@ class WorkerMetrics:
         self._closed.labels(outcome).inc()
         if tokens > 1:
             self._inter_token.observe((last_token_ms - first_token_ms) / (tokens - 1) / 1_000)
+
+    def parser_failed(self, error: str) -> None:
+        self._parser_failures.labels(error).inc()
 
     def gauges(self, stats: EngineStats, waiting: dict[Lane, int], oldest_waiting_ms: dict[Lane, int]) -> None:
         self._running.set(stats.running)

@@ -35,15 +35,28 @@ CONTEXT_TOKENS: Final = 4096
 NO_DOCUMENT: Final = -1
 
 CHAT_TEMPLATE: Final = """\
+{%- if tools is defined and tools -%}
+  {{- '<|system|>You can call these functions:\\n<tools>\\n' -}}
+  {%- for tool in tools -%}
+    {{- tool['function'] | tojson ~ '\\n' -}}
+  {%- endfor -%}
+  {{- '</tools>\\nTo call one, answer with <tool_call>{"name": ..., "arguments": {...}}</tool_call><|end|>' -}}
+{%- endif -%}
 {%- for message in messages -%}
   {%- set role = 'system' if message['role'] == 'developer' else message['role'] -%}
-  {%- if role not in ['system', 'user', 'assistant'] -%}
+  {%- if role not in ['system', 'user', 'assistant', 'tool'] -%}
     {{- raise_exception('this model has no role ' ~ role) -}}
   {%- endif -%}
-  {{- '<|' ~ role ~ '|>' -}}
+  {%- if role != 'tool' -%}
+    {{- '<|' ~ role ~ '|>' -}}
+  {%- elif loop.first or loop.previtem['role'] != 'tool' -%}
+    {{- '<|user|><tool_response>' -}}
+  {%- else -%}
+    {{- '\\n<tool_response>' -}}
+  {%- endif -%}
   {%- if message['content'] is string -%}
     {{- message['content'] -}}
-  {%- else -%}
+  {%- elif message['content'] is not none -%}
     {%- for part in message['content'] -%}
       {%- if part['type'] != 'text' -%}
         {{- raise_exception('this model reads text only, not ' ~ part['type']) -}}
@@ -51,7 +64,18 @@ CHAT_TEMPLATE: Final = """\
       {{- part['text'] -}}
     {%- endfor -%}
   {%- endif -%}
-  {{- '<|end|>' -}}
+  {%- if role == 'tool' -%}
+    {{- '</tool_response>' -}}
+  {%- elif message['tool_calls'] is defined and message['tool_calls'] -%}
+    {%- for call in message['tool_calls'] -%}
+      {{- '\\n' if message['content'] or not loop.first else '' -}}
+      {{- '<tool_call>{"name": ' ~ call['function']['name'] | tojson -}}
+      {{- ', "arguments": ' ~ call['function']['arguments'] | tojson ~ '}</tool_call>' -}}
+    {%- endfor -%}
+  {%- endif -%}
+  {%- if role != 'tool' or loop.last or loop.nextitem['role'] != 'tool' -%}
+    {{- '<|end|>' -}}
+  {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt is defined and add_generation_prompt -%}
   {{- '<|assistant|>' -}}

@@ -1,5 +1,6 @@
 """What travels between the admission stages; on topics only where the stages are split."""
 
+from operator import not_
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +33,7 @@ class Admission(ScopedRecord):
     prompt_token_ids: list[int] = Field(min_length=1)
     max_tokens: TokenCount = Field(description="Output bound after the context window and tenant limits.")
     reserved_tokens: TokenCount = Field(default=0, description="What quota holds; 0 before the quota stage.")
+    limits: dict[str, int] = Field(default_factory=dict, exclude_if=not_, description="As in `opened`.")
     verdict: Verdict | None = Field(default=None, description="Pre-safety's, once it has decided.")
     decision: Decision | None = Field(default=None, description="Set by an earlier delivery, or by routing.")
     replayed: bool = Field(default=False, description="The decision is one that stood already.")

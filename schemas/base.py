@@ -1,5 +1,6 @@
 """What all records share: version, scope, stage timestamps, encoding."""
 
+from operator import not_
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +10,22 @@ SCHEMA_VERSION: Literal[1] = 1
 Identifier = Annotated[str, Field(min_length=1, max_length=200)]
 Milliseconds = Annotated[int, Field(ge=0, le=2**53)]
 TokenCount = Annotated[int, Field(ge=0, le=2**31)]
+MAX_ECHO_CHARS = 16_384
+
+
+def is_absent(value: object) -> bool:
+    """With `exclude_if`: what nobody asked for is left out, the same bytes as before there was a field."""
+    return value is None
+
+
+Echo = Annotated[
+    str,
+    Field(
+        max_length=MAX_ECHO_CHARS,
+        exclude_if=not_,  # The release before takes no unknown field.
+        description="JSON of what the request's dialect repeats of it whenever it tells the response; for nobody else.",
+    ),
+]
 
 
 class Scope(BaseModel):

@@ -1,7 +1,11 @@
 """What the columns of `Frame` and `Release` owe to those who walk them row by row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+MAX_CALLS = 131_072
+"""Of one choice: as many as it may have tokens."""
+_OF_NO_TOOL = ("content", "reasoning")
 
 
 def check_lengths(rows: int, columns: Sequence[Sequence[Any]]) -> None:
@@ -30,6 +34,15 @@ def check_scopes(scopes: Sequence[Any], scope: list[int], first_sequence: list[i
         raise ValueError("first_sequence starts at 1")
 
 
+def are_calls(kind: Sequence[str], call: Sequence[int] | None) -> bool:
+    """Whether every row may have its call: none but a tool's has one beyond 0."""
+    return call is None or all(map(is_call, kind, call))
+
+
+def is_call(kind: str, call: int) -> bool:
+    return 0 <= call < MAX_CALLS and (not call or kind not in _OF_NO_TOOL)
+
+
 def can_be_cut(text: str, text_ends: list[int]) -> bool:
     """Whether `text_ends` says where each token's text ends, and the last one ends all of it."""
     if not text_ends:
@@ -42,14 +55,20 @@ def unusable_rows(
     scope: list[int],
     first_sequence: list[int],
     token_ids: list[list[int]],
+    kind: Sequence[str],
     text: list[str],
     text_ends: list[list[int]],
+    call: Iterable[int],
 ) -> list[int]:
-    """Rows without a scope or a number, or whose text cannot be cut after each of their tokens."""
+    """Rows without a scope or a number, of a call that cannot be, or whose text cannot be cut after each token."""
     return [
         index
-        for index, (own_scope, first, tokens, row, ends) in enumerate(
-            zip(scope, first_sequence, token_ids, text, text_ends, strict=True)
+        for index, (own_scope, first, tokens, own_kind, row, ends, own_call) in enumerate(
+            zip(scope, first_sequence, token_ids, kind, text, text_ends, call, strict=True)
         )
-        if not 0 <= own_scope < len(scopes) or first < 1 or len(tokens) != len(ends) or not can_be_cut(row, ends)
+        if not 0 <= own_scope < len(scopes)
+        or first < 1
+        or len(tokens) != len(ends)
+        or not can_be_cut(row, ends)
+        or not is_call(own_kind, own_call)
     ]

@@ -4,12 +4,15 @@ Per response: `Opened`, then attempts (a `Fence`, then rows of `Frame`s), then t
 The rule that every reader applies is `streams.accepted_prefix`.
 """
 
+from collections.abc import Iterable
+from itertools import repeat
+from operator import not_
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 
-from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount
-from schemas.columns import can_be_cut, check_lengths, check_scopes, unusable_rows
+from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
+from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import EndingCode
 from schemas.request import Lane, ReplyTo
 
@@ -41,6 +44,12 @@ class Opened(ScopedRecord):
     output_policy: str = Field(
         default="", max_length=64, description="Digest of the phrases that its text is held against, on `policies`."
     )
+    limits: dict[str, int] = Field(
+        default_factory=dict,
+        exclude_if=not_,
+        description="Rate-limit figures behind the reservation; none where an earlier delivery made it.",
+    )
+    echo: Echo = ""
 
 
 class Fence(ScopedRecord):
@@ -112,6 +121,12 @@ class Frame(Record):
     logprobs: list[list[float] | None] = Field(description="Null in every row: probabilities are not offered.")
     finish: list[FinishReason]
     cached_tokens: list[int] = Field(description="Prompt tokens found in the engine's prefix cache.")
+    call: list[int] | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="Which call of its choice a tool's name or arguments belong to, from 0 on; 0 in other rows."
+        " Absent where no row belongs to a tool.",
+    )
 
     _spoilt: tuple[tuple[str, str], ...] = PrivateAttr(default=())
 
@@ -123,13 +138,14 @@ class Frame(Record):
     def __len__(self) -> int:
         return len(self.response_id)
 
+    @property
+    def calls(self) -> Iterable[int]:
+        """The column `call`, also where it is absent."""
+        return repeat(0, len(self)) if self.call is None else self.call
+
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
-        columns = (
-            self.scope, self.attempt_id, self.choice, self.first_sequence, self.kind, self.token_ids, self.text,
-            self.text_ends, self.logprobs, self.finish, self.cached_tokens,
-        )  # fmt: skip
-        check_lengths(len(self.response_id), columns)
+        check_lengths(len(self), self._columns())
         if not self._is_sound():
             self._leave_out_spoilt()
         return self
@@ -139,6 +155,8 @@ class Frame(Record):
             check_scopes(self.scopes, self.scope, self.first_sequence)
         except ValueError:
             return False
+        if not are_calls(self.kind, self.call):
+            return False
         for tokens, text, ends in zip(self.token_ids, self.text, self.text_ends, strict=True):
             # The usual row is one token, so it is asked for here.
             if len(tokens) != len(ends) or ((len(ends) != 1 or ends[0] != len(text)) and not can_be_cut(text, ends)):
@@ -147,17 +165,21 @@ class Frame(Record):
 
     def _leave_out_spoilt(self) -> None:
         unusable = unusable_rows(
-            self.scopes, self.scope, self.first_sequence, self.token_ids, self.text, self.text_ends
-        )
+            self.scopes, self.scope, self.first_sequence, self.token_ids, self.kind, self.text, self.text_ends,
+            self.calls,
+        )  # fmt: skip
         attempts = [*zip(self.response_id, self.attempt_id, strict=True)]
         self._spoilt = tuple(dict.fromkeys(attempts[row] for row in unusable))
         kept = [row for row, attempt in enumerate(attempts) if attempt not in self._spoilt]
+        for column in self._columns():
+            column[:] = [column[row] for row in kept]
+
+    def _columns(self) -> tuple[list[Any], ...]:
         columns: tuple[list[Any], ...] = (
             self.scope, self.response_id, self.attempt_id, self.choice, self.first_sequence, self.kind, self.token_ids,
             self.text, self.text_ends, self.logprobs, self.finish, self.cached_tokens,
         )  # fmt: skip
-        for column in columns:
-            column[:] = [column[row] for row in kept]
+        return columns if self.call is None else (*columns, self.call)
 
 
 GeneratedRecord = Annotated[Opened | Fence | Frame | Ending, Field(discriminator="type")]

@@ -1,21 +1,29 @@
 """A request as it enters, and as it stands in a lane after admission."""
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from operator import not_
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from schemas.base import Identifier, Milliseconds, ScopedRecord, TokenCount
+from schemas.base import Echo, Identifier, Milliseconds, ScopedRecord, TokenCount, is_absent
+from schemas.structure import StructuredOutputs
 
 MAX_MESSAGES = 2_048
 MAX_PARTS_OF_MESSAGE = 256
 MAX_TEXT_CHARS = 1_000_000
+MAX_PROMPT_TOKENS = 200_000
 MAX_OUTPUT_TOKENS = 131_072
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_BAD_WORDS = 64
 MAX_REPEATED_TOKENS = 64
 MAX_LOGIT_BIASES = 1_024
+MAX_TOOLS = 128
+MAX_TOOL_CALLS = 128
+MAX_TOOL_NAME_CHARS = 64
+MAX_CALLED_NAME_CHARS = 1_024
+MAX_CALL_ID_CHARS = 128
 
 
 class Lane(StrEnum):
@@ -32,6 +40,9 @@ LANES: tuple[Lane, ...] = (Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH)
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 ServiceTier = Literal["auto", "priority", "default", "batch"]
 OnDisconnect = Literal["cancel", "continue"]
+Endpoint = Literal["chat.completions", "completions", "messages", "responses"]
+"""The dialect that a request was made in, as usage names it."""
+ENDPOINTS: tuple[Endpoint, ...] = get_args(Endpoint)
 
 
 class TextPart(BaseModel):
@@ -46,14 +57,68 @@ class TextPart(BaseModel):
 Part = TextPart
 
 
-class Message(BaseModel):
-    """One turn; its content is always a list of parts."""
+ToolName = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_TOOL_NAME_CHARS}}}$")]
+CalledName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CALLED_NAME_CHARS)]
+"""What a model called: it may have made the name up."""
+CallId = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CALL_ID_CHARS)]
+PromptText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT_CHARS)]
+PromptTokens = Annotated[
+    list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
+]
+Prompt = PromptText | PromptTokens
+
+
+class Tool(BaseModel):
+    """A function of the client's that an answer may call."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    role: Literal["system", "user", "assistant"]
-    content: list[Part] = Field(min_length=1, max_length=MAX_PARTS_OF_MESSAGE)
+    name: ToolName
+    description: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of its arguments.")
+    strict: bool = Field(default=False, description="Whether its arguments are bound to their schema.")
+
+
+class ToolChoice(BaseModel):
+    """Whether an answer may call tools, must call one, or must call the one named."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: ToolName | None = Field(default=None, description="Of mode `named`.")
+    parallel: bool = Field(default=True, description="Whether there may be several calls.")
+
+
+class ToolCall(BaseModel):
+    """A call that an earlier answer made."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: CallId
+    name: CalledName
+    arguments: str = Field(default="", max_length=MAX_TEXT_CHARS, description="As the model wrote them: JSON, if so.")
+
+
+class Message(BaseModel):
+    """One turn; its content is always a list of parts, empty only where an answer did nothing but call tools."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: list[Part] = Field(max_length=MAX_PARTS_OF_MESSAGE)
     name: str | None = Field(default=None, max_length=64)
+    tool_calls: list[ToolCall] = Field(
+        default_factory=list, max_length=MAX_TOOL_CALLS, exclude_if=not_, description="Of an assistant's turn."
+    )
+    tool_call_id: CallId | None = Field(
+        default=None, exclude_if=is_absent, description="Of a tool's turn: the call that this is the result of."
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.content and not self.tool_calls:
+            raise ValueError("a turn has content, or calls tools")
+        return self
 
     @property
     def text(self) -> str:
@@ -110,6 +175,7 @@ class Sampling(BaseModel):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     repetition_detection: RepetitionDetection | None = None
+    structured_outputs: StructuredOutputs | None = Field(default=None, exclude_if=is_absent)
 
 
 class ReplyTo(BaseModel):
@@ -128,14 +194,36 @@ class Request(ScopedRecord):
     type: Literal["request"] = "request"
     endpoint: str = Field(default="chat.completions", max_length=64)
     model: Identifier = Field(description="Name or alias, as the client asked.")
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Message] = Field(max_length=MAX_MESSAGES, description="Empty with a `prompt`, and only then.")
+    prompt: Prompt | None = Field(
+        default=None, exclude_if=is_absent, description="In the place of a chat: a text to go on with, or its tokens."
+    )
     sampling: Sampling = Sampling()
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, exclude_if=not_)
+    tool_choice: ToolChoice | None = Field(default=None, exclude_if=is_absent, description="Null without tools.")
     service_tier: ServiceTier = "auto"
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds = Field(description="Decides prices and month; set once, never changed.")
     deadline_ms: Milliseconds = Field(description="Unix time after which the response is ended.")
     on_disconnect: OnDisconnect = "continue"
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    echo: Echo = ""
+
+    @model_validator(mode="after")
+    def _asks_for_one_answer(self) -> Self:
+        if bool(self.messages) == (self.prompt is not None):
+            raise ValueError("a request has messages, or a prompt")
+        return self
+
+    @property
+    def prompt_field(self) -> str:
+        """Which of its fields holds what is to be answered."""
+        return "messages" if self.prompt is None else "prompt"
+
+    @property
+    def may_call(self) -> bool:
+        """Whether its answer may call tools."""
+        return bool(self.tools) and (self.tool_choice is None or self.tool_choice.mode != "none")
 
 
 class AdmittedRequest(ScopedRecord):
@@ -152,6 +240,8 @@ class AdmittedRequest(ScopedRecord):
     lane: Lane
     prompt_token_ids: list[int] = Field(min_length=1)
     sampling: Sampling
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, exclude_if=not_)
+    tool_choice: ToolChoice | None = Field(default=None, exclude_if=is_absent, description="As in `request`.")
     max_tokens: TokenCount = Field(description="Output bound after the context window and tenant limits.")
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds

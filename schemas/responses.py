@@ -1,11 +1,14 @@
 """Records on `responses`: what clients may see. Post-safety is their single writer."""
 
+from collections.abc import Iterable
+from itertools import repeat
+from operator import not_
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from schemas.base import Milliseconds, Record, Scope, ScopedRecord, TokenCount
-from schemas.columns import check_lengths, check_rows
+from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
+from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import EndingCode
 from schemas.generated import Kind
 
@@ -25,6 +28,10 @@ class Started(ScopedRecord):
     on_disconnect: Literal["cancel", "continue"] = Field(
         default="continue", description="As in `opened`: a gateway that did not accept the request learns it here."
     )
+    limits: dict[str, int] = Field(
+        default_factory=dict, exclude_if=not_, description="As in `opened`: for the headers of its first answer."
+    )
+    echo: Echo = ""
 
 
 class Release(Record):
@@ -46,17 +53,25 @@ class Release(Record):
         description="As in `frame`: the engine step of the oldest token of the row that the text came in, up to"
         " `worker.coalesce_ms` before that was published. Text that was held back keeps its own."
     )
+    call: list[int] | None = Field(default=None, exclude_if=is_absent, description="As in `frame`.")
 
     def __len__(self) -> int:
         return len(self.response_id)
+
+    @property
+    def calls(self) -> Iterable[int]:
+        """As in `Frame`."""
+        return repeat(0, len(self)) if self.call is None else self.call
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
         columns = (
             self.scope, self.choice, self.first_sequence, self.kind, self.text, self.text_ends, self.emitted_at_us
         )  # fmt: skip
-        check_lengths(len(self.response_id), columns)
+        check_lengths(len(self.response_id), columns if self.call is None else (*columns, self.call))
         check_rows(self.scopes, self.scope, self.first_sequence, self.text, self.text_ends)
+        if not are_calls(self.kind, self.call):
+            raise ValueError("call says more than kind allows")
         return self
 
 

@@ -59,7 +59,7 @@ class EditMessage(BaseModel):
 
 
 class ToolResultMessage(BaseModel):
-    """Known to the protocol, not offered yet."""
+    """Known to the protocol, not offered yet: the result of a call is a message of a new `request`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -117,6 +117,11 @@ class Delta(_ServerMessage):
     sequence_number: int
     choice: int
     kind: Kind
+    call: int = Field(
+        default=0,
+        description="With a tool's name and arguments alone: which call of the choice they belong to, from 0 on.",
+    )
+    call_id: str = Field(default="", description="With a tool's name: the id of the call, as in every format.")
     emitted_at_us: int = Field(
         default=0,
         description="Unix microseconds of an engine step: of the last token, or of one up to `worker.coalesce_ms`"

@@ -1,12 +1,13 @@
 """Ports to who may do what (tenants) and what can be served (models, pools)."""
 
 from decimal import Decimal
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from schemas.request import Lane
 
+ParserName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{0,64}$")]
 MAX_OUTPUT_DENY_CHARS = 500_000
 """They travel in one record: at six bytes a character still below a topic's largest."""
 
@@ -99,6 +100,12 @@ class Model(BaseModel):
     path: str
     pool: str = Field(description="Pool that serves it.")
     context_window: int = Field(ge=16, le=2**24)
+    tool_parser: ParserName = Field(
+        default="", description="How its answers call tools, by vLLM's name (`hermes`, …); empty: they call none."
+    )
+    reasoning_parser: ParserName = Field(
+        default="", description="How its answers tell reasoning apart, by vLLM's name; empty: they do not."
+    )
     price: Price = Price()
     description: str = ""
 

@@ -105,9 +105,12 @@ async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> 
     return Request(
         response_id=genuine.response_id,
         scope=genuine.scope.model_copy(update={"end_user": end_user}),
+        endpoint=chat.endpoint,
         model=chat.model,
         messages=chat.messages,
         sampling=chat.sampling,
+        tools=chat.tools,
+        tool_choice=chat.tool_choice,
         service_tier="batch",
         reply_to=genuine.reply_to,
         accepted_at_ms=record.timestamp_ms,

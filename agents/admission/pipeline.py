@@ -29,7 +29,7 @@ from agents.admission.in_order import MAX_BYTES_IN_WORK
 from agents.admission.places import Place, Places, Taken
 from agents.admission.publication import Publication
 from agents.admission.publisher import MustEnd, Publisher, PublishTooLarge
-from agents.admission.refusals import DEADLINE_PASSED, TOO_LARGE, UNAVAILABLE, Buried, Origin, Refused
+from agents.admission.refusals import DEADLINE_PASSED, UNAVAILABLE, Buried, Origin, Refused, too_large
 from agents.admission.services import Services
 from agents.admission.stages import FUSED, ROOM, STAGES, Stage, StageResult
 from agents.admission.turns import Pace
@@ -206,7 +206,7 @@ class Pipeline:
                     raise
                 # If `opened` stands already, quota knows where, and the ending goes beside it.
                 _log.warning("record_too_large", response_id=event.response_id)
-                await self._refuse(record, Refused(Origin.of(event), TOO_LARGE))
+                await self._refuse(record, too_large(event))
         finally:
             waiting.end()
             metrics.IN_FLIGHT.dec()

@@ -16,7 +16,7 @@ from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission, Decision
 from schemas.generated import Opened
 from schemas.policy import OutputPolicy
-from schemas.request import AdmittedRequest
+from schemas.request import AdmittedRequest, Request
 from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
 from streams.ids import stable_partition
@@ -41,7 +41,9 @@ class Publication:
             lane_partition=decision.lane_partition,
             prompt_tokens=len(admission.prompt_token_ids),
             reserved_tokens=admission.reserved_tokens,
+            limits=admission.limits,
             output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
+            echo=admission.request.echo,
         )
         # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
         noting = asyncio.create_task(self._verdict(admission)) if admission.verdict is not None else None
@@ -60,6 +62,7 @@ class Publication:
             #    the first.
             work = AdmittedRequest(
                 **common,
+                **_callable(admission.request),
                 prompt_token_ids=admission.prompt_token_ids,
                 sampling=admission.request.sampling,
                 generated_partition=decision.generated_partition,
@@ -132,6 +135,13 @@ class Publication:
         """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
         letter = letter_of(record, stage, buried.reason, buried.detail, now_ms)
         await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)
+
+
+def _callable(request: Request) -> dict[str, Any]:
+    """The tools, where there is something to call."""
+    if not request.may_call:
+        return {}
+    return {"tools": request.tools, "tool_choice": request.tool_choice}
 
 
 def _said_by_both(admission: Admission, decision: Decision, now_ms: int) -> dict[str, Any]:

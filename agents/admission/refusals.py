@@ -75,11 +75,6 @@ class Refused:
 DEADLINE_PASSED = Refusal(
     code=EndingCode.DEADLINE_EXCEEDED, message="The deadline passed before the request was admitted."
 )
-TOO_LARGE = Refusal(
-    code=EndingCode.CONTEXT_LENGTH_EXCEEDED,
-    message="The prompt exceeds the maximum number of tokens allowed in one request.",
-    param="messages",
-)
 TOO_MANY_LONG = Refusal(
     code=EndingCode.OVERLOADED,
     message="rejected-overloaded: too many long prompts wait; nothing was generated.",
@@ -87,6 +82,14 @@ TOO_MANY_LONG = Refusal(
 )
 UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS)
 TENANT_GONE = Refusal(code=EndingCode.INVALID_REQUEST, message="The tenant does not exist any more.")
+
+
+def too_large(event: "Request | Admission") -> Refused:
+    """No record can hold it."""
+    request = event.request if isinstance(event, Admission) else event
+    message = "The prompt exceeds the maximum number of tokens allowed in one request."
+    refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
+    return Refused(Origin.of(event), refusal)
 
 
 def ending_of(origin: Origin, refusal: Refusal) -> Ending:

@@ -8,7 +8,7 @@ from agents.admission.long_prompts import LongPrompts
 from agents.admission.routing import QueueBound, WorkersView
 from agents.quota.store import QuotaStore
 from agents.safety.prompt_policies import PromptPolicies
-from schemas.request import Message
+from schemas.request import Message, Tool
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.ids import ResponseIds
 from streams.topics import Topics
@@ -19,11 +19,16 @@ class Tokenizer(Protocol):
     def vocabulary_size(self) -> int:
         """One more than the largest token id."""
 
-    def encode_chat(self, messages: Sequence[Message], *, at_most: int) -> list[int]:
-        """Raises jinja2.TemplateError for messages that the model's chat template does not take.
+    def encode_chat(self, messages: Sequence[Message], *, tools: Sequence[Tool], at_most: int) -> list[int]:
+        """Raises jinja2.TemplateError for what the model's chat template does not take.
 
         Raises TooManyTokens where it is certain that there are more than `at_most`, before all is tokenised.
         """
+
+    def encode_prompt(self, text: str, *, at_most: int) -> list[int]:
+        """Of a text that is a whole prompt, in which no token is special. Raises TooManyTokens as `encode_chat`."""
+
+    def decode(self, token_ids: Sequence[int], *, with_specials: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

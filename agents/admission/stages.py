@@ -2,7 +2,7 @@
 
 | stage      | takes       | gives                              | refuses for                                        |
 |------------|-------------|------------------------------------|----------------------------------------------------|
-| validation | `Request`   | `Admission`: tokens, pool and lane | tenant, model, deadline, context, max_tokens, seed |
+| validation | `Request`   | `Admission`: tokens, pool and lane | tenant, model, deadline, context, tools, sampling  |
 | quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency                      |
 | pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
 | routing    | `Admission` | … with a decision: partitions      | a full queue                                       |
@@ -19,7 +19,7 @@ here publishes. Stages depend on the world through `Services` alone.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jinja2 import TemplateError
@@ -33,11 +33,12 @@ from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Ref
 from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
-from schemas.request import Lane, Message, Request, Sampling
+from schemas.request import ENDPOINTS, Lane, Request, Sampling
 from schemas.verdict import Verdict
 from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
-from streams.dialects.openai_error import endless_message, overflow_message
+from streams.dialects.overflow import endless_message, overflow_message
 from streams.directory import LANE_OF_TIER, Tenant
+from streams.prompt_texts import prompt_chars, texts_of_messages, texts_of_tools
 from streams.topics import Topics
 
 THREADED_CHARS = 20_000
@@ -51,12 +52,16 @@ StageResult = Request | Admission | Refused | Finished
 """What becomes of an event."""
 
 
-def _chars(messages: Sequence[Message]) -> int:
-    return sum(len(part.text) for message in messages for part in message.content)
+def _chars(request: Request) -> int:
+    """Of what is tokenised: of token ids there are none."""
+    if request.prompt is None:
+        return prompt_chars(request.messages, request.tools)
+    return len(request.prompt) if isinstance(request.prompt, str) else 0
 
 
-def _work_chars(messages: Sequence[Message]) -> int:
-    return _chars(messages) + CHARS_OF_A_TURN * len(messages)
+def _work_chars(request: Request) -> int:
+    turns = len(request.messages) + sum(len(message.tool_calls) for message in request.messages)
+    return _chars(request) + CHARS_OF_A_TURN * turns
 
 
 def lane_of(tier: str, service_tier: str) -> Lane:
@@ -75,7 +80,7 @@ async def validation(request: Request, services: Services) -> StageResult:
         return Refused(origin, TENANT_GONE)
     if now_ms >= request.deadline_ms:
         return Refused(origin, DEADLINE_PASSED)
-    if request.endpoint != "chat.completions":
+    if request.endpoint not in ENDPOINTS:
         message = f"{request.endpoint} is not supported."
         return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="endpoint"))
     model = services.catalog.model(request.model)
@@ -83,6 +88,9 @@ async def validation(request: Request, services: Services) -> StageResult:
         # The same words for both: who may not use a model does not learn that it exists.
         message = f"The model {request.model!r} does not exist."
         return Refused(origin, Refusal(code=EndingCode.MODEL_NOT_FOUND, message=message, param="model"))
+    if request.may_call and not model.tool_parser:
+        message = f"tools is not supported by the model {request.model!r}: it calls none."
+        return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="tools"))
     accepts_seed = request.sampling.seed is None or all(
         load.state.accepts_seed for load in services.workers.live(model.pool, now_ms)
     )
@@ -93,7 +101,10 @@ async def validation(request: Request, services: Services) -> StageResult:
     prompt_token_ids = await _tokenised(request, tokenizer, model.context_window, services)
     if not isinstance(prompt_token_ids, list):
         return prompt_token_ids
-    max_tokens = _output_bound(request.sampling, tenant, model.context_window, len(prompt_token_ids))
+    if not prompt_token_ids:
+        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message="The prompt has no tokens.", param="prompt")
+        return Refused(origin, refusal, spends_request=True)
+    max_tokens = _output_bound(request, tenant, model.context_window, len(prompt_token_ids))
     if isinstance(max_tokens, Refusal):
         return Refused(origin, max_tokens, spends_request=True)
     return Admission(
@@ -131,20 +142,24 @@ def _unfit(sampling: Sampling, tenant: Tenant, vocabulary_size: int, *, accepts_
 async def _tokenised(
     request: Request, tokenizer: Tokenizer, context_window: int, services: Services
 ) -> list[int] | Refused | Finished:
-    chars = _chars(request.messages)
+    prompt, chars = request.prompt, _chars(request)
+    if isinstance(prompt, list):
+        return _known(request, prompt, tokenizer.vocabulary_size)
 
     def encode() -> list[int]:
         if chars > context_window * MAX_CHARS_PER_TOKEN:
             raise TooManyTokens
-        return tokenizer.encode_chat(request.messages, at_most=context_window)
+        if prompt is not None:
+            return tokenizer.encode_prompt(prompt, at_most=context_window)
+        return tokenizer.encode_chat(request.messages, tools=request.tools, at_most=context_window)
 
     try:
-        if _work_chars(request.messages) < LONG_CHARS:
+        if _work_chars(request) < LONG_CHARS:
             return encode()
         return await _when_there_is_room(request, encode, services)
     except TooManyTokens:
-        message = endless_message(context_window, chars)
-        refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="messages")
+        message = endless_message(request.endpoint, context_window, chars)
+        refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
     except TemplateError as error:
         # Templates see placeholders instead of contents, so their words repeat nobody's text.
         message = f"The model's chat template refuses the messages: {error}"[:2_000]
@@ -152,11 +167,19 @@ async def _tokenised(
     return Refused(Origin.of(request), refusal, spends_request=True)
 
 
+def _known(request: Request, token_ids: list[int], vocabulary_size: int) -> list[int] | Refused:
+    """A prompt that came as token ids."""
+    if max(token_ids) < vocabulary_size:
+        return token_ids
+    message = f"prompt names a token beyond the {vocabulary_size} of the model."
+    return Refused(Origin.of(request), Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="prompt"))
+
+
 async def _when_there_is_room(
     request: Request, encode: Callable[[], list[int]], services: Services
 ) -> list[int] | Refused | Finished:
     """A long prompt is tokenised for whom its tenant's rate admits, and in turns. Raises QuotaUnavailable."""
-    tenant_id, job, weight = request.scope.tenant_id, may_wait(request), _work_chars(request.messages)
+    tenant_id, job, weight = request.scope.tenant_id, may_wait(request), _work_chars(request)
     topic = (services.topics.intake_batch if job else services.topics.requests).name
 
     def work() -> list[int]:
@@ -186,12 +209,12 @@ async def _when_there_is_room(
         place.leave()
 
 
-def _output_bound(sampling: Sampling, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
+def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
     """How many tokens the answer may have."""
-    room = context_window - prompt_tokens
-    message = overflow_message(context_window, prompt_tokens, sampling.max_tokens)
+    sampling, room = request.sampling, context_window - prompt_tokens
+    message = overflow_message(request.endpoint, context_window, prompt_tokens, sampling.max_tokens)
     if room < 1:
-        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="messages")
+        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
     if sampling.max_tokens is not None and sampling.max_tokens > room:
         return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens")
     max_tokens = sampling.max_tokens or min(room, tenant.limits.max_output_tokens)
@@ -233,11 +256,14 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
 
     They find it decided then. What takes long to look at is left to them. Raises QuotaUnavailable.
     """
-    tenant, messages = services.directory.tenant(admission.scope.tenant_id), admission.request.messages
-    if tenant is None or _work_chars(messages) >= THREADED_CHARS:
+    tenant = services.directory.tenant(admission.scope.tenant_id)
+    if tenant is None:
+        return await quota(admission, services)
+    phrases = services.phrases.of(tenant)
+    if _takes_long_to_look_at(admission.request, phrases):
         return await quota(admission, services)
     wanted = _route(admission, services, also_asking=True)
-    if isinstance(wanted, Refusal) or _first_denial(services.phrases.of(tenant), messages) is not None:
+    if isinstance(wanted, Refusal) or _first_denial(phrases, admission, services) is not None:
         return await quota(admission, services)
     with services.workers.asking(wanted.worker_id, admission.response_id, _tokens(admission)):
         outcome = await _reserve(admission, services, wanted)
@@ -274,10 +300,11 @@ def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Servi
     match outcome:
         case NotYet() | Finished():
             return outcome
-        case Reserved(held):
-            return admission.model_copy(update={"reserved_tokens": held})
-        case Decided(decision, held, is_new):
-            return admission.model_copy(update={"reserved_tokens": held, "decision": decision, "replayed": not is_new})
+        case Reserved(held, limits):
+            return admission.model_copy(update={"reserved_tokens": held, "limits": limits})
+        case Decided(decision, held, is_new, limits):
+            found = {"reserved_tokens": held, "decision": decision, "replayed": not is_new}
+            return admission.model_copy(update={**found, "limits": limits or admission.limits})
         case Refusal():
             return Refused(Origin.of(admission), _with_reason(outcome, admission, services), stored=True)
         case Refunded():
@@ -293,31 +320,58 @@ def _with_reason(refusal: Refusal, admission: Admission, services: Services) -> 
     return Refusal(
         code=EndingCode.INVALID_REQUEST,
         message=f"The request needs {tokens} tokens; the limit is {per_minute} per minute.",
-        param="max_tokens" if len(admission.prompt_token_ids) < per_minute else "messages",
+        param="max_tokens" if len(admission.prompt_token_ids) < per_minute else admission.request.prompt_field,
         limits=refusal.limits,
     )
 
 
-def _first_denial(phrases: PhraseSet, messages: Sequence[Message]) -> Match | None:
+def _takes_long_to_look_at(request: Request, phrases: PhraseSet) -> bool:
+    """Of what text token ids are nobody knows the length before they are decoded."""
+    return bool(phrases) and (isinstance(request.prompt, list) or _work_chars(request) >= THREADED_CHARS)
+
+
+def _first_denial(phrases: PhraseSet, admission: Admission, services: Services) -> tuple[str, Match] | None:
+    """With the field that it stands in."""
     if not phrases:
         return None
-    return next((match for message in messages if (match := phrases.first_match(message.text))), None)
+    request = admission.request
+    fields = (
+        ("messages", texts_of_messages(request.messages)),
+        ("tools", texts_of_tools(request.tools)),
+        ("prompt", _texts_of_prompt(admission, services)),
+    )
+    for field, texts in fields:
+        for text in texts:
+            if match := phrases.first_match(text):
+                return field, match
+    return None
+
+
+def _texts_of_prompt(admission: Admission, services: Services) -> Iterator[str]:
+    """Token ids are read with the special ones and without: a phrase is hidden by neither."""
+    prompt = admission.request.prompt
+    if isinstance(prompt, str):
+        yield prompt
+    elif prompt is not None:
+        tokenizer = services.tokenizers[admission.model]
+        yield tokenizer.decode(prompt, with_specials=True)
+        yield tokenizer.decode(prompt, with_specials=False)
 
 
 async def pre_safety(admission: Admission, services: Services) -> StageResult:
-    """The tenant's deny phrases over each message of the prompt."""
+    """The tenant's deny phrases over each text of the prompt."""
     if admission.decision is not None:
         return admission
     tenant = services.directory.tenant(admission.scope.tenant_id)
     if tenant is None:
         return Refused(Origin.of(admission), TENANT_GONE)
     phrases = services.phrases.of(tenant)
-    messages = admission.request.messages
-    if phrases and _work_chars(messages) >= THREADED_CHARS:
-        match = await asyncio.to_thread(_first_denial, phrases, messages)
+    if _takes_long_to_look_at(admission.request, phrases):
+        denial = await asyncio.to_thread(_first_denial, phrases, admission, services)
     else:
-        match = _first_denial(phrases, messages)
-    if match is not None:
+        denial = _first_denial(phrases, admission, services)
+    if denial is not None:
+        field, match = denial
         verdict = Verdict(
             response_id=admission.response_id,
             scope=admission.scope,
@@ -326,7 +380,7 @@ async def pre_safety(admission: Admission, services: Services) -> StageResult:
             rule="prompt_deny",
             span_sha256=hashlib.sha256(match.phrase.encode()).hexdigest(),
         )
-        return Refused(Origin.of(admission), Refusal(code=EndingCode.PROMPT_REFUSED, param="messages"), verdict=verdict)
+        return Refused(Origin.of(admission), Refusal(code=EndingCode.PROMPT_REFUSED, param=field), verdict=verdict)
     return admission.model_copy(update={"verdict": _allowed(admission)})
 
 

@@ -4,16 +4,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from agents.post_safety.strands import Strand
 from schemas.base import ScopedRecord
 from schemas.batch import BatchResult
-from schemas.generated import Kind
 from schemas.parked import Parked
 
 Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated", "parked"]
 
-ReleasedRow = tuple[bytes, str, int, int, Kind, str, list[int], int]
-"""A row of `Release`: encoded scope without its trace context, response id, choice, first sequence, kind, text, text
-ends, emitted at. A bare tuple: there is one for nearly every token."""
+ReleasedRow = tuple[bytes, str, int, int, Strand, str, list[int], int]
+"""A row of `Release`: encoded scope without its trace context, response id, choice, first sequence, strand, text,
+text ends, emitted at. A bare tuple: there is one for nearly every token."""
 
 
 class Released(NamedTuple):

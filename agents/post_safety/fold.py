@@ -10,6 +10,7 @@ from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.own_endings import say_halted, stop_workers, write_ending
 from agents.post_safety.partition import Partition
 from agents.post_safety.state import Gap, Response, Tally
+from agents.post_safety.strands import strands
 from agents.post_safety.timers import Timers
 from agents.safety.phrases import PhraseSet
 from schemas.control import AttemptVoid
@@ -90,8 +91,8 @@ class Fold:
                 # Nothing fills it; another attempt may answer.
                 self._timers.watch_gap(state, response, Gap(attempt_id, timestamp_ms, _NEVER))
         accepted_tokens = 0
-        for response_id, attempt_id, choice, first, kind, tokens, text, ends, finish, cached in zip(
-            frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, frame.kind, frame.token_ids,
+        for response_id, attempt_id, choice, first, strand, tokens, text, ends, finish, cached in zip(
+            frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, strands(frame), frame.token_ids,
             frame.text, frame.text_ends, frame.finish, frame.cached_tokens, strict=True,
         ):  # fmt: skip
             response = responses.get(response_id)
@@ -116,19 +117,19 @@ class Fold:
                 tally.newest = newest
                 accepted = count - known
                 accepted_tokens += accepted
-                if kind == "reasoning":
+                if strand == "reasoning":
                     tally.reasoning += accepted
                 else:
                     tally.output += accepted
-                if not known and response.hold.passes(choice, kind, text, ends):
+                if not known and response.hold.passes(choice, strand, text, ends):
                     released[response.reply_partition].append(
-                        (response.scope_json, response_id, choice, first, kind, text, ends, emitted_at_us)
+                        (response.scope_json, response_id, choice, first, strand, text, ends, emitted_at_us)
                     )
                     if response.keeps_text:
-                        tally.keep(kind, text)
+                        tally.keep(strand, text)
                 else:
                     tally.withheld += accepted
-                    delta = Delta(choice, kind, first, text, ends, emitted_at_us)
+                    delta = Delta(choice, strand, first, text, ends, emitted_at_us)
                     for piece in response.hold.accept(delta.after(known)):
                         released[response.reply_partition].append(response.release(piece))
                     if response.hold.halted and not response.verdict_written and not finish:
@@ -230,6 +231,8 @@ def _say_started(response: Response) -> Emit:
         accepted_at_ms=opened.accepted_at_ms,
         deadline_ms=opened.deadline_ms,
         on_disconnect=opened.on_disconnect,
+        limits=opened.limits,
+        echo=opened.echo,
     )
     return Emit("responses", opened.response_id, started, response.reply_partition)
 

@@ -1,17 +1,25 @@
 """Which accepted tokens of a response may be released: a pure function of the accepted tokens and the phrases.
 
 Tokens are released whole and in the order of their sequence numbers. A token waits while its text could still become
-part of a denied phrase, or while a token before it waits. A token without text stands in the middle of a character and
-goes with the next token that has some. The texts that phrases are sought in are runs: consecutive tokens of one choice
-and kind; a change of kind, the finish of a choice and the end of the response end a run.
+part of a denied phrase, or while a token before it waits. One without text stands in the middle of a character, and one
+may end within an escape: they go with the token that completes it. The texts that phrases are sought in are those that
+readers join: all tokens of one choice and strand, whatever stands between them. So no phrase is found across what is
+answered and what is thought, or across two calls; nor in a call that is gone on with after another one.
+
+A change of strand lets go what was held of the text that is left, so that nothing waits for a text that may never go
+on: a part of a phrase leaves, and its last token never does. What would be a denied phrase if the text ended there
+halts, though it might have become a longer word. Escapes of JSON are read in arguments; what is answered may be JSON or
+not, and is read both ways.
 """
 
 from bisect import bisect_right
 from collections import deque
 from typing import NamedTuple
 
+from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
+from agents.safety.arguments import ArgumentsMatcher
 from agents.safety.phrases import Match, PhraseSet, StreamMatcher
-from schemas.generated import Kind
+from agents.safety.text_or_json import TextOrJsonMatcher
 
 _WITHOUT_TEXT = 2**63
 """Position of a token without text until its character is complete: beyond everything."""
@@ -21,7 +29,7 @@ class Delta(NamedTuple):
     """Consecutive tokens of one choice, as in a row of `Frame` and of `Release`."""
 
     choice: int
-    kind: Kind
+    strand: Strand
     first_sequence: int
     text: str
     text_ends: list[int]
@@ -44,52 +52,77 @@ class Delta(NamedTuple):
         )
 
 
-class _Choice:
-    """`with_next`: tokens without text, as (positions of their delta, index), that wait for the next one with text."""
+class _Text:
+    """One strand of one choice. `is_left`: the choice is at another one now, and nothing of this one is held.
 
-    __slots__ = ("index", "kind", "matcher", "position", "with_next")
+    `with_next`: tokens that wait for the next one that ends a character, as (positions of their delta, index).
+    """
 
-    def __init__(self, index: int, kind: Kind, matcher: StreamMatcher | None) -> None:
+    __slots__ = ("index", "is_left", "matcher", "position", "strand", "with_next")
+
+    def __init__(self, index: int, strand: Strand, matcher: StreamMatcher | None) -> None:
         self.index = index
-        self.kind = kind
+        self.strand = strand
         self.matcher = matcher
+        self.is_left = False
         self.position = 0
         self.with_next: list[tuple[list[int], int]] = []
 
     @property
     def hold_from(self) -> int:
-        return 0 if self.matcher is None else self.matcher.hold_from
+        if self.matcher is None:
+            return 0
+        return self.position if self.is_left else self.matcher.hold_from
 
     def positions(self, delta: Delta) -> list[int]:
         """Per token the position in the normalised text behind it; feeds the matcher."""
         if len(delta.text_ends) == 1 and delta.text and self.matcher is not None and not self.with_next:
             # The usual case on its own, for speed.
-            self.matcher.feed(delta.text)
-            self.position = self.matcher.position
-            return [self.position]
-        positions: list[int] = []
+            if not self._feed(self.matcher, delta.text):
+                return [self.position]
+            self.with_next.append((positions := [_WITHOUT_TEXT], 0))
+            return positions
+        positions = []
         begin = 0
+        is_unfinished = False
         for end in delta.text_ends:
-            if end == begin:
+            if end != begin and self.matcher is not None:
+                is_unfinished = self._feed(self.matcher, delta.text[begin:end])
+            if end == begin or is_unfinished:
                 self.with_next.append((positions, len(positions)))
                 positions.append(_WITHOUT_TEXT)
-                continue
-            if self.matcher is not None:
-                self.matcher.feed(delta.text[begin:end])
-                self.position = self.matcher.position
-            if self.with_next:
-                self._settle()
-            positions.append(self.position)
+            else:
+                if self.with_next:
+                    self._settle()
+                positions.append(self.position)
             begin = end
         return positions
 
-    def end_run(self) -> None:
+    def leave(self) -> None:
+        if self.matcher is not None:
+            self.matcher.leave()
+            if self.matcher.match is not None:
+                return
+        self._settle()
+        self.is_left = True
+
+    def end(self) -> None:
         if self.matcher is not None:
             self.matcher.finish()
             self.position = self.matcher.position
             if self.matcher.match is not None:
                 return
         self._settle()
+
+    def _feed(self, matcher: StreamMatcher, piece: str) -> bool:
+        """Whether what the piece says is not known yet."""
+        if "\\" in piece and self.strand == "content" and type(matcher) is StreamMatcher:
+            matcher = self.matcher = TextOrJsonMatcher(matcher)
+        matcher.feed(piece)
+        self.position = matcher.position
+        if isinstance(matcher, TextOrJsonMatcher):
+            self.matcher = matcher.one_reading() or matcher
+        return matcher.is_unfinished
 
     def _settle(self) -> None:
         for positions, index in self.with_next:
@@ -98,12 +131,12 @@ class _Choice:
 
 
 class _Waiting:
-    __slots__ = ("choice", "delta", "positions")
+    __slots__ = ("delta", "positions", "text")
 
-    def __init__(self, delta: Delta, positions: list[int], choice: _Choice) -> None:
+    def __init__(self, delta: Delta, positions: list[int], text: _Text) -> None:
         self.delta = delta
         self.positions = positions
-        self.choice = choice
+        self.text = text
 
 
 class HoldBack:
@@ -112,11 +145,13 @@ class HoldBack:
     Once `halted`, nothing more is ever released; the tokens before the `match` (in `halted_choice`) were.
     """
 
-    __slots__ = ("_choices", "_phrases", "_waiting", "halted", "halted_choice", "match", "released")
+    __slots__ = ("_left", "_phrases", "_texts", "_waiting", "halted", "halted_choice", "match", "released")
 
     def __init__(self, phrases: PhraseSet) -> None:
         self._phrases = phrases
-        self._choices: dict[int, _Choice] = {}
+        # Per choice the text that it is at, and those that it left and may return to.
+        self._texts: dict[int, _Text] = {}
+        self._left: dict[int, dict[Strand, _Text]] = {}
         self._waiting: deque[_Waiting] = deque()
         self.halted = False
         self.halted_choice: int | None = None
@@ -128,21 +163,21 @@ class HoldBack:
         self.halted = True
         self._waiting.clear()
 
-    def passes(self, index: int, kind: Kind, text: str, text_ends: list[int]) -> bool:
+    def passes(self, index: int, strand: Strand, text: str, text_ends: list[int]) -> bool:
         """Takes the next accepted tokens if they may leave whole and at once, as nearly all do.
 
         False: nothing was taken, and `accept` must be asked. `accept` alone would release the same, at a higher cost.
         """
-        choice = self._choices.get(index)
-        if choice is None or choice.kind != kind or self._waiting or self.halted or not text:
+        at = self._texts.get(index)
+        if at is None or at.strand != strand or self._waiting or self.halted or not text:
             return False
         tokens = len(text_ends)
         if tokens > 1 and text_ends[-1] == text_ends[-2]:
             return False
-        if (matcher := choice.matcher) is not None:
+        if (matcher := at.matcher) is not None:
             if tokens > 1 or not matcher.passes(text):
                 return False
-            choice.position = matcher.position
+            at.position = matcher.position
         self.released += tokens
         return True
 
@@ -150,40 +185,59 @@ class HoldBack:
         """Takes the next accepted tokens, without a gap; returns what may be released now."""
         if self.halted:
             return []
-        choice = self._choices.get(delta.choice)
-        if choice is None:
-            matcher = StreamMatcher(self._phrases) if self._phrases else None
-            choice = self._choices[delta.choice] = _Choice(delta.choice, delta.kind, matcher)
-        elif choice.kind != delta.kind:
-            choice.end_run()
-            choice.kind = delta.kind
-            if self._is_halted_by(choice):
+        text = self._texts.get(delta.choice)
+        if text is None:
+            text = self._texts[delta.choice] = self._begun(delta.choice, delta.strand)
+        elif text.strand != delta.strand:
+            text.leave()
+            if self._is_halted_by(text):
                 return self._release()
-        positions = choice.positions(delta)
-        if not self._waiting and positions[-1] <= choice.hold_from:
+            text = self._texts[delta.choice] = self._turned(text, delta.strand)
+        positions = text.positions(delta)
+        if not self._waiting and positions[-1] <= text.hold_from:
             self.released += len(positions)
             return [delta]
-        self._waiting.append(_Waiting(delta, positions, choice))
-        self._is_halted_by(choice)
+        self._waiting.append(_Waiting(delta, positions, text))
+        self._is_halted_by(text)
         return self._release()
 
     def finish_choice(self, index: int) -> list[Delta]:
         """The choice gets no more tokens: what it held is released, unless it ends with a denied phrase."""
-        choice = self._choices.get(index)
-        if choice is None or self.halted:
+        text = self._texts.get(index)
+        if text is None or self.halted:
             return []
-        choice.end_run()
-        self._is_halted_by(choice)
+        text.end()
+        self._is_halted_by(text)
         return self._release()
 
     def finish(self) -> list[Delta]:
         """The response gets no more tokens."""
-        return [delta for index in self._choices for delta in self.finish_choice(index)]
+        return [delta for index in self._texts for delta in self.finish_choice(index)]
 
-    def _is_halted_by(self, choice: _Choice) -> bool:
-        if choice.matcher is not None and choice.matcher.match is not None:
-            self.match = choice.matcher.match
-            self.halted_choice = choice.index
+    def _begun(self, index: int, strand: Strand) -> _Text:
+        if not self._phrases:
+            return _Text(index, strand, None)
+        kind, _ = kind_and_call(strand)
+        return _Text(index, strand, (ArgumentsMatcher if kind == "tool_arguments" else StreamMatcher)(self._phrases))
+
+    def _turned(self, left: _Text, strand: Strand) -> _Text:
+        """The text of that strand, from where it was left. Of calls only the latest is remembered."""
+        texts = self._left.setdefault(left.index, {})
+        texts[left.strand] = left
+        text = texts.pop(strand, None)
+        if text is not None:
+            text.is_left = False
+            return text
+        if strand not in NO_TOOLS:
+            _, call = kind_and_call(strand)
+            for other in [each for each in texts if each not in NO_TOOLS and kind_and_call(each)[1] != call]:
+                del texts[other]
+        return self._begun(left.index, strand)
+
+    def _is_halted_by(self, text: _Text) -> bool:
+        if text.matcher is not None and text.matcher.match is not None:
+            self.match = text.matcher.match
+            self.halted_choice = text.index
             self.halted = True
         return self.halted
 
@@ -192,7 +246,7 @@ class HoldBack:
         waiting = self._waiting
         while waiting:
             first = waiting[0]
-            hold_from, positions = first.choice.hold_from, first.positions
+            hold_from, positions = first.text.hold_from, first.positions
             if positions[-1] <= hold_from:  # positions never decrease
                 waiting.popleft()
                 released.append(first.delta)
@@ -204,8 +258,8 @@ class HoldBack:
                 self.released += free
                 first.delta = first.delta.after(free)
                 del positions[:free]
-                first.choice.with_next = [
-                    (held, index - free if held is positions else index) for held, index in first.choice.with_next
+                first.text.with_next = [
+                    (held, index - free if held is positions else index) for held, index in first.text.with_next
                 ]
             break
         if self.halted:

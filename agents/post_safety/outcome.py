@@ -10,6 +10,7 @@ from schemas.generated import Ending, Opened
 from schemas.responses import Terminal, TokenUsage
 from schemas.usage import UsageEvent
 from streams.dialects.openai_completion import completion_object
+from streams.dialects.said import said
 from streams.ids import stable_partition
 
 _RETRY_MS = 1_000
@@ -108,12 +109,17 @@ def _bill(
 
 
 def _finish_reason(response: Response, choice: int, code: EndingCode) -> str:
-    """A choice that finished keeps its own reason, unless it is the one that was halted."""
+    """A choice that finished keeps its own reason, unless it is the one that was halted. One that stopped because it
+    waits for what its calls return says so.
+    """
     rule = ENDINGS[code]
     hold = response.hold
     if code is EndingCode.SAFETY_HALTED and hold.halted and hold.halted_choice in (None, choice):
         return rule.finish_reason
-    return response.prefix.finished.get(choice) or rule.finish_reason
+    own = response.prefix.finished.get(choice)
+    if own == "stop" and response.tallies[choice].called:
+        return "tool_calls"
+    return own or rule.finish_reason
 
 
 def _stage_ms(response: Response, tally: Tally, ended_at_ms: int) -> dict[str, int]:
@@ -192,8 +198,7 @@ def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[Tall
             response_id=about.response_id,
             created_s=about.accepted_at_ms // 1_000,
             model=terminal.model,
-            texts=["".join(tally.content) for tally in tallies],
-            thoughts=["".join(tally.thoughts) for tally in tallies],
+            choices=[said(about.response_id, choice, tally.rows()) for choice, tally in enumerate(tallies)],
             code=terminal.code,
             finish_reasons=terminal.finish_reasons,
             usage=terminal.usage,

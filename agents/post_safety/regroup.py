@@ -6,6 +6,7 @@ from operator import itemgetter
 import orjson
 
 from agents.post_safety.effects import Released, ReleasedRow
+from agents.post_safety.strands import NO_TOOLS
 from schemas.base import SCHEMA_VERSION
 
 MAX_CHARS = 500_000
@@ -20,29 +21,33 @@ class Group:
     __slots__ = ("oldest_emitted_at_us", "partition", "rows", "tokens", "value")
 
     def __init__(self, partition: int, rows: Sequence[ReleasedRow]) -> None:
-        scope_json, response_id, choice, first_sequence, kind, text, text_ends, emitted_at_us = zip(*rows, strict=True)
+        scope_json, response_id, choice, first_sequence, strand, text, text_ends, emitted_at_us = zip(
+            *rows, strict=True
+        )
         scopes = {scope: index for index, scope in enumerate(dict.fromkeys(scope_json))}
         self.partition = partition
         self.rows = len(rows)
         self.tokens = sum(map(len, text_ends))
         self.oldest_emitted_at_us = min(emitted_at_us)
         # The bytes of `Release.encode`, at a fraction of its cost.
-        self.value = orjson.dumps(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "stage_ms": {},
-                "type": "release",
-                "scopes": [orjson.Fragment(scope) for scope in scopes],
-                "scope": [scopes[scope] for scope in scope_json],
-                "response_id": response_id,
-                "choice": choice,
-                "first_sequence": first_sequence,
-                "kind": kind,
-                "text": text,
-                "text_ends": text_ends,
-                "emitted_at_us": emitted_at_us,
-            }
-        )
+        record: dict[str, object] = {
+            "schema_version": SCHEMA_VERSION,
+            "stage_ms": {},
+            "type": "release",
+            "scopes": [orjson.Fragment(scope) for scope in scopes],
+            "scope": [scopes[scope] for scope in scope_json],
+            "response_id": response_id,
+            "choice": choice,
+            "first_sequence": first_sequence,
+            "kind": strand,
+            "text": text,
+            "text_ends": text_ends,
+            "emitted_at_us": emitted_at_us,
+        }
+        if not NO_TOOLS.issuperset(strand):
+            record["kind"] = [each if isinstance(each, str) else each.kind for each in strand]
+            record["call"] = [0 if isinstance(each, str) else each.call for each in strand]
+        self.value = orjson.dumps(record)
 
 
 class _Waiting:

@@ -1,16 +1,19 @@
 """What is known of an open response."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agents.post_safety.effects import ReleasedRow
 from agents.post_safety.hold_back import Delta, HoldBack
+from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
 from schemas.generated import Kind, Opened
 from streams.accepted_prefix import AcceptedPrefix
 
 
 @dataclass(slots=True)
 class Tally:
-    """Accepted tokens of one choice. `withheld` are those of them that were not released.
+    """Accepted tokens of one choice. `withheld` are those of them that were not released; `called`: some that were
+    belong to a tool.
 
     `newest` is who published the last of them, and when (in microseconds).
     """
@@ -18,15 +21,20 @@ class Tally:
     output: int = 0
     reasoning: int = 0
     withheld: int = 0
+    called: bool = False
     first_token_at_ms: int = 0
     first_emitted_at_us: int = 0
     newest: tuple[str, int] | None = None
-    content: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    texts: dict[Strand, list[str]] = field(default_factory=dict)
 
-    def keep(self, kind: Kind, text: str) -> None:
+    def keep(self, strand: Strand, text: str) -> None:
         """Released text, for the batch result."""
-        (self.thoughts if kind == "reasoning" else self.content).append(text)
+        self.texts.setdefault(strand, []).append(text)
+
+    def rows(self) -> Iterator[tuple[Kind, int, str]]:
+        """What was kept: of each strand its kind, its call and its text."""
+        for strand, texts in self.texts.items():
+            yield *kind_and_call(strand), "".join(texts)
 
 
 @dataclass(slots=True)
@@ -68,10 +76,11 @@ class Response:
         return not (self.prefix.attempts or self.gap is not None or self.hold.halted or self.started_held)
 
     def release(self, delta: Delta) -> ReleasedRow:
-        """What was held, or never had to be, leaves."""
-        choice, kind, first_sequence, text, text_ends, emitted_at_us = delta
+        """What was held, or never had to be, leaves: the first of every strand among it."""
+        choice, strand, first_sequence, text, text_ends, emitted_at_us = delta
         tally = self.tallies[choice]
         tally.withheld -= len(text_ends)
+        tally.called = tally.called or strand not in NO_TOOLS
         if self.keeps_text:
-            tally.keep(kind, text)
-        return self.scope_json, self.response_id, choice, first_sequence, kind, text, text_ends, emitted_at_us
+            tally.keep(strand, text)
+        return self.scope_json, self.response_id, choice, first_sequence, strand, text, text_ends, emitted_at_us

@@ -232,10 +232,10 @@ if operation == 'reserve' or operation == 'decide' then
   end
   if wanted == '' then
     create_reserved(kind, count, deadline_ms)
-    return {'reserved', count}
+    return {'reserved', count, cjson.encode(limits())}
   end
   create_reserved(kind, count, deadline_ms, 'decision', wanted)
-  return {'routed', count}
+  return {'routed', count, cjson.encode(limits())}
 end
 
 if operation == 'refuse' then

@@ -31,10 +31,12 @@ finds neither its marker nor an epoch that holds and raises `EpochLost`; nothing
 
 import hashlib
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Protocol
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -94,18 +96,24 @@ class Refusal(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Tokens are held; nothing is decided yet."""
+    """Tokens are held; nothing is decided yet.
+
+    `limits` are the figures of this moment, where this very call took the tokens: for the client, and no part of what
+    stands.
+    """
 
     tokens: int
+    limits: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Tokens are held and the route is set. `is_new`: by this very call."""
+    """Tokens are held and the route is set. `is_new`: by this very call. `limits`: as of `Reserved`."""
 
     decision: Decision
     tokens: int
     is_new: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,9 +452,9 @@ class RedisQuota:
 def _outcome(answer: Answer, wanted: Decision | None = None) -> Outcome:
     kind = _text(answer[0])
     if kind == "reserved":
-        return Reserved(int(answer[1]))
+        return Reserved(int(answer[1]), _figures(answer))
     if kind == "routed" and wanted is not None:
-        return Decided(wanted, int(answer[1]), is_new=True)
+        return Decided(wanted, int(answer[1]), is_new=True, limits=_figures(answer))
     if kind == "decided":
         return Decided(Decision.model_validate_json(_text(answer[1])), int(answer[2]))
     if kind == "refused":
@@ -456,6 +464,12 @@ def _outcome(answer: Answer, wanted: Decision | None = None) -> Outcome:
     if kind == "finished":
         return Finished()
     raise ValueError(f"quota.lua answered {kind!r}")
+
+
+def _figures(answer: Answer) -> dict[str, int]:
+    """Behind what was taken; none where nothing was."""
+    figures: dict[str, int] = orjson.loads(_text(answer[2])) if len(answer) > 2 else {}
+    return figures
 
 
 def _refusal_again(stored: str) -> Refusal:

@@ -20,6 +20,7 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -265,19 +266,19 @@ class StreamMatcher:
 
     `position` is the length of the normalised text so far (a trailing space counts). What stands below `hold_from` can
     never be part of a match; what stands above may still become one, or is one (`match`), and then nothing changes any
-    more. `hold_from` never decreases.
+    more. `hold_from` never decreases. `is_unfinished`: the last piece ends where what it says is not known yet.
     """
 
-    __slots__ = ("_before", "_node", "_phrases", "_undecided", "hold_from", "match", "position")
+    __slots__ = ("_before", "_node", "_phrases", "_undecided", "hold_from", "is_unfinished", "match", "position")
 
     def __init__(self, phrases: PhraseSet) -> None:
         self._phrases = phrases
         self._node = phrases._start
         self._before = _SPACE  # the last character of the normalised text
         self._undecided: list[Match] = []  # denials that an allow phrase may still lift
-        self.position = 0
-        self.hold_from = 0
+        self.position = self.hold_from = 0
         self.match: Match | None = None
+        self.is_unfinished = False
 
     def feed(self, text: str) -> None:
         """Takes the next piece of the text."""
@@ -290,7 +291,7 @@ class StreamMatcher:
             self._advance(folded)
 
     def passes(self, text: str) -> bool:
-        """Feeds the next piece if nothing of the text is held behind it; False: nothing was fed.
+        """Feeds the next piece if nothing is held behind it and it has no backslash; False: nothing was fed.
 
         Remembers what a piece does: the pieces are tokens of a vocabulary, and most of them leave few states.
         """
@@ -317,6 +318,32 @@ class StreamMatcher:
         if self.match is None:
             self._node = self._phrases._start
             self.hold_from = self.position
+
+    def leave(self) -> None:
+        """The text may end here, or go on later: what would be a match at its end is one now, else nothing changes.
+
+        Fails closed on denials that an allow phrase may still lift.
+        """
+        left = copy(self)
+        left._undecided = [*self._undecided]
+        if left._undecided and left.match is None:
+            left._decide()
+        left.finish()
+        if left.match is not None:
+            self.match, self.hold_from = left.match, left.hold_from
+
+    def stand_at(self, other: "StreamMatcher") -> None:
+        """Goes on from where the other is, as if it had been fed the same."""
+        self._node, self._before, self._undecided = other._node, other._before, [*other._undecided]
+        self.position, self.hold_from, self.match = other.position, other.hold_from, other.match
+
+    def agrees(self, other: "StreamMatcher") -> bool:
+        """Both hold nothing, and will find the same in whatever follows."""
+        return (
+            (self.hold_from, other.hold_from) == (self.position, other.position)
+            and not (self.is_unfinished or other.is_unfinished)
+            and (self._node, self._before) == (other._node, other._before)
+        )
 
     def _advance(self, folded: str) -> None:
         phrases = self._phrases
@@ -372,10 +399,12 @@ class StreamMatcher:
 
 @lru_cache(maxsize=65_536)
 def _passage(phrases: PhraseSet, node: int, before: str, text: str) -> tuple[int, str, int] | None:
-    """Where a matcher that holds nothing stands behind `text`, and how far it moved; None when it holds something then.
+    """Where a matcher that holds nothing stands behind `text`, and how far it moved; None when it does not pass.
 
     Without anything held, `node` and `before` are all of a matcher's state but its position.
     """
+    if "\\" in text:
+        return None
     matcher = StreamMatcher(phrases)
     matcher._node, matcher._before = node, before
     matcher.feed(text)

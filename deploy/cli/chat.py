@@ -51,23 +51,37 @@ class Answer:
     error: ErrorMessage | None = None
     resumed: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    _shown: tuple[str, int, int] | None = None
+    """Kind, choice and call of what was shown last."""
 
     @property
     def ended(self) -> bool:
         return self.terminal is not None or self.error is not None
 
     def take(self, delta: Delta) -> str:
-        """The text of a delta that goes on from what is known; empty for one seen before."""
+        """What a delta shows that goes on from what is known; empty for one seen before."""
         if delta.sequence_number <= self.sequence_number:
             return ""
         if delta.first_sequence != self.sequence_number + 1:
             self.gaps.append((self.sequence_number, delta.first_sequence))
         self.sequence_number = delta.sequence_number
         self.deltas += 1
-        if delta.kind != "content":
+        if delta.kind == "reasoning":
             return ""
-        self.text += delta.text
-        return delta.text
+        if delta.kind == "content":
+            self.text += delta.text
+        return self._lead(delta) + delta.text
+
+    def _lead(self, delta: Delta) -> str:
+        """A call of a tool has a line of its own, and its arguments stand behind its name."""
+        before, self._shown = self._shown, (delta.kind, delta.choice, delta.call)
+        if before == self._shown:
+            return ""
+        if delta.kind == "tool_arguments":
+            return " "
+        is_called = delta.kind == "tool_name"
+        begins_line = before is not None and (is_called or before[0] != "content")
+        return ("\n" if begins_line else "") + ("→ " if is_called else "")
 
 
 class Pauses:

@@ -45,8 +45,20 @@ class _Run:
     """Each with when its oldest token was generated, in microseconds."""
     records: int = 0
     tokens: int = 0
+    calls: set[tuple[int, int]] = field(default_factory=set)
+    """Of tools: the choice and the number of each."""
     worker_id: str = ""
     finished: bool = False
+
+    def take_call(self, kind: str, choice: int, call: int) -> None:
+        if kind in ("tool_name", "tool_arguments"):
+            self.calls.add((choice, call))
+
+    @property
+    def of_calls(self) -> str:
+        """How many there are, to be said behind the number of tokens."""
+        count = len(self.calls)
+        return f", {count} tool call{'s' if count > 1 else ''}" if count else ""
 
 
 @dataclass(slots=True)
@@ -214,6 +226,7 @@ class Timeline:
             run.records += run.newest[0].offset != record.offset or not run.records
             run.newest = at
             run.tokens += len(frame.token_ids[row])
+            run.take_call(frame.kind[row], frame.choice[row], 0 if frame.call is None else frame.call[row])
             run.finished = run.finished or bool(frame.finish[row])
 
     def _take_release(self, record: LogRecord, release: Release) -> None:
@@ -225,6 +238,7 @@ class Timeline:
             run.records += run.newest[0].offset != record.offset or not run.records
             run.newest = at
             run.tokens += len(release.text_ends[row])
+            run.take_call(release.kind[row], release.choice[row], 0 if release.call is None else release.call[row])
 
 
 def _where(record: LogRecord) -> str:
@@ -241,19 +255,21 @@ def _stages(stage_ms: Mapping[str, int], names: tuple[str, ...], by: str) -> Ite
 def _generated(run: _Run, which: str) -> Iterator[Step]:
     record, emitted_at_us = run.first
     yield Step(emitted_at_us // 1_000, f"first token generated{which}", run.worker_id)
-    yield Step(record.timestamp_ms, f"first token stored{which}", LOG, _where(record))
+    of_calls = run.of_calls if run.records == 1 else ""
+    yield Step(record.timestamp_ms, f"first token stored{which}{of_calls}", LOG, _where(record))
     if run.records > 1:
         record, emitted_at_us = run.newest
         which_one = "last" if run.finished else "newest"
         yield Step(emitted_at_us // 1_000, f"{which_one} token generated{which}", run.worker_id)
-        yield Step(record.timestamp_ms, f"{which_one} token stored{which}: {run.tokens} in {run.records} frames", LOG,
-                   _where(record))  # fmt: skip
+        yield Step(record.timestamp_ms, f"{which_one} token stored{which}: {run.tokens} in {run.records} frames"
+                   f"{run.of_calls}", LOG, _where(record))  # fmt: skip
 
 
 def _released(run: _Run) -> Iterator[Step]:
     record, _ = run.first
-    yield Step(record.timestamp_ms, "first text released", LOG, _where(record))
+    of_calls = run.of_calls if run.records == 1 else ""
+    yield Step(record.timestamp_ms, f"first text released{of_calls}", LOG, _where(record))
     if run.records > 1:
         record, _ = run.newest
-        yield Step(record.timestamp_ms, f"newest text released: {run.tokens} tokens in {run.records} records", LOG,
-                   _where(record))  # fmt: skip
+        yield Step(record.timestamp_ms, f"newest text released: {run.tokens} tokens in {run.records} records"
+                   f"{run.of_calls}", LOG, _where(record))  # fmt: skip

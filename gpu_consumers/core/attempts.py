@@ -416,8 +416,8 @@ class Attempts:
 
     def failed(self, work: Work, delta: EngineDelta, now_ms: int) -> None:
         """The engine refused or lost this request alone."""
-        if delta.refused_param is not None:
-            self.end(work, EndingCode.UNSUPPORTED_PARAMETER, now_ms, param=delta.refused_param)
+        if (param := delta.refused_param) is not None:
+            self.end(work, EndingCode.UNSUPPORTED_PARAMETER, now_ms, message=f"{param}: {delta.error}", param=param)
         else:
             self.end(work, EndingCode.ENGINE_FAILED, now_ms)
 

@@ -45,6 +45,8 @@ class Emission:
         """
         now_ms = now_us // 1_000
         held = self._held
+        if held.are_ahead_of(now_us):
+            self.publish_held()
         may_wait = held.may_wait(len(deltas), now_us, is_behind=self._frames_in_flight > 0)
         frames: _Frames = {}
         kept_back: list[tuple[Work, EngineDelta]] = []
@@ -64,7 +66,7 @@ class Emission:
             row, row_us = delta, now_us
             if held and (waited := held.pop(delta.request_id)) is not None:
                 earlier, since_us = waited
-                if earlier.choice == delta.choice:
+                if earlier.choice == delta.choice and earlier.kind == delta.kind and earlier.call == delta.call:
                     row, row_us = joined(earlier, delta), since_us
                 else:
                     self._add_row(frames, work, earlier, since_us)

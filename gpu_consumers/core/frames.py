@@ -6,6 +6,7 @@ from schemas.generated import Frame, Kind
 
 MAX_FRAME_ROWS = 1_024
 """More rows make another record: 1,024 rows stay far below the topic's largest message."""
+_OF_TOOLS = frozenset[Kind]({"tool_name", "tool_arguments"})
 
 
 class FrameColumns:
@@ -44,7 +45,7 @@ class FrameColumns:
     def encode(self, worker_id: str, emitted_at_us: int) -> bytes:
         """A `Frame`. Validation is left to its readers: on this path it would cost more than everything else."""
         deltas = self._deltas
-        kind: list[Kind] = ["content"] * len(deltas)
+        kind = [delta.kind for delta in deltas]
         return Frame.model_construct(
             worker_id=worker_id,
             emitted_at_us=emitted_at_us,
@@ -61,11 +62,12 @@ class FrameColumns:
             logprobs=[None] * len(deltas),
             finish=[delta.finish for delta in deltas],
             cached_tokens=[delta.cached_tokens for delta in deltas],
+            call=None if _OF_TOOLS.isdisjoint(kind) else [delta.call for delta in deltas],
         ).encode()
 
 
 def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
-    """Two deltas of one choice, in their order, as one; neither is changed."""
+    """Two deltas of one choice, kind and call, in their order, as one; neither is changed."""
     length = len(first.text)
     return EngineDelta(
         then.request_id,
@@ -75,6 +77,8 @@ def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
         first.text_ends + [length + end for end in then.text_ends],
         then.finish,
         first.cached_tokens,
+        kind=then.kind,
+        call=then.call,
     )
 
 
@@ -123,4 +127,8 @@ class HeldRows:
         return rows
 
     def overdue(self, now_us: int) -> bool:
-        return bool(self._rows) and now_us - self._since_us >= self._hold_us
+        return bool(self._rows) and abs(now_us - self._since_us) >= self._hold_us
+
+    def are_ahead_of(self, now_us: int) -> bool:
+        """The clock was set back since the last step: a row of now would pass for an older one than those here."""
+        return bool(self._rows) and now_us < self._last_step_us

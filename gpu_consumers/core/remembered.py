@@ -10,13 +10,13 @@ from streams.recent_ids import RecentIds
 
 REMEMBERED_MS = 300_000
 MAX_RECENT = 4_096
-_NO_SAMPLING = Sampling()
-_NO_PROMPT = [0]
+_LEFT_OUT = {"prompt_token_ids": [0], "sampling": Sampling(), "tools": [], "tool_choice": None}
 
 
 @dataclass(slots=True)
 class Ended:
-    """What it takes to end a response once more: `request` without its prompt, as JSON, a tenth of it as an object.
+    """What it takes to end a response once more: `request` without its prompt and tools, as JSON, a tenth of it as an
+    object.
 
     `is_owed`: a record of it counts as ended because of this, so nobody will read it again.
     """
@@ -29,7 +29,7 @@ class Ended:
 
     @staticmethod
     def of(work: Work, forget_at_ms: int) -> "Ended":
-        bare = work.request.model_copy(update={"prompt_token_ids": _NO_PROMPT, "sampling": _NO_SAMPLING})
+        bare = work.request.model_copy(update=_LEFT_OUT)
         json = bare.model_dump_json(exclude_defaults=True).encode()
         return Ended(forget_at_ms, work.attempt_id, work.prompt_tokens, json, work.is_own)
 

@@ -121,6 +121,9 @@ class Work:
             request.max_tokens,
             _PRIORITY[request.lane],
             request.scope.tenant_id,
+            request.tools,
+            request.tool_choice,
+            is_turn=request.endpoint != "completions",
         )
 
     def begins_anew(self) -> None:

@@ -195,6 +195,8 @@ class WorkerCore:
         """One engine step."""
         for work, delta in self._emission.step(deltas, now_us):
             if delta.error is not None:
+                if delta.parser_error:
+                    self._observer.parser_failed(delta.parser_error)
                 self._attempts.failed(work, delta, now_us // 1_000)
             else:
                 self._attempts.cleared(work, now_us // 1_000)

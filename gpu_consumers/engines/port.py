@@ -5,17 +5,20 @@ one `finish` or `error`, unless it is aborted; after `abort` returns, no delta o
 all deltas is whole characters; callbacks run on the event loop that called `start`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.generated import FinishReason
-from schemas.request import Sampling
+from schemas.generated import FinishReason, Kind
+from schemas.request import Sampling, Tool, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """`request_id` is unique for the life of the engine; `priority` is lower for what goes first."""
+    """`request_id` is unique for the life of the engine; `priority` is lower for what goes first. `tools` are told to
+    the model by the prompt already: here they say what to look for in the answer, and by what to bind it. The answer
+    is a turn of a chat, or what follows on a text, which holds neither calls nor reasoning.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -23,14 +26,18 @@ class EngineRequest:
     max_tokens: int
     priority: int = 0
     cache_salt: str = ""
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice | None = None
+    is_turn: bool = True
 
 
 @dataclass(slots=True)
 class EngineDelta:
-    """What one engine step added to one choice of one request.
+    """What one engine step added to one choice of one request: one of several, if that is of several kinds or calls.
 
-    `text_ends[k]` is the length of `text` after token k. `error` ends the request, with the reason for operators;
-    `refused_param` names the sampling parameter when the engine cannot honour it.
+    `text_ends[k]` is the length of `text` after token k. `error` ends the request, with the reason;
+    `refused_param` names the sampling parameter when the engine cannot honour it, and the client is told the reason;
+    `parser_error` is the type of what the answer's parser failed with.
     """
 
     request_id: str
@@ -42,6 +49,9 @@ class EngineDelta:
     cached_tokens: int = 0
     error: str | None = None
     refused_param: str | None = None
+    kind: Kind = "content"
+    call: int = 0
+    parser_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,23 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
+from itertools import chain
 from math import ceil
 from time import monotonic
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpu_consumers.engines.folding import as_deltas
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
-from gpu_consumers.engines.simulated_blocks import KvBlocks
-from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, SENTENCES, Passage, Rules, TokenColumns, Vocabulary
+from gpu_consumers.engines.simulated_blocks import KvBlocks, prefix_blocks
+from gpu_consumers.engines.simulated_regex import CannotSay
+from gpu_consumers.engines.simulated_speech import EndsWithResult, Speech
+from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Passage, Rules, StopStrings, TokenColumns, Vocabulary
+from gpu_consumers.parsing.fold import Fold
+from gpu_consumers.parsing.port import ParserNames
 from schemas.generated import FinishReason
 
 _EOS_TEXT: Final = "<eos>"
@@ -50,6 +57,7 @@ class SimulatedEngineSettings(BaseModel):
     min_output_tokens: int = Field(default=120, ge=1, description="Answers end by themselves between these lengths.")
     max_output_tokens: int = Field(default=480, ge=1)
     script: str = Field(default="", max_length=100_000, description="Said instead of the built-in text, then repeated.")
+    tool_calls: int = Field(default=1, ge=1, le=128, description="Tools called by an answer that may call several.")
     script_share: float = Field(default=1.0, ge=0, le=1, description="Share of the prompts answered by the script.")
     die_after_tokens: int = Field(default=0, ge=0, description="0: never. Counted from each start.")
     max_deaths: int = Field(default=1, ge=0)
@@ -80,27 +88,36 @@ class _Running:
     due_s: float = 0.0
     alive: bool = True
     rules: Rules | None = None
-    # Only for requests with stop strings.
-    stop: list[str] = field(default_factory=list)
-    held_text: str = ""
+    fold: Fold | None = None
+    stops: StopStrings | None = None
     # Looked at with every token, so kept at hand.
     id: str = field(init=False)
     is_plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.id = self.request.request_id
-        self.is_plain = self.rules is None and not self.stop and not self.request.sampling.stop_token_ids
+        bare = self.rules is None and self.fold is None and self.stops is None
+        self.is_plain = bare and not self.request.sampling.stop_token_ids
 
 
 class SimulatedCore:
     """The engine without a clock. `step(now_s)` returns what is due; `next_due_s` says when to call it next."""
 
-    def __init__(self, settings: SimulatedEngineSettings, *, starts: int = 1) -> None:
-        """`starts` counts the starts of the engine, this one included: it decides whether it dies again."""
+    def __init__(
+        self,
+        settings: SimulatedEngineSettings,
+        *,
+        starts: int = 1,
+        parsers: ParserNames = ParserNames(),
+        ends_with_result: EndsWithResult = lambda prompt: False,
+    ) -> None:
+        """`starts` counts the starts of the engine, this one included: it decides whether it dies again.
+
+        `ends_with_result` says of a prompt whether a tool's result is the last thing in it.
+        """
         self.settings = settings
         self.vocabulary = Vocabulary()
-        self._passages = [self.vocabulary.tokenize(sentence) for sentence in SENTENCES]
-        self._script = self.vocabulary.tokenize(settings.script) if settings.script else None
+        self._speech = Speech(self.vocabulary, settings.script, parsers, settings.tool_calls, ends_with_result)
         self._kv = KvBlocks(settings.kv_blocks, settings.prefix_cache)
         self._step_s = settings.step_ms / 1_000
         self._inter_token_s = settings.inter_token_ms / 1_000
@@ -133,7 +150,11 @@ class SimulatedCore:
         if blocks > self.settings.kv_blocks:
             self._refuse(request, "the prompt needs more KV blocks than there are")
             return
-        running = self._admit(request)
+        try:
+            running = self._admit(request)
+        except CannotSay as error:
+            self._refuse(request, str(error), "tools" if self._speech.called(request) else "structured_outputs")
+            return
         self._requests[request.request_id] = running
         heappush(self._waiting, (request.priority, running.order, running))
         self._fill(now_s)
@@ -191,51 +212,41 @@ class SimulatedCore:
         self._fill(now_s)
         return deltas
 
-    def _refuse(self, request: EngineRequest, why: str) -> None:
-        self._refused.append(EngineDelta(request.request_id, 0, [], "", [], error=why))
+    def _refuse(self, request: EngineRequest, why: str, param: str | None = None) -> None:
+        self._refused.append(EngineDelta(request.request_id, 0, [], "", [], error=why, refused_param=param))
 
     def _admit(self, request: EngineRequest) -> _Running:
         sampling = request.sampling
         prompt = array("q", request.prompt_token_ids).tobytes()
         key = hashlib.blake2b(prompt, digest_size=8, key=str(self.settings.seed).encode()[:64]).digest()
         source = random.Random(f"{key.hex()}/{sampling.seed}")  # noqa: S311 (text, not secrets)
-        scripted = self._script is not None and source.random() < self.settings.script_share
+        scripted = bool(self.settings.script) and source.random() < self.settings.script_share
         own_length = source.randint(
             self.settings.min_output_tokens, max(self.settings.min_output_tokens, self.settings.max_output_tokens)
         )
         own_length = max(own_length, sampling.min_tokens)
-        rules = Rules.of(sampling, self.vocabulary)
+        opening = self._speech.opening(request, source)
+        is_all = opening.is_all if opening is not None else False
+        words = self._speech.story(source, scripted=scripted)
+        if opening is not None:
+            own_length = len(opening.passage.tokens) + (1 if is_all else own_length)
+            words = iter([opening.passage]) if is_all else chain([opening.passage], words)
+        # As in real engines, a structure wins over what forbids tokens.
+        rules = None if is_all else Rules.of(sampling, self.vocabulary)
         may_end = not sampling.ignore_eos and (rules is None or rules.permits(EOS_TOKEN_ID))
-        ends_itself = may_end and own_length <= request.max_tokens
+        ends_itself = (may_end or is_all) and own_length <= request.max_tokens
+        fold = self._speech.fold(request)
         return _Running(
             request,
             self._submitted,
-            self._prefix(request),
-            self._tell(source, scripted),
+            prefix_blocks(request.prompt_token_ids, request.cache_salt, self.settings.block_tokens),
+            words,
             own_length if ends_itself else request.max_tokens,
             "stop" if ends_itself else "length",
             rules=rules,
-            stop=list(sampling.stop),
+            fold=fold,
+            stops=StopStrings.of(sampling) if fold is None else None,
         )
-
-    def _prefix(self, request: EngineRequest) -> list[bytes]:
-        size = self.settings.block_tokens
-        prompt = request.prompt_token_ids
-        chain = request.cache_salt.encode()
-        blocks = []
-        for start in range(0, len(prompt) - size + 1, size):
-            block = array("q", prompt[start : start + size]).tobytes()
-            chain = hashlib.blake2b(chain + block, digest_size=16).digest()
-            blocks.append(chain)
-        return blocks
-
-    def _tell(self, source: random.Random, scripted: bool) -> Iterator[Passage]:
-        if scripted and self._script is not None:
-            while True:
-                yield self._script
-        yield self._passages[0]
-        while True:
-            yield self._passages[source.randrange(1, len(self._passages))]
 
     def _fill(self, now_s: float) -> None:
         """Moves waiting requests into free slots, best first, while their prompts have room."""
@@ -285,8 +296,8 @@ class SimulatedCore:
         victim.alive = False
         again = _Running(
             victim.request, victim.order, victim.prefix, victim.words, victim.target_tokens, victim.finish_at_target,
-            victim.passage, victim.position, victim.produced, rules=victim.rules, stop=victim.stop,
-            held_text=victim.held_text,
+            victim.passage, victim.position, victim.produced, rules=victim.rules, fold=victim.fold,
+            stops=victim.stops,
         )  # fmt: skip
         self._requests[victim.request.request_id] = again
         heappush(self._waiting, (again.request.priority, again.order, again))
@@ -307,10 +318,12 @@ class SimulatedCore:
             finish = running.finish_at_target
         if running.is_plain and finish != "stop":
             token_ids, text, text_ends = self._next_token(running)
+            deltas.append(EngineDelta(running.id, 0, token_ids, text, text_ends, finish, running.cached_tokens))
+        elif running.fold is not None:
+            finish = self._read(running, running.fold, finish, deltas)
         else:
             token_id, text, finish = self._by_the_rules(running, finish)
-            token_ids, text_ends = [token_id], [len(text)]
-        deltas.append(EngineDelta(running.id, 0, token_ids, text, text_ends, finish, running.cached_tokens))
+            deltas.append(EngineDelta(running.id, 0, [token_id], text, [len(text)], finish, running.cached_tokens))
         if finish:
             del self._requests[running.id]
             self._drop(running)
@@ -352,9 +365,17 @@ class SimulatedCore:
             token_id == EOS_TOKEN_ID or token_id in sampling.stop_token_ids
         ):  # fmt: skip
             text = ""
-        if running.stop:
-            text, finish = self._withhold(running, text, finish)
+        if running.stops is not None:
+            text, finish = running.stops.withhold(text, finish, may_stop=running.produced > sampling.min_tokens)
         return token_id, text, finish
+
+    def _read(self, running: _Running, fold: Fold, finish: FinishReason, deltas: list[EngineDelta]) -> FinishReason:
+        """The next token of an answer that is read by parsers, and how the answer ends with it."""
+        token_id, _, finish = self._by_the_rules(running, finish)
+        by_token = token_id == EOS_TOKEN_ID or token_id in running.request.sampling.stop_token_ids
+        rows = fold.feed([token_id], finish, by_token=by_token and finish == "stop")
+        deltas += as_deltas(running.id, rows, running.cached_tokens)
+        return rows[-1].finish if fold.is_over else ""
 
     def _next_permitted(self, running: _Running, rules: Rules) -> tuple[int, str]:
         """The story without what the request forbids; ends it when nothing is left that may be said."""
@@ -372,41 +393,18 @@ class SimulatedCore:
         rules.tell(other)
         return other, self.vocabulary.decode([other])
 
-    def _withhold(self, running: _Running, text: str, finish: FinishReason) -> tuple[str, FinishReason]:
-        """Holds back what may become a stop string; a stop string ends the answer and is not part of it.
-
-        Where it is to be shown, nothing is held back: `held_text` then is only where one may have begun.
-        """
-        keep = max(len(stop) for stop in running.stop) - 1
-        held = running.held_text + text
-        if running.request.sampling.include_stop_str_in_output:
-            shown = len(running.held_text)
-            running.held_text = held[max(len(held) - keep, 0) :]
-            if running.produced > running.request.sampling.min_tokens:
-                ends = [
-                    at + len(stop)
-                    for stop in running.stop
-                    if (at := held.find(stop, max(shown - len(stop) + 1, 0))) >= 0
-                ]
-                if ends:
-                    return held[shown : min(ends)], "stop"
-            return text, finish
-        if running.produced > running.request.sampling.min_tokens:
-            found = [at for at in (held.find(stop) for stop in running.stop) if at >= 0]
-            if found:
-                return held[: min(found)], "stop"
-        if finish:
-            return held, finish
-        cut = max(len(held) - keep, 0)
-        running.held_text = held[cut:]
-        return held[:cut], ""
-
 
 class SimulatedEngine:
     """`SimulatedCore` on the event loop's timers; no task and no thread of its own."""
 
-    def __init__(self, settings: SimulatedEngineSettings) -> None:
+    def __init__(
+        self,
+        settings: SimulatedEngineSettings,
+        parsers: ParserNames = ParserNames(),
+        ends_with_result: EndsWithResult = lambda prompt: False,
+    ) -> None:
         self._settings = settings
+        self._new_core = partial(SimulatedCore, settings, parsers=parsers, ends_with_result=ends_with_result)
         self._core: SimulatedCore | None = None
         self._starts = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -423,7 +421,7 @@ class SimulatedEngine:
         self._on_died = on_died
         if self._settings.start_ms:
             await asyncio.sleep(self._settings.start_ms / 1_000)
-        self._core = SimulatedCore(self._settings, starts=self._starts)
+        self._core = self._new_core(starts=self._starts)
 
     def submit(self, request: EngineRequest) -> None:
         if self._core is None:

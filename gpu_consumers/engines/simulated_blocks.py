@@ -1,7 +1,20 @@
 """The simulated engine's memory: KV-cache blocks, shared by prefix."""
 
+import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+
+
+def prefix_blocks(prompt: list[int], salt: str, size: int) -> list[bytes]:
+    """Names of its full blocks: each says what stands in it, and in all before it."""
+    name = salt.encode()
+    blocks = []
+    for start in range(0, len(prompt) - size + 1, size):
+        block = array("q", prompt[start : start + size]).tobytes()
+        name = hashlib.blake2b(name + block, digest_size=16).digest()
+        blocks.append(name)
+    return blocks
 
 
 class KvBlocks:

@@ -1,10 +1,12 @@
 """What the simulated engine says: its sentences as tokens, and what a request forbids it to say."""
 
+import codecs
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from schemas.generated import FinishReason
 from schemas.request import RepetitionDetection, Sampling
 
 EOS_TOKEN_ID: Final = 256
@@ -63,24 +65,29 @@ class Vocabulary:
 
     def tokenize(self, text: str) -> Passage:
         """ASCII words and punctuation become one token each, every other character its UTF-8 bytes."""
+        for match in _PIECE.finditer(text):
+            if match[0] not in self._id_of:
+                self._id_of[match[0]] = _FIRST_WORD_ID + len(self._words)
+                self._words.append(match[0])
+        return self.spell(text)
+
+    def spell(self, text: str) -> Passage:
+        """The same without new words: what is none becomes bytes, so that nothing is learned from a client."""
         ids: list[int] = []
         texts: list[str] = []
         position = 0
         while position < len(text):
             match = _PIECE.match(text, position)
-            if match is None:
-                encoded = text[position].encode()
-                ids.extend(encoded)
-                texts.extend([""] * (len(encoded) - 1) + [text[position]])
-                position += 1
+            piece = match[0] if match is not None else text[position]
+            position += len(piece)
+            if piece in self._id_of:
+                ids.append(self._id_of[piece])
+                texts.append(piece)
                 continue
-            piece = match[0]
-            if piece not in self._id_of:
-                self._id_of[piece] = _FIRST_WORD_ID + len(self._words)
-                self._words.append(piece)
-            ids.append(self._id_of[piece])
-            texts.append(piece)
-            position = match.end()
+            for char in piece:
+                encoded = char.encode()
+                ids.extend(encoded)
+                texts.extend([""] * (len(encoded) - 1) + [char])
         return Passage(ids, texts)
 
     def find(self, text: str) -> list[int] | None:
@@ -92,13 +99,25 @@ class Vocabulary:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of these tokens; incomplete characters and unknown tokens are left out."""
-        raw = bytearray()
-        for token_id in token_ids:
-            if token_id < EOS_TOKEN_ID:
-                raw.append(token_id)
-            elif _FIRST_WORD_ID <= token_id < _FIRST_WORD_ID + len(self._words):
-                raw += self._words[token_id - _FIRST_WORD_ID].encode()
-        return raw.decode(errors="ignore")
+        return b"".join(map(self.bytes_of, token_ids)).decode(errors="ignore")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Empty for a token that is no text."""
+        if token_id < EOS_TOKEN_ID:
+            return bytes((token_id,))
+        word = token_id - _FIRST_WORD_ID
+        return self._words[word].encode() if 0 <= word < len(self._words) else b""
+
+
+class Reading:
+    """The text that each token of an answer adds, in their order: a character comes with its last byte."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+
+    def text_of(self, token_id: int) -> str:
+        return self._decoder.decode(self._vocabulary.bytes_of(token_id))
 
 
 class Rules:
@@ -136,6 +155,46 @@ class Rules:
 
     def repeats_itself(self) -> bool:
         return self._repetition is not None and repeats(self._told, self._repetition)
+
+
+class StopStrings:
+    """Holds back what may become a stop string; a stop string ends the answer and is not part of it.
+
+    Where it is to be shown, nothing is held back: what is held then is only where one may have begun.
+    """
+
+    def __init__(self, stop: Sequence[str], *, shows: bool) -> None:
+        self._stop = list(stop)
+        self._shows = shows
+        self._keep = max(map(len, stop)) - 1
+        self._held = ""
+
+    @staticmethod
+    def of(sampling: Sampling) -> "StopStrings | None":
+        return StopStrings(sampling.stop, shows=sampling.include_stop_str_in_output) if sampling.stop else None
+
+    def withhold(self, text: str, finish: FinishReason, *, may_stop: bool) -> tuple[str, FinishReason]:
+        """What may be said once `text` has been added, and what that ends."""
+        held = self._held + text
+        if self._shows:
+            shown = len(self._held)
+            self._held = held[max(len(held) - self._keep, 0) :]
+            if may_stop:
+                ends = [
+                    at + len(stop) for stop in self._stop if (at := held.find(stop, max(shown - len(stop) + 1, 0))) >= 0
+                ]
+                if ends:
+                    return held[shown : min(ends)], "stop"
+            return text, finish
+        if may_stop:
+            found = [at for at in (held.find(stop) for stop in self._stop) if at >= 0]
+            if found:
+                return held[: min(found)], "stop"
+        if finish:
+            return held, finish
+        cut = max(len(held) - self._keep, 0)
+        self._held = held[cut:]
+        return held[:cut], ""
 
 
 def repeats(token_ids: list[int], rule: RepetitionDetection) -> bool:

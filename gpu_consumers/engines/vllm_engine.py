@@ -14,7 +14,11 @@ from typing import Any, Final
 
 import psutil
 
+from gpu_consumers.engines.folding import Folding, Step
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from gpu_consumers.parsing.grammars import Inexpressible
+from gpu_consumers.parsing.port import ParserNames
+from gpu_consumers.parsing.vllm_parsers import VllmParsers
 from schemas.generated import FinishReason
 from schemas.request import Sampling
 
@@ -24,6 +28,9 @@ WATCH_S: Final = 0.25
 CANCEL_START_S: Final = 20.0
 """How long a start that is cancelled may take to end: Python imports vLLM in less, and nothing can interrupt that."""
 _LOOK_AGAIN_S: Final = 0.1
+
+MAX_WHY_CHARS: Final = 1_000
+"""Of what vLLM has to say on a request that it refuses."""
 
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -62,6 +69,7 @@ def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
         "skip_special_tokens": sampling.skip_special_tokens,
         "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
         "repetition_detection": sampling.repetition_detection and sampling.repetition_detection.model_dump(),
+        "structured_outputs": sampling.structured_outputs and sampling.structured_outputs.model_dump(),
     }
 
 
@@ -124,10 +132,19 @@ def _kill_with_children(process_id: int) -> None:
 class VllmEngine:
     """`engine_args` are fields of vLLM's `AsyncEngineArgs`; they win over the defaults here."""
 
-    def __init__(self, model_path: str, engine_args: Mapping[str, bool | int | float | str], max_running: int) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        engine_args: Mapping[str, bool | int | float | str],
+        max_running: int,
+        parsers: ParserNames = ParserNames(),
+    ) -> None:
         self._model_path = model_path
         self._engine_args = dict(engine_args)
         self._max_running = max_running
+        self._parser_names = parsers
+        self._parsers: VllmParsers | None = None
+        self._folding = Folding(parsers)
         self._llm: Any = None
         self._accepts_seed = False
         self._stats = EngineStats()
@@ -179,15 +196,22 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
-        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._start_cancelled.is_set():
             raise EngineDied("the start was cancelled")
 
-        def sampling_params(*, repetition_detection: Mapping[str, int] | None, **arguments: Any) -> Any:
+        def sampling_params(
+            *, repetition_detection: Mapping[str, int] | None, structured_outputs: Mapping[str, Any] | None,
+            **arguments: Any,
+        ) -> Any:  # fmt: skip
             detection = RepetitionDetectionParams(**repetition_detection) if repetition_detection else None
-            return SamplingParams(**arguments, repetition_detection=detection, output_kind=RequestOutputKind.DELTA)
+            structure = StructuredOutputsParams(**structured_outputs) if structured_outputs else None
+            return SamplingParams(
+                **arguments, repetition_detection=detection, structured_outputs=structure,
+                output_kind=RequestOutputKind.DELTA,
+            )  # fmt: skip
 
         self._sampling_params: Any = sampling_params
         self._tokens_input = tokens_input
@@ -197,6 +221,11 @@ class VllmEngine:
             "scheduling_policy": "priority",
             "max_num_seqs": self._max_running,
             "disable_log_stats": True,
+            # Left to choose for each request, vLLM keeps the first choice: a later schema would not be enforced. And a
+            # small model that may write blanks between the parts of JSON writes nothing else.
+            "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+            # What is bound is bound behind the reasoning.
+            "reasoning_parser": self._parser_names.reasoning,
         }
         if current_platform.is_cpu():
             # For the engine's own process, which reads it when it loads OpenMP.
@@ -205,6 +234,12 @@ class VllmEngine:
         arguments = AsyncEngineArgs(model=self._model_path, **{**defaults, **self._engine_args})
         llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(self)])
         self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
+        if self._parser_names != ParserNames():
+            try:
+                self._parsers = VllmParsers(self._parser_names, llm.get_tokenizer())
+            except BaseException:
+                _shut_down(llm)
+                raise
         return llm
 
     def submit(self, request: EngineRequest) -> None:
@@ -224,12 +259,25 @@ class VllmEngine:
 
         llm = self._llm
         request_id = request.request_id
+        to_blame = None if request.sampling.structured_outputs is None else "structured_outputs"
+        prompt = self._tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None)
         try:
+            arguments = sampling_arguments(request.sampling, request.max_tokens)
+            collect = self._collect
+            if self._parser_names.are_needed(request):
+                reading = await self._begin_folding(request)
+                to_blame = "tools" if "structured_outputs" in reading else to_blame
+                arguments |= reading
+                collect = self._collect_ids
+            params = self._sampling_params(**arguments)
+            if to_blame is not None:
+                # Otherwise vLLM would validate the structure in this loop, for as long as that takes.
+                prompt = await llm.input_processor.process_inputs_async(
+                    request_id, prompt, params, await llm.get_supported_tasks(), priority=request.priority
+                )
+            # What follows on a text holds no reasoning, behind which alone vLLM would begin to bind it.
             collector = await llm.add_request(
-                request_id,
-                self._tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None),
-                self._sampling_params(**sampling_arguments(request.sampling, request.max_tokens)),
-                priority=request.priority,
+                request_id, prompt, params, priority=request.priority, reasoning_ended=None if request.is_turn else True
             )
             if request_id not in self._live:
                 await llm.abort(request_id)
@@ -237,19 +285,32 @@ class VllmEngine:
             # vLLM would wake a task per request and step to take its delta. Taking each delta as it is put, and
             # handing on all of a step at once, costs one callback per step instead.
             early = collector.get_nowait()
-            collector.put = partial(self._collect, request_id)
+            collector.put = partial(collect, request_id, to_blame)
             if early is not None:
-                self._collect(request_id, early)
+                collect(request_id, to_blame, early)
         except EngineDeadError as error:
             self._died(error)
+        except Inexpressible as error:
+            self._fail(request_id, str(error), "tool_choice")
         except VLLMValidationError as error:
-            self._fail(request_id, f"{type(error).__name__}: {error}", error.parameter)
+            self._fail(request_id, f"{type(error).__name__}: {error}", error.parameter or to_blame)
         # Whatever else it is, nobody awaits this task: the request would hang until its deadline.
         except Exception as error:  # noqa: BLE001 - raised nowhere, told as the request's end
             self._fail(request_id, f"{type(error).__name__}: {error}")
 
-    def _collect(self, request_id: str, output: Any) -> None:
-        """What vLLM puts for a request: an output, or the exception that ended the engine."""
+    async def _begin_folding(self, request: EngineRequest) -> dict[str, Any]:
+        """Returns what the engine is to be told instead of what the request says."""
+        assert self._parsers is not None
+        reading = await asyncio.to_thread(self._parsers.reading, request)
+        if request.request_id in self._live:
+            self._folding.begin(request.request_id, reading.new_fold())
+        return reading.arguments
+
+    def _collect(self, request_id: str, to_blame: str | None, output: Any) -> None:
+        """What vLLM puts for a request: an output, or the exception that ended the engine.
+
+        `to_blame` is the parameter because of which vLLM may fail on this request.
+        """
         if isinstance(output, Exception):
             self._died(output)
             return
@@ -260,7 +321,7 @@ class VllmEngine:
             text = completion.text
             reason = completion.finish_reason
             if reason is not None and reason not in _FINISH:
-                self._fail(request_id, f"vLLM ended the request: {reason}")
+                self._fail(request_id, f"vLLM ended the request: {reason}", to_blame)
                 return
             # Of several tokens in one step (speculative decoding) vLLM gives the text of all: the last one carries it.
             text_ends = [0] * (len(token_ids) - 1) + [len(text)] if token_ids else []
@@ -278,15 +339,46 @@ class VllmEngine:
         if output.finished:
             self._live.discard(request_id)
 
+    def _collect_ids(self, request_id: str, to_blame: str | None, output: Any) -> None:
+        """As `_collect`, of a request whose text is made here."""
+        if isinstance(output, Exception):
+            self._died(output)
+            return
+        for completion in output.outputs:
+            reason = completion.finish_reason
+            if reason is not None and reason not in _FINISH:
+                self._fail(request_id, f"vLLM ended the request: {reason}", to_blame)
+                return
+            finish = _FINISH[reason] if reason is not None else ""
+            self._folding.put(
+                request_id, Step(completion.token_ids, finish, reason == "stop", output.num_cached_tokens or 0)
+            )
+        self._flush_soon()
+
+    def _fold(self) -> list[EngineDelta]:
+        deltas = self._folding.turn()
+        for delta in deltas:
+            if delta.finish or delta.error is not None:
+                self._live.discard(delta.request_id)
+        for request_id in self._folding.take_stopped():
+            self._abort_soon(request_id)
+        if self._folding.is_behind:
+            self._flush_soon()
+        return deltas
+
     def _fail(self, request_id: str, why: str, refused_param: str | None = None) -> None:
         """Ends the request with an error; does nothing when it is no longer in the engine."""
         if request_id not in self._live:
             return
         self._live.discard(request_id)
-        self._deliver(EngineDelta(request_id, 0, [], "", [], error=why, refused_param=refused_param))
+        self._folding.drop(request_id)
+        self._deliver(EngineDelta(request_id, 0, [], "", [], error=why[:MAX_WHY_CHARS], refused_param=refused_param))
 
     def _deliver(self, delta: EngineDelta) -> None:
         self._batch.append(delta)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -294,6 +386,8 @@ class VllmEngine:
     def _flush(self) -> None:
         self._flushing = False
         batch, self._batch = self._batch, []
+        if self._folding.is_behind:
+            batch += self._fold()
         if batch and self._llm is not None:
             self._on_step(batch)
 
@@ -301,7 +395,11 @@ class VllmEngine:
         if request_id not in self._live:
             return
         self._live.discard(request_id)
+        self._folding.drop(request_id)
         self._batch = [delta for delta in self._batch if delta.request_id != request_id]
+        self._abort_soon(request_id)
+
+    def _abort_soon(self, request_id: str) -> None:
         if self._llm is not None:
             task = asyncio.create_task(self._abort(request_id))
             self._tasks.add(task)
@@ -350,6 +448,7 @@ class VllmEngine:
         if llm is None:
             return
         self._live.clear()
+        self._folding.clear()
         self._batch.clear()
         # It waits for processes; the loop has others to serve meanwhile. `close` waits for it, and so does the next
         # start: two engines do not fit into one memory.
@@ -359,6 +458,7 @@ class VllmEngine:
     async def close(self) -> None:
         llm, self._llm = self._llm, None
         self._live.clear()
+        self._folding.clear()
         self._batch.clear()
         if self._watch is not None:
             self._watch.cancel()

@@ -1,13 +1,13 @@
 """JSON from strangers: strict, bounded in depth and in parts, and never ambiguous."""
 
 import json
-import re
 from typing import Any, NoReturn
 
 import orjson
 
 from schemas.endings import EndingCode
 from streams.dialects.neutral import RequestError
+from streams.json_values import has_more_values, separators, without_texts
 
 LARGE_CHARS = 65_536
 LARGE_VALUES = 512
@@ -21,13 +21,11 @@ PARSED_BYTES = 2_048
 VALUE_BYTES = 96
 NAME_BYTES = 128
 """Of memory, with its part of the object's table; what their texts take comes to it."""
-_PLAIN_STRING = re.compile(r'"[^"]*(?:"|\Z)')
-"""Without escapes. One that nobody closes ends with the text."""
 
 
 def is_large(raw: bytes | str) -> bool:
     """Whether `raw`, and what a dialect makes of it, takes too long for an event loop that has streams to serve."""
-    return len(raw) > LARGE_CHARS or _separators(raw) > LARGE_VALUES
+    return len(raw) > LARGE_CHARS or separators(raw) > LARGE_VALUES
 
 
 def parsed_bytes(raw: bytes | str) -> int:
@@ -39,9 +37,9 @@ def parsed_bytes(raw: bytes | str) -> int:
         # One character makes all of its text as wide as itself, and what is no ASCII keeps its UTF-8 beside it.
         # An escape is one; behind a backslash that is escaped itself there may be none.
         size_bytes = 8 * (size_bytes - 5 * (escapes - text.count(r"\\u")))
-    if _separators(text) > EXACT_VALUES:
-        text = _PLAIN_STRING.sub("0", _without_escapes(text))
-    values = 1 + _separators(text) - text.count("{}") - text.count("[]")
+    if separators(text) > EXACT_VALUES:
+        text = without_texts(text)
+    values = 1 + separators(text) - text.count("{}") - text.count("[]")
     return PARSED_BYTES + size_bytes + values * VALUE_BYTES + text.count(":") * NAME_BYTES
 
 
@@ -53,7 +51,7 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode()
-        if _has_too_many_values(text):
+        if has_more_values(text, MAX_VALUES):
             _refuse(f"more than {MAX_VALUES} values")
         # orjson is strict about syntax, encoding and depth; the second pass sees what it hides: repeated keys.
         orjson.loads(raw)
@@ -71,28 +69,6 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         _refuse("expected an object")
     return value
-
-
-def _separators(raw: bytes | str) -> int:
-    """Each value but the first stands behind one: there are no more values than these, and fewer where texts have
-    some, or objects and arrays are empty."""
-    if isinstance(raw, str):
-        return raw.count("{") + raw.count("[") + raw.count(",")
-    return raw.count(b"{") + raw.count(b"[") + raw.count(b",")
-
-
-def _has_too_many_values(text: str) -> bool:
-    """Found before anything is made of them."""
-    if len(text) <= MAX_VALUES or _separators(text) <= MAX_VALUES:
-        return False
-    plain = _without_escapes(text)
-    if plain.count('"') > 4 * (MAX_VALUES + 1):
-        return True  # No more than two strings are one value, with its name.
-    return _separators(_PLAIN_STRING.sub("0", plain)) > MAX_VALUES
-
-
-def _without_escapes(text: str) -> str:
-    return text.replace("\\\\", "").replace('\\"', "")
 
 
 def _refuse(why: str) -> NoReturn:

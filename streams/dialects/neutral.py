@@ -6,10 +6,10 @@ Entrances (the gateway, intake) know a request only in this form; a dialect is t
 import hashlib
 import hmac
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.endings import ENDINGS, EndingCode
-from schemas.request import Message, OnDisconnect, Sampling, ServiceTier
+from schemas.request import Endpoint, Message, OnDisconnect, Prompt, Sampling, ServiceTier, Tool, ToolChoice
 
 
 class RequestError(Exception):
@@ -23,19 +23,26 @@ class RequestError(Exception):
 
 
 class ChatRequest(BaseModel):
-    """What a body asks for, in Sluice's words."""
+    """What a body asks for, in Sluice's words. A dialect derives its own, with how the answer is to be told.
+
+    It has messages, or a raw `prompt` that is gone on with as it is.
+    """
 
     model_config = ConfigDict(frozen=True)
 
+    endpoint: Endpoint = "chat.completions"
     model: str
     messages: list[Message]
+    prompt: Prompt | None = None
     sampling: Sampling
-    stream: bool
-    include_usage: bool
-    usage_so_far: bool
-    user: str | None
-    service_tier: ServiceTier
-    on_disconnect: OnDisconnect
+    tools: list[Tool] = []
+    tool_choice: ToolChoice | None = None
+    stream: bool = False
+    user: str | None = None
+    service_tier: ServiceTier = "auto"
+    on_disconnect: OnDisconnect = "cancel"
+    background: bool = Field(default=False, description="It is not waited for: its client comes for it.")
+    echo: str = Field(default="", description="As in `request`.")
 
 
 def end_user_pseudonym(secret: bytes, tenant_id: str, user: str | None) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import TokenUsage
+from streams.dialects.said import MadeCall, Said
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
@@ -23,33 +24,45 @@ def finish_reason(code: EndingCode, finish_reasons: Sequence[str], choice: int =
     return own or ENDINGS[code].finish_reason
 
 
+def call_object(call: MadeCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
 def completion_object(
     *,
     response_id: str,
     created_s: int,
     model: str,
-    texts: Sequence[str],
-    thoughts: Sequence[str] = (),
+    choices: Sequence[Said],
     code: EndingCode,
     finish_reasons: Sequence[str],
     usage: TokenUsage,
 ) -> dict[str, Any]:
-    """One choice per text. Its `id` is the response id.
-
-    `thoughts` are the reasoning of each choice: `reasoning_content` of its message, where there is some.
-    """
-    choices = []
-    for index, text in enumerate(texts):
-        message = {"role": "assistant", "content": text, "refusal": None}
-        if index < len(thoughts) and thoughts[index]:
-            message["reasoning_content"] = thoughts[index]
-        reason = finish_reason(code, finish_reasons, index)
-        choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": reason})
+    """Its `id` is the response id."""
     return {
         "id": response_id,
         "object": "chat.completion",
         "created": created_s,
         "model": model,
-        "choices": choices,
+        "choices": [
+            {
+                "index": index,
+                "message": _message(choice),
+                "logprobs": None,
+                "finish_reason": finish_reason(code, finish_reasons, index),
+            }
+            for index, choice in enumerate(choices)
+        ],
         "usage": usage_object(usage),
     }
+
+
+def _message(said: Said) -> dict[str, Any]:
+    """`reasoning_content` and `tool_calls` where there are some; no content where it does nothing but call."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["content"] = said.content or None
+        message["tool_calls"] = [call_object(call) for call in said.calls]
+    return message

@@ -15,20 +15,26 @@ def ending_error(code: EndingCode, message: str = "", param: str | None = None) 
     return error_object(code.value, message or rule.message, rule.error_type, param)
 
 
-def overflow_message(context_window: int, prompt_tokens: int, max_tokens: int | None = None) -> str:
-    """OpenAI's words for what exceeds a model's context: clients recognise them, and read the figure."""
+def overflow_message(
+    context_window: int, prompt_tokens: int, max_tokens: int | None = None, field: str = "messages"
+) -> str:
+    """OpenAI's words for what exceeds a model's context: clients recognise them, and read the figure.
+
+    `field` holds what is too long.
+    """
     message = f"This model's maximum context length is {context_window} tokens. However, "
     if max_tokens is None:
-        return f"{message}your messages resulted in {prompt_tokens} tokens. Please reduce the length of the messages."
+        return f"{message}your {field} resulted in {prompt_tokens} tokens. Please reduce the length of the {field}."
     return (
-        f"{message}you requested {prompt_tokens + max_tokens} tokens ({prompt_tokens} in the messages, {max_tokens} "
-        "in the completion). Please reduce the length of the messages or completion."
+        f"{message}you requested {prompt_tokens + max_tokens} tokens ({prompt_tokens} in the {field}, {max_tokens} "
+        f"in the completion). Please reduce the length of the {field} or completion."
     )
 
 
-def endless_message(context_window: int, chars: int) -> str:
+def endless_message(context_window: int, chars: int, field: str = "messages") -> str:
     """The same of a text that is not even tokenised."""
+    what = "messages have" if field == "messages" else f"{field} has"
     return (
-        f"This model's maximum context length is {context_window} tokens. However, your messages have {chars} "
-        "characters, which that many tokens cannot hold. Please reduce the length of the messages."
+        f"This model's maximum context length is {context_window} tokens. However, your {what} {chars} "
+        f"characters, which that many tokens cannot hold. Please reduce the length of the {field}."
     )

@@ -6,23 +6,14 @@ and refused by name unless it asks for nothing (`NOT_OFFERED`); a hint that chan
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from streams.dialects.fields import NotOffered
 
-@dataclass(frozen=True, slots=True)
-class NotOffered:
-    """`asks_for_nothing`: the values, beside null, that are accepted. `why` follows the name in the refusal."""
-
-    asks_for_nothing: tuple[Any, ...]
-    why: str
-
-
-_TOOLS = "tools are not called yet"
+_FUNCTIONS = "tools have taken its place"
 _ONE = "a request has one answer"
-_GRAMMAR = "answers are not bound to a grammar yet"
 _LOGPROBS = "probabilities are not given to clients yet"
-_REASONING = "reasoning is not told apart from the answer yet"
+_REASONING = "how much is reasoned is the model's own"
 _TEXT = "prompts and answers are text"
 _WHOLE = "a prompt is answered whole or refused"
 _TEMPLATE = "the model's own chat template is used as it is"
@@ -31,23 +22,14 @@ _GROUPING = "how tokens are grouped is not a client's choice"
 _ENGINE = "it is the engine's own"
 
 NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
-    # In this order: the first that asks for something is named, and nobody means `tool_choice` without `tools`.
-    "tools": NotOffered(([],), _TOOLS),
-    "functions": NotOffered(([],), _TOOLS),
-    "tool_choice": NotOffered(("none", "auto"), _TOOLS),
-    "function_call": NotOffered(("none", "auto"), _TOOLS),
-    "parallel_tool_calls": NotOffered((True, False), _TOOLS),
-    "web_search_options": NotOffered((), _TOOLS),
+    # In this order: the first that asks for something is named.
+    "functions": NotOffered(([],), _FUNCTIONS),
+    "function_call": NotOffered(("none", "auto"), _FUNCTIONS),
+    "web_search_options": NotOffered((), "an answer looks nothing up by itself"),
     "n": NotOffered((1,), _ONE),
     "best_of": NotOffered((1,), _ONE),
     "use_beam_search": NotOffered((False,), _ONE),
     "length_penalty": NotOffered((1.0,), _ONE),
-    "response_format": NotOffered(({"type": "text"},), _GRAMMAR),
-    "structured_outputs": NotOffered((), _GRAMMAR),
-    "guided_json": NotOffered((), _GRAMMAR),
-    "guided_regex": NotOffered((), _GRAMMAR),
-    "guided_choice": NotOffered((), _GRAMMAR),
-    "guided_grammar": NotOffered((), _GRAMMAR),
     "logprobs": NotOffered((False,), _LOGPROBS),
     "top_logprobs": NotOffered((0,), _LOGPROBS),
     "prompt_logprobs": NotOffered((), _LOGPROBS),
@@ -98,6 +80,15 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
 }
 """Every parameter of vLLM is honoured (`Sampling`), a hint, or stands here."""
 
+NOT_OFFERED_WITH_A_PROMPT: Final[Mapping[str, NotOffered]] = {
+    **NOT_OFFERED,
+    "suffix": NotOffered(("",), "an answer goes on behind its prompt"),
+    "logprobs": NotOffered((), _LOGPROBS),  # here 0 asks for those of the answer's own tokens
+    "add_special_tokens": NotOffered((True,), "a prompt is framed as the model's tokenizer does"),
+    "prompt_embeds": NotOffered((), _TEXT),
+}
+"""The same where the prompt is no chat."""
+
 HINTS: Final[Mapping[str, type]] = {
     # OpenAI's, Anthropic's and vLLM's hints for caches and routing: placement makes no use of them yet.
     "prompt_cache_key": str,
@@ -113,9 +104,9 @@ HINTS: Final[Mapping[str, type]] = {
 """Dropped, whatever they say: names with the JSON type that they must have."""
 
 NOT_OFFERED_IN_MESSAGE: Final[Mapping[str, NotOffered]] = {
-    "tool_calls": NotOffered(([],), _TOOLS),
-    "tool_call_id": NotOffered((), _TOOLS),
-    "function_call": NotOffered((), _TOOLS),
+    "tool_calls": NotOffered(([],), "only an assistant's turn calls tools"),
+    "tool_call_id": NotOffered((), "only a tool's turn is the result of a call"),
+    "function_call": NotOffered((), _FUNCTIONS),
     "refusal": NotOffered((), _TEXT),
     "audio": NotOffered((), _TEXT),
     "annotations": NotOffered(([],), _TEXT),
@@ -133,8 +124,24 @@ HINTS_IN_MESSAGE: Final[Mapping[str, type]] = {
 """What clients echo of an answer, or say to another provider's cache."""
 HINTS_IN_PART: Final[Mapping[str, type]] = {"cache_control": dict, "annotations": list}
 
+NOT_OFFERED_IN_STRUCTURED_OUTPUTS: Final[Mapping[str, NotOffered]] = {
+    "structural_tag": NotOffered((), "an answer is bound as a whole"),
+    "disable_any_whitespace": NotOffered((False,), _ENGINE),
+    "disable_additional_properties": NotOffered((False,), _ENGINE),
+    "whitespace_pattern": NotOffered((), _ENGINE),
+}
 NOT_OFFERED_IN_STREAM_OPTIONS: Final[Mapping[str, NotOffered]] = {
     "include_obfuscation": NotOffered((False,), "an event is as long as its text")
 }
-NOT_OFFERED_ROLES: Final = ("tool", "function")
+NOT_OFFERED_ROLES: Final = ("function",)
 NOT_OFFERED_PARTS: Final = ("image_url", "input_audio", "file", "refusal")
+
+NOT_OFFERED_TOOLS: Final = ("custom",)
+"""Beside functions."""
+NOT_OFFERED_IN_TOOL: Final[Mapping[str, NotOffered]] = {
+    "defer_loading": NotOffered((False,), "every tool stands in the prompt"),
+}
+NOT_OFFERED_CHOICES: Final = ("allowed_tools", "custom")
+HINTS_IN_TOOL: Final[Mapping[str, type]] = {"cache_control": dict}
+HINTS_IN_CALL: Final[Mapping[str, type]] = {"index": int, "provider_specific_fields": dict, "extra_content": dict}
+"""What clients echo of a call beside what it was."""

@@ -5,8 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from streams.dialects.fields import NotOffered
 from streams.dialects.openai_chat import ChatBody
-from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NotOffered
+from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NOT_OFFERED_WITH_A_PROMPT
+from streams.dialects.openai_text_completion import CompletionBody
 
 _NONE: Mapping[str, Any] = {}
 _TYPES: dict[type, str] = {str: "string", dict: "object", list: "array"}
@@ -17,13 +19,17 @@ def chat_schema(ref_template: str) -> dict[str, Any]:
     return body_schema(ChatBody, ref_template, NOT_OFFERED, HINTS)
 
 
+def completion_schema(ref_template: str) -> dict[str, Any]:
+    return body_schema(CompletionBody, ref_template, NOT_OFFERED_WITH_A_PROMPT, HINTS)
+
+
 def body_schema(
     kind: type[BaseModel],
     ref_template: str,
     not_offered: Mapping[str, NotOffered] = _NONE,
     hints: Mapping[str, type] = _NONE,
 ) -> dict[str, Any]:
-    """Of what `openai_body.asked` takes for `kind`."""
+    """Of what `fields.asked` takes for `kind`."""
     schema = kind.model_json_schema(ref_template=ref_template)
     properties = schema["properties"]
     for name in properties.keys() - set(schema["required"]):

@@ -7,16 +7,19 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from schemas.endings import EndingCode
-from schemas.request import MAX_MESSAGES, Message
+from schemas.request import MAX_MESSAGES, MAX_TOOLS, Message, Tool
+from streams.dialects.fields import WIRE, NotOffered, asked, validated
 from streams.dialects.neutral import RequestError
-from streams.dialects.openai_body import WIRE, ChatMessage, asked, asked_messages, neutral_message, validated
-from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NotOffered
+from streams.dialects.openai_body import ChatTurn, asked_messages, neutral_message
+from streams.dialects.openai_parameters import HINTS, NOT_OFFERED
 from streams.dialects.openai_schema import body_schema
+from streams.dialects.openai_tools import ChatTool, asked_tools, neutral_tools
+from streams.prompt_texts import prompt_chars
 
 _CHAT_NOT_OFFERED: Mapping[str, NotOffered] = {
     name: NOT_OFFERED[name]
     for name in (
-        "tools", "add_special_tokens", "continue_final_message", "chat_template", "media_io_kwargs",
+        "add_special_tokens", "continue_final_message", "chat_template", "media_io_kwargs",
         "mm_processor_kwargs",
     )
 }  # fmt: skip
@@ -36,7 +39,8 @@ class _ChatBody(BaseModel):
     model_config = WIRE
 
     model: str = ""
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    messages: list[ChatTurn] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    tools: list[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
@@ -56,6 +60,7 @@ class Tokenise:
     prompt: str = ""
     add_special_tokens: bool = False
     messages: list[Message] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
     add_generation_prompt: bool = True
     with_strings: bool = False
 
@@ -65,7 +70,7 @@ class Tokenise:
 
     @property
     def chars(self) -> int:
-        return len(self.prompt) + sum(len(part.text) for message in self.messages for part in message.content)
+        return len(self.prompt) + prompt_chars(self.messages, self.tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,12 @@ def parse_tokenise(body: Mapping[str, Any]) -> Tokenise:
     given = asked(_ChatBody, body, _CHAT_NOT_OFFERED, _CHAT_HINTS)
     if "messages" in given:
         given["messages"] = asked_messages(given["messages"])
+    if "tools" in given:
+        given["tools"] = asked_tools(given["tools"])
     chat = validated(_ChatBody, given)
     return Tokenise(
         chat.model, messages=[neutral_message(message) for message in chat.messages],
+        tools=neutral_tools(chat.tools),
         add_generation_prompt=chat.add_generation_prompt, with_strings=chat.return_token_strs,
     )  # fmt: skip
 

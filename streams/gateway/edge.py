@@ -1,7 +1,7 @@
 """The ASGI application of a gateway: which surface serves a connection, how many are served at once, whose pages may
 ask, and what every answer over HTTP has."""
 
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, MutableMapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,6 +13,7 @@ from streams.connections.open_connections import admit
 from streams.gateway.closing import CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import api_error_response
+from streams.gateway.http.dialects.by_path import dialect_of, id_headers_of
 from streams.gateway.places import PLACE, Places
 from streams.gateway.request_headers import api_key_of, handshake_key_of
 from streams.gateway.service.service import Gateway
@@ -21,8 +22,13 @@ from streams.ids import mint_request_id
 OPERATORS_PATHS = frozenset(("/health", "/healthz", "/readyz"))
 """Answered also by a full gateway: it is in good health."""
 EXPOSED_HEADERS = (
-    "x-request-id", "traceparent", "retry-after", "retry-after-ms", "x-should-retry",
-    *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
+    "x-request-id", "request-id", "traceparent", "retry-after", "retry-after-ms", "x-should-retry",
+    *(
+        header
+        for what in ("limit", "remaining", "reset")
+        for kind in ("requests", "tokens")
+        for header in (f"x-ratelimit-{what}-{kind}", f"anthropic-ratelimit-{kind}-{what}")
+    ),
 )  # fmt: skip
 """What pages of other origins may read."""
 
@@ -58,7 +64,8 @@ class Edge:
         if scope["type"] == "websocket":
             await self._serve_socket(scope, receive, send)
         else:
-            await self._answer(scope, receive, _Answer(send, is_head=scope["method"] == "HEAD"))
+            is_head, id_headers = scope["method"] == "HEAD", id_headers_of(scope["path"])
+            await self._answer(scope, receive, _Answer(send, is_head=is_head, id_headers=id_headers))
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].rstrip("/") or "/"
@@ -81,7 +88,7 @@ class Edge:
                 # A body on its way is read away by the connection, for a while: a client that is cut off while it sends
                 # never reads why. One that waits to be told whether to send would send nothing.
                 waits = "expect" in Headers(scope=scope)
-                await api_error_response(error, closes=waits)(scope, receive, send)
+                await api_error_response(error, dialect_of(path), closes=waits)(scope, receive, send)
                 return
             await self._http(scope, receive, send)
 
@@ -106,11 +113,12 @@ class Edge:
 class _Answer:
     """An answer on its way: it has an id, and a body only if it was asked for one."""
 
-    __slots__ = ("_has_ended", "_is_head", "_send")
+    __slots__ = ("_has_ended", "_id_headers", "_is_head", "_send")
 
-    def __init__(self, send: Send, *, is_head: bool) -> None:
+    def __init__(self, send: Send, *, is_head: bool, id_headers: Sequence[bytes]) -> None:
         self._send = send
         self._is_head = is_head
+        self._id_headers = id_headers
         self._has_ended = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
@@ -118,8 +126,10 @@ class _Answer:
             return
         if message["type"] == "http.response.start":
             headers = message.get("headers", ())
-            if all(name.lower() != b"x-request-id" for name, _ in headers):
-                message = {**message, "headers": [*headers, (b"x-request-id", mint_request_id().encode())]}
+            present = {name.lower(): value for name, value in headers}
+            request_id = present.get(b"x-request-id") or mint_request_id().encode()
+            missing = [(name, request_id) for name in self._id_headers if name not in present]
+            message = {**message, "headers": [*headers, *missing]}
         await self._send(message)
         if self._is_head and message["type"] == "http.response.start":
             self._has_ended = True

@@ -10,9 +10,11 @@ from streams.gateway.metrics import INTER_TOKEN_SAMPLE, GatewayMetrics
 class Timing:
     """Latencies of one viewer, in seconds; costs little per token."""
 
-    __slots__ = ("_count", "_follower", "_last_s", "_metrics", "_seen")
+    __slots__ = ("_count", "_follower", "_is_back", "_last_s", "_metrics", "_seen")
 
-    def __init__(self, metrics: GatewayMetrics, follower: Follower) -> None:
+    def __init__(self, metrics: GatewayMetrics, follower: Follower, *, is_back: bool = False) -> None:
+        """`is_back`: it has seen a beginning before, which may be told to it again."""
+        self._is_back = is_back
         self._metrics = metrics
         self._follower = follower
         self._count = 0
@@ -22,7 +24,7 @@ class Timing:
     def delivered(self, span: Span, accepted_at_ms: int) -> None:
         """Call as a span leaves for the socket."""
         if not self._count:
-            if accepted_at_ms and span.first_sequence == 1:
+            if accepted_at_ms and span.first_sequence == 1 and not self._is_back:
                 now_ms = time.time() * 1e3
                 self._metrics.first_token.observe(max(0.0, now_ms - accepted_at_ms) / 1e3)
                 if (viewer := self._follower.viewer) is not None:

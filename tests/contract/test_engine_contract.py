@@ -1,6 +1,7 @@
 """What every engine owes the worker; run on the simulated engine and on vLLM with the committed model."""
 
 import asyncio
+import json
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -245,6 +246,72 @@ async def test_a_request_that_forbids_every_token_harms_nobody(client: Client) -
     client.submit("beside", max_tokens=10)
     await client.ended("nothing", "sampled-nothing", "beside")
     assert client.finish("beside") == "length"
+    assert not client.died
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "color": {"enum": ["red", "green"]}, "sure": {"type": "boolean"}, "tags": {"type": "array", "maxItems": 1,
+        "items": {"type": "string", "maxLength": 3}},
+    },
+    "required": ["color", "sure", "tags"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+async def test_an_answer_is_bound_to_its_structure_whichever_came_before(client: Client) -> None:
+    for number, structure in enumerate((
+        {"json": SCHEMA}, {"choice": ["maybe so", "never"]}, {"regex": r"v\d\.\d{2}"}, {"json": SCHEMA},
+    )):  # fmt: skip
+        for name, sampling in (("greedy", {"temperature": 0}), ("free", {"temperature": 1.5})):
+            client.submit(
+                f"{name}-{number}", max_tokens=400, ignore_eos=False, structured_outputs=structure, **sampling
+            )
+    names = [f"{name}-{number}" for number in range(4) for name in ("greedy", "free")]
+    await client.ended(*names)
+    assert {client.finish(name) for name in names} == {"stop"}
+    for name in names:
+        text = client.text(name)
+        if name.endswith(("0", "3")):
+            answer = json.loads(text)
+            assert answer["color"] in ("red", "green")
+            assert list(answer) == ["color", "sure", "tags"]
+        else:
+            assert re.fullmatch(r"maybe so|never" if name.endswith("1") else r"v\d\.\d{2}", text)
+
+
+async def test_an_answer_without_a_structure_stays_free_beside_one_that_has(client: Client) -> None:
+    client.submit("alone", prompt=list(range(20, 40)), max_tokens=30)
+    await client.ended("alone")
+    client.submit("bound-beside", ignore_eos=False, structured_outputs={"json_object": True})
+    client.submit("free-beside", prompt=list(range(20, 40)), max_tokens=30)
+    await client.ended("bound-beside", "free-beside")
+    assert client.text("free-beside") == client.text("alone")
+    assert client.text("bound-beside").startswith("{")
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"grammar": "start: %"},
+        {"regex": "("},
+        {"regex": "(?=a)b"},
+        {"json": {"type": "animal"}},
+        {"json": {"type": "string", "format": "color"}},
+        {"json": {"$ref": "#/nowhere"}},
+    ],
+    ids=str,
+)
+async def test_a_structure_that_no_answer_can_have_costs_its_request_alone(client: Client, structure: object) -> None:
+    name = f"refused {structure}"
+    client.submit(name, ignore_eos=False, structured_outputs=structure)
+    client.submit(f"beside {name}", max_tokens=5)
+    await client.ended(name, f"beside {name}")
+    [refused] = client.deltas[name]
+    assert (refused.refused_param, refused.finish) == ("structured_outputs", "")
+    assert refused.error
+    assert client.finish(f"beside {name}") == "length"
     assert not client.died
 
 

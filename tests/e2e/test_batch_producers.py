@@ -182,7 +182,7 @@ def test_a_job_may_not_expire_in_a_far_future(stack: Stack, custom_id: str) -> N
         ({"messages": "Hi"}, "invalid_request", "messages"),
         ({"messages": [{"role": "user"}]}, "invalid_request", "messages[0].content"),
         ({"n": 10**9}, "unsupported_parameter", "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "invalid_request", "tools[0].function.name"),
         ({"mood": "good"}, "unsupported_parameter", "mood"),
         ({"model": "no-such-model"}, "model_not_found", "model"),
         ({"max_tokens": 4_096}, "context_length_exceeded", "max_tokens"),

@@ -1,6 +1,10 @@
 """Chat frontends with OpenAI's own package, pointed at the gateway and otherwise unchanged."""
 
+import json
+from typing import Any, Literal
+
 import openai
+import pydantic
 import pytest
 
 from deploy.local.runner import Stack
@@ -55,6 +59,35 @@ def test_streaming_or_not_the_answer_is_the_same(demo: openai.OpenAI) -> None:
     assert streamed == whole.choices[0].message.content
 
 
+class Place(pydantic.BaseModel):
+    name: str
+    kind: Literal["city", "river"]
+    bridges: int = pydantic.Field(ge=3)
+    near: "Place | None"
+
+
+def test_an_answer_is_bound_to_a_schema_and_read_back_as_a_class(demo: openai.OpenAI) -> None:
+    answer = demo.chat.completions.parse(model="default", messages=user("Where?"), response_format=Place)
+    [choice] = answer.choices
+    assert choice.finish_reason == "stop"
+    smallest = Place(name="text", kind="city", bridges=3, near=None)
+    assert choice.message.parsed == smallest.model_copy(update={"near": smallest})
+
+
+def test_other_structures_are_vllms(demo: openai.OpenAI) -> None:
+    def said(**extra: object) -> str:
+        answer = demo.chat.completions.create(model="default", messages=user("Which?"), extra_body=extra)
+        return answer.choices[0].message.content or ""
+
+    assert said(structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+    assert said(guided_regex=r"v\d+") == "v0"
+    assert json.loads(said(response_format={"type": "json_object"}))
+    with pytest.raises(openai.BadRequestError) as refused:
+        said(guided_grammar='start: "yes"')
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "structured_outputs")
+    assert "a grammar is beyond this engine" in refused.value.message
+
+
 def test_characters_of_several_tokens_arrive_whole(demo: openai.OpenAI) -> None:
     with demo.chat.completions.create(
         model="default", messages=user("Emoji, please."), stream=True, max_tokens=300, extra_body={"ignore_eos": True}
@@ -104,7 +137,7 @@ def test_the_models_are_listed_with_what_one_needs_to_choose(demo: openai.OpenAI
     assert model["context_window"] == 4096
     assert model["aliases"] == ["default"]
     assert model["region"] == "local"
-    assert model["capabilities"] == ["chat.completions", "streaming"]
+    assert model["capabilities"] == ["chat.completions", "streaming", "tools"]
     assert float(model["prices"]["per_1m_tokens"]["output"]) == 0.40
     assert float(model["prices"]["per_1k_tokens"]["output"]) == 0.0004
     with http_client(stack) as client:
@@ -235,19 +268,25 @@ def test_a_response_can_be_looked_at_while_it_runs_and_cancelled_twice(stack: St
             events = read_events(answer)
             for _ in range(5):
                 next(events)
-            running = client.get(f"/v1/responses/{response_id}").json()
+            running = client.get(f"/v1/chat/completions/{response_id}").json()
             assert running["status"] == "in_progress"
             assert client.post(f"/v1/responses/{response_id}/cancel").status_code == 200
             *_, error, done = events
         assert done.data is None
         assert (error.data or {})["error"]["code"] == "cancelled"
+        chat = client.get(f"/v1/chat/completions/{response_id}").json()
+        assert (chat["status"], chat["code"]) == ("cancelled", "cancelled")
+        assert chat["usage"]["completion_tokens"] > 0
+        assert text_so_far(chat).startswith(text_so_far(running))
         ended = client.get(f"/v1/responses/{response_id}").json()
-        assert (ended["status"], ended["code"]) == ("cancelled", "cancelled")
-        assert ended["usage"]["completion_tokens"] > 0
-        assert ended["output_text"].startswith(running["output_text"])
+        assert ended["output"][0]["content"][0]["text"] == text_so_far(chat)
         again = client.post(f"/v1/responses/{response_id}/cancel")
         assert again.status_code == 200
         assert again.json() == ended
+
+
+def text_so_far(chat: dict[str, Any]) -> str:
+    return str(chat["choices"][0]["message"]["content"])
 
 
 def test_the_response_of_another_tenant_is_as_unknown_as_one_that_never_was(stack: Stack) -> None:

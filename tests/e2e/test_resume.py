@@ -33,7 +33,7 @@ def start_and_leave(client: httpx.Client, events: int = 10) -> tuple[str, list[E
 
 def replay(client: httpx.Client, response_id: str, headers: dict[str, str], **query: str) -> list[Event]:
     params = {"stream": "true", **query}
-    with client.stream("GET", f"/v1/responses/{response_id}", params=params, headers=headers) as answer:
+    with client.stream("GET", f"/v1/chat/completions/{response_id}", params=params, headers=headers) as answer:
         assert answer.status_code == 200
         return list(read_events(answer))
 
@@ -44,14 +44,14 @@ def text_of(events: list[Event]) -> str:
 
 def until_complete(client: httpx.Client, response_id: str) -> str:
     """Its whole text, once it has ended."""
-    shown: dict[str, str] = {}
+    shown: dict[str, Any] = {}
 
     def complete() -> bool:
-        shown.update(client.get(f"/v1/responses/{response_id}").json())
-        return shown["status"] == "completed"
+        shown.update(client.get(f"/v1/chat/completions/{response_id}").json())
+        return bool(shown["status"] == "completed")
 
     until(complete, "the response is complete", TIMEOUT_S, every_s=0.1)
-    return shown["output_text"]
+    return str(shown["choices"][0]["message"]["content"])
 
 
 @pytest.mark.parametrize("by", ["last-event-id", "starting_after"])
@@ -78,7 +78,9 @@ def test_the_end_can_be_replayed_from_everywhere(client: httpx.Client) -> None:
         if event.id < 301:
             before = text_of([each for each in from_start if each.id <= event.id and each.text])
             assert before + text_of(replay(client, response_id, {}, starting_after=str(event.id))) == whole
-    done = client.get(f"/v1/responses/{response_id}", params={"stream": "true"}, headers={"last-event-id": "301"})
+    done = client.get(
+        f"/v1/chat/completions/{response_id}", params={"stream": "true"}, headers={"last-event-id": "301"}
+    )
     assert done.status_code == 204, "who has seen everything is told to stop"
 
 
@@ -95,7 +97,7 @@ def test_a_position_in_the_middle_of_an_event_is_as_good_as_any(client: httpx.Cl
 def test_what_is_no_position_is_refused_by_name(client: httpx.Client, position: str) -> None:
     response_id, _ = start_and_leave(client, events=2)
     for headers, query in (({"last-event-id": position}, {}), ({}, {"starting_after": position})):
-        refused = client.get(f"/v1/responses/{response_id}", params={"stream": "true", **query}, headers=headers)
+        refused = client.get(f"/v1/chat/completions/{response_id}", params={"stream": "true", **query}, headers=headers)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] in ("last-event-id", "starting_after")
 
@@ -103,7 +105,7 @@ def test_what_is_no_position_is_refused_by_name(client: httpx.Client, position: 
 def test_a_position_that_nobody_has_reached_is_said(client: httpx.Client) -> None:
     response_id, _ = start_and_leave(client)
     until_complete(client, response_id)
-    refused = client.get(f"/v1/responses/{response_id}", params={"stream": "true", "starting_after": "5000"})
+    refused = client.get(f"/v1/chat/completions/{response_id}", params={"stream": "true", "starting_after": "5000"})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "starting_after"
 
@@ -171,12 +173,12 @@ def test_what_is_to_end_with_its_viewer_ends(stack: Stack, client: httpx.Client)
         next(read_events(answer))
 
     def cancelled() -> bool:
-        return bool(client.get(f"/v1/responses/{response_id}").json()["code"] == "cancelled")
+        return bool(client.get(f"/v1/chat/completions/{response_id}").json()["code"] == "cancelled")
 
     # To look at it is not to watch it: it ends although somebody asks for its state again and again.
     until(cancelled, "the abandoned response is cancelled", TIMEOUT_S, every_s=0.5)
     until_idle(stack)
-    assert client.get(f"/v1/responses/{response_id}").json()["usage"]["completion_tokens"] < 2_000
+    assert client.get(f"/v1/chat/completions/{response_id}").json()["usage"]["completion_tokens"] < 2_000
 
 
 def test_who_comes_back_in_time_keeps_the_response_alive(stack: Stack) -> None:

@@ -152,7 +152,7 @@ def test_nonsense_is_answered_and_the_socket_lives_on(
     [
         ({"n": 10**9}, "n"),
         ({"temperature": "hot"}, "temperature"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
         ({"mood": "good"}, "mood"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ],

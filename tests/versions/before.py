@@ -64,7 +64,10 @@ def beside(stack: Stack, name: str, package: Path) -> Iterator[ProcessBefore]:
 
 
 def _environment(stack: Stack, spec: ProcessSpec, package: Path, health_port: int, gateway_port: int) -> dict[str, str]:
+    [settings] = package.glob("deploy/**/local.toml")
     identity = {
+        # Its own: a release ends at settings that it does not know.
+        "SLUICE_CONFIG": str(settings),
         "SLUICE_WORKER__WORKER_ID": "worker-before",
         "SLUICE_GATEWAY__GATEWAY_ID": "gateway-before",
         "SLUICE_GATEWAY__PORT": str(gateway_port),

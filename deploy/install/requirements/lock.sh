@@ -28,3 +28,8 @@ echo "matplotlib>=3.10,<4" | "$uv" pip compile --no-config --quiet --no-header -
 # What builds the project, and packages that have no wheel for a machine.
 printf '%s\n' hatchling==1.27.0 editables==0.5 setuptools wheel cython setuptools-scm |
   "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/build.txt" >/dev/null
+# Packages of others that are run against Sluice, apart from ours: they want versions that ours do not.
+conformance=tests/conformance/requirements
+for environment in newest openai-2; do
+  "$uv" pip compile --no-config --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes "$conformance/$environment.in" -o "$conformance/$environment.txt" >/dev/null
+done

@@ -189,9 +189,9 @@ class Hub:
         streams, unkept, lazy = self._streams, self.backlog.streams, self._lazy
         new_span = tuple.__new__
         held_bytes = released = 0
-        for scope, response_id, choice, first, kind, text, ends, emitted_at_us in zip(
+        for scope, response_id, choice, first, kind, text, ends, emitted_at_us, call in zip(
             record.scope, record.response_id, record.choice, record.first_sequence, record.kind, record.text,
-            record.text_ends, record.emitted_at_us, strict=True,
+            record.text_ends, record.emitted_at_us, record.calls, strict=True,
         ):  # fmt: skip
             stream = streams.get(response_id) or self._stream(response_id, partition, record.scopes[scope], now_ms)
             if stream is None or not ends:
@@ -199,7 +199,7 @@ class Hub:
             # The way of every token: kept free of method calls and of attributes read twice.
             tokens = len(ends)
             last = first + tokens - 1
-            span = new_span(Span, (first, last, choice, kind, text, ends, emitted_at_us))
+            span = new_span(Span, (first, last, choice, kind, text, ends, emitted_at_us, call))
             if first != stream.next_sequence:
                 known = self._reconcile(stream, span)
                 if known is None:

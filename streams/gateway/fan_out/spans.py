@@ -1,4 +1,4 @@
-"""A span of released text: consecutive tokens of one choice and kind, which can be cut after any token and joined."""
+"""A span of released text: consecutive tokens of one choice, kind and call; can be cut after any token and joined."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
@@ -11,7 +11,10 @@ SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES = 300, 40, 6
 
 
 class Span(NamedTuple):
-    """Tokens `first_sequence..sequence_number`; token i ends at `text[:text_ends[i]]`, counted in characters."""
+    """Tokens `first_sequence..sequence_number`; token i ends at `text[:text_ends[i]]`, counted in characters.
+
+    `call` says which call of its choice a tool's name or arguments belong to, from 0 on.
+    """
 
     first_sequence: int
     sequence_number: int
@@ -20,6 +23,7 @@ class Span(NamedTuple):
     text: str
     text_ends: Sequence[int]
     emitted_at_us: int = 0
+    call: int = 0
 
     @property
     def tokens(self) -> int:
@@ -35,13 +39,16 @@ class Span(NamedTuple):
         start = self.text_ends[known - 1]
         return Span(
             sequence_number + 1, self.sequence_number, self.choice, self.kind, self.text[start:],
-            [end - start for end in self.text_ends[known:]], self.emitted_at_us,
+            [end - start for end in self.text_ends[known:]], self.emitted_at_us, self.call,
         )  # fmt: skip
 
     def continues(self, other: Self) -> bool:
         """Whether this span may be joined to the end of `other`."""
         return (
-            self.first_sequence == other.sequence_number + 1 and self.choice == other.choice and self.kind == other.kind
+            self.first_sequence == other.sequence_number + 1
+            and self.choice == other.choice
+            and self.kind == other.kind
+            and self.call == other.call
         )
 
 
@@ -67,20 +74,23 @@ def join(spans: Sequence[Span]) -> Span:
             length += len(span[4])
     return Span(
         first.first_sequence, last.sequence_number, first.choice, first.kind,
-        "".join([span.text for span in spans]), ends, last.emitted_at_us,
+        "".join([span.text for span in spans]), ends, last.emitted_at_us, first.call,
     )  # fmt: skip
 
 
 def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Span]:
     """Few spans that say the same; those that were joined stay near `max_chars`."""
     runs: list[list[Span]] = []
-    following, choice, kind, chars = -1, -1, "", 0
+    following, choice, kind, call, chars = -1, -1, "", -1, 0
     for span in spans:
-        if span[0] == following and chars < max_chars and span[2] == choice and span[3] == kind:
+        if (
+            span[0] == following and chars < max_chars
+            and span[2] == choice and span[3] == kind and span[7] == call
+        ):  # fmt: skip
             runs[-1].append(span)
             chars += len(span[4])
         else:
             runs.append([span])
-            choice, kind, chars = span[2], span[3], len(span[4])
+            choice, kind, call, chars = span[2], span[3], span[7], len(span[4])
         following = span[1] + 1
     return [join(run) if len(run) > 1 else run[0] for run in runs]

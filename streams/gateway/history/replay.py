@@ -9,6 +9,8 @@ from schemas.responses import Release, Started, Terminal
 from streams.gateway.fan_out.spans import Span, memory_bytes
 
 _FORMAT = 1
+_WITHOUT_CALL = Span._fields.index("call")
+"""As many fields of a span stand in an entry where its call is 0: all that entries had before there were calls."""
 PIECE_BYTES = 1_048_576
 """Of memory, estimated: what a viewer missed is read in pieces of about this size, the next when one was sent."""
 
@@ -22,7 +24,7 @@ def pack(started: Started | None, spans: Iterable[Span], terminal: Terminal | No
     entry: list[Any] = [
         _FORMAT,
         None if started is None else started.model_dump(mode="json"),
-        [tuple(span) for span in spans],
+        [tuple(span) if span.call else span[:_WITHOUT_CALL] for span in spans],
         None if terminal is None else terminal.model_dump(mode="json"),
     ]
     return orjson.dumps(entry)
@@ -115,4 +117,5 @@ class Replay:
             if other == response_id and ends:
                 first, last = record.first_sequence[row], record.first_sequence[row] + len(ends) - 1
                 choice, kind, text = record.choice[row], record.kind[row], record.text[row]
-                self.add_span(Span(first, last, choice, kind, text, ends, record.emitted_at_us[row]))
+                call = 0 if record.call is None else record.call[row]
+                self.add_span(Span(first, last, choice, kind, text, ends, record.emitted_at_us[row], call))

@@ -8,19 +8,24 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import WithJsonSchema
 from starlette.exceptions import HTTPException
 
 from schemas.endings import ENDINGS
 from schemas.usage_query import BUCKET_WIDTHS, GROUPS, MAX_TIME_S
 from streams.dialects.neutral import RequestError
-from streams.dialects.openai_error import ending_error, error_object
 from streams.gateway.errors import ApiError
+from streams.gateway.http.answering import Answering
 from streams.gateway.http.answers import api_error_response, error_response
 from streams.gateway.http.body import ClientDisconnect
-from streams.gateway.http.chats import MAX_SEQUENCE, ChatApi
+from streams.gateway.http.dialects.by_path import dialect_of
+from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
+from streams.gateway.http.dialects.completions import COMPLETIONS
+from streams.gateway.http.dialects.port import Failure
+from streams.gateway.http.messages_routes import add_messages_routes
 from streams.gateway.http.models import ModelApi
-from streams.gateway.http.openapi import openapi_document
+from streams.gateway.http.openapi import body_of, openapi_document
+from streams.gateway.http.response_routes import add_response_routes
+from streams.gateway.http.tokens import TokenApi
 from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.http.vllm_routes import add_vllm_routes
@@ -29,11 +34,6 @@ from streams.retry_advice import retry_advice_ms
 
 _FOLDER = Path(__file__).parent
 _INVALID = "invalid_request_error"
-_Position = Annotated[
-    str | None,
-    Query(description="Needs `stream=true`."),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SEQUENCE}),
-]
 _Start = Annotated[
     int | None, Query(ge=0, lt=MAX_TIME_S, description="Unix seconds; default: a week before `end_time`.")
 ]
@@ -60,34 +60,22 @@ def _templates() -> Environment:
 def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     """The ASGI application for HTTP. WebSockets are served by `streams.gateway.websocket.session`."""
     app = FastAPI(title="Sluice", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
-    chats, models, figures = ChatApi(gateway), ModelApi(gateway), UsageApi(gateway, usage)
-    body = {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ChatBody"}}},
-        }
-    }
+    answering, models, figures = Answering(gateway), ModelApi(gateway), UsageApi(gateway, usage)
+    tokens = TokenApi(gateway)
 
-    @app.post("/v1/chat/completions", openapi_extra=body, tags=["chat"], operation_id="chat_completions")
+    @app.post("/v1/chat/completions", openapi_extra=body_of("ChatBody"), tags=["chat"], operation_id="chat_completions")
     @app.post("/api/chat/completions", include_in_schema=False)
     async def chat_completions(request: Request) -> Response:
         """Answers a chat; with `stream: true` as server-sent events, each with the `sequence_number` to resume after.
 
         Who sends `Accept: text/event-stream` or `Last-Event-ID` gets that number as the event's `id` too.
         """
-        return await chats.chat(request)
+        return await answering.answer(request, CHAT_COMPLETIONS)
 
-    @app.get("/v1/responses/{response_id}", tags=["responses"])
-    async def get_response(
-        request: Request, response_id: str, stream: bool = False, starting_after: _Position = None
-    ) -> Response:
-        """A response by id: its state and text, or with `stream=true` its events after `starting_after`."""
-        return await chats.retrieve(request, response_id, stream, starting_after)
-
-    @app.post("/v1/responses/{response_id}/cancel", tags=["responses"])
-    async def cancel_response(request: Request, response_id: str) -> Response:
-        """Ends a response. Idempotent: what has ended stays as it ended."""
-        return await chats.cancel(request, response_id)
+    @app.post("/v1/completions", openapi_extra=body_of("CompletionBody"), tags=["chat"], operation_id="completions")
+    async def completions(request: Request) -> Response:
+        """Goes on with a raw prompt, a text or token ids, without a chat template; streams as chats do."""
+        return await answering.answer(request, COMPLETIONS)
 
     @app.get("/v1/models", tags=["models"])
     @app.get("/api/models", include_in_schema=False)
@@ -113,8 +101,10 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
         """Token counts and cost in buckets. All that had ended by `finalized_through` is counted."""
         return await figures.usage(request, start_time, end_time, bucket_width, group_by, org_id)
 
+    add_response_routes(app, answering)
     _add_pages(app, gateway)
-    add_vllm_routes(app, gateway)
+    add_messages_routes(app, answering, tokens)
+    add_vllm_routes(app, gateway, tokens)
     _handle_errors(app, gateway)
     app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
     return app
@@ -151,37 +141,40 @@ def _add_pages(app: FastAPI, gateway: Gateway) -> None:
 
 def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_request: Request, error: ApiError) -> Response:
+    async def api_error(request: Request, error: ApiError) -> Response:
         gateway.metrics.refused.labels(error.code).inc()
-        return api_error_response(error, closes=error.status in (408, 413, 429))
+        return api_error_response(error, dialect_of(request.url.path), closes=error.status in (408, 413, 429))
 
     @app.exception_handler(RequestError)
-    async def request_error(_request: Request, error: RequestError) -> Response:
+    async def request_error(request: Request, error: RequestError) -> Response:
         gateway.metrics.refused.labels(error.code.value).inc()
-        rule = ENDINGS[error.code]
+        retryable = ENDINGS[error.code].retryable
         return error_response(
-            rule.status, ending_error(error.code, error.message, error.param),
-            retry_after_ms=retry_advice_ms() if rule.retryable else None, retryable=rule.retryable,
+            Failure.of_ending(error.code, error.message, error.param), dialect_of(request.url.path),
+            retry_after_ms=retry_advice_ms() if retryable else None, retryable=retryable,
         )  # fmt: skip
 
     @app.exception_handler(RequestValidationError)
-    async def invalid_parameter(_request: Request, error: RequestValidationError) -> Response:
+    async def invalid_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         name = str(first["loc"][-1])[:200]
-        return error_response(400, error_object("invalid_request", f"{name}: {first['msg']}.", _INVALID, name))
+        failure = Failure(400, "invalid_request", f"{name}: {first['msg']}.", _INVALID, name)
+        return error_response(failure, dialect_of(request.url.path))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
         message = f"{error.detail}: {request.method} {request.url.path[:200]}"
-        return error_response(error.status_code, error_object(code, message, _INVALID), headers=error.headers)
+        failure = Failure(error.status_code, code, message, _INVALID)
+        return error_response(failure, dialect_of(request.url.path), headers=error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def departed_early(_request: Request, _error: ClientDisconnect) -> Response:
         return Response(status_code=499)
 
     @app.exception_handler(Exception)
-    async def failed(_request: Request, _error: Exception) -> Response:
+    async def failed(request: Request, _error: Exception) -> Response:
         # The middleware that calls this raises the error again, to log it. Something may have been accepted, so nobody
         # is told to ask again.
-        return error_response(500, error_object("internal_error", "The gateway failed.", "server_error"))
+        failure = Failure(500, "internal_error", "The gateway failed.", "server_error")
+        return error_response(failure, dialect_of(request.url.path))

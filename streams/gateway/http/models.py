@@ -34,7 +34,7 @@ def model_object(model: Model, name: str, region: str, since_s: int) -> dict[str
         "aliases": model.aliases,
         "description": model.description,
         "context_window": model.context_window,
-        "capabilities": ["chat.completions", "streaming"],
+        "capabilities": ["chat.completions", "streaming", *(["tools"] if model.tool_parser else [])],
         "region": region,
         "prices": {
             "currency": price.currency,

@@ -5,7 +5,9 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from streams.dialects.openai_schema import chat_schema
+from streams.dialects.anthropic.body import messages_schemas
+from streams.dialects.openai_schema import chat_schema, completion_schema
+from streams.dialects.responses.schema import responses_schema
 from streams.dialects.vllm_tokens import token_schemas
 
 _TEXT: Final = {"type": "string"}
@@ -30,21 +32,45 @@ def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def body_of(*names: str) -> dict[str, Any]:
+    """Of a route: what its body is, by the name of a schema, or one of several."""
+    refs = [_ref(name) for name in names]
+    schema = refs[0] if len(refs) == 1 else {"oneOf": refs}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+_CALL: Final = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
+_MESSAGE: Final = _object(role={"const": "assistant"}, content=_maybe(_TEXT))
+_MESSAGE["properties"] |= {"reasoning_content": _TEXT, "tool_calls": _list(_CALL)}
 _PRICES: Final = {"type": "object", "additionalProperties": {"type": "string", "description": "A decimal number."}}
+_STATUS: Final = {"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]}
 _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_maybe(_TEXT), code=_TEXT)),
     "Usage": _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE),
     "ChatCompletion": _object(
         id=_TEXT, object={"const": "chat.completion"}, created=_WHOLE, model=_TEXT, usage=_ref("Usage"),
         choices=_list(
-            _object(index=_WHOLE, finish_reason=_TEXT, message=_object(role={"const": "assistant"}, content=_TEXT))
+            _object(index=_WHOLE, finish_reason=_TEXT, message=_MESSAGE)
         ),
     ),
+    "ChatCompletionState": _object(
+        id=_TEXT, object={"const": "chat.completion"}, created=_WHOLE, model=_TEXT, usage=_maybe(_ref("Usage")),
+        choices=_list(
+            _object(index=_WHOLE, finish_reason=_maybe(_TEXT), message=_object(role={"const": "assistant"}))
+        ),
+        status=_STATUS, sequence_number=_WHOLE, code=_maybe(_TEXT), error=_maybe({"type": "object"}),
+    ),
+    "Completion": _object(
+        id=_TEXT, object={"const": "text_completion"}, created=_WHOLE, model=_TEXT, usage=_ref("Usage"),
+        choices=_list(_object(index=_WHOLE, finish_reason=_TEXT, text=_TEXT, logprobs={"type": "null"})),
+    ),
     "Response": _object(
-        id=_TEXT, object={"const": "response"}, created_at=_maybe(_WHOLE), model=_maybe(_TEXT),
-        status={"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]},
-        output_text=_maybe(_TEXT), sequence_number=_WHOLE, finish_reasons=_list(_TEXT), code=_maybe(_TEXT),
-        error={"anyOf": [{"type": "object"}, {"type": "null"}]}, usage=_maybe(_ref("Usage")),
+        id=_TEXT, object={"const": "response"}, created_at=_WHOLE, completed_at=_maybe(_WHOLE), model=_TEXT,
+        status=_STATUS, output=_list(_object(id=_TEXT, type={"enum": ["message", "reasoning", "function_call"]})),
+        error=_maybe(_object(code=_TEXT, message=_TEXT)), incomplete_details=_maybe(_object(reason=_TEXT)),
+        usage=_maybe(_object(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE)),
+        instructions=_maybe(_TEXT), metadata={"type": "object"}, tools=_list({"type": "object"}),
+        parallel_tool_calls={"type": "boolean"}, background={"type": "boolean"}, store={"type": "boolean"},
     ),
     "Model": _object(
         id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, root=_TEXT, parent=_maybe(_TEXT),
@@ -60,6 +86,26 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "Version": _object(version=_TEXT),
     "Tokens": _object(count=_WHOLE, max_model_len=_WHOLE, tokens=_list(_WHOLE), token_strs=_maybe(_list(_TEXT))),
     "Prompt": _object(prompt=_TEXT),
+    "MessageError": _object(
+        type={"const": "error"}, request_id=_maybe(_TEXT),
+        error=_object(type=_TEXT, message=_TEXT, code=_TEXT, param=_maybe(_TEXT), details=_object(error_code=_TEXT)),
+    ),
+    "MessageUsage": _object(
+        input_tokens=_WHOLE, cache_creation_input_tokens=_WHOLE, cache_read_input_tokens=_WHOLE, output_tokens=_WHOLE,
+        output_tokens_details=_object(thinking_tokens=_WHOLE),
+    ),
+    "Message": _object(
+        id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, model=_TEXT, usage=_ref("MessageUsage"),
+        stop_reason={"enum": ["end_turn", "max_tokens", "tool_use", "refusal"]}, stop_sequence=_maybe(_TEXT),
+        stop_details=_maybe(_object(type={"const": "refusal"}, explanation=_maybe(_TEXT))),
+        content=_list(_object(type={"enum": ["text", "thinking", "tool_use"]})),
+    ),
+    "MessageState": _object(
+        id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, model=_TEXT, usage=_ref("MessageUsage"),
+        stop_reason=_maybe(_TEXT), content=_list(_object(type={"enum": ["text", "thinking", "tool_use"]})),
+        status=_STATUS, sequence_number=_WHOLE, code=_maybe(_TEXT), error=_maybe({"type": "object"}),
+    ),
+    "MessageTokens": _object(input_tokens=_WHOLE),
 }  # fmt: skip
 _STATUSES: Final = {
     400: "The request is invalid; `param` names the field.",
@@ -80,11 +126,17 @@ _KEY: Final = (401, 429, 503)
 _BODY: Final = (400, 404, 408, 413, 415)
 _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/chat/completions"): ("ChatCompletion", (*_KEY, *_BODY, 499, 502, 504)),
+    ("get", "/v1/chat/completions/{response_id}"): ("ChatCompletionState", (*_KEY, 400, 404, 409)),
+    ("post", "/v1/responses"): ("Response", (*_KEY, *_BODY, 499, 502, 504)),
+    ("post", "/v1/completions"): ("Completion", (*_KEY, *_BODY, 499, 502, 504)),
     ("get", "/v1/responses/{response_id}"): ("Response", (*_KEY, 400, 404, 409)),
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
     ("get", "/v1/models"): ("Models", _KEY),
     ("get", "/v1/models/{model}"): ("Model", (*_KEY, 404)),
     ("get", "/v1/usage"): ("UsagePage", (*_KEY, 400, 404)),
+    ("post", "/v1/messages"): ("Message", (*_KEY, *_BODY, 499, 502, 504)),
+    ("get", "/v1/messages/{response_id}"): ("MessageState", (*_KEY, 400, 404, 409)),
+    ("post", "/v1/messages/count_tokens"): ("MessageTokens", (*_KEY, *_BODY)),
     ("post", "/tokenize"): ("Tokens", (*_KEY, *_BODY)),
     ("post", "/detokenize"): ("Prompt", (*_KEY, *_BODY)),
 }
@@ -101,7 +153,8 @@ _OPEN: Final[dict[str, dict[str, Any]]] = {
     },
     "/version": {"200": {"description": "The release.", "content": {"application/json": {"schema": _ref("Version")}}}},
 }
-_STREAMS: Final = ("/v1/chat/completions", "/v1/responses/{response_id}")
+_BY_ID: Final = tuple(f"/v1/{path}/{{response_id}}" for path in ("chat/completions", "messages", "responses"))
+_STREAMS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", *_BY_ID)
 
 
 def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:
@@ -109,9 +162,10 @@ def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any
     if path in _STREAMS:
         content["text/event-stream"] = {"schema": _TEXT}
     answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
-    if path == "/v1/responses/{response_id}":
+    if path in _BY_ID:
         answers["204"] = {"description": "With `stream=true`: everything has been seen."}
-    error = {"application/json": {"schema": _ref("Error")}}
+    shape = "MessageError" if path.startswith("/v1/messages") else "Error"
+    error = {"application/json": {"schema": _ref(shape)}}
     for status in sorted(refusals):
         answers[str(status)] = {"description": _STATUSES[status], "content": error}
     return answers
@@ -119,7 +173,13 @@ def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any
 
 def _bodies() -> dict[str, Any]:
     template = "#/components/schemas/{model}"
-    bodies = {"ChatBody": chat_schema(template), **token_schemas(template)}
+    bodies = {
+        "ChatBody": chat_schema(template),
+        "ResponsesBody": responses_schema(template),
+        "CompletionBody": completion_schema(template),
+        **messages_schemas(template),
+        **token_schemas(template),
+    }
     parts = {name: part for body in bodies.values() for name, part in body.pop("$defs", {}).items()}
     return {**parts, **bodies}
 

@@ -10,7 +10,7 @@ from schemas.responses import Started, Terminal
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Closed, Event
-from streams.gateway.http.chat_events import ChatEvents
+from streams.gateway.http.dialects.port import Events
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.timing import Timing
 
@@ -24,13 +24,14 @@ class SseResponse(StreamingResponse):
     def __init__(
         self,
         follower: Follower,
-        events: ChatEvents,
+        events: Events,
         *,
         first: Event | None,
         headers: dict[str, str],
         metrics: GatewayMetrics,
         release: Callable[[], None],
         stall_s: float,
+        is_back: bool = False,
     ) -> None:
         self._follower = follower
         self._events = events
@@ -39,7 +40,7 @@ class SseResponse(StreamingResponse):
             iter(()), media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **headers},
         )  # fmt: skip
-        self._timing = Timing(metrics, follower)
+        self._timing = Timing(metrics, follower, is_back=is_back)
         self._release = release
         self._stall_s = stall_s
 
@@ -75,9 +76,7 @@ class SseResponse(StreamingResponse):
                 data = events.span(event)
             elif type(event) is Started:
                 accepted_at_ms = event.accepted_at_ms
-                events.begin(event)
-                event = await follower.next(KEEP_ALIVE_S)
-                continue
+                data = events.begin(event)
             elif type(event) is Terminal:
                 self._timing.ended(accepted_at_ms)
                 await self._finish(send, events.terminal(event))
@@ -86,6 +85,9 @@ class SseResponse(StreamingResponse):
                 assert type(event) is Closed
                 await self._finish(send, events.closed(event.reason))
                 return
+            if not data:
+                event = await follower.next(KEEP_ALIVE_S)
+                continue
             message = {"type": "http.response.body", "body": data, "more_body": True}
             if follower.viewer is not None:
                 # The hub notices when it stalls: a token's way must not pay for a timer.

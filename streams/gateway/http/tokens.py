@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from schemas.endings import EndingCode
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.chat_tokenizer import ChatTokenizer
+from streams.dialects.anthropic.body import parse_count_tokens
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_error import overflow_message
@@ -43,6 +44,11 @@ _Made = TypeVar("_Made")
 
 async def beside_the_loop(work: Callable[[], _Made]) -> _Made:
     return await asyncio.to_thread(work)
+
+
+def _counted(body: Mapping[str, Any]) -> Tokenise:
+    asked = parse_count_tokens(body)
+    return Tokenise(asked.model, messages=asked.messages, tools=asked.tools)
 
 
 def _json(body: bytes) -> Response:
@@ -79,20 +85,32 @@ class TokenApi:
         )  # fmt: skip
 
     async def tokenise(self, request: Request) -> Response:
+        return await self._of_prompt(request, parse_tokenise, self._tokens_object)
+
+    async def count(self, request: Request) -> Response:
+        """As Anthropic tells it."""
+        return await self._of_prompt(
+            request, _counted, lambda model, asked: {"input_tokens": len(self._token_ids(model, asked))}
+        )
+
+    async def _of_prompt(
+        self,
+        request: Request,
+        parse: Callable[[Mapping[str, Any]], Tokenise],
+        tell: Callable[[Model, Tokenise], dict[str, Any]],
+    ) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
-            asked = await self._gateway.understood(
-                tenant_id, body, held, lambda: parse_tokenise(parse_json_object(body))
-            )
+            asked = await self._gateway.understood(tenant_id, body, held, lambda: parse(parse_json_object(body)))
             model = model_of(self._gateway.catalog, principal.tenant, asked.model)
             longest = max(MIN_LONGEST_CHARS, model.context_window * CHARS_PER_TOKEN_AT_MOST)
             if asked.chars > longest:
                 message = f"{asked.param}: at most {longest} characters are tokenised at once."
                 raise RequestError(EndingCode.INVALID_REQUEST, message, asked.param)
             async with self._turn(tenant_id):
-                return _json(await beside_the_loop(lambda: orjson.dumps(self._tokens_object(model, asked))))
+                return _json(await beside_the_loop(lambda: orjson.dumps(tell(model, asked))))
 
     async def detokenise(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
@@ -120,17 +138,19 @@ class TokenApi:
             raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
 
     def _tokens_object(self, model: Model, asked: Tokenise) -> dict[str, Any]:
-        tokenizer = self._tokenizers.of(model)
-        if asked.messages:
-            try:
-                token_ids = tokenizer.encode_chat(asked.messages, asks=asked.add_generation_prompt)
-            except TemplateError as error:
-                message = f"The model's chat template refuses the messages: {error}"[:2_000]
-                raise RequestError(EndingCode.INVALID_REQUEST, message, "messages") from None
-        else:
-            token_ids = tokenizer.encode_text(asked.prompt, framed=asked.add_special_tokens)
-        strings = tokenizer.token_strings(token_ids) if asked.with_strings else None
+        token_ids = self._token_ids(model, asked)
+        strings = self._tokenizers.of(model).token_strings(token_ids) if asked.with_strings else None
         return tokens_object(token_ids, strings, model.context_window)
+
+    def _token_ids(self, model: Model, asked: Tokenise) -> list[int]:
+        tokenizer = self._tokenizers.of(model)
+        if not asked.messages:
+            return tokenizer.encode_text(asked.prompt, framed=asked.add_special_tokens)
+        try:
+            return tokenizer.encode_chat(asked.messages, tools=asked.tools, asks=asked.add_generation_prompt)
+        except TemplateError as error:
+            message = f"The model's chat template refuses the messages: {error}"[:2_000]
+            raise RequestError(EndingCode.INVALID_REQUEST, message, "messages") from None
 
     def _text(self, model: Model, token_ids: list[int]) -> str:
         tokenizer = self._tokenizers.of(model)

@@ -1,28 +1,20 @@
 """The conventions of vLLM's server that tools made for it rely on, beside chats and `/v1/models`."""
 
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from streams.gateway.http.openapi import body_of
 from streams.gateway.http.tokens import TokenApi
 from streams.gateway.service.service import Gateway
 
 _VERSION = version("sluice")
+_TOKENISE = body_of("TokeniseText", "TokeniseChat")
+_DETOKENISE = body_of("Detokenise")
 
 
-def _body(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-_TOKENISE = _body({"oneOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("TokeniseText", "TokeniseChat")]})
-_DETOKENISE = _body({"$ref": "#/components/schemas/Detokenise"})
-
-
-def add_vllm_routes(app: FastAPI, gateway: Gateway) -> None:
-    tokens = TokenApi(gateway)
-
+def add_vllm_routes(app: FastAPI, gateway: Gateway, tokens: TokenApi) -> None:
     @app.get("/health", tags=["operations"], response_class=PlainTextResponse)
     async def health() -> Response:
         """200 and nothing else while requests can be accepted, as `/readyz`."""

@@ -103,10 +103,12 @@ class Acceptance:
             region=settings.region, policy_version=tenant.policy.version, traceparent=traceparent,
         )  # fmt: skip
         return Request(
-            response_id=response_id, scope=scope, model=chat.model,
-            messages=chat.messages, sampling=chat.sampling, service_tier=chat.service_tier,
+            response_id=response_id, scope=scope, endpoint=chat.endpoint, model=chat.model,
+            messages=chat.messages, prompt=chat.prompt, sampling=chat.sampling, tools=chat.tools,
+            tool_choice=chat.tool_choice, service_tier=chat.service_tier,
             reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,
+            echo=chat.echo,
             stage_ms={"gateway": accepted_at_ms},
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ class Cancellation:
     async def cancel(self, principal: Principal, response_id: str) -> Snapshot:
         """Ends a response, wherever it runs. Idempotent: what has ended stays as it ended.
 
-        The snapshot has no texts: a cancel waits for no replay. Raises ApiError: 404 for an id that is not the
+        The snapshot has no spans: a cancel waits for no replay. Raises ApiError: 404 for an id that is not the
         tenant's, 409 when history cannot tell whose it is, 503 when that may be known a moment later, or when the
         cancellation is not stored in time.
         """
@@ -39,4 +39,4 @@ class Cancellation:
         started, terminal, scope = outline
         if terminal is None and not self._hub.has_ended(response_id):
             await self._cancels.write(response_id, scope, "client")
-        return Snapshot(response_id, started, [], terminal.sequence_number if terminal else 0, terminal)
+        return Snapshot(response_id, started, None, terminal.sequence_number if terminal else 0, terminal)

@@ -1,28 +1,50 @@
 """What is known of a response, and whose it is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from schemas.generated import Kind
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
+from streams.dialects.said import Said, said
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, HistoryUnavailable, Outline
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import not_found, replay_unavailable
-from streams.ids import ResponseIds
+from streams.ids import ResponseIds, parse_response_id
 from streams.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything known of a response at one moment. No texts: they are not known."""
+    """Everything known of a response at one moment. `spans` are all of it in order; None: they are not known."""
 
     response_id: str
     started: Started | None
-    texts: list[str]
+    spans: list[Span] | None
     sequence_number: int
     terminal: Terminal | None
+
+    @property
+    def created_s(self) -> int:
+        """When it was accepted, or its id was made."""
+        accepted_at_ms = (
+            self.started.accepted_at_ms if self.started else parse_response_id(self.response_id).minted_at_ms
+        )
+        return (accepted_at_ms or 0) // 1_000
+
+    @property
+    def model(self) -> str:
+        """Empty while it is not known."""
+        return (self.terminal.model if self.terminal else "") or (self.started.model if self.started else "")
+
+    @property
+    def running_status(self) -> Literal["queued", "in_progress"]:
+        """Of one that has not ended: queued until it was admitted."""
+        return "in_progress" if self.started or self.sequence_number else "queued"
 
 
 class Lookup:
@@ -59,10 +81,10 @@ class Lookup:
             raise replay_unavailable(f"Whose it is cannot be told: {error}.", is_transient=error.is_transient) from None
 
 
-def texts_of(spans: list[Span]) -> list[str]:
-    """The content of each choice; other kinds are not part of the answer's text."""
-    texts: dict[int, list[str]] = {0: []}
+def choices_of(response_id: str, spans: Sequence[Span], finish_reasons: Sequence[str] = ()) -> list[Said]:
+    """What each choice says, also one that says nothing."""
+    count = max(1, len(finish_reasons), *(span.choice + 1 for span in spans))
+    rows: list[list[tuple[Kind, int, str]]] = [[] for _ in range(count)]
     for span in spans:
-        if span.kind == "content":
-            texts.setdefault(span.choice, []).append(span.text)
-    return ["".join(texts.get(choice, [])) for choice in range(max(texts) + 1)]
+        rows[span.choice].append((span.kind, span.call, span.text))
+    return [said(response_id, choice, own) for choice, own in enumerate(rows)]

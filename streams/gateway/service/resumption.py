@@ -1,5 +1,6 @@
 """Clients that come back: to what memory follows, what history holds, and what is about to be known here."""
 
+import time
 from collections.abc import Callable
 
 from schemas.base import Scope
@@ -10,11 +11,11 @@ from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.fan_out.stream import Behind, Closed, Stream
+from streams.gateway.fan_out.stream import Closed, Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.service.keys import Principal
-from streams.gateway.service.lookup import Lookup, Snapshot, texts_of
+from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.patience import Patience, is_young
 from streams.gateway.service.ports import Ownership
 from streams.gateway.service.refusals import never_reached, not_found, not_here_yet, replay_unavailable
@@ -124,25 +125,25 @@ class Resumption:
         stream = self._lookup.in_memory(principal, response_id)
         return self._hub.has_ended(response_id) or (stream is not None and (stream.next_sequence or 0) > after)
 
-    async def retrieve(self, principal: Principal, response_id: str, *, waits: bool = True) -> Snapshot:
-        """Raises ApiError as `resume` does."""
+    async def retrieve(
+        self, principal: Principal, response_id: str, *, waits: bool = True, end_within_s: float = 0
+    ) -> Snapshot:
+        """As it stands now, or at its end if that comes `end_within_s`. Raises ApiError as `resume` does."""
+        deadline_s = time.monotonic() + end_within_s
         follower = await self.resume(principal, response_id, 0, stays=False, waits=waits)
         try:
-            events: list[Span] = []
+            spans: list[Span] = []
             terminal: Terminal | None = None
-            while (event := follower.poll()) is not None:
-                if isinstance(event, Behind):
-                    await follower.catch_up()
-                elif isinstance(event, Closed):
+            while terminal is None and (event := await follower.next(deadline_s - time.monotonic())) is not None:
+                if isinstance(event, Closed):
                     is_transient = CLOSINGS[event.reason].resumable
                     raise replay_unavailable("The response cannot be replayed in full.", is_transient=is_transient)
-                elif isinstance(event, Span):
-                    events.append(event)
+                if isinstance(event, Span):
+                    spans.append(event)
                 elif isinstance(event, Terminal):
                     terminal = event
-                    break
-            last = terminal.sequence_number if terminal else (events[-1].sequence_number if events else 0)
-            return Snapshot(response_id, follower.started, texts_of(events), last, terminal)
+            last = terminal.sequence_number if terminal else (spans[-1].sequence_number if spans else 0)
+            return Snapshot(response_id, follower.started, spans, last, terminal)
         finally:
             self._viewing.release(follower)
 

@@ -112,9 +112,11 @@ class Gateway:
         """See `Resumption.resume`."""
         return await self._resumption.resume(principal, response_id, after, stays=stays, waits=waits)
 
-    async def retrieve(self, principal: Principal, response_id: str, *, waits: bool = True) -> Snapshot:
+    async def retrieve(
+        self, principal: Principal, response_id: str, *, waits: bool = True, end_within_s: float = 0
+    ) -> Snapshot:
         """See `Resumption.retrieve`."""
-        return await self._resumption.retrieve(principal, response_id, waits=waits)
+        return await self._resumption.retrieve(principal, response_id, waits=waits, end_within_s=end_within_s)
 
     async def cancel(self, principal: Principal, response_id: str) -> Snapshot:
         """See `Cancellation.cancel`."""

@@ -1,5 +1,7 @@
 """What a client is told of a message that is refused."""
 
+from typing import Literal
+
 from schemas.endings import ENDINGS, EndingCode
 from schemas.websocket import ErrorBody, ErrorMessage
 from streams.dialects.neutral import RequestError
@@ -10,6 +12,14 @@ from streams.retry_advice import retry_advice_ms
 
 def invalid(message: str, param: str) -> RequestError:
     return RequestError(EndingCode.INVALID_REQUEST, message, param)
+
+
+def not_offered(kind: Literal["edit", "tool_result"]) -> RequestError:
+    """A message that the protocol knows."""
+    why = f"Messages of type {kind!r} are not supported yet."
+    if kind == "tool_result":
+        why += " Send the result in a new request: a message of role tool, behind the turn that made the call."
+    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
 
 
 def code_of(error: RequestError | ApiError) -> str:

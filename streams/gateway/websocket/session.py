@@ -48,7 +48,7 @@ from streams.gateway.tenant_shares import BodyHold, SmallMessages
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.client_messages import MessageError, echoed_name, read_message
 from streams.gateway.websocket.protocol import Frames
-from streams.gateway.websocket.refusal import code_of, invalid, refusal
+from streams.gateway.websocket.refusal import code_of, invalid, not_offered, refusal
 from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.watched import Watched, terminal_message
 
@@ -266,8 +266,7 @@ class Socket:
             case AuthMessage():
                 self._refuse(invalid("The socket is authenticated already.", "type"))
             case _:
-                why = f"Messages of type {message.type!r} are not supported yet."
-                error = RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
+                error = not_offered(message.type)
                 self._refuse(error, echoed_name(message, "request_id"), echoed_name(message, "response_id"))
 
     async def _request(self, principal: Principal, message: RequestMessage, *, large: bool) -> None:

@@ -7,11 +7,14 @@ from schemas.responses import Terminal
 from schemas.websocket import ErrorBody, TerminalMessage, UsageBody
 from streams.dialects.openai_completion import finish_reason, usage_object
 from streams.dialects.openai_error import ending_error
+from streams.dialects.tool_calls import call_id
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.service.refusals import retry_advice_of
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.protocol import text_frame
+
+_KINDS = {"content": b'"content"', "reasoning": b'"reasoning"'}
 
 
 def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
@@ -47,10 +50,17 @@ class Watched:
         self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
 
     def delta(self, span: Span) -> bytes:
-        return b'%b%d,"sequence_number":%d,"choice":%d,"kind":"%b","emitted_at_us":%d,"text":%b}' % (
-            self.delta_head, span.first_sequence, span.sequence_number, span.choice, span.kind.encode(),
-            span.emitted_at_us, orjson.dumps(span.text),
+        return b'%b%d,"sequence_number":%d,"choice":%d,"kind":%b,"emitted_at_us":%d,"text":%b}' % (
+            self.delta_head, span.first_sequence, span.sequence_number, span.choice,
+            _KINDS.get(span.kind) or self._of_call(span), span.emitted_at_us, orjson.dumps(span.text),
         )  # fmt: skip
+
+    def _of_call(self, span: Span) -> bytes:
+        """The kind, and what only tools have."""
+        if span.kind == "tool_name":
+            own_id = call_id(self.response_id, span.choice, span.call)
+            return b'"tool_name","call":%d,"call_id":"%b"' % (span.call, own_id.encode())
+        return b'"tool_arguments","call":%d' % span.call
 
     def frame(self, span: Span) -> bytes:
         """The delta as a frame, made once for all who watch the response on sockets."""

@@ -66,6 +66,17 @@ def test_rows_that_no_step_follows_are_overdue() -> None:
     assert not held.overdue(10**9)
 
 
+def test_rows_do_not_wait_for_a_clock_that_was_set_back() -> None:
+    held = HeldRows(hold_us=30_000, rows_per_s=1)
+    held.may_wait(1, 10**9, is_behind=True)
+    assert not held.are_ahead_of(10**9 - 1)
+    held.put(row(), 10**9)
+    assert held.are_ahead_of(10**9 - 1)
+    assert not held.are_ahead_of(10**9)
+    assert not held.overdue(10**9 - 1_000)  # a tick knows milliseconds
+    assert held.overdue(10**9 - 30_000)
+
+
 @given(st.lists(st.lists(st.text(max_size=3), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_joined_rows_can_be_cut_after_any_token_as_before(steps: list[list[str]]) -> None:
     rows = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ def template() -> jinja2.Template:
 
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
     environment.globals["raise_exception"] = raise_exception
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # as transformers has it
     return environment.from_string((MODEL / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
@@ -106,6 +108,39 @@ def test_template_renders_strings_and_text_parts_alike(template: jinja2.Template
     assert template.render(messages=messages, add_generation_prompt=True) == expected + "<|assistant|>"
 
 
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds <b>.", "parameters": {"type": "object"}}}
+CALLS = [{"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "ü"}}}] * 2
+
+
+def test_template_lists_tools_in_a_turn_of_the_systems(template: jinja2.Template) -> None:
+    rendered = template.render(messages=[{"role": "system", "content": "Be brief."}], tools=[TOOL, TOOL])
+    line = '{"name": "add", "description": "Adds <b>.", "parameters": {"type": "object"}}\n'
+    assert rendered == (
+        f"<|system|>You can call these functions:\n<tools>\n{line}{line}</tools>\n"
+        'To call one, answer with <tool_call>{"name": ..., "arguments": {...}}</tool_call><|end|>'
+        "<|system|>Be brief.<|end|>"
+    )
+
+
+def test_template_writes_calls_as_answers_and_results_as_a_turn_of_the_users(template: jinja2.Template) -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": "ü"}}</tool_call>'
+    messages = [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "tool", "content": "4"},
+        {"role": "tool", "content": [{"type": "text", "text": "5"}]},
+        {"role": "assistant", "content": "Once more.", "tool_calls": CALLS[:1]},
+        {"role": "tool", "content": "6"},
+        {"role": "assistant", "content": "Six.", "tool_calls": []},
+    ]
+    assert template.render(messages=messages, tools=[], add_generation_prompt=True) == (
+        f"<|user|>Add.<|end|><|assistant|>{call}\n{call}<|end|>"
+        "<|user|><tool_response>4</tool_response>\n<tool_response>5</tool_response><|end|>"
+        f"<|assistant|>Once more.\n{call}<|end|><|user|><tool_response>6</tool_response><|end|>"
+        "<|assistant|>Six.<|end|><|assistant|>"
+    )
+
+
 def test_template_reads_a_developer_message_as_a_system_message(template: jinja2.Template) -> None:
     assert template.render(messages=[{"role": "developer", "content": "x"}]) == "<|system|>x<|end|>"
 
@@ -120,7 +155,7 @@ def test_template_changes_nothing_in_a_message(template: jinja2.Template, conten
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "tool", "content": "x"},
+        {"role": "function", "content": "x"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
     ],
 )

@@ -9,7 +9,7 @@ from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.export import RECORDS, json_schemas
 from schemas.generated import Fence
-from schemas.request import AdmittedRequest
+from schemas.request import AdmittedRequest, Message, Request, TextPart, Tool, ToolCall, ToolChoice
 from tests.unit.schemas.examples import EXAMPLES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -40,6 +40,16 @@ def test_a_field_from_the_future_is_ignored(example: Record) -> None:
     assert decode(type(example), json.dumps(value).encode()) == example
 
 
+@pytest.mark.parametrize("prompt", ["Once", [5, 6]], ids=["text", "tokens"])
+def test_a_request_has_messages_or_a_prompt(prompt: str | list[int]) -> None:
+    [chat] = [example for example in EXAMPLES if isinstance(example, Request)]
+    raw = chat.model_copy(update={"messages": [], "prompt": prompt})
+    assert decode(Request, raw.encode()) == raw
+    for neither_nor_both in (chat.model_copy(update={"messages": []}), chat.model_copy(update={"prompt": prompt})):
+        with pytest.raises(Undecodable, match="a request has messages, or a prompt"):
+            decode(Request, neither_nor_both.encode())
+
+
 def test_a_request_of_before_a_sampling_parameter_was_added_asks_for_its_default() -> None:
     [example] = [example for example in EXAMPLES if isinstance(example, AdmittedRequest)]
     value = json.loads(example.encode())
@@ -47,6 +57,28 @@ def test_a_request_of_before_a_sampling_parameter_was_added_asks_for_its_default
                   "spaces_between_special_tokens", "repetition_detection"):  # fmt: skip
         del value["sampling"][added]
     assert decode(AdmittedRequest, json.dumps(value).encode()) == example
+
+
+def test_what_a_request_asks_of_tools_is_read_back_as_it_was_written() -> None:
+    [example] = [example for example in EXAMPLES if isinstance(example, Request)]
+    called = ToolCall(id="call_1", name="weather", arguments='{"city":"Bern"}')
+    request = example.model_copy(
+        update={
+            "messages": [
+                *example.messages,
+                Message(role="assistant", content=[], tool_calls=[called]),
+                Message(role="tool", content=[TextPart(text="4 °C")], tool_call_id="call_1"),
+            ],
+            "tools": [Tool(name="weather", parameters={"type": "object"}, strict=True)],
+            "tool_choice": ToolChoice(mode="named", name="weather", parallel=False),
+        }
+    )
+    assert decode(Request, request.encode()) == request
+
+
+def test_a_turn_says_something() -> None:
+    with pytest.raises(ValueError, match="content, or calls tools"):
+        Message(role="assistant", content=[])
 
 
 def test_a_fence_of_before_it_told_where_it_reads_back_from_reads_back_everything() -> None:

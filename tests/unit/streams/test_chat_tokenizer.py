@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from schemas.request import Message, TextPart
 from streams.chat_tokenizer import _BETWEEN_WORDS, ChatTokenizer, TooManyTokens
@@ -92,18 +94,23 @@ def test_of_a_prompt_that_is_far_too_long_only_the_beginning_is_tokenised(
     messages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "the quick brown fox jumps over it. " * (25_000 // messages)
-    chars = 0
+    encoded = chars_encoded(monkeypatch)
+    with pytest.raises(TooManyTokens):
+        TOKENIZER.encode_chat([_user(text)] * messages, at_most=1_000)
+    assert sum(encoded) < 20_000
+
+
+def chars_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each text that is tokenised from now on."""
+    chars = []
     encode_text = ChatTokenizer.encode_text
 
     def counted(self: ChatTokenizer, text: str, *, framed: bool = False) -> list[int]:
-        nonlocal chars
-        chars += len(text)
+        chars.append(len(text))
         return encode_text(self, text, framed=framed)
 
     monkeypatch.setattr(ChatTokenizer, "encode_text", counted)
-    with pytest.raises(TooManyTokens):
-        TOKENIZER.encode_chat([_user(text)] * messages, at_most=1_000)
-    assert chars < 20_000
+    return chars
 
 
 @given(st.lists(st.sampled_from(["a ", "word ", "digits 0123 ", "\n", "ü", "xyz"]), max_size=200), st.integers(0, 300))
@@ -114,3 +121,30 @@ def test_a_bound_changes_no_prompt_that_keeps_it(words: list[str], at_most: int)
         assert TOKENIZER.encode_chat(chat, at_most=at_most) == whole
     except TooManyTokens:
         assert len(whole) > at_most
+
+
+@given(st.lists(st.text(max_size=50), min_size=1, max_size=4), st.sampled_from(sorted(SPECIALS)))
+def test_no_raw_prompt_can_write_a_special_token(texts: list[str], marker: str) -> None:
+    text = marker.join([*texts, ""])
+    token_ids = TOKENIZER.encode_prompt(text, at_most=10_000)
+    assert not {*token_ids} & {*SPECIALS.values()}
+    assert TOKENIZER.decode(token_ids) == text
+    assert token_ids == TOKENIZER.encode_text(text, framed=True)
+
+
+def test_of_a_raw_prompt_that_is_far_too_long_only_the_beginning_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = chars_encoded(monkeypatch)
+    with pytest.raises(TooManyTokens):
+        TOKENIZER.encode_prompt("the quick brown fox jumps over it. " * 25_000, at_most=1_000)
+    assert sum(encoded) < 20_000
+
+
+def test_a_raw_prompt_is_framed_as_the_tokenizer_frames_a_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    begins = ("<|system|>", SPECIALS["<|system|>"])
+    tokenizer.post_processor = TemplateProcessing(single="<|system|> $A", special_tokens=[begins])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text((MODEL / "chat_template.jinja").read_text())
+    first, *rest = ChatTokenizer(tmp_path).encode_prompt("Once <|system|>", at_most=1_000)
+    assert first == SPECIALS["<|system|>"]
+    assert rest == TOKENIZER.encode_text("Once <|system|>")

@@ -179,7 +179,7 @@ async def test_a_line_of_openais_batch_files_is_a_job(world: World) -> None:
         ({"method": "GET"}, EndingCode.UNSUPPORTED_PARAMETER, "method"),
         ({"url": "/v1/embeddings"}, EndingCode.UNSUPPORTED_PARAMETER, "url"),
         ({"completion_window": "24h"}, EndingCode.UNSUPPORTED_PARAMETER, "completion_window"),
-        ({"body": {**LINE["body"], "tools": [{}]}}, EndingCode.UNSUPPORTED_PARAMETER, "tools"),
+        ({"body": {**LINE["body"], "tools": [{}]}}, EndingCode.INVALID_REQUEST, "tools[0].type"),
     ],
     ids=str,
 )

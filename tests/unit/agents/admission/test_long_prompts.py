@@ -11,7 +11,7 @@ from agents.admission.long_prompts import LONG_CHARS, LongPrompts
 from agents.quota.store import RETRY_AFTER_MS
 from schemas.endings import EndingCode
 from schemas.generated import Opened
-from schemas.request import Message, Sampling
+from schemas.request import Message, Sampling, Tool
 from streams.directory import Limits
 from tests.unit.agents.admission.region_in_memory import IN_WORK, region
 from tests.unit.agents.admission.world import IDS, Words, World
@@ -27,11 +27,11 @@ class Held(Words):
         self.may_go_on = threading.Event()
         self.begun = 0
 
-    def encode_chat(self, messages: Sequence[Message], *, at_most: int) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], *, tools: Sequence[Tool], at_most: int) -> list[int]:
         if len(messages[0].text) >= LONG_CHARS:
             self.begun += 1
             self.may_go_on.wait()
-        return super().encode_chat(messages, at_most=at_most)
+        return super().encode_chat(messages, tools=tools, at_most=at_most)
 
 
 @pytest.mark.parametrize("placement", ["fused", "split"])

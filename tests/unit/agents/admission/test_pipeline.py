@@ -226,7 +226,7 @@ async def test_a_defect_in_a_stage_kills_one_request_and_tells_its_client(world:
     class Broken:
         vocabulary_size = 10
 
-        def encode_chat(self, _messages: object, *, at_most: int) -> list[int]:
+        def encode_chat(self, _messages: object, *, tools: object, at_most: int) -> list[int]:
             raise ZeroDivisionError(at_most)
 
     world.services.tokenizers["tiny"] = Broken()  # type: ignore[index]

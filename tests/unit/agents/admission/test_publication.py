@@ -1,7 +1,10 @@
 """What an admission tells those who come after it."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from agents.admission.stages import FUSED, STAGES, Stage
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest
 from tests.unit.agents.admission.world import World
@@ -15,3 +18,26 @@ async def test_what_becomes_of_a_response_without_viewers_stands_in_opened_and_i
     [(_, opened)] = world.log.of(Opened, "local.generated")
     [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.standard")
     assert (opened.on_disconnect, work.on_disconnect) == (policy, policy)
+
+
+@pytest.mark.parametrize("stages", [FUSED, STAGES], ids=["fused", "stage by stage"])
+async def test_what_is_left_of_a_tenant_s_limits_is_told_once(stages: Sequence[Stage]) -> None:
+    world = World()
+    world.beat()
+    record = world.record(world.request(text="hello there"))
+    for _ in range(2):
+        await world.pipeline.handle_request(record, stages)
+    [first, again] = [opened for _, opened in world.log.of(Opened, "local.generated")]
+    assert (first.limits["tokens_limit"], first.limits["tokens_remaining"]) == (500, 500 - first.reserved_tokens)
+    assert again.limits == {}
+    assert b'"limits"' not in again.encode(), "the release before knows no such field"
+
+
+async def test_what_a_dialect_repeats_of_its_request_stands_in_opened_and_where_there_is_none_nothing_does() -> None:
+    world = World()
+    world.beat()
+    for echo in ('{"store":true}', ""):
+        await world.pipeline.handle_request(world.record(world.request(echo=echo)))
+    [(_, told), (_, silent)] = world.log.of(Opened, "local.generated")
+    assert told.echo == '{"store":true}'
+    assert b"echo" not in silent.encode()

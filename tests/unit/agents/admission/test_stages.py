@@ -14,7 +14,7 @@ from agents.admission.stages import STAGES, lane_of, validation
 from agents.quota.store import Refusal, jittered_ms
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Opened
-from schemas.request import AdmittedRequest, Lane, Message, Sampling, TextPart
+from schemas.request import AdmittedRequest, Lane, Message, Sampling, TextPart, Tool
 from schemas.verdict import Verdict
 from streams.ids import stable_partition
 from tests.unit.agents.admission.world import NOW, RESPONSE, Words, World
@@ -111,6 +111,23 @@ async def test_what_exceeds_the_context_is_told_in_the_words_that_clients_look_f
     assert ending.message == f"This model's maximum context length is 100 tokens. However, {told}"
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("w " * 110, "prompt is too long: 113 tokens > 100 maximum"),
+        ("w " * 80, "input length and `max_tokens` exceed context limit: 83 + 30 > 100"),
+        ("w" * 25_601, "prompt is too long: at least 101 tokens > 100 maximum"),
+    ],
+    ids=["prompt", "both", "endless"],
+)
+async def test_anthropics_clients_are_told_it_in_words_that_those_look_for(world: World, text: str, told: str) -> None:
+    """Agents shorten a chat, or ask for fewer tokens, by these words and their figures."""
+    request = world.request(text, sampling=Sampling(max_tokens=30), endpoint="messages")
+    await world.pipeline.handle_request(world.record(request))
+    [ending] = world.log.endings
+    assert (ending.code, ending.message.partition(",")[0]) == (EndingCode.CONTEXT_LENGTH_EXCEEDED, told)
+
+
 async def test_a_model_that_may_not_be_used_and_one_that_does_not_exist_read_the_same(world: World) -> None:
     messages = []
     for model in ("secret", "absent"):
@@ -134,7 +151,7 @@ async def test_what_takes_long_to_tokenise_leaves_the_event_loop(
 ) -> None:
     threads = set()
 
-    def encode_chat(self: Words, messages: Sequence[Message], *, at_most: int) -> list[int]:
+    def encode_chat(self: Words, messages: Sequence[Message], *, tools: Sequence[Tool], at_most: int) -> list[int]:
         threads.add(threading.get_ident())
         return [0]
 

@@ -19,7 +19,7 @@ from schemas.base import Record, Scope
 from schemas.batch import BatchJob
 from schemas.dead_letter import DeadLetter
 from schemas.generated import Ending, Opened
-from schemas.request import LANES, AdmittedRequest, Message, ReplyTo, Request, Sampling, TextPart
+from schemas.request import LANES, AdmittedRequest, Message, ReplyTo, Request, Sampling, TextPart, Tool
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
 from streams.directory import ApiKey, Limits, Model, Pool, ProducerKey, SafetyPolicy, Tenant
@@ -39,6 +39,10 @@ PUBLIC_KEY = base64.b64encode(
 RESPONSE = "resp_local-3_018f3c2e9d7a7b4e8c1d2e3f4a5b6c7d"
 
 
+VAULT, SPECIAL = 900, 999
+"""Tokens: the first of three that the tenant denies in this order, and one that is no text."""
+
+
 R = TypeVar("R", bound=Record)
 _ANY: TypeAdapter[Opened | Ending | AdmittedRequest | DeadLetter | Verdict] = TypeAdapter(
     Opened | Ending | AdmittedRequest | DeadLetter | Verdict
@@ -46,14 +50,25 @@ _ANY: TypeAdapter[Opened | Ending | AdmittedRequest | DeadLetter | Verdict] = Ty
 
 
 class Words:
-    """One token per word, and three of the template. The template does not take an assistant's turn at the end."""
+    """One token per word, and three of the template. The template does not take an assistant's turn at the end.
+
+    A raw prompt has one token in front of its words. Token ids below `VAULT` are told as words of that length.
+    """
 
     vocabulary_size = 1_000
 
-    def encode_chat(self, messages: Sequence[Message], *, at_most: int) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], *, tools: Sequence[Tool], at_most: int) -> list[int]:
         if messages[-1].role == "assistant":
             raise TemplateError("the last turn must be the user's")
         return [0, 0, 0, *(len(word) for message in messages for word in message.text.split())]
+
+    def encode_prompt(self, text: str, *, at_most: int) -> list[int]:
+        return [1, *(len(word) for word in text.split())]
+
+    def decode(self, token_ids: Sequence[int], *, with_specials: bool) -> str:
+        words = {SPECIAL: "<|end|>" if with_specials else ""}
+        words |= {VAULT + i: word for i, word in enumerate(("open ", "the ", "vault "))}
+        return "".join(words.get(token_id, "w" * token_id + " ") for token_id in token_ids)
 
 
 class Directory:

@@ -114,6 +114,7 @@ class Row:
     choice: int = 0
     kind: Kind = "content"
     cached: int = 4
+    call: int = 0
 
 
 def frame(*rows: Row, worker_id: str = "worker-1") -> Frame:
@@ -129,6 +130,7 @@ def frame(*rows: Row, worker_id: str = "worker-1") -> Frame:
         kind=[row.kind for row in rows], token_ids=[list(range(len(row.tokens))) for row in rows],
         text=["".join(row.tokens) for row in rows], text_ends=ends, logprobs=[None for _ in rows],
         finish=[row.finish for row in rows], cached_tokens=[row.cached for row in rows],
+        call=[row.call for row in rows] if any(row.kind.startswith("tool_") for row in rows) else None,
     )  # fmt: skip
 
 
@@ -138,6 +140,8 @@ class Answer:
 
     started: int = 0
     tokens: dict[tuple[int, int], str] = field(default_factory=dict)
+    kinds: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    """Per token the kind and the call of its row."""
     terminals: set[bytes] = field(default_factory=set)
     usage: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     results: set[bytes] = field(default_factory=set)
@@ -145,6 +149,11 @@ class Answer:
     @property
     def text(self) -> str:
         return "".join(self.tokens[key] for key in sorted(self.tokens, key=lambda key: key[1]))
+
+    def said(self, kind: str, call: int = 0, choice: int = 0) -> str:
+        """What was shown of one kind and call, in order."""
+        keys = sorted(key for key in self.tokens if key[0] == choice and self.kinds[key] == (kind, call))
+        return "".join(self.tokens[key] for key in keys)
 
     @property
     def terminal(self) -> Terminal:
@@ -230,13 +239,15 @@ class World:
         return answers
 
     def _take_release(self, answers: dict[str, Answer], release: Release) -> None:
-        for response_id, choice, first, text, ends in zip(
-            release.response_id, release.choice, release.first_sequence, release.text, release.text_ends, strict=True
-        ):
+        for response_id, choice, first, text, ends, kind, call in zip(
+            release.response_id, release.choice, release.first_sequence, release.text, release.text_ends, release.kind,
+            release.calls, strict=True,
+        ):  # fmt: skip
             answer, begin = answers[response_id], 0
             for index, end in enumerate(ends):
                 key = (choice, first + index)
                 assert answer.tokens.setdefault(key, text[begin:end]) == text[begin:end], "a replay says the same"
+                assert answer.kinds.setdefault(key, (kind, call)) == (kind, call)
                 begin = end
             assert sorted(sequence for _, sequence in answer.tokens) == list(range(1, len(answer.tokens) + 1))
 

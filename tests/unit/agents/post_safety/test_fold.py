@@ -50,6 +50,14 @@ def test_an_answer_from_start_to_bill() -> None:
     assert not world.endings()
 
 
+def test_the_figures_of_its_reservation_reach_who_waits_for_the_answer() -> None:
+    world = World()
+    world.write(opened("r1").model_copy(update={"limits": {"tokens_remaining": 7}}), opened("r2"))
+    Member(world).run()
+    records = [RESPONSES.validate_json(record.value or b"") for record in world.log.records(TOPICS.responses.name)]
+    assert [record.limits for record in records if isinstance(record, Started)] == [{"tokens_remaining": 7}, {}]
+
+
 def test_the_first_token_leaves_at_once_and_later_ones_are_regrouped() -> None:
     world = World(settings=PostSafetySettings(regroup_ms=50))
     member = Member(world)
@@ -220,6 +228,16 @@ def test_started_says_what_becomes_of_a_response_without_viewers(policy: str) ->
     started = RESPONSES.validate_json(record.value or b"")
     assert isinstance(started, Started)
     assert started.on_disconnect == policy
+
+
+def test_started_repeats_what_the_dialect_of_the_request_repeats_of_it() -> None:
+    world = World()
+    world.write(opened("r1").model_copy(update={"echo": '{"store":true}'}))
+    Member(world).run()
+    [record] = world.log.records(TOPICS.responses.name)
+    started = RESPONSES.validate_json(record.value or b"")
+    assert isinstance(started, Started)
+    assert started.echo == '{"store":true}'
 
 
 def test_the_answer_of_a_tenant_without_a_policy_is_never_shown() -> None:

@@ -1,24 +1,24 @@
 """Hold-back: nothing of a denied phrase leaves, everything else does, however the tokens were grouped."""
 
 from itertools import pairwise
-from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.post_safety.hold_back import Delta, HoldBack
+from agents.post_safety.strands import LaterCall, Strand
+from agents.safety.arguments import ArgumentsMatcher
 from agents.safety.phrases import PhraseSet, normalise
-from schemas.generated import Kind
 
 BOMB = PhraseSet(["make a bomb", "poison"])
 
 
-def delta(first_sequence: int, *tokens: str, choice: int = 0, kind: str = "content") -> Delta:
+def delta(first_sequence: int, *tokens: str, choice: int = 0, kind: Strand = "content") -> Delta:
     ends: list[int] = []
     for token in tokens:
         ends.append((ends[-1] if ends else 0) + len(token))
-    return Delta(choice, cast(Kind, kind), first_sequence, "".join(tokens), ends, 1)
+    return Delta(choice, kind, first_sequence, "".join(tokens), ends, 1)
 
 
 def text_of(released: list[Delta]) -> str:
@@ -101,10 +101,40 @@ def test_a_change_of_kind_ends_the_text() -> None:
     hold = HoldBack(BOMB)
     assert hold.accept(delta(1, "make", " a", kind="reasoning")) == []
     released = hold.accept(delta(3, "Sure", kind="content"))
-    assert [(each.kind, each.text) for each in released] == [("reasoning", "make a"), ("content", "Sure")]
+    assert [(each.strand, each.text) for each in released] == [("reasoning", "make a"), ("content", "Sure")]
     assert hold.accept(delta(4, " poison", kind="reasoning")) == []
     assert hold.accept(delta(5, "ok", kind="content")) == []
     assert hold.halted
+
+
+def test_the_next_call_is_another_text() -> None:
+    hold = HoldBack(BOMB)
+    second = LaterCall("tool_arguments", 1)
+    assert hold.accept(delta(1, "make", " a", kind="tool_arguments")) == []
+    released = hold.accept(delta(3, "bomb", kind=second))
+    assert [(each.strand, each.text) for each in released] == [("tool_arguments", "make a"), (second, "bomb")]
+    assert hold.accept(delta(4, " poison", kind=second)) == []
+    assert hold.accept(delta(5, "ok", kind=LaterCall("tool_name", 2))) == []
+    assert hold.halted
+
+
+def test_a_token_that_ends_within_an_escape_waits_for_the_rest_of_it() -> None:
+    hold = HoldBack(BOMB)
+    assert text_of(hold.accept(delta(1, '{"a": "', "\\u00", kind="tool_arguments"))) == '{"a": "'
+    assert hold.accept(delta(3, "7", kind="tool_arguments")) == []
+    assert text_of(hold.accept(delta(4, "8", "y ", kind="tool_arguments"))) == "\\u0078y "
+    assert not hold.passes(0, "tool_arguments", "\\u0070oison", [11])
+    assert hold.accept(delta(6, "\\u0070oison", kind="tool_arguments")) == []
+    assert hold.accept(delta(7, '"}', kind="tool_arguments")) == []
+    assert hold.halted
+    assert hold.released == 5
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "tool_name"])
+def test_a_backslash_is_no_escape_in_what_is_never_json(kind: Strand) -> None:
+    hold = HoldBack(BOMB)
+    assert text_of(hold.accept(delta(1, "C:\\u00", kind=kind))) == "C:\\u00"
+    assert text_of(hold.accept(delta(2, "70oison ", kind=kind))) == "70oison "
 
 
 def test_choices_are_sought_apart_and_released_in_one_order() -> None:
@@ -118,7 +148,70 @@ def test_choices_are_sought_apart_and_released_in_one_order() -> None:
     assert hold.released == 4
 
 
-PARTS = ["make", " make", " a", " bomb", "bo", "mb", "bomb", "poi", "son", " poison", ",", " ", "", "🙂", "x", "s"]
+@pytest.mark.parametrize("between", ["tool_name", "tool_arguments", "reasoning"])
+@pytest.mark.parametrize("content", [["b", "ad phr", "ase"], ["so bad", " phrase"], ["b\\u00", "61d phr", "ase"]])
+def test_a_phrase_that_goes_on_behind_another_strand_is_never_whole(content: list[str], between: Strand) -> None:
+    hold = HoldBack(PhraseSet(["bad phrase"]))
+    released: list[Delta] = []
+    for number, piece in enumerate(content):
+        released += hold.accept(delta(2 * number + 1, piece))
+        released += hold.accept(delta(2 * number + 2, "f", kind=between))
+    released += hold.finish()
+    assert hold.halted
+    assert [each.text for each in released if each.strand == "content"] == content[:-1]
+    assert len(released) == hold.released == 2 * len(content) - 2, "nothing waits for a text that may never go on"
+
+
+def test_a_call_that_is_interrupted_by_content_goes_on() -> None:
+    hold = HoldBack(BOMB)
+    arguments = LaterCall("tool_arguments", 1)
+    hold.accept(delta(1, '{"a": "make', kind=arguments))
+    assert text_of(hold.accept(delta(2, "ok"))) == '{"a": "makeok'
+    assert hold.accept(delta(3, ' a bomb"}', kind=arguments)) == []
+    assert hold.halted
+
+
+def test_of_many_calls_only_the_latest_is_remembered() -> None:
+    hold = HoldBack(BOMB)
+    for number in range(100):
+        hold.accept(delta(2 * number + 1, "f", kind=LaterCall("tool_name", number + 1)))
+        hold.accept(delta(2 * number + 2, "{}", kind=LaterCall("tool_arguments", number + 1)))
+    assert len(hold._left[0]) == 1
+
+
+@pytest.mark.parametrize("content", ['{"a":"make \\u0061 bomb"}', '{"a":"make\\na bomb"}', '{"a":"C:\\poison"}'])
+def test_content_may_be_json(content: str) -> None:
+    for size in range(1, len(content) + 1):
+        hold = HoldBack(BOMB)
+        tokens = [content[begin : begin + size] for begin in range(0, len(content), size)]
+        out = [each for number, token in enumerate(tokens, 1) for each in hold.accept(delta(number, token))]
+        out += hold.finish()
+        assert hold.halted
+        assert "make" not in text_of(out)
+        assert "poison" not in text_of(out)
+
+
+def test_behind_an_escape_rows_pass_again() -> None:
+    hold = HoldBack(BOMB)
+    hold.accept(delta(1, "Here"))
+    assert not hold.passes(0, "content", "\\n", [2])
+    assert text_of(hold.accept(delta(2, "\\n"))) == "\\n"
+    hold.accept(delta(3, "x"))
+    assert hold.passes(0, "content", " you", [4])
+
+
+PARTS = [
+    "make", " make", " a", " bomb", "bo", "mb", "bomb", "poi", "son", " poison", ",", " ", "", "🙂", "x", "s",
+    "\\n", "\\", "\\u00", "70",
+]  # fmt: skip
+
+
+def is_denied(text: str, phrases: PhraseSet = BOMB) -> bool:
+    """In either reading."""
+    json = ArgumentsMatcher(phrases)
+    json.feed(text)
+    json.finish()
+    return json.match is not None or phrases.first_match(text) is not None
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=25), st.lists(st.integers(0, 100), max_size=8))
@@ -139,14 +232,14 @@ def test_grouping_changes_nothing_and_nothing_of_a_match_leaks(tokens: list[str]
     assert text_of(grouped_rows) == "".join(tokens[: grouped_hold.released])
 
     whole = "".join(tokens)
-    match = BOMB.first_match(whole)
-    assert grouped_hold.halted == (match is not None)
-    if match is None:
+    assert grouped_hold.halted == is_denied(whole)
+    if not grouped_hold.halted:
         assert grouped_hold.released == len(tokens)
-    else:
-        assert text_of(grouped_rows) == whole[: len(text_of(grouped_rows))]
+        return
+    assert not is_denied(text_of(grouped_rows))
+    match = BOMB.first_match(whole)
+    if match is not None:
         assert len(text_of(grouped_rows)) <= match.start
-        assert BOMB.first_match(text_of(grouped_rows)) is None
         assert normalise(whole[match.start : match.end]).text == match.phrase
 
 
@@ -161,7 +254,9 @@ def test_after_the_same_tokens_the_same_prefix_is_out(tokens: list[str], length:
     assert one.released == other.released
 
 
-KINDS = ["content", "content", "content", "reasoning"]
+KINDS: list[Strand] = [
+    "content", "content", "content", "reasoning", "tool_arguments", LaterCall("tool_arguments", 1),
+]  # fmt: skip
 
 
 @given(
@@ -171,17 +266,58 @@ KINDS = ["content", "content", "content", "reasoning"]
     ),
     st.sampled_from([BOMB, PhraseSet([])]),
 )
-def test_rows_that_pass_leave_as_they_would_have(rows: list[tuple[list[str], str, int]], phrases: PhraseSet) -> None:
+def test_rows_that_pass_leave_as_they_would_have(rows: list[tuple[list[str], Strand, int]], phrases: PhraseSet) -> None:
     quick, careful = HoldBack(phrases), HoldBack(phrases)
     first_sequence = 1
     for tokens, kind, choice in rows:
         row = delta(first_sequence, *tokens, kind=kind, choice=choice)
         first_sequence += len(tokens)
-        passed = quick.passes(row.choice, row.kind, row.text, row.text_ends)
+        passed = quick.passes(row.choice, row.strand, row.text, row.text_ends)
         assert ([row] if passed else quick.accept(row)) == careful.accept(row)
         assert (quick.released, quick.halted, quick.match) == (careful.released, careful.halted, careful.match)
     assert quick.finish() == careful.finish()
     assert (quick.released, quick.halted, quick.match) == (careful.released, careful.halted, careful.match)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(PARTS), min_size=1, max_size=3),
+            st.sampled_from(["content", "content", "reasoning", "tool_name", "tool_arguments"]),
+            st.integers(0, 1),
+        ),
+        max_size=20,
+    )
+)
+def test_no_phrase_is_in_the_joined_text_of_a_strand(rows: list[tuple[list[str], Strand, int]]) -> None:
+    hold = HoldBack(BOMB)
+    out: list[Delta] = []
+    seen: dict[tuple[int, Strand], str] = {}
+    ended_denied = False
+    first_sequence = 1
+    for tokens, kind, choice in rows:
+        out += hold.accept(delta(first_sequence, *tokens, kind=kind, choice=choice))
+        first_sequence += len(tokens)
+        seen[choice, kind] = seen.get((choice, kind), "") + "".join(tokens)
+        ended_denied = ended_denied or is_denied(seen[choice, kind])
+    out += hold.finish()
+    released: dict[tuple[int, Strand], str] = {}
+    for each in out:
+        released[each.choice, each.strand] = released.get((each.choice, each.strand), "") + each.text
+    for (_, kind), text in released.items():
+        if kind != "tool_arguments":
+            assert BOMB.first_match(text) is None
+        if kind in ("content", "tool_arguments"):
+            json = ArgumentsMatcher(BOMB)
+            json.feed(text)
+            json.finish()
+            assert json.match is None
+    assert hold.halted <= ended_denied, "halts only where a text would be denied if it ended there"
+    if not hold.halted:
+        assert hold.released == first_sequence - 1
+        assert {key: text for key, text in seen.items() if text} == {
+            key: text for key, text in released.items() if text
+        }
 
 
 def test_most_rows_pass() -> None:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from agents.post_safety.effects import Released
 from agents.post_safety.regroup import MAX_CHARS, MAX_ROWS, Group, Regrouper
+from agents.post_safety.strands import LaterCall, Strand, kind_and_call
 from schemas.base import Scope
 from schemas.responses import Release
 
@@ -13,11 +14,17 @@ tokens = st.lists(st.text(max_size=4), min_size=1, max_size=4)
 
 
 def released(
-    text: list[str], *, first_sequence: int = 2, scope: Scope = SCOPES[0], response_id: str = "r1", partition: int = 0
+    text: list[str],
+    *,
+    first_sequence: int = 2,
+    scope: Scope = SCOPES[0],
+    response_id: str = "r1",
+    partition: int = 0,
+    strand: Strand = "content",
 ) -> Released:
     ends = [len("".join(text[: index + 1])) for index in range(len(text))]
     scope_json = scope.model_dump_json().encode()
-    return Released(partition, [(scope_json, response_id, 0, first_sequence, "content", "".join(text), ends, 7)])
+    return Released(partition, [(scope_json, response_id, 0, first_sequence, strand, "".join(text), ends, 7)])
 
 
 @given(st.lists(st.tuples(tokens, st.sampled_from(SCOPES), st.integers(1, 2**31)), min_size=1, max_size=6))
@@ -31,6 +38,21 @@ def test_the_bytes_are_those_of_the_schema(rows: list[tuple[list[str], Scope, in
     assert record.text == ["".join(text) for text, _, _ in rows]
     assert [record.scopes[index] for index in record.scope] == [scope for _, scope, _ in rows]
     assert (group.rows, group.tokens) == (len(rows), sum(len(text) for text, _, _ in rows))
+
+
+STRANDS: list[Strand] = ["content", "reasoning", "tool_name", "tool_arguments", LaterCall("tool_arguments", 1)]
+
+
+@given(st.lists(st.sampled_from(STRANDS), min_size=1))
+def test_rows_of_tools_keep_their_calls_in_the_bytes_of_the_schema(strands: list[Strand]) -> None:
+    regrouper = Regrouper(10)
+    for strand in strands:
+        regrouper.add(released(["x"], strand=strand), 0)
+    [group] = regrouper.take_all()
+    record = Release.model_validate_json(group.value)
+    assert record.encode() == group.value
+    assert [*zip(record.kind, record.calls, strict=True)] == [kind_and_call(strand) for strand in strands]
+    assert (record.call is None) == all(kind in ("content", "reasoning") for kind in record.kind)
 
 
 def test_rows_wait_for_others_but_a_first_token_does_not() -> None:

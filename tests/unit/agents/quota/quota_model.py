@@ -1,7 +1,7 @@
 """What quota means, in plain Python: the model that the Lua script is held against, and a store for tests of stages."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agents.quota.store import (
     OUTCOME_KEEP_MS,
@@ -167,14 +167,20 @@ class TenantModel:
         self.backlog += MINUTE_MS
         self.tokens -= tokens
         self._add(response_id, tokens, deadline_ms, lane)
-        return self._set_route(response_id, decision)
+        return self._taken(response_id, decision)
 
     def decide(self, response_id: str, decision: Decision, tokens: int, deadline_ms: int) -> Outcome:
         self._advance()
         if response_id not in self.reservations and not self._refused_as(response_id):
             self.tokens -= tokens
             self._add(response_id, tokens, deadline_ms, decision.lane)
+            return self._taken(response_id, decision)
         return self._set_route(response_id, decision)
+
+    def _taken(self, response_id: str, decision: Decision | None) -> Outcome:
+        outcome = self._set_route(response_id, decision)
+        assert isinstance(outcome, Reserved | Decided)
+        return replace(outcome, limits=self.figures())
 
     def _set_route(self, response_id: str, decision: Decision | None) -> Outcome:
         reservation = self.reservations.get(response_id)

@@ -40,6 +40,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
 
         def heard(self, id_: str, real: object, expected: object) -> None:
             assert real == expected
+            assert getattr(real, "limits", None) == getattr(expected, "limits", None), "what clients are told"
             assert not isinstance(real, Finished) or id_ in self.settled, "silence before anybody settled it"
 
         @initialize(requests=st.integers(1, 200), tokens=st.integers(1, 200_000), concurrency=st.integers(1, 4))

@@ -41,3 +41,18 @@ async def test_beyond_a_limit_nothing_is_routed_then_or_later(client: Redis) -> 
     again = await reserve(quota, "r1", ROUTE, 1)
     assert isinstance(again, Refusal)
     assert again.code is refusal.code
+
+
+async def test_who_takes_is_told_what_is_left_and_nobody_is_told_twice(client: Redis) -> None:
+    quota = await new_quota(client)
+    first, second = await reserve(quota, "r1", None, 100), await reserve(quota, "r2", ROUTE, 300)
+    assert isinstance(first, Reserved)
+    assert isinstance(second, Decided)
+    assert (first.limits["requests_remaining"], first.limits["tokens_remaining"]) == (59, 900)
+    assert second.limits == {
+        "requests_limit": 60, "requests_remaining": 58, "requests_reset_ms": 2_000,
+        "tokens_limit": 1_000, "tokens_remaining": 600, "tokens_reset_ms": 24_000,
+    }  # fmt: skip
+    for again in (await reserve(quota, "r1", None), await reserve(quota, "r1", ROUTE), await decide(quota, "r2")):
+        assert isinstance(again, Reserved | Decided)
+        assert again.limits == {}, "of then, and nobody has kept them"

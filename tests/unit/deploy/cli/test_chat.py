@@ -15,11 +15,11 @@ from schemas.websocket import Accepted, Delta, ErrorBody, ErrorMessage, Terminal
 from tests.servers import proxy_of_the_environment
 
 
-def delta(first: int, last: int, text: str, kind: str = "content") -> Delta:
+def delta(first: int, last: int, text: str, kind: str = "content", call: int = 0) -> Delta:
     return Delta.model_validate(
         {
             "response_id": "r", "first_sequence": first, "sequence_number": last, "choice": 0, "kind": kind,
-            "text": text,
+            "call": call, "text": text,
         }
     )  # fmt: skip
 
@@ -49,6 +49,19 @@ def test_reasoning_counts_but_is_not_part_of_the_text() -> None:
     answer = Answer()
     assert answer.take(delta(1, 5, "hm", kind="reasoning")) == ""
     assert (answer.text, answer.sequence_number) == ("", 5)
+
+
+def test_a_call_of_a_tool_is_shown_on_a_line_of_its_own_and_is_not_part_of_the_text() -> None:
+    answer = Answer()
+    deltas = [
+        delta(1, 1, "hm", "reasoning"), delta(2, 2, "Wait"), delta(3, 3, "."), delta(4, 4, "get_", "tool_name"),
+        delta(5, 5, "weather", "tool_name"), delta(6, 6, '{"city":', "tool_arguments"),
+        delta(7, 7, ' "Rome"}', "tool_arguments"), delta(8, 8, "get_time", "tool_name", 1), delta(9, 9, "Done"),
+    ]  # fmt: skip
+    shown = "".join(answer.take(each) for each in deltas)
+    assert shown == 'Wait.\n→ get_weather {"city": "Rome"}\n→ get_time\nDone'
+    assert answer.text == "Wait.Done"
+    assert Answer().take(delta(1, 1, "f", "tool_name")) == "→ f"
 
 
 @contextmanager

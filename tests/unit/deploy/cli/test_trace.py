@@ -246,6 +246,27 @@ def test_a_second_attempt_is_told_apart(story: Story) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("records", [1, 2])
+def test_calls_of_tools_are_counted_and_neither_name_nor_arguments_are_told(story: Story, records: int) -> None:
+    story.is_admitted()
+    story.at(20, story.topics.generated, story.fence(18), HOME)
+    kinds = ["tool_name", "tool_arguments"]
+    for record, kind in enumerate(kinds[:records]):
+        of_tools = {"kind": [kind, kind], "call": [7, record]}
+        frame, release = story.frame(40, record + 1), story.release(40, record + 1)
+        story.at(41 + record, story.topics.generated, frame.model_copy(update=of_tools), HOME, key="worker-1")
+        story.at(44 + record, story.topics.responses, release.model_copy(update=of_tools), PARTITION, key=None)
+    told = [step.what for step in story.told()[0].steps()]
+    assert {
+        1: {"first token stored, 1 tool call", "first text released, 1 tool call"},
+        2: {
+            "first token stored", "newest token stored: 2 in 2 frames, 2 tool calls",
+            "newest text released: 2 tokens in 2 records, 2 tool calls",
+        },
+    }[records] <= {*told}  # fmt: skip
+    assert not any(ANSWER in what for what in told)
+
+
 def test_a_refusal_is_told(story: Story) -> None:
     story.at(2, story.topics.requests, story.request(), 6)
     ending = Ending(

@@ -13,6 +13,7 @@ import pytest
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.vllm_engine import (
+    MAX_WHY_CHARS,
     ONE_PROCESS_EXECUTOR,
     VllmEngine,
     compute_threads,
@@ -20,6 +21,7 @@ from gpu_consumers.engines.vllm_engine import (
     sampling_arguments,
 )
 from schemas.request import RepetitionDetection, Sampling
+from schemas.structure import StructuredOutputs
 from streams.dialects.openai_parameters import NOT_OFFERED
 
 DEADLINE_S = 10.0
@@ -41,6 +43,7 @@ def test_values_are_passed_on_unchanged() -> None:
         bad_words=["y"], allowed_token_ids=[3, 4], include_stop_str_in_output=True, skip_special_tokens=False,
         spaces_between_special_tokens=False,
         repetition_detection=RepetitionDetection(max_pattern_size=3, min_count=2),
+        structured_outputs=StructuredOutputs(choice=["z"]),
     )  # fmt: skip
     arguments = sampling_arguments(asked, 30)
     told = asked.model_dump()
@@ -74,6 +77,9 @@ class ScriptedLlm:
         self._error = error
         self.may_end = threading.Event()
         self.shut_down_by: list[threading.Thread] = []
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
 
     async def add_request(self, *_arguments: object, **_options: object) -> None:
         raise self._error
@@ -126,6 +132,62 @@ async def test_whatever_vllm_refuses_a_request_with_ends_that_request(kind: str,
     assert delta.error is not None
     assert type(error).__name__ in delta.error
     assert not deaths
+    await engine.close()
+
+
+# vLLM and torch warn of their own deprecations while they are imported.
+@pytest.mark.filterwarnings("ignore")
+async def test_a_structure_is_validated_beside_the_loop_and_blamed_for_what_fails() -> None:
+    exceptions = pytest.importorskip("vllm.exceptions", reason="vLLM is not installed")
+    validated_by: list[threading.Thread] = []
+
+    class Processor:
+        def process_inputs(self, *_arguments: object, **_options: object) -> None:
+            validated_by.append(threading.current_thread())
+            raise exceptions.VLLMValidationError("Grammar error: " + "x" * 100_000)
+
+        async def process_inputs_async(self, *arguments: object, **options: object) -> None:
+            await asyncio.to_thread(self.process_inputs, *arguments, **options)
+
+    llm = ScriptedLlm(ValueError())
+    llm.input_processor = Processor()  # type: ignore[attr-defined]
+    llm.may_end.set()
+    engine = ScriptedEngine(llm)
+    ended: asyncio.Queue[list[EngineDelta]] = asyncio.Queue()
+    await engine.start(ended.put_nowait, lambda _death: None)
+    engine.submit(EngineRequest("r", [1, 2], Sampling(structured_outputs=StructuredOutputs(regex="a")), 5))
+    async with asyncio.timeout(DEADLINE_S):
+        [delta] = await ended.get()
+    assert validated_by != [threading.current_thread()]
+    assert delta.refused_param == "structured_outputs"
+    assert delta.error is not None
+    assert len(delta.error) == MAX_WHY_CHARS
+    await engine.close()
+
+
+# vLLM and torch warn of their own deprecations while they are imported.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("is_turn", "reasoning_ended"), [(True, None), (False, True)])
+async def test_what_follows_on_a_text_is_bound_from_its_first_token(
+    is_turn: bool, reasoning_ended: bool | None
+) -> None:
+    pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    told: list[dict[str, Any]] = []
+
+    class Llm(ScriptedLlm):
+        async def add_request(self, *arguments: object, **options: object) -> None:
+            told.append(options)
+            await super().add_request(*arguments, **options)
+
+    llm = Llm(ValueError())
+    llm.may_end.set()
+    engine = ScriptedEngine(llm)
+    ended: asyncio.Queue[list[EngineDelta]] = asyncio.Queue()
+    await engine.start(ended.put_nowait, lambda _death: None)
+    engine.submit(EngineRequest("r", [1, 2], Sampling(), 5, is_turn=is_turn))
+    async with asyncio.timeout(DEADLINE_S):
+        await ended.get()
+    assert [options.get("reasoning_ended") for options in told] == [reasoning_ended]
     await engine.close()
 
 

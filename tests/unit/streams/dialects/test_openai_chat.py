@@ -11,6 +11,7 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.request import Sampling
 from schemas.responses import TokenUsage
 from streams.dialects import json_body
+from streams.dialects.fields import NotOffered
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import ChatRequest, RequestError, end_user_pseudonym
 from streams.dialects.openai_chat import ChunkWriter, parse_chat_request
@@ -21,8 +22,8 @@ from streams.dialects.openai_parameters import (
     HINTS_IN_MESSAGE,
     NOT_OFFERED,
     NOT_OFFERED_IN_MESSAGE,
-    NotOffered,
 )
+from streams.dialects.said import Said
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 USAGE = TokenUsage(prompt_tokens=5, cached_tokens=2, completion_tokens=7)
@@ -44,7 +45,7 @@ def test_every_parameter_that_an_engine_can_honour_arrives() -> None:
         "skip_special_tokens": False, "spaces_between_special_tokens": False,
         "repetition_detection": {"min_pattern_size": 2, "max_pattern_size": 8, "min_count": 3},
     }  # fmt: skip
-    assert {*given, "max_tokens"} - {"max_completion_tokens"} == set(Sampling.model_fields)
+    assert {*given, "max_tokens"} - {"max_completion_tokens"} == set(Sampling.model_fields) - {"structured_outputs"}
     chat = parse_chat_request({**HELLO, **given, "stream": True, "stream_options": {"include_usage": True}})
     assert (chat.include_usage, chat.stream) == (True, True)
     expected = {
@@ -77,6 +78,7 @@ def _neutral_bodies() -> Iterator[Mapping[str, object]]:
         yield from ({name: value} for value in row.asks_for_nothing)
     yield dict.fromkeys(NOT_OFFERED) | dict.fromkeys(HINTS) | {"unheard_of": None}
     yield {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
+    yield from ({"tool_choice": mode} for mode in ("none", "auto"))
     yield from ({name: kind()} for name, kind in HINTS.items())
     yield {"metadata": {"job": "1"}, "prompt_cache_key": "tenant-7", "chat_template_kwargs": {"enable_thinking": False}}
     yield {"stream_options": None}
@@ -135,22 +137,6 @@ def test_usage_may_be_asked_for_where_it_comes_anyway() -> None:
     assert (chat.stream, chat.include_usage, chat.usage_so_far) == (False, True, True)
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [{"tools": [{"type": "function"}], "tool_choice": choice} for choice in ("auto", "required", {"type": "function"})]
-    + [{"tool_choice": "required", "tools": [{}], "n": 2, "functions": [{}], "parallel_tool_calls": True}],
-    ids=str,
-)
-def test_of_tools_and_what_goes_with_them_the_tools_are_blamed(extra: dict[str, object]) -> None:
-    for body in ({**HELLO, **extra}, {**HELLO, **dict(reversed(extra.items()))}):
-        with pytest.raises(RequestError) as refused:
-            parse_chat_request(body)
-        assert (refused.value.param, refused.value.message) == (
-            "tools",
-            "tools is not supported: tools are not called yet.",
-        )
-
-
 @pytest.mark.parametrize(("name", "row"), NOT_OFFERED.items())
 def test_what_asks_for_something_that_is_not_offered_is_told_why(name: str, row: NotOffered) -> None:
     with pytest.raises(RequestError) as refused:
@@ -163,18 +149,16 @@ def test_what_asks_for_something_that_is_not_offered_is_told_why(name: str, row:
     ("extra", "param"),
     [
         ({"n": 2}, "n"), ({"n": 10**9}, "n"), ({"n": True}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"),
-        ({"thinking_token_budget": 4}, "thinking_token_budget"), ({"structured_outputs": {}}, "structured_outputs"),
+        ({"thinking_token_budget": 4}, "thinking_token_budget"),
         ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"), ({"stream_interval": 4}, "stream_interval"),
         ({"audio": {"voice": "x"}}, "audio"), ({"modalities": ["text", "audio"]}, "modalities"),
         ({"functions": [{}]}, "functions"), ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"beam_width": 4}, "beam_width"), ({"unheard_of": 0}, "unheard_of"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0].type",
@@ -346,7 +330,7 @@ def test_chunks_have_openais_shape() -> None:
 
 def test_a_completion_has_openais_shape() -> None:
     completion = completion_object(
-        response_id="resp_local-0_ab", created_s=1, model="tiny", texts=["Paris."], code=EndingCode.COMPLETED,
+        response_id="resp_local-0_ab", created_s=1, model="tiny", choices=[Said("Paris.")], code=EndingCode.COMPLETED,
         finish_reasons=["stop"], usage=USAGE,
     )  # fmt: skip
     assert completion == {
@@ -375,8 +359,8 @@ def test_a_completion_has_openais_shape() -> None:
 
 def test_a_halted_answer_says_content_filter() -> None:
     halted = completion_object(
-        response_id="r", created_s=1, model="m", texts=["Once"], code=EndingCode.SAFETY_HALTED, finish_reasons=[],
-        usage=USAGE,
+        response_id="r", created_s=1, model="m", choices=[Said("Once")], code=EndingCode.SAFETY_HALTED,
+        finish_reasons=[], usage=USAGE,
     )  # fmt: skip
     assert halted["choices"][0]["finish_reason"] == "content_filter"
 

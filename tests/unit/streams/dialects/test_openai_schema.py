@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from streams.dialects.openai_parameters import HINTS, NOT_OFFERED
-from streams.dialects.openai_schema import chat_schema
+from streams.dialects.openai_parameters import HINTS, NOT_OFFERED, NOT_OFFERED_WITH_A_PROMPT
+from streams.dialects.openai_schema import chat_schema, completion_schema
 from tests.unit.streams.dialects.recorded import RECORDED
 
 SCHEMA = chat_schema("#/$defs/{model}")
@@ -19,6 +19,18 @@ def _types(schema: dict[str, Any]) -> set[str]:
 def test_what_may_be_one_string_is_published_so() -> None:
     assert _types(SCHEMA["properties"]["stop"]) == {"string", "array", "null"}
     assert _types(SCHEMA["$defs"]["ChatMessage"]["properties"]["content"]) == {"string", "array"}
+
+
+def test_a_raw_prompt_is_published_in_its_four_forms() -> None:
+    published = completion_schema("#/$defs/{model}")
+    assert published["required"] == ["model", "prompt"]
+    forms = published["properties"]["prompt"]["anyOf"]
+    assert [(form["type"], form.get("items", {}).get("type")) for form in forms] == [
+        ("string", None), ("array", "integer"), ("array", "string"), ("array", "array"),
+    ]  # fmt: skip
+    assert [form.get("maxItems") for form in forms[2:]] == [1, 1]
+    for name, row in NOT_OFFERED_WITH_A_PROMPT.items():
+        assert published["properties"][name]["enum"] == [None, *row.asks_for_nothing]
 
 
 def test_null_asks_for_the_default_of_all_but_what_must_be_there() -> None:

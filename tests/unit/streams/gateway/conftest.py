@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 
+import anthropic
 import pytest
 
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import Stack, gateway_settings, memory_log, serving
+from tests.unit.streams.gateway.messages_clients import package
 
 _regions = iter(f"t{number}" for number in range(10_000))
 
@@ -20,3 +22,10 @@ def settings(redis_url: str) -> Settings:
 async def stack(settings: Settings) -> AsyncIterator[Stack]:
     async with serving(settings, memory_log(settings)) as served:
         yield served
+
+
+@pytest.fixture
+async def api(stack: Stack) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """Anthropic's package, of the stack's tenant."""
+    async with package(stack) as given:
+        yield given

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from schemas.base import Scope
 from schemas.control import Cancel
 from schemas.endings import EndingCode
+from schemas.generated import Kind
 from schemas.request import OnDisconnect, Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
@@ -33,6 +36,8 @@ from streams.tracing.tracing import Tracing
 KEY, OTHER_KEY = "sk-test-acme", "sk-test-beta"
 MODEL_PATH = Path(__file__).parents[4] / "models" / "sluice-tiny"
 SECRET = "s" * 32
+Strands = Sequence[tuple[Kind, int]]
+"""Per token the kind of its row, and its call."""
 PATIENCE_S = 0.002
 """How long a client of the log in memory waits where Kafka's would wait for something to happen."""
 
@@ -156,37 +161,45 @@ class Pipeline:
         partition = parse_response_id(response_id).partition
         self.log.append(self.topics.responses.name, record.encode(), key=response_id, partition=partition)
 
-    def start(self, request: Request) -> None:
-        self.write(request.response_id, started(request.response_id, request.scope, request.on_disconnect))
+    def start(self, request: Request, **fields: Any) -> None:
+        self.write(request.response_id, started(request.response_id, request.scope, request.on_disconnect, **fields))
 
-    def release(self, request: Request, first: int, tokens: Sequence[str]) -> None:
-        self.write(request.response_id, release(request.response_id, request.scope, first, tokens))
+    def release(self, request: Request, first: int, tokens: Sequence[str], strands: Strands | None = None) -> None:
+        self.write(request.response_id, release(request.response_id, request.scope, first, tokens, strands))
 
     def end(self, request: Request, sequence: int, code: EndingCode = EndingCode.COMPLETED, **fields: Any) -> None:
         self.write(request.response_id, terminal(request.response_id, request.scope, sequence, code, **fields))
 
-    async def answer(self, tokens: Sequence[str]) -> Request:
+    async def answer(self, tokens: Sequence[str], **started: Any) -> Request:
         """Answers the next request in full."""
         request = await self.next_request()
-        self.start(request)
+        self.start(request, **started)
         for number, token in enumerate(tokens, 1):
             self.release(request, number, [token])
         self.end(request, len(tokens) + 1)
         return request
 
 
-def started(response_id: str, scope: Scope, on_disconnect: OnDisconnect = "continue") -> Started:
+def started(response_id: str, scope: Scope, on_disconnect: OnDisconnect = "continue", **fields: Any) -> Started:
     return Started(
         response_id=response_id, scope=scope, model="tiny", requested_model="small", lane="standard", pool="default",
         prompt_tokens=4, accepted_at_ms=now_ms(), deadline_ms=now_ms() + 60_000, on_disconnect=on_disconnect,
+        **fields,
     )  # fmt: skip
 
 
-def release(response_id: str, scope: Scope, first: int, tokens: Sequence[str]) -> Release:
-    ends = [len("".join(tokens[: i + 1])) for i in range(len(tokens))]
+def release(
+    response_id: str, scope: Scope, first: int, tokens: Sequence[str], strands: Strands | None = None
+) -> Release:
+    """A row for each run of tokens of one kind and call: all of them content where nothing else is said."""
+    each = zip(tokens, strands or [("content", 0)] * len(tokens), strict=True)
+    runs = [(strand, [token for token, _ in run]) for strand, run in groupby(each, itemgetter(1))]
+    rows, lengths = len(runs), [len(run) for _, run in runs]
     return Release(
-        scopes=[scope], scope=[0], response_id=[response_id], choice=[0], first_sequence=[first], kind=["content"],
-        text=["".join(tokens)], text_ends=[ends], emitted_at_us=[time.time_ns() // 1_000],
+        scopes=[scope], scope=[0] * rows, response_id=[response_id] * rows, choice=[0] * rows,
+        first_sequence=[first + sum(lengths[:row]) for row in range(rows)], kind=[kind for (kind, _), _ in runs],
+        text=["".join(run) for _, run in runs], text_ends=[[*accumulate(map(len, run))] for _, run in runs],
+        emitted_at_us=[time.time_ns() // 1_000] * rows, call=strands and [call for (_, call), _ in runs],
     )  # fmt: skip
 
 
@@ -194,7 +207,7 @@ def terminal(
     response_id: str, scope: Scope, sequence: int, code: EndingCode = EndingCode.COMPLETED, **fields: Any
 ) -> Terminal:
     usage = TokenUsage(prompt_tokens=4, cached_tokens=1, completion_tokens=sequence - 1)
-    reasons = ["stop"] if code is EndingCode.COMPLETED else []
+    reasons = fields.pop("finish_reasons", ["stop"] if code is EndingCode.COMPLETED else [])
     return Terminal(
         response_id=response_id, scope=scope, sequence_number=sequence, code=code, finish_reasons=reasons, usage=usage,
         model="tiny", ended_at_ms=now_ms(), **fields,

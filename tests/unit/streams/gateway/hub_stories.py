@@ -35,6 +35,8 @@ class Reader:
         self.hub = watched
         self.history = history
         self.text = ""
+        self.strands: list[tuple[str, int]] = []
+        """Of each token that was seen its kind and its call."""
         self.last = self.first_after = after
         self.terminal: Terminal | None = None
         self.closed: CloseReason | None = None
@@ -58,6 +60,7 @@ class Reader:
         assert len(span.text_ends) == span.tokens
         self.last = span.sequence_number
         self.text += span.text
+        self.strands += [(span.kind, span.call)] * span.tokens
 
     def take(self, times: int = 1_000) -> None:
         for _ in range(times):

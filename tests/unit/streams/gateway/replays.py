@@ -35,5 +35,5 @@ def http(stack: Stack) -> httpx.AsyncClient:
 
 async def text_after(stack: Stack, response_id: str, after: int) -> dict[str, Any]:
     async with http(stack) as client:
-        answer = await client.get(f"/v1/responses/{response_id}?stream=true&starting_after={after}")
+        answer = await client.get(f"/v1/chat/completions/{response_id}?stream=true&starting_after={after}")
     return {"status": answer.status_code, "text": answer.text}

@@ -219,8 +219,8 @@ async def test_who_comes_back_while_its_response_ends_and_leaves_memory_is_told_
     assert [f'"{text}"' in answer["text"] for text in ("abc", "bc")] == [False, True]
     assert "[DONE]" in answer["text"]
     async with http(stack) as client:
-        whole = (await client.get(f"/v1/responses/{response_id}")).json()
-    assert (whole["status"], whole["output_text"]) == ("completed", "abc")
+        whole = (await client.get(f"/v1/chat/completions/{response_id}")).json()
+    assert (whole["status"], whole["choices"][0]["message"]["content"]) == ("completed", "abc")
 
 
 async def test_who_comes_back_while_another_gateway_reads_the_rest_is_told_it(

@@ -135,8 +135,8 @@ async def test_what_was_left_to_the_log_has_ended_at_every_gateway(
     stack.runtime.hub._ended.clear()
     monkeypatch.setattr(Pump, "owned", [1])
     async with http(stack) as client:
-        answer = (await client.get(f"/v1/responses/{response_id}")).json()
-    assert (answer["status"], answer["output_text"]) == ("completed", "ab")
+        answer = (await client.get(f"/v1/chat/completions/{response_id}")).json()
+    assert (answer["status"], answer["choices"][0]["message"]["content"]) == ("completed", "ab")
 
 
 async def test_the_gateway_that_left_it_knows_so_before_redis_does(

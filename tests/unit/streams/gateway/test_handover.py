@@ -35,7 +35,7 @@ class Client:
 
     def __init__(self, stack: Stack, response_id: str | None = None, after: int = 0) -> None:
         self._stack = stack
-        self._path = f"/v1/responses/{response_id}?stream=true&starting_after={after}" if response_id else None
+        self._path = f"/v1/chat/completions/{response_id}?stream=true&starting_after={after}" if response_id else None
         self.text = ""
         self.ended = asyncio.ensure_future(self._follow())
 
@@ -152,7 +152,7 @@ async def test_the_old_gateway_does_not_pretend_to_follow_what_has_moved(region:
     new.pipeline.end(request, 3)
     await until(lambda: new.runtime.hub.get(request.response_id) is None, "it has ended and stands in history")
     async with http(region.old) as asking:
-        answer = await asking.get(f"/v1/responses/{request.response_id}?stream=true&starting_after=1")
+        answer = await asking.get(f"/v1/chat/completions/{request.response_id}?stream=true&starting_after=1")
         assert '"two "' in answer.text, "what has ended is replayed everywhere"
     await client.leave()
 
@@ -279,8 +279,9 @@ async def test_how_a_response_began_is_known_to_who_reads_its_first_token_at_the
     new.pipeline.release(request, 1, ["one "])
     await until(lambda: new.runtime.hub.released_tokens == 1, "the first token is there")
     async with http(new) as asking:
-        running = (await asking.get(f"/v1/responses/{request.response_id}")).json()
-        assert (running["status"], running["model"], running["output_text"]) == ("in_progress", "tiny", "one ")
+        running = (await asking.get(f"/v1/chat/completions/{request.response_id}")).json()
+        assert (running["status"], running["model"]) == ("in_progress", "tiny")
+        assert running["choices"][0]["message"]["content"] == "one "
     back = Client(new, request.response_id)
     await until(lambda: '"one "' in back.text, "the client is back")
     chunks = [json.loads(line.removeprefix("data: ")) for line in back.text.splitlines() if line.startswith("data: {")]

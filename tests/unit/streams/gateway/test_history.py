@@ -280,8 +280,8 @@ async def test_an_end_that_is_not_in_history_yet_sends_nobody_to_the_log(
             stack.pipeline.release(request, 3, ["c"])
             stack.pipeline.end(request, 4)
             await asking
-            read = await client.get(f"/v1/responses/{request.response_id}")
-        assert (read.json()["status"], read.json()["output_text"]) == ("completed", "abc")
+            read = (await client.get(f"/v1/chat/completions/{request.response_id}")).json()
+        assert (read["status"], read["choices"][0]["message"]["content"]) == ("completed", "abc")
     assert stack.runtime.gateway._history.log_reads == 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from schemas.endings import EndingCode
 from schemas.request import Request
@@ -88,6 +88,31 @@ async def test_the_status_waits_for_admission_so_a_refusal_is_a_real_status(stac
     assert answer.headers["x-ratelimit-remaining-requests"] == "0"
     assert answer.headers["x-ratelimit-reset-requests"] == "1500ms"
     assert answer.headers["x-should-retry"] == "true"
+
+
+async def test_openais_package_reads_what_is_left_of_its_limits_with_an_answer_whole_or_streamed(stack: Stack) -> None:
+    limits = {"requests_limit": 10, "requests_remaining": 9, "requests_reset_ms": 6_000, "tokens_remaining": 70}
+    expected = {
+        "x-ratelimit-limit-requests": "10", "x-ratelimit-remaining-requests": "9",
+        "x-ratelimit-reset-requests": "6000ms", "x-ratelimit-remaining-tokens": "70",
+    }  # fmt: skip
+
+    def told(headers: httpx.Headers) -> dict[str, str]:
+        return {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
+
+    async with sdk(stack) as api:
+        create = api.chat.completions.with_raw_response.create
+        for given, wanted in ((limits, expected), ({}, {})):
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"], limits=given))
+            whole = await create(model="small", messages=[{"role": "user", "content": "Hi"}])
+            await answering
+            assert told(whole.headers) == wanted
+        answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"], limits=limits))
+        streamed = await create(model="small", messages=[{"role": "user", "content": "Hi"}], stream=True)
+        chunks = [chunk async for chunk in streamed.parse()]
+        await answering
+    assert told(streamed.headers) == expected
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Paris"
 
 
 async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:
@@ -171,7 +196,7 @@ async def test_every_event_has_an_id_and_a_client_resumes_after_it(stack: Stack)
         assert "retry: 1000" in whole.text
         assert text_of(events) == "Once upon a time\r\n\r\ndata: x"
         assert events[-1] == ("6", "[DONE]")
-        path = f"/v1/responses/{request.response_id}"
+        path = f"/v1/chat/completions/{request.response_id}"
         for position in range(6):
             by_header = await http.get(f"{path}?stream=true", headers={"last-event-id": str(position)})
             by_query = await http.get(f"{path}?stream=true&starting_after={position}")
@@ -197,7 +222,7 @@ async def test_two_viewers_follow_one_running_response(stack: Stack) -> None:
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["a", "b", "c"])
         await until(lambda: stack.runtime.hub.released_tokens == 3, "the gateway has the tokens")
-        path = f"/v1/responses/{request.response_id}?stream=true&starting_after="
+        path = f"/v1/chat/completions/{request.response_id}?stream=true&starting_after="
         watching = [asyncio.ensure_future(watch(path + str(after))) for after in (0, 2, 3)]
         await until(lambda: stack.runtime.hub.viewers == 4, "all are watching")
         stack.pipeline.release(request, 4, ["d", "e"])
@@ -210,7 +235,7 @@ async def test_who_watches_before_the_start_still_learns_the_model(stack: Stack)
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
         request = await stack.pipeline.next_request()
-        watching = asyncio.ensure_future(http.get(f"/v1/responses/{request.response_id}?stream=true"))
+        watching = asyncio.ensure_future(http.get(f"/v1/chat/completions/{request.response_id}?stream=true"))
         await until(lambda: stack.runtime.hub.viewers == 2, "both wait")
         await asyncio.sleep(0.05)
         stack.pipeline.start(request)
@@ -225,18 +250,22 @@ async def test_a_response_can_be_retrieved_while_it_runs_and_afterwards(stack: S
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO))
         request = await stack.pipeline.next_request()
-        path = f"/v1/responses/{request.response_id}"
+        path = f"/v1/chat/completions/{request.response_id}"
         assert (await http.get(path)).json()["status"] == "queued"
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["Hel", "lo"])
         await until(lambda: stack.runtime.hub.released_tokens == 2, "tokens arrive")
         running = (await http.get(path)).json()
-        assert (running["status"], running["output_text"], running["usage"]) == ("in_progress", "Hello", None)
+        [choice] = running["choices"]
+        assert (running["status"], choice["message"]["content"], running["usage"]) == ("in_progress", "Hello", None)
+        assert choice["finish_reason"] is None
         stack.pipeline.end(request, 3)
         await asking
         await until(lambda: stack.runtime.hub.get(request.response_id) is None, "it left memory")
         ended = (await http.get(path)).json()
-        assert (ended["status"], ended["output_text"], ended["sequence_number"]) == ("completed", "Hello", 3)
+        [choice] = ChatCompletion.model_validate(ended, strict=True).choices
+        assert (ended["status"], choice.message.content, ended["sequence_number"]) == ("completed", "Hello", 3)
+        assert choice.finish_reason == "stop"
         assert ended["usage"]["completion_tokens"] == 2
 
 
@@ -324,7 +353,7 @@ async def test_cancel_is_idempotent(stack: Stack) -> None:
         events = events_of((await asking).text)
         assert json.loads(events[-2][1])["error"]["code"] == "cancelled"
         again = (await http.post(path)).json()
-        assert (again["status"], again["output_text"]) == ("cancelled", "a")
+        assert (again["status"], again["output"][0]["content"][0]["text"]) == ("cancelled", "a")
         assert len(stack.pipeline.cancels()) == 1
 
 
@@ -393,6 +422,7 @@ async def test_an_answer_that_moves_away_is_named_and_not_asked_for_again(stack:
         stack.pipeline.release(request, 2, ["more"])
         stack.pipeline.end(request, 3)
         await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it goes on")
-        assert (await http.get(f"/v1/responses/{request.response_id}")).json()["output_text"] == "Once more"
+        state = (await http.get(f"/v1/chat/completions/{request.response_id}")).json()
+        assert state["choices"][0]["message"]["content"] == "Once more"
     assert len(stack.pipeline.requests()) == 1
     assert stack.pipeline.cancels() == []

@@ -19,6 +19,8 @@ from schemas.base import Scope
 from schemas.request import MAX_MESSAGES, ReplyTo, Request
 from streams.dialects.json_body import LARGE_CHARS, parse_json_object
 from streams.dialects.openai_chat import parse_chat_request
+from streams.directory import Model
+from streams.gateway.http.models import model_object
 from streams.log.port import MAX_RECORD_BYTES
 from streams.settings import MAX_BODY_BYTES
 from tests.unit.streams.gateway.gateway_stack import (
@@ -44,6 +46,13 @@ async def test_models_are_listed_with_prices_and_windows(stack: Stack) -> None:
     assert model["capabilities"] == ["chat.completions", "streaming"]
     assert model["prices"]["per_1m_tokens"]["output"] == "0.40"
     assert model["prices"]["per_1k_tokens"]["output"] == "0.0004"
+
+
+def test_a_model_that_calls_tools_says_so() -> None:
+    model = Model(name="tiny", path="", pool="default", context_window=99)
+    calling = model.model_copy(update={"tool_parser": "hermes"})
+    told = [model_object(each, "tiny", "local", 0)["capabilities"] for each in (model, calling)]
+    assert told == [["chat.completions", "streaming"], ["chat.completions", "streaming", "tools"]]
 
 
 async def test_usage_is_asked_for_the_keys_own_tenant(stack: Stack) -> None:
@@ -212,7 +221,7 @@ async def test_a_large_body_is_parsed_while_others_are_served(
         assert others_served.wait(20), "nobody else was served meanwhile"
         return parse_json_object(raw)
 
-    module = "http.chats" if transport == "http" else "websocket.client_messages"
+    module = "http.answering" if transport == "http" else "websocket.client_messages"
     monkeypatch.setattr(f"streams.gateway.{module}.parse_json_object", parse_for_long)
     body = json.dumps({"model": "small", "messages": messages}, separators=(",", ":"))
     is_answered = isinstance(messages[0], dict) and bool(messages[0])
@@ -245,7 +254,9 @@ async def test_unknown_paths_and_methods_answer_in_openais_shape(stack: Stack) -
             assert answer.json()["error"]["type"] == "invalid_request_error"
         for position in ("-1", "1.5", "x", "99999999999999999999"):
             response_id = f"resp_{stack.settings.region}-0_" + "0" * 32
-            answer = await http.get(f"/v1/responses/{response_id}?stream=true", headers={"last-event-id": position})
+            answer = await http.get(
+                f"/v1/chat/completions/{response_id}?stream=true", headers={"last-event-id": position}
+            )
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last-event-id")
 
 
@@ -314,7 +325,7 @@ async def test_head_of_a_stream_watches_nothing(stack: Stack) -> None:
         stack.pipeline.release(request, 1, ["a"])
         await until(lambda: stack.runtime.hub.released_tokens == 1, "it runs")
         async with asyncio.timeout(10):
-            asked = await http.head(f"/v1/responses/{request.response_id}?stream=true")
+            asked = await http.head(f"/v1/chat/completions/{request.response_id}?stream=true")
         assert (asked.status_code, asked.content) == (200, b"")
         await until(lambda: stack.runtime.hub.viewers == 1, "only who asked for it watches")
         stack.pipeline.end(request, 2)

@@ -132,6 +132,17 @@ def test_a_viewer_that_lags_beyond_the_bound_is_closed_when_history_has_the_text
     assert watched.held_bytes == memory_bytes(stream.spans) <= MAX_LAG_BYTES
 
 
+def test_who_was_closed_for_its_lag_is_told_so_though_memory_holds_nothing_for_it() -> None:
+    watched = open_with(["x"])
+    slow = viewer_of(watched)
+    slow.take()
+    for number in (2, 3, 4):
+        watched.apply_release(release(R, ACME, number, ["y" * 1_000]), 0, 0)
+    flush(watched)
+    assert slow.take_span() is None
+    assert slow.take() == Closed(CloseReason.SLOW_VIEWER)
+
+
 def test_the_last_viewer_to_leave_starts_the_grace_and_coming_back_ends_it() -> None:
     watched = open_with(["a"])
     one, two = viewer_of(watched), viewer_of(watched)
@@ -376,3 +387,11 @@ def test_spans_are_cut_after_any_token_and_joined_again() -> None:
     assert span.after(1) is span
     other = Span(8, 8, 1, "content", "c", [1])
     assert join_runs([span, other]) == [span, other]
+
+
+def test_two_calls_are_never_joined() -> None:
+    first, second = Span(1, 1, 0, "tool_name", "f", [1], 0, 0), Span(2, 2, 0, "tool_name", "g", [1], 0, 1)
+    assert not second.continues(first)
+    assert join_runs([first, second]) == [first, second]
+    more = Span(3, 3, 0, "tool_name", "h", [1], 0, 1)
+    assert join_runs([first, second, more])[1].call == 1

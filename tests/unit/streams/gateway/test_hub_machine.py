@@ -1,9 +1,10 @@
-"""Whatever is merged, repeated, trimmed or resumed, each viewer's text is the released text."""
+"""Whatever is merged, repeated, trimmed or resumed, each viewer's text is the released text, of each kind and call."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from schemas.generated import Kind
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import memory_bytes
 from streams.gateway.history.replay import Replay, pack
@@ -16,13 +17,18 @@ from tests.unit.streams.gateway.hub_stories import (
     hub,
 )  # fmt: skip
 
+STRANDS: list[tuple[Kind, int]] = [
+    ("content", 0), ("content", 0), ("reasoning", 0), ("tool_name", 0), ("tool_arguments", 0), ("tool_arguments", 1),
+]  # fmt: skip
+
 
 class HubMachine(RuleBasedStateMachine):
     """One response; its tokens are pushed with repetitions and re-grouping, flushed now and then, viewed by many."""
 
-    @initialize(tokens=st.lists(st.text("abé🙂", max_size=3), max_size=40))
-    def begin(self, tokens: list[str]) -> None:
-        self.tokens = tokens
+    @initialize(drawn=st.lists(st.tuples(st.text("abé🙂", max_size=3), st.sampled_from(STRANDS)), max_size=40))
+    def begin(self, drawn: list[tuple[str, tuple[Kind, int]]]) -> None:
+        self.tokens = [token for token, _ in drawn]
+        self.strands = [strand for _, strand in drawn]
         self.hub = hub()
         self.released = 0
         self.ended = False
@@ -48,7 +54,8 @@ class HubMachine(RuleBasedStateMachine):
         first = max(1, self.released + 1 - back)
         tokens = self.tokens[first - 1 : self.released + count]
         if tokens and not self.ended:
-            self.hub.apply_release(release(R, ACME, first, tokens), 0, self.now_ms)
+            strands = self.strands[first - 1 : first - 1 + len(tokens)]
+            self.hub.apply_release(release(R, ACME, first, tokens, strands), 0, self.now_ms)
             self.hub.wake_viewers()
             self.released = max(self.released, first + len(tokens) - 1)
 
@@ -91,6 +98,7 @@ class HubMachine(RuleBasedStateMachine):
 
     def check(self, reader: Reader) -> None:
         assert reader.text == "".join(self.tokens[reader.first_after : reader.last])
+        assert reader.strands == self.strands[reader.first_after : reader.last], "nothing joins across kinds or calls"
         if reader.terminal is not None:
             assert reader.last == len(self.tokens)
         assert reader.closed in (None, CloseReason.SLOW_VIEWER)

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.streams.gateway.gateway_stack import Stack
 from tests.unit.streams.gateway.http_clients import HELLO, client
 
-RESPONSE = "/v1/responses/{response_id}"
+RESPONSE, CHAT = "/v1/responses/{response_id}", "/v1/chat/completions/{response_id}"
+MESSAGE = "/v1/messages/{response_id}"
 
 
 async def document_of(stack: Stack) -> dict[str, Any]:
@@ -68,16 +69,32 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
             answer = await http.post("/v1/chat/completions", json={**HELLO, "stream": stream})
             request = await answering
             is_told(document, "post", "/v1/chat/completions", answer)
-        path = f"/v1/responses/{request.response_id}"
-        for query in (
-            "",
-            "?stream=true",
-            "?stream=true&starting_after=3",
-            "?stream=true&starting_after=9",
-            "?stream=x",
-        ):
-            is_told(document, "get", RESPONSE, await http.get(path + query))
-        is_told(document, "get", RESPONSE, await http.get("/v1/responses/resp_x"))
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"]))
+            answer = await http.post("/v1/messages", json={**HELLO, "max_tokens": 5, "stream": stream})
+            await answering
+            is_told(document, "post", "/v1/messages", answer)
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"]))
+            answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": stream})
+            await answering
+            is_told(document, "post", "/v1/completions", answer)
+        counted = await http.post("/v1/messages/count_tokens", json=HELLO)
+        is_told(document, "post", "/v1/messages/count_tokens", counted)
+        for stream in (False, True):
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"]))
+            answer = await http.post("/v1/responses", json={"model": "small", "input": "Hi", "stream": stream})
+            request = await answering
+            is_told(document, "post", "/v1/responses", answer)
+        for template, seen, beyond in ((CHAT, 3, 9), (MESSAGE, 3, 9), (RESPONSE, 29, 99)):
+            path = template.replace("{response_id}", request.response_id)
+            for query in (
+                "",
+                "?stream=true",
+                f"?stream=true&starting_after={seen}",
+                f"?stream=true&starting_after={beyond}",
+                "?stream=x",
+            ):
+                is_told(document, "get", template, await http.get(path + query))
+            is_told(document, "get", template, await http.get(template.replace("{response_id}", "resp_x")))
         is_told(document, "post", f"{RESPONSE}/cancel", await http.post(f"{path}/cancel"))
         is_told(document, "post", f"{RESPONSE}/cancel", await http.post("/v1/responses/resp_x/cancel"))
         for query in ("", "?bucket_width=x", "?org_id=other"):
@@ -85,7 +102,11 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
         is_told(document, "get", "/v1/models", await http.get("/v1/models"))
         for name in ("tiny", "huge"):
             is_told(document, "get", "/v1/models/{model}", await http.get(f"/v1/models/{name}"))
-        for path in ("/v1/chat/completions", "/tokenize", "/detokenize"):
+        for path in (
+            "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+            "/tokenize",
+            "/detokenize",
+        ):  # fmt: skip
             for body in (b"{", b" " * 5_000_000, b"{}"):
                 headers = {"content-type": "application/json"}
                 is_told(document, "post", path, await http.post(path, content=body, headers=headers))
@@ -114,6 +135,8 @@ def fits(document: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
         ("/tokenize", {}, False),
         ("/detokenize", {"tokens": [1]}, True),
         ("/detokenize", {"tokens": [1], "colour": "red"}, False),
+        ("/v1/messages/count_tokens", {**HELLO, "system": "x", "thinking": None}, True),
+        ("/v1/messages/count_tokens", {**HELLO, "max_tokens": 1}, False),
     ],
 )
 async def test_a_body_is_taken_where_the_document_has_its_fields(

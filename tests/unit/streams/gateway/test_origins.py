@@ -37,7 +37,10 @@ async def test_a_page_of_an_allowed_origin_may_ask_and_read_what_it_needs(redis_
         ):
             assert answer.headers["access-control-allow-origin"] == CHAT
             exposed = answer.headers["access-control-expose-headers"]
-            for header in ("x-request-id", "retry-after", "retry-after-ms", "x-ratelimit-remaining-tokens"):
+            for header in (
+                "x-request-id", "request-id", "retry-after", "retry-after-ms", "x-ratelimit-remaining-tokens",
+                "anthropic-ratelimit-tokens-remaining",
+            ):  # fmt: skip
                 assert header in exposed
             assert "access-control-allow-credentials" not in answer.headers
         async with page(stack, EVIL) as other:

@@ -195,7 +195,7 @@ async def test_a_position_that_may_yet_be_known_is_never_refused_for_good(
     response_id = stack.settings.response_ids.mint(0)
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
     async with http(stack) as client:
-        answer = await client.get(f"/v1/responses/{response_id}?stream=true&starting_after=3")
+        answer = await client.get(f"/v1/chat/completions/{response_id}?stream=true&starting_after=3")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_here_yet")
     assert (answer.headers["x-should-retry"], int(answer.headers["retry-after-ms"]) >= 1_000) == ("true", True)
     headers = {"authorization": f"Bearer {KEY}"}
@@ -241,7 +241,7 @@ async def test_a_cancel_needs_no_replay(stack: Stack, monkeypatch: pytest.Monkey
             monkeypatch.setattr(Pump, "owned", [1])
         monkeypatch.setattr(History, "read", late)
         answer = await client.post(f"/v1/responses/{response_id}/cancel")
-        assert (answer.status_code, answer.json()["status"], answer.json()["output_text"]) == (200, "in_progress", None)
+        assert (answer.status_code, answer.json()["status"], answer.json()["output"]) == (200, "in_progress", [])
         [cancel] = stack.pipeline.cancels()
         assert (cancel.response_id, cancel.reason, cancel.scope.tenant_id) == (response_id, "client", "acme")
         other = {"authorization": f"Bearer {OTHER_KEY}"}
@@ -259,5 +259,6 @@ async def test_what_has_ended_elsewhere_is_not_cancelled(stack: Stack) -> None:
     await near.append([entry(response_id, end=3)])
     async with http(stack) as client:
         answer = await client.post(f"/v1/responses/{response_id}/cancel")
-    assert (answer.json()["status"], answer.json()["output_text"]) == ("completed", "ab")
+    [item] = answer.json()["output"]
+    assert (answer.json()["status"], item["content"][0]["text"]) == ("completed", "ab")
     assert stack.pipeline.cancels() == []

@@ -12,7 +12,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from streams.gateway.fan_out.hub import Hub, Sweep
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import RedisHistory
-from streams.gateway.http.chat_events import ChatEvents, ChatEventsForm
+from streams.gateway.http.dialects.chat_events import ChatEvents
+from streams.gateway.http.dialects.openai import EventsForm
 from streams.gateway.http.sse import SseResponse
 from streams.gateway.websocket.deaf_peers import DeafPeers
 from streams.gateway.websocket.session import Socket
@@ -148,9 +149,8 @@ async def test_a_deaf_client_of_a_whole_answer_is_cut_off(redis_url: str) -> Non
     async with serving(settings, memory_log(settings)) as stack:
         response_id = await ended_response(stack)
         deaf = deaf_socket(stack)
-        deaf.sendall(
-            f"GET /v1/responses/{response_id} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
-        )
+        path = f"/v1/chat/completions/{response_id}"
+        deaf.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode())
         await until(lambda: stack.server.server_state.connections, "it is connected")
         await until(lambda: not stack.server.server_state.connections, "it is given up")
         deaf.close()
@@ -206,7 +206,7 @@ async def test_a_replay_to_a_deaf_sse_client_ends(redis_url: str) -> None:
 
         released: list[None] = []
         response = SseResponse(
-            follower, ChatEvents(response_id, 0, "tiny", ChatEventsForm(include_usage=False)), first=None, headers={},
+            follower, ChatEvents(response_id, 0, "tiny", EventsForm(include_usage=False)), first=None, headers={},
             metrics=gateway.metrics, release=lambda: released.append(None), stall_s=0.1,
         )  # fmt: skip
         async with asyncio.timeout(5):

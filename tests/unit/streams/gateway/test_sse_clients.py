@@ -130,7 +130,7 @@ async def test_each_chunk_says_after_which_number_to_resume(stack: Stack) -> Non
         assert [chunk["sequence_number"] for chunk in chunks][-2:] == [4, 5]
         for position, chunk in enumerate(chunks):
             rest = Lines()
-            path = f"/v1/responses/{request.response_id}?stream=true&starting_after={chunk['sequence_number']}"
+            path = f"/v1/chat/completions/{request.response_id}?stream=true&starting_after={chunk['sequence_number']}"
             rest.feed((await http.get(path)).content)
             assert text_of(chunks[: position + 1]) + text_of(rest.read) == "Once upon a time"
         assert not rest.read, "who has the last chunk has everything"

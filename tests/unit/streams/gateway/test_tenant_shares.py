@@ -336,7 +336,7 @@ async def test_turns_at_parsing_large_bodies(redis_url: str, monkeypatch: pytest
             assert goes_on.wait(20)
         return parse_json_object(raw)
 
-    monkeypatch.setattr("streams.gateway.http.chats.parse_json_object", parse_for_long)
+    monkeypatch.setattr("streams.gateway.http.answering.parse_json_object", parse_for_long)
     content = {"model": "small", "messages": [{"role": "user", "content": "x" * 100_000}]}
     async with shared(redis_url) as stack, client(stack) as greedy, client(stack, OTHER_KEY) as other:
         asking = [

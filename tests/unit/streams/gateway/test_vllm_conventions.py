@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from streams.chat_tokenizer import ChatTokenizer
+from streams.dialects.openai_chat import parse_chat_request
 from streams.gateway.http import tokens
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import (
@@ -76,6 +77,26 @@ async def test_a_chat_becomes_the_prompt_that_a_worker_is_given(stack: Stack) ->
         assert prompt.json()["prompt"].count("Hello") == 1
 
 
+async def test_tools_and_calls_are_tokenised_as_in_a_prompt(stack: Stack) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    asked: dict[str, Any] = {
+        "messages": [*HELLO, {"role": "assistant", "tool_calls": [call]},
+                     {"role": "tool", "tool_call_id": "call_1", "content": "<|end|>"}],
+        "tools": [{"type": "function", "function": {"name": "add", "description": "Adds."}}],
+    }  # fmt: skip
+    chat = parse_chat_request({"model": "tiny", **asked})
+    async with client(stack) as http:
+        tokens = (await http.post("/tokenize", json=asked)).json()["tokens"]
+        assert tokens == TOKENIZER.encode_chat(chat.messages, tools=chat.tools)
+        prompt = (await http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+        assert '{"name": "add", "description": "Adds."' in prompt
+        assert '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' in prompt
+        longer = {**asked, "tools": [{"type": "function", "function": {"name": "f", "description": "w" * 262_000}}]}
+        assert (await http.post("/tokenize", json=longer)).status_code == 200
+        longer["tools"] *= 2
+        assert (await http.post("/tokenize", json=longer)).json()["error"]["param"] == "tools[1].function.name"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code", "param"),
     [
@@ -83,7 +104,7 @@ async def test_a_chat_becomes_the_prompt_that_a_worker_is_given(stack: Stack) ->
         ("/tokenize", {"model": "tiny"}, 400, "invalid_request", "prompt"),
         ("/tokenize", {"prompt": 4}, 400, "invalid_request", "prompt"),
         ("/tokenize", {"prompt": "x", "colour": "red"}, 400, "unsupported_parameter", "colour"),
-        ("/tokenize", {"messages": HELLO, "tools": [{}]}, 400, "unsupported_parameter", "tools"),
+        ("/tokenize", {"messages": HELLO, "tools": [{}]}, 400, "invalid_request", "tools[0].type"),
         ("/tokenize", {"messages": HELLO, "chat_template": "x"}, 400, "unsupported_parameter", "chat_template"),
         ("/tokenize", {"messages": [{"role": "user"}]}, 400, "invalid_request", "messages[0].content"),
         ("/tokenize", {"prompt": "w" * 262_145}, 400, "invalid_request", "prompt"),

@@ -1,4 +1,4 @@
-"""One response as OpenAI's chunks in server-sent events.
+"""What OpenAI's dialects have in common: errors, headers, and how chunks are told as server-sent events.
 
 A plain client gets `data:` lines and nothing else: many read by taking `data: ` off and break on any other line. Only
 who asks for an event stream, or comes back with `Last-Event-ID`, gets an `id` with each event. Every chunk holds the
@@ -8,29 +8,30 @@ back with it has seen everything.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
 
 import orjson
 
 from schemas.endings import ENDINGS
 from schemas.responses import Started, Terminal
-from streams.dialects.openai_chat import ChunkWriter
+from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_completion import finish_reason
 from streams.dialects.openai_error import ending_error, error_object
+from streams.dialects.openai_generation import GenerationRequest
 from streams.gateway.closing import CLOSINGS, CloseReason
-from streams.gateway.fan_out.spans import Span
+from streams.gateway.http.dialects.port import Failure, Opening
 
 RETRY_MS = 1_000
-_DELTA_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
-
-
-def asks_for_ids(headers: Mapping[str, str]) -> bool:
-    """Whether the client reads event streams as browsers do. Most SDKs ask for `application/json`, scripts for all."""
-    accepted = (media.partition(";")[0].strip().lower() for media in headers.get("accept", "").split(","))
-    return "text/event-stream" in accepted or "last-event-id" in headers
+_LIMIT_HEADERS = {
+    f"{kind}_{figure}": f"x-ratelimit-{figure.removesuffix('_ms')}-{kind}"
+    for kind in ("requests", "tokens")
+    for figure in ("limit", "remaining", "reset_ms")
+}
+_Writer = TypeVar("_Writer", bound=Chunks)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatEventsForm:
+class EventsForm:
     """What one client wants in its stream. `usage_so_far`: in every chunk."""
 
     include_usage: bool
@@ -38,40 +39,50 @@ class ChatEventsForm:
     with_ids: bool = False
     after: int = 0
 
+    @classmethod
+    def of(cls, asked: GenerationRequest | None, opening: Opening) -> Self:
+        """Who comes back is told the usage, whatever was asked for."""
+        if asked is None:
+            return cls(include_usage=True, with_ids=opening.with_ids, after=opening.after or 0)
+        return cls(asked.include_usage, asked.usage_so_far, opening.with_ids, opening.after or 0)
 
-class ChatEvents:
-    """Turns events into SSE bytes, in OpenAI's chunks."""
 
-    def __init__(self, response_id: str, created_s: int, model: str, form: ChatEventsForm) -> None:
+class OpenAiDialect:
+    def error(self, failure: Failure) -> dict[str, Any]:
+        return error_object(failure.code, failure.message, failure.error_type, failure.param)
+
+    def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
+        """`x-ratelimit-*`; figures without one are left out."""
+        return {
+            header: f"{limits[name]}ms" if name.endswith("_ms") else str(limits[name])
+            for name, header in _LIMIT_HEADERS.items()
+            if name in limits
+        }
+
+
+class OpenAiEvents(Generic[_Writer]):
+    """Turns events into SSE bytes, in the chunks that `_Writer` makes; each dialect adds how a span is told."""
+
+    def __init__(self, writer: type[_Writer], response_id: str, created_s: int, model: str, form: EventsForm) -> None:
+        self._new_writer = writer
         self._response_id = response_id
         self._form = form
-        self._writer = ChunkWriter(response_id, created_s, model, include_usage=form.include_usage)
-        self._role_sent: set[int] = set()
+        self._writer = writer(response_id, created_s, model, include_usage=form.include_usage)
         self._retry_sent = not form.with_ids
         # An empty line, as it ends every event: parsers that know no comments glue one to the next event. Where ids are
         # sent it would be an event of its own to parsers that keep the last id, and a comment line is not.
         self.keep_alive = b": keep-alive\n" if form.with_ids else b"\n\n"
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: Started) -> bytes:
         """Who resumes before a response has started learns the model, and when it was created, only now.
 
         Nothing is sent for it: the first chunk that a client sees is the first token, also to one that takes the time.
         """
-        self._writer = ChunkWriter(
+        self._writer = self._new_writer(
             self._response_id, started.accepted_at_ms // 1_000, started.model, include_usage=self._form.include_usage,
             prompt_tokens=started.prompt_tokens if self._form.usage_so_far else None,
         )  # fmt: skip
-
-    def span(self, span: Span) -> bytes:
-        role = b""
-        if span.choice not in self._role_sent:
-            self._role_sent.add(span.choice)
-            if span.first_sequence == 1 or span.choice:
-                before = span.first_sequence - 1
-                role = self._event(self._writer.role(before, span.choice), before)
-        field = _DELTA_FIELDS.get(span.kind, span.kind)
-        text = self._writer.text(span.text, span.sequence_number, span.choice, field)
-        return role + self._event(text, span.sequence_number)
+        return b""
 
     def terminal(self, terminal: Terminal) -> bytes:
         """What the last chunk is has the terminal's number: who was cut off before it is given the others again."""
@@ -84,8 +95,7 @@ class ChatEvents:
             choices = max(1, len(terminal.finish_reasons))
             last = None if self._form.include_usage else choices - 1
             for choice in range(choices):
-                if not self._form.after and choice not in self._role_sent:
-                    chunks.append(self._writer.role(number - 1, choice))
+                chunks += self._before_finish(choice, number - 1)
                 reason = finish_reason(terminal.code, terminal.finish_reasons, choice)
                 chunks.append(self._writer.finish(reason, number if choice == last else number - 1, choice))
             if self._form.include_usage:
@@ -93,6 +103,10 @@ class ChatEvents:
         *others, ending = chunks
         body = b"".join(self._event(chunk, number - 1) for chunk in others)
         return body + self._event(ending, number) + self._event(b"[DONE]", number)
+
+    def _before_finish(self, choice: int, sequence_number: int) -> list[bytes]:
+        """What a choice lacks of which no span was told."""
+        return []
 
     @staticmethod
     def closed(reason: CloseReason) -> bytes:

@@ -1,0 +1,1 @@
+"""From the token ids of an answer to rows of its kinds: text, reasoning, calls of tools."""

@@ -1,0 +1,81 @@
+"""An answer's token ids, folded into rows: their text, then stop strings, then what a parser makes of it.
+
+Pure: the same ids with the same end give the same rows, however they are cut into steps. Whoever goes on with an
+answer that another worker began folds all its ids anew, and publishes what lies beyond the tokens that were accepted.
+"""
+
+from collections.abc import Callable, Sequence
+
+from gpu_consumers.parsing.bounds import CallBounds
+from gpu_consumers.parsing.port import TokenParser
+from gpu_consumers.parsing.rows import Row, RowCutter
+from gpu_consumers.parsing.stops import StopSearch, TextToken
+from schemas.generated import FinishReason
+from schemas.request import Sampling
+
+
+class Fold:
+    """Of one choice. `text_of` gives the text that each token adds, asked once for each and in order: whole characters.
+
+    The engine gives ids alone, of tokens that it generated without stop strings: those are sought here, so the fold may
+    end an answer before the engine does (`is_over`). So it does, as `length`, where an answer exceeds `CallBounds`, and
+    where a stop string stands within a call: with `stop`, clients would make that call.
+    """
+
+    def __init__(self, text_of: Callable[[int], str], parser: TokenParser, sampling: Sampling) -> None:
+        self._text_of = text_of
+        self._parser = parser
+        self._shows_stop = sampling.include_stop_str_in_output
+        self._stops = (
+            StopSearch(sampling.stop, min_tokens=sampling.min_tokens, shows=self._shows_stop) if sampling.stop else None
+        )
+        self._bounds = CallBounds()
+        self._cutter = RowCutter()
+        self.is_over = False
+
+    def feed(self, token_ids: Sequence[int], finish: FinishReason = "", *, by_token: bool = False) -> list[Row]:
+        """The tokens of the next step, and whether the answer ends with them; `by_token`: the last one made it end.
+
+        What an answer says behind its end counts as not said: neither those tokens nor any that are fed later.
+        """
+        if self.is_over:
+            return []
+        certain, finish = self._certain(token_ids, finish, hides_last=by_token and not self._shows_stop)
+        rows: list[Row] = []
+        last = len(certain) - 1 if finish else -1
+        for index, (token_id, text) in enumerate(certain):
+            pieces = self._parser.feed(token_id, text, is_last=index == last)
+            rows += self._cutter.take(token_id, self._bounds.within(text, pieces))
+            if self._bounds.exceeded:
+                finish = "length"
+                break
+        if finish:
+            if self._is_cut_off():
+                finish = "length"
+            self._cutter.end(rows, finish)
+            self.is_over = True
+        return rows
+
+    def _is_cut_off(self) -> bool:
+        is_stopped = self._stops is not None and self._stops.found
+        return is_stopped and (self._bounds.are_within_call or self._cutter.owes_call)
+
+    def _certain(
+        self, token_ids: Sequence[int], finish: FinishReason, *, hides_last: bool
+    ) -> tuple[list[TextToken], FinishReason]:
+        """The tokens whose text is certain by now, and how the answer ends with them."""
+        shown = len(token_ids) - 1 if hides_last else len(token_ids)
+        tokens = [
+            TextToken(token_id, self._text_of(token_id) if index < shown else "")
+            for index, token_id in enumerate(token_ids)
+        ]
+        if self._stops is None:
+            return tokens, finish
+        certain: list[TextToken] = []
+        for token_id, text in tokens:
+            certain += self._stops.take(token_id, text)
+            if self._stops.found:
+                return certain, "stop"
+        if finish:
+            certain += self._stops.rest()
+        return certain, finish

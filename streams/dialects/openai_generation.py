@@ -1,0 +1,116 @@
+"""What the bodies of chats and of legacy completions ask for alike: how to generate, and how to tell it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, field_validator
+
+from schemas.endings import EndingCode
+from schemas.request import (
+    MAX_LOGIT_BIASES,
+    MAX_OUTPUT_TOKENS,
+    MAX_STOP_STRINGS,
+    OnDisconnect,
+    RepetitionDetection,
+    Sampling,
+    ServiceTier,
+    StopString,
+)
+from streams.dialects.fields import WIRE, NotOffered, asked, list_of
+from streams.dialects.neutral import ChatRequest, RequestError
+from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
+from streams.dialects.structured import StructuredBody, asked_structure, structure_of
+
+_Stops = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+
+
+class StreamOptions(BaseModel):
+    model_config = WIRE
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = Field(default=False, description="Usage so far in every chunk: vLLM's extension.")
+
+
+class GenerationBody(StructuredBody):
+    """Every parameter that is honoured, and no other; a body of one endpoint adds what is to be answered."""
+
+    model_config = WIRE
+
+    model: str = Field(min_length=1, max_length=200)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
+    top_k: int = Field(default=0, ge=-1, le=1_000_000, description="0 or -1: off.")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
+    safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
+    service_tier: ServiceTier = "auto"
+    on_disconnect: OnDisconnect = Field(
+        default="cancel", description="What happens when the last viewer is gone: an extension."
+    )
+
+    @field_validator("stop", mode="before", json_schema_input_type=StopString | _Stops | None)
+    @classmethod
+    def _one_stop(cls, stop: object) -> object:
+        if stop is None:
+            return None
+        return [stop] if isinstance(stop, str) else list_of("strings", stop)
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _token_ids(cls, bias: object) -> object:
+        if not isinstance(bias, Mapping):
+            return bias
+        if len(bias) > MAX_LOGIT_BIASES:
+            raise ValueError(f"Dictionary should have at most {MAX_LOGIT_BIASES} items")
+        if not all(isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 for key in bias):
+            raise ValueError("Keys should be token ids")
+        return {int(key): value for key, value in bias.items()}
+
+
+class GenerationRequest(ChatRequest):
+    """`usage_so_far`: in every chunk."""
+
+    include_usage: bool = False
+    usage_so_far: bool = False
+
+
+_OBJECTS: Mapping[str, tuple[type[BaseModel], Mapping[str, NotOffered]]] = {
+    "stream_options": (StreamOptions, NOT_OFFERED_IN_STREAM_OPTIONS),
+    "repetition_detection": (RepetitionDetection, {}),
+}
+
+
+def asked_to_generate(
+    kind: type[GenerationBody], body: Mapping[str, Any], not_offered: Mapping[str, NotOffered]
+) -> dict[str, Any]:
+    """The fields of a body, and of the objects in it, that ask for something. Raises RequestError as `asked`."""
+    given = asked(kind, body, not_offered, HINTS)
+    for name, (inner_kind, inner_not_offered) in _OBJECTS.items():
+        if isinstance(inner := given.get(name), dict):
+            given[name] = asked(inner_kind, inner, inner_not_offered, path=f"{name}.")
+    return asked_structure(given)
+
+
+def neutral_fields(body: GenerationBody, default_max_tokens: int | None = None) -> dict[str, Any]:
+    """Of a `GenerationRequest`, but for what is to be answered. Raises RequestError where parameters disagree."""
+    if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
+        raise RequestError(
+            EndingCode.INVALID_REQUEST, "max_tokens and max_completion_tokens differ.", "max_completion_tokens"
+        )
+    sampling = {name: getattr(body, name) for name in Sampling.model_fields}
+    sampling["max_tokens"] = body.max_completion_tokens or body.max_tokens or default_max_tokens
+    sampling["top_k"] = max(body.top_k, 0)
+    sampling["structured_outputs"] = structure_of(body)
+    if sampling["max_tokens"] is not None and body.min_tokens > sampling["max_tokens"]:
+        raise RequestError(EndingCode.INVALID_REQUEST, "min_tokens is above max_tokens.", "min_tokens")
+    options = body.stream_options or StreamOptions()
+    return {
+        "model": body.model,
+        "sampling": Sampling(**sampling),
+        "stream": body.stream,
+        "include_usage": options.include_usage,
+        "usage_so_far": options.include_usage and options.continuous_usage_stats,
+        "user": body.user or body.safety_identifier,
+        "service_tier": body.service_tier,
+        "on_disconnect": body.on_disconnect,
+    }

@@ -1,0 +1,116 @@
+"""OpenAI's legacy Completions as a pure translation: a raw prompt to a request, text to chunks and whole answers.
+
+What is accepted beside the fields of `CompletionBody` stands in `streams.dialects.openai_parameters`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import orjson
+from pydantic import ConfigDict, Field, RootModel, field_validator
+
+from schemas.endings import EndingCode
+from schemas.request import MAX_OUTPUT_TOKENS, Prompt, PromptText, PromptTokens
+from schemas.responses import TokenUsage
+from streams.dialects.fields import invalid, validated
+from streams.dialects.neutral import RequestError
+from streams.dialects.openai_chunks import Chunks
+from streams.dialects.openai_completion import finish_reason, usage_object
+from streams.dialects.openai_generation import GenerationBody, GenerationRequest, asked_to_generate, neutral_fields
+from streams.dialects.openai_parameters import NOT_OFFERED_WITH_A_PROMPT
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's: of an answer whose bound nobody names."""
+
+
+class _Text(RootModel[PromptText]):
+    model_config = ConfigDict(strict=True)
+
+
+class _Tokens(RootModel[PromptTokens]):
+    model_config = ConfigDict(strict=True)
+
+
+_OneText = Annotated[list[PromptText], Field(min_length=1, max_length=1)]
+_OneOfTokens = Annotated[list[PromptTokens], Field(min_length=1, max_length=1)]
+
+
+class CompletionBody(GenerationBody):
+    """The body of `POST /v1/completions`: every parameter that is honoured, and no other."""
+
+    prompt: str | list[int]
+    max_tokens: int | None = Field(
+        default=None, ge=1, le=MAX_OUTPUT_TOKENS, description=f"{DEFAULT_MAX_TOKENS}, if nothing is said."
+    )
+
+    @field_validator("prompt", mode="plain", json_schema_input_type=Prompt | _OneText | _OneOfTokens)
+    @classmethod
+    def _was_validated(cls, prompt: str | list[int]) -> str | list[int]:
+        """By `_one_prompt`."""
+        return prompt
+
+
+def parse_completion_request(body: Mapping[str, Any]) -> GenerationRequest:
+    """Raises RequestError naming the field, as a client would write it: `prompt[0]`."""
+    given = asked_to_generate(CompletionBody, body, NOT_OFFERED_WITH_A_PROMPT)
+    if "prompt" in given:
+        given["prompt"] = _one_prompt(given["prompt"])
+    asked = validated(CompletionBody, given)
+    return GenerationRequest(
+        endpoint="completions", messages=[], prompt=asked.prompt, **neutral_fields(asked, DEFAULT_MAX_TOKENS)
+    )
+
+
+def _one_prompt(prompt: object) -> str | list[int]:
+    """A text or token ids, also where they are the only element of a list. Raises RequestError."""
+    path = "prompt"
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            message = "prompt: several prompts are not supported: a request has one answer."
+            raise RequestError(EndingCode.UNSUPPORTED_PARAMETER, message, path)
+        prompt, path = prompt[0], "prompt[0]"
+    if isinstance(prompt, str):
+        return validated(_Text, prompt, path).root
+    if isinstance(prompt, list):
+        return validated(_Tokens, prompt, path).root
+    raise invalid(path, "Input should be a string or a list of token ids.")
+
+
+class TextChunkWriter(Chunks):
+    """Encodes one response's `text_completion` objects of a stream."""
+
+    kind = "text_completion"
+
+    def text(self, text: str, sequence_number: int, choice: int = 0) -> bytes:
+        return b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}]%b' % (
+            self._text_before, choice, orjson.dumps(text), self._end(sequence_number),
+        )  # fmt: skip
+
+    def finish(self, reason: str, sequence_number: int, choice: int = 0) -> bytes:
+        return b'%b%d,"text":"","logprobs":null,"finish_reason":%b}]%b' % (
+            self._text_before, choice, orjson.dumps(reason), self._end(sequence_number),
+        )  # fmt: skip
+
+
+def text_completion_object(
+    *,
+    response_id: str,
+    created_s: int,
+    model: str,
+    texts: Sequence[str],
+    code: EndingCode,
+    finish_reasons: Sequence[str],
+    usage: TokenUsage,
+) -> dict[str, Any]:
+    """One choice per text. Its `id` is the response id."""
+    return {
+        "id": response_id,
+        "object": "text_completion",
+        "created": created_s,
+        "model": model,
+        "choices": [
+            {"index": i, "text": text, "logprobs": None, "finish_reason": finish_reason(code, finish_reasons, i)}
+            for i, text in enumerate(texts)
+        ],
+        "usage": usage_object(usage),
+    }

@@ -1,0 +1,239 @@
+"""OpenAI's Responses: a body as a request.
+
+What is accepted beside the fields of `ResponsesBody` stands in `streams.dialects.responses.parameters`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, Field, StringConstraints
+
+from schemas.base import MAX_ECHO_CHARS
+from schemas.request import (
+    MAX_MESSAGES,
+    MAX_OUTPUT_TOKENS,
+    MAX_TEXT_CHARS,
+    MAX_TOOLS,
+    Message,
+    Sampling,
+    ServiceTier,
+    TextPart,
+    ToolName,
+)
+from schemas.request import Tool as NeutralTool
+from schemas.request import ToolChoice as NeutralChoice
+from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
+from streams.dialects.neutral import ChatRequest
+from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
+from streams.dialects.responses.input import Item, read_input
+from streams.dialects.responses.parameters import (
+    HINTS,
+    HINTS_IN_TOOL,
+    INCLUDABLE,
+    NOT_OFFERED,
+    NOT_OFFERED_IN_REASONING,
+    NOT_OFFERED_IN_TOOL,
+)
+from streams.dialects.responses.text_format import TextConfig, asked_text, structure_of
+from streams.dialects.structured import structure_beside_tools
+from streams.dialects.tool_turns import check_tool_count, check_tools, settled_choice
+
+_OWN: Final = "only functions of the client's own are called"
+_MODES: Final = ("none", "auto", "required")
+MAX_METADATA = 16
+_HEAVY: Final = ("tools", "text", "instructions", "metadata")
+"""What an echo does without, in this order, where it would be too long."""
+
+
+class ResponsesStreamOptions(BaseModel):
+    model_config = WIRE
+
+
+class ResponsesReasoning(BaseModel):
+    model_config = WIRE
+
+
+class FunctionTool(BaseModel):
+    model_config = WIRE
+
+    type: Literal["function"]
+    name: ToolName
+    description: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of its arguments.")
+    strict: bool = Field(default=False, description="Binds its arguments to their schema.")
+
+
+class FunctionChoice(BaseModel):
+    model_config = WIRE
+
+    type: Literal["function"]
+    name: ToolName
+
+
+_Metadata = dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]]
+
+
+class ResponsesBody(BaseModel):
+    """The body of `POST /v1/responses`: every parameter that is honoured, and no other."""
+
+    model_config = WIRE
+
+    model: str = Field(min_length=1, max_length=200)
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
+    instructions: str | None = Field(default=None, max_length=MAX_TEXT_CHARS, description="Said before the input.")
+    max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    stream: bool = False
+    stream_options: ResponsesStreamOptions | None = None
+    background: bool = Field(default=False, description="Answered at once; goes on without viewers.")
+    store: bool = Field(default=True, description="Either way an answer is kept as long as replay is, and no longer.")
+    include: list[str] = Field(
+        default_factory=list, max_length=32, fail_fast=True, description="Of what there is nothing to include."
+    )
+    metadata: _Metadata | None = Field(default=None, max_length=MAX_METADATA, description="Repeated with the response.")
+    user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
+    safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
+    service_tier: ServiceTier = "auto"
+    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
+    parallel_tool_calls: bool = True
+    max_tool_calls: int | None = Field(default=None, ge=1, description="Of built-in tools, of which there are none.")
+    text: TextConfig = TextConfig()
+    reasoning: ResponsesReasoning | None = None
+
+
+class ResponsesRequest(ChatRequest):
+    """Its `echo` is for `objects.read_echo`. What goes on in the background goes on without viewers."""
+
+
+_OBJECTS: Mapping[str, tuple[type[BaseModel], Mapping[str, NotOffered]]] = {
+    "stream_options": (ResponsesStreamOptions, NOT_OFFERED_IN_STREAM_OPTIONS),
+    "reasoning": (ResponsesReasoning, NOT_OFFERED_IN_REASONING),
+}
+
+
+def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
+    """Raises RequestError naming the field, as a client would write it: `input[0].content`."""
+    given = asked(ResponsesBody, body, NOT_OFFERED, HINTS)
+    for name, (kind, not_offered) in _OBJECTS.items():
+        if isinstance(inner := given.get(name), dict):
+            given[name] = asked(kind, inner, not_offered, path=f"{name}.")
+    messages = _take_input(given)
+    _check_include(given.get("include"))
+    if isinstance(metadata := given.get("metadata"), dict) and len(metadata) > MAX_METADATA:
+        raise invalid("metadata", f"There should be at most {MAX_METADATA} pairs.")
+    given["tools"] = _asked_tools(given.get("tools", []))
+    given["tool_choice"] = _asked_choice(given.get("tool_choice", "auto"))
+    given["text"] = asked_text(given.get("text", {}))
+    valid = validated(ResponsesBody, given)
+    tools = [_neutral_tool(tool) for tool in valid.tools]
+    check_tools(tools, lambda index: f"tools[{index}]", schema="parameters")
+    tool_choice = settled_choice(_neutral_choice(valid), tools, name="tool_choice.name")
+    structure = structure_of(valid.text.format)
+    structure = structure_beside_tools(structure, tool_choice)
+    if valid.instructions:
+        messages = [Message(role="system", content=[TextPart(text=valid.instructions)]), *messages]
+        check_length("input", messages, MAX_MESSAGES)
+    return ResponsesRequest(
+        endpoint="responses",
+        model=valid.model,
+        messages=messages,
+        sampling=Sampling(
+            max_tokens=valid.max_output_tokens, temperature=valid.temperature, top_p=valid.top_p,
+            structured_outputs=structure,
+        ),
+        tools=tools,
+        tool_choice=tool_choice,
+        stream=valid.stream,
+        user=valid.user or valid.safety_identifier,
+        service_tier=valid.service_tier,
+        on_disconnect="continue" if valid.background else "cancel",
+        background=valid.background,
+        echo=_echo(valid),
+    )  # fmt: skip
+
+
+def _take_input(given: dict[str, Any]) -> list[Message]:
+    """Read here, item by item: what is left in its place is for validation to find right."""
+    if "input" not in given:
+        return []
+    messages = read_input(given["input"])
+    given["input"] = ""
+    return messages
+
+
+def _check_include(include: object) -> None:
+    if isinstance(include, list):
+        for i, each in enumerate(include[:32]):
+            if isinstance(each, str) and each not in INCLUDABLE:
+                raise unsupported(f"include[{i}]")
+
+
+def _asked_tools(tools: object) -> object:
+    """Each of them validated; what is no list is left to validation."""
+    if not isinstance(tools, list):
+        return tools
+    check_tool_count(tools)
+    return [_asked_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
+
+
+def _asked_tool(path: str, tool: object) -> FunctionTool:
+    if isinstance(tool, dict):
+        _check_type(tool, path, "function", _OWN)
+        tool = asked(FunctionTool, tool, NOT_OFFERED_IN_TOOL, HINTS_IN_TOOL, path=f"{path}.")
+    return validated(FunctionTool, tool, path)
+
+
+def _asked_choice(choice: object) -> object:
+    if isinstance(choice, dict):
+        _check_type(choice, "tool_choice", "function", _OWN)
+        return validated(FunctionChoice, asked(FunctionChoice, choice, path="tool_choice."), "tool_choice")
+    if isinstance(choice, str) and choice in _MODES:
+        return choice
+    raise invalid("tool_choice", "Input should be none, auto, required, or a function by its name.")
+
+
+def _check_type(given: object, path: str, offered: str, why: str) -> None:
+    if isinstance(given, dict) and isinstance(kind := given.get("type"), str) and kind != offered:
+        raise unsupported(f"{path}.type", why)
+
+
+def _neutral_tool(tool: FunctionTool) -> NeutralTool:
+    return NeutralTool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+
+
+def _neutral_choice(body: ResponsesBody) -> NeutralChoice:
+    choice, parallel = body.tool_choice, body.parallel_tool_calls
+    if isinstance(choice, FunctionChoice):
+        return NeutralChoice(mode="named", name=choice.name, parallel=parallel)
+    return NeutralChoice(mode=choice, parallel=parallel)
+
+
+def _echo(body: ResponsesBody) -> str:
+    """What `objects.read_echo` reads. Not `user`, which is kept only as a pseudonym."""
+    choice = body.tool_choice
+    echo: dict[str, Any] = {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "store": body.store,
+        "temperature": body.temperature,
+        "text": {"format": body.text.format.model_dump(), "verbosity": "medium"},
+        "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice,
+        "tools": [tool.model_dump() for tool in body.tools],
+        "top_p": body.top_p,
+    }
+    written = _written(echo)
+    for heavy in _HEAVY:
+        if len(written.encode()) > MAX_ECHO_CHARS:
+            del echo[heavy]
+            written = _written(echo)
+    return written
+
+
+def _written(echo: dict[str, Any]) -> str:
+    return json.dumps(echo, ensure_ascii=False, separators=(",", ":"))

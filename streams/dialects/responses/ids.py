@@ -1,0 +1,13 @@
+"""The ids of items: derived, so that whoever tells an item again tells the same."""
+
+import hashlib
+from typing import Final, Literal
+
+ItemKind = Literal["message", "reasoning", "function_call"]
+_PREFIXES: Final[dict[ItemKind, str]] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+def item_id(kind: ItemKind, response_id: str, index: int, choice: int = 0) -> str:
+    """Of the `index`-th item of a choice, from 0 on."""
+    unique = hashlib.sha256(f"{response_id}/{choice}/item/{index}".encode()).hexdigest()[:32]
+    return f"{_PREFIXES[kind]}_{unique}"

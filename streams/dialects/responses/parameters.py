@@ -1,0 +1,72 @@
+"""What clients of the Responses API may send beside what is honoured, as data: see `openai_parameters`."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from streams.dialects.fields import NotOffered
+
+_STORED = "earlier turns are not stored here, and are sent in input"
+_HOSTED = "tools run at the client"
+_LOGPROBS = "probabilities are not given to clients yet"
+_REASONING = "reasoning is not controlled here"
+_WHOLE = "a prompt is answered whole or refused"
+
+NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
+    "previous_response_id": NotOffered((), _STORED),
+    "conversation": NotOffered((), _STORED),
+    "prompt": NotOffered((), "prompts are not stored here"),
+    "context_management": NotOffered(([],), _WHOLE),
+    "truncation": NotOffered(("disabled",), _WHOLE),
+    "top_logprobs": NotOffered((0,), _LOGPROBS),
+    "moderation": NotOffered((), "the tenant's own policy holds"),
+}
+
+HINTS: Final[Mapping[str, type]] = {
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "prompt_cache_options": dict,
+    "client_metadata": dict,
+}
+
+INCLUDABLE: Final = frozenset(
+    {
+        # Of tools that do not run here, and of parts that are not taken: there is nothing to include.
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "message.input_image.image_url",
+        # A reasoning item that comes back is left out of the prompt, so nothing need be carried in it.
+        "reasoning.encrypted_content",
+    }
+)
+"""What may be asked for in `include`, and asks for nothing."""
+
+NOT_OFFERED_IN_REASONING: Final[Mapping[str, NotOffered]] = {
+    "effort": NotOffered(("none",), _REASONING),
+    "summary": NotOffered((), "reasoning is not summed up"),
+    "generate_summary": NotOffered((), "reasoning is not summed up"),
+}
+NOT_OFFERED_IN_TEXT: Final[Mapping[str, NotOffered]] = {
+    "verbosity": NotOffered(("medium",), "an answer is as long as the model makes it"),
+}
+NOT_OFFERED_IN_TOOL: Final[Mapping[str, NotOffered]] = {
+    "defer_loading": NotOffered((False,), _HOSTED),
+    "allowed_callers": NotOffered((["direct"],), _HOSTED),
+    "output_schema": NotOffered((), "results of tools are text"),
+}
+HINTS_IN_TOOL: Final[Mapping[str, type]] = {"cache_control": dict}
+
+HINTS_IN_ITEM: Final[Mapping[str, type]] = {
+    # What clients echo of an answer's items.
+    "id": str,
+    "status": str,
+    "phase": str,
+    "name": str,
+    "namespace": str,
+    "caller": dict,
+    "created_by": str,
+}
+"""Those of its fields that an item honours are no hints there."""
+HINTS_IN_PART: Final[Mapping[str, type]] = {"annotations": list, "logprobs": list, "prompt_cache_breakpoint": dict}

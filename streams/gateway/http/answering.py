@@ -1,0 +1,226 @@
+"""Requests in any dialect, and responses by id: answered, given back, cancelled."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from schemas.endings import ENDINGS, EndingCode
+from schemas.request import Sampling
+from schemas.responses import Started, Terminal
+from streams.clocks import now_ms
+from streams.dialects.json_body import parse_json_object
+from streams.gateway.closing import CLOSINGS
+from streams.gateway.errors import ApiError
+from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Closed, Event
+from streams.gateway.http.answers import (
+    ending_response,
+    invalid_parameter,
+    still_running_response,
+)
+from streams.gateway.http.body import ClientDisconnect, read_json_body
+from streams.gateway.http.dialects.port import Answer, Asked, ById, Dialect, Events, Opening
+from streams.gateway.http.sse import SseResponse, departed
+from streams.gateway.request_headers import api_key_of, traceparent_of
+from streams.gateway.service.keys import Principal
+from streams.gateway.service.lookup import Snapshot
+from streams.gateway.service.refusals import replay_unavailable, unavailable
+from streams.gateway.service.service import Gateway
+from streams.gateway.timing import Timing
+
+MAX_SEQUENCE = 2**31
+CANCELLED_WITHIN_S = 1.0
+"""How long a cancel waits for the response to end, so that it can say so."""
+
+
+def position_of(headers: Mapping[str, str], starting_after: str | None) -> int | None:
+    """Where to resume: `starting_after`, else `Last-Event-ID`. None: nothing was seen. Raises ApiError."""
+    name, given = "starting_after", starting_after
+    if given is None:
+        name, given = "last-event-id", headers.get("last-event-id")
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdecimal() or len(given) > 10 or int(given) > MAX_SEQUENCE:
+        raise ApiError(400, EndingCode.INVALID_REQUEST.value, f"{name} must be a sequence number.", param=name)
+    return int(given)
+
+
+def asks_for_ids(headers: Mapping[str, str]) -> bool:
+    """Whether the client reads event streams as browsers do. Most SDKs ask for `application/json`, scripts for all."""
+    accepted = (media.partition(";")[0].strip().lower() for media in headers.get("accept", "").split(","))
+    return "text/event-stream" in accepted or "last-event-id" in headers
+
+
+_NOTHING_LARGE: Mapping[str, Any] = {"messages": [], "prompt": None, "tools": [], "sampling": Sampling()}
+
+
+class Answering:
+    """Answers what is asked for in a dialect, and gives it back by id."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings.gateway
+
+    async def answer(
+        self, request: Request, dialect: Dialect[Any], state: Callable[[Snapshot, Any], dict[str, Any]] | None = None
+    ) -> Response:
+        """`state` tells a response that is not waited for, where the dialect has such."""
+        response_id, follower, asked = await self._accept(request, dialect)
+        headers = {"x-request-id": response_id}
+        if traceparent_of(request.headers) and follower.viewer is not None:
+            headers["traceparent"] = follower.viewer.stream.scope.traceparent
+        departure = asyncio.ensure_future(departed(request.receive))
+        departure.add_done_callback(lambda task: None if task.cancelled() else follower.leave())
+        try:
+            first = await follower.next(self._settings.admission_timeout_ms / 1_000)
+            if first is None and follower.has_left:
+                raise ClientDisconnect
+            if isinstance(first, Closed) or (first is None and not asked.background):
+                if asked.background or not await self._gateway.withdraw(follower):
+                    return still_running_response(EndingCode.UNAVAILABLE.value, headers, dialect)
+                raise unavailable("The request was not admitted in time; it is cancelled.")
+            if follower.started is not None:
+                headers |= dialect.limit_headers(follower.started.limits, now_ms())
+            if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
+                return ending_response(first, headers, dialect)
+            if asked.stream:
+                opening = _opening(response_id, follower, first, asked.model, request.headers)
+                return self._streaming(follower, first, headers, dialect.events(asked, opening))
+            if first is None or asked.background:
+                assert state is not None, "only a dialect that can tell it takes such a request"
+                snapshot = Snapshot(response_id, follower.started, None, 0, None)
+                return JSONResponse(state(snapshot, asked), headers=headers)
+            return await self._whole(follower, first, headers, dialect, asked)
+        finally:
+            departure.cancel()
+            if not (asked.stream and follower.is_handed_over):
+                self._gateway.release(follower)
+
+    async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked]:
+        """The response's id, its first viewer, and what was asked for, without what may be large of it."""
+        principal = self._gateway.authenticate(api_key_of(request.headers))
+        tenant_id = principal.tenant.tenant_id
+        with self._gateway.shares.body(tenant_id) as held:
+            body = await read_json_body(request, self._settings.max_body_bytes, held)
+            asked = await self._gateway.understood(
+                tenant_id, body, held, lambda: dialect.parse(parse_json_object(body))
+            )
+            response_id, follower = await self._gateway.submit(
+                principal, asked, traceparent=traceparent_of(request.headers)
+            )
+        return response_id, follower, asked.model_copy(update=_NOTHING_LARGE)
+
+    def _streaming(
+        self, follower: Follower, first: Event | None, headers: dict[str, str], events: Events, *, is_back: bool = False
+    ) -> Response:
+        follower.is_handed_over = True
+        return SseResponse(
+            follower, events, first=first, headers=headers, metrics=self._gateway.metrics,
+            release=lambda: self._gateway.release(follower), stall_s=self._settings.viewer_stall_ms / 1_000,
+            is_back=is_back,
+        )  # fmt: skip
+
+    async def _whole(
+        self, follower: Follower, first: Event, headers: dict[str, str], dialect: Dialect[Asked], asked: Asked
+    ) -> Response:
+        timing = Timing(self._gateway.metrics, follower)
+        spans: list[Span] = []
+        event: Event | None = first
+        deadline_s = time.monotonic() + self._settings.request_timeout_ms / 1_000 + 60
+        while not isinstance(event, Terminal):
+            if follower.has_left:
+                raise ClientDisconnect
+            if isinstance(event, Closed) or time.monotonic() > deadline_s:
+                code = event.reason.value if isinstance(event, Closed) else EndingCode.UNAVAILABLE.value
+                return still_running_response(code, headers, dialect)
+            if isinstance(event, Span):
+                timing.delivered(event, follower.started.accepted_at_ms if follower.started else 0)
+                spans.append(event)
+            event = await follower.next(5.0)
+        started = follower.started
+        timing.ended(started.accepted_at_ms if started else 0)
+        if ENDINGS[event.code].is_error:
+            return ending_response(event, headers, dialect)
+        answer = Answer(
+            response_id=event.response_id,
+            created_s=(started.accepted_at_ms if started else now_ms()) // 1_000,
+            model=event.model or (started.model if started else asked.model),
+            spans=spans,
+            terminal=event,
+        )
+        return JSONResponse(dialect.whole(asked, answer), headers=headers)
+
+    async def retrieve(
+        self, request: Request, response_id: str, dialect: ById[Any], *, stream: bool, starting_after: str | None
+    ) -> Response:
+        principal = self._gateway.authenticate(api_key_of(request.headers))
+        if not stream:
+            if starting_after is not None:
+                raise invalid_parameter("starting_after", "starting_after needs stream=true.")
+            return JSONResponse(dialect.state(await self._gateway.retrieve(principal, response_id)))
+        after = position_of(request.headers, starting_after)
+        seen = 0 if after is None else dialect.seen(after)
+        follower, first = await self._follow(principal, response_id, seen)
+        try:
+            # Whether everything was consumed is known at once, where the end is.
+            if isinstance(first, Terminal) and seen >= first.sequence_number:
+                return Response(status_code=204)
+            if seen and dialect.tells_all:
+                again, first = await self._follow(principal, response_id, 0)
+                self._gateway.release(follower)
+                follower = again
+            opening = _opening(response_id, follower, first, "", request.headers, after)
+            return self._streaming(
+                follower, first, {"x-request-id": response_id}, dialect.events(None, opening), is_back=bool(seen)
+            )
+        finally:
+            if not follower.is_handed_over:
+                self._gateway.release(follower)
+
+    async def _follow(self, principal: Principal, response_id: str, seen: int) -> tuple[Follower, Event | None]:
+        """What comes behind the tokens that were seen, and the first of it that is there. Release the follower."""
+        follower = await self._gateway.resume(principal, response_id, seen)
+        try:
+            first = await follower.next(0)
+        except BaseException:
+            self._gateway.release(follower)
+            raise
+        if isinstance(first, Closed):
+            self._gateway.release(follower)
+            rule = CLOSINGS[first.reason]
+            raise replay_unavailable(rule.message, is_transient=rule.resumable)
+        return follower, first
+
+    async def cancel(self, request: Request, response_id: str, dialect: ById[Any]) -> Response:
+        principal = self._gateway.authenticate(api_key_of(request.headers))
+        snapshot = await self._gateway.cancel(principal, response_id)
+        with suppress(ApiError):  # What was asked for is done: how it ends, and its text, are a courtesy.
+            snapshot = await self._gateway.retrieve(
+                principal, response_id, waits=False, end_within_s=CANCELLED_WITHIN_S
+            )
+        return JSONResponse(dialect.state(snapshot))
+
+
+def _opening(
+    response_id: str,
+    follower: Follower,
+    first: Event | None,
+    model: str,
+    headers: Mapping[str, str],
+    after: int | None = None,
+) -> Opening:
+    """`model` stands for what nobody knows before the response has started."""
+    started = first if isinstance(first, Started) else follower.started
+    return Opening(
+        response_id=response_id,
+        created_s=started.accepted_at_ms // 1_000 if started else int(time.time()),
+        model=started.model if started else model,
+        with_ids=asks_for_ids(headers),
+        after=after,
+    )

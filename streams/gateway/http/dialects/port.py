@@ -1,0 +1,121 @@
+"""What the routes need of a format that clients speak: bodies in; events, whole answers and errors out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from schemas.endings import ENDINGS, EndingCode
+from schemas.responses import Started, Terminal
+from streams.dialects.neutral import ChatRequest
+from streams.gateway.closing import CloseReason
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.service.lookup import Snapshot
+
+Asked = TypeVar("Asked", bound=ChatRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What is known of a response when it is begun to be told. `with_ids`: the client reads event streams as browsers
+    do. `after`: the number that it resumes after; None: it has seen nothing.
+    """
+
+    response_id: str
+    created_s: int
+    model: str
+    with_ids: bool = False
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response that has ended, and not in an error. `spans` are all of it, in order, as they happened to come."""
+
+    response_id: str
+    created_s: int
+    model: str
+    spans: list[Span]
+    terminal: Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no answer, in the words of the catalogue: `error_type` and `code` are OpenAI's or our own.
+
+    `request_id` is what the answer's header says, as far as that is known.
+    """
+
+    status: int
+    code: str
+    message: str
+    error_type: str
+    param: str | None = None
+    response_id: str = ""
+    request_id: str = ""
+
+    @classmethod
+    def of_ending(
+        cls, code: EndingCode, message: str = "", param: str | None = None, response_id: str = ""
+    ) -> "Failure":
+        """The catalogue's message where the ending carries none."""
+        rule = ENDINGS[code]
+        return cls(rule.status, code.value, message or rule.message, rule.error_type, param, response_id)
+
+
+class Events(Protocol):
+    """Tells one response to one viewer, as bytes of server-sent events. Calls come in the order of its events."""
+
+    keep_alive: bytes
+
+    def begin(self, started: Started) -> bytes:
+        """May come first, or behind nothing at all: who resumes late is not told."""
+        ...
+
+    def span(self, span: Span) -> bytes:
+        """Nothing where it is told with what follows: before it, and at the latest with the terminal."""
+        ...
+
+    def terminal(self, terminal: Terminal) -> bytes:
+        """The last bytes of a stream that was told to its end."""
+        ...
+
+    def closed(self, reason: CloseReason) -> bytes:
+        """The last bytes where the viewer was given up: the response may go on."""
+        ...
+
+
+class Dialect(Protocol[Asked]):
+    """One format. Pure: no method waits, or keeps anything."""
+
+    def parse(self, body: Mapping[str, Any]) -> Asked:
+        """Raises RequestError naming the field."""
+        ...
+
+    def events(self, asked: Asked | None, opening: Opening) -> Events:
+        """`asked` is None for who comes back for a response by its id."""
+        ...
+
+    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]: ...
+
+    def error(self, failure: Failure) -> dict[str, Any]:
+        """The body of an answer that is an error."""
+        ...
+
+    def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
+        """Of a tenant's limits as they were at a Unix time, in the names that its clients read."""
+        ...
+
+
+class ById(Dialect[Asked], Protocol[Asked]):
+    """A format in which responses can be had by their id, whatever they were asked for in."""
+
+    tells_all: bool
+    """Whether its events take a response from its first token on, and leave out by themselves what was seen."""
+
+    def state(self, snapshot: Snapshot, asked: Asked | None = None) -> dict[str, Any]:
+        """A response as it stands; with what was asked for, as it is accepted."""
+        ...
+
+    def seen(self, number: int) -> int:
+        """The last token that whoever saw this number in a stream has seen; the terminal's number for its end."""
+        ...

@@ -1,0 +1,90 @@
+"""OpenAI's Responses over HTTP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.responses import Started, Terminal
+from streams.dialects.responses.body import ResponsesRequest, parse_responses_request
+from streams.dialects.responses.events import EventWriter
+from streams.dialects.responses.numbering import seen
+from streams.dialects.responses.objects import About, ended_object, read_echo, running_object
+from streams.dialects.responses.output import Output
+from streams.gateway.closing import CLOSINGS, CloseReason
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
+from streams.gateway.http.dialects.port import Answer, Failure, Opening
+from streams.gateway.service.lookup import Snapshot
+
+
+class ResponseEvents:
+    """See `EventWriter`. Of a chat with several choices the first is told."""
+
+    def __init__(self, about: About, opening: Opening) -> None:
+        after = -1 if opening.after is None else opening.after
+        self._writer = EventWriter(about, after=after, with_ids=opening.with_ids)
+        self.keep_alive = b": keep-alive\n" if opening.with_ids else b"\n\n"
+
+    def begin(self, started: Started) -> bytes:
+        return self._writer.begin(About.of(started))
+
+    def span(self, span: Span) -> bytes:
+        if span.choice:
+            return b""
+        return self._writer.text(span[3], span[7], span[0], span[1], span[4], span[5])
+
+    def terminal(self, terminal: Terminal) -> bytes:
+        return self._writer.end(terminal)
+
+    def closed(self, reason: CloseReason) -> bytes:
+        return self._writer.give_up(reason.value, CLOSINGS[reason].message)
+
+
+class Responses:
+    tells_all = True
+
+    def parse(self, body: Mapping[str, Any]) -> ResponsesRequest:
+        return parse_responses_request(body)
+
+    def events(self, asked: ResponsesRequest | None, opening: Opening) -> ResponseEvents:
+        return ResponseEvents(_about(opening.response_id, opening.created_s, opening.model, asked), opening)
+
+    def whole(self, asked: ResponsesRequest, answer: Answer) -> dict[str, Any]:
+        about = _about(answer.response_id, answer.created_s, answer.model, asked)
+        return ended_object(about, _output(answer.response_id, answer.spans), answer.terminal)
+
+    def state(self, snapshot: Snapshot, asked: ResponsesRequest | None = None) -> dict[str, Any]:
+        output = _output(snapshot.response_id, snapshot.spans or [])
+        if snapshot.started is not None:
+            about = About.of(snapshot.started)
+        else:
+            about = _about(snapshot.response_id, snapshot.created_s, asked.model if asked else "", asked)
+        if snapshot.terminal is not None:
+            return ended_object(about, output, snapshot.terminal)
+        return running_object(about, snapshot.running_status if asked is None else "queued", output)
+
+    def seen(self, number: int) -> int:
+        return seen(number)
+
+    def error(self, failure: Failure) -> dict[str, Any]:
+        return CHAT_COMPLETIONS.error(failure)
+
+    def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
+        return CHAT_COMPLETIONS.limit_headers(limits, at_ms)
+
+
+def _about(response_id: str, created_s: int, model: str, asked: ResponsesRequest | None) -> About:
+    """Until the response has started, which tells the same."""
+    if asked is None:
+        return About(response_id, created_s, model)
+    return About(response_id, created_s, model, background=asked.background, echo=read_echo(asked.echo))
+
+
+def _output(response_id: str, spans: list[Span]) -> Output:
+    output = Output(response_id)
+    for span in spans:
+        if not span.choice:
+            output.add(span.kind, span.call, span.text)
+    return output
+
+
+RESPONSES = Responses()

@@ -1,0 +1,122 @@
+"""openai: chats, legacy completions and models."""
+
+import os
+from typing import Literal
+
+import openai
+from pydantic import BaseModel
+
+URL, KEY, MODEL = os.environ["SLUICE_URL"], os.environ["SLUICE_KEY"], os.environ["SLUICE_MODEL"]
+client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+ASKED = [{"role": "user", "content": "How is the weather in Paris?"}]
+
+
+class GetWeather(BaseModel):
+    """The weather in a city."""
+
+    city: Literal["Paris"]
+
+
+class City(BaseModel):
+    name: Literal["Paris"]
+    inhabitants: int
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": GetWeather.model_json_schema(),
+    },
+}
+
+
+def chat():
+    done = client.chat.completions.create(model=MODEL, messages=ASKED)
+    [choice] = done.choices
+    return {"text": choice.message.content, "finish": choice.finish_reason, "usage": done.usage.to_dict()}
+
+
+def stream():
+    chunks = list(
+        client.chat.completions.create(model=MODEL, messages=ASKED, stream=True, stream_options={"include_usage": True})
+    )
+    deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
+    return {"deltas": deltas, "usage": chunks[-1].usage.to_dict(), "ids": len({chunk.id for chunk in chunks})}
+
+
+def tools():
+    with client.chat.completions.stream(model=MODEL, messages=ASKED, tools=[WEATHER]) as streamed:
+        kinds = [event.type for event in streamed]
+        first = streamed.get_final_completion().choices[0]
+    [call] = first.message.tool_calls
+    turns = [first.message, {"role": "tool", "tool_call_id": call.id, "content": "Rain, 12 degrees."}]
+    last = client.chat.completions.create(model=MODEL, messages=[*ASKED, *turns], tools=[WEATHER])
+    return {
+        "kinds": sorted(set(kinds)),
+        "finish": first.finish_reason,
+        "call": [call.function.name, call.function.arguments],
+        "text": last.choices[0].message.content,
+    }
+
+
+def tool_choice():
+    def calls(choice):
+        done = client.chat.completions.create(model=MODEL, messages=ASKED, tools=[WEATHER], tool_choice=choice)
+        return [call.function.name for call in done.choices[0].message.tool_calls or ()]
+
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    return {"required": calls("required"), "named": calls(named), "none": calls("none")}
+
+
+def parsed_tools():
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    done = client.chat.completions.parse(model=MODEL, messages=ASKED, tools=[tool])
+    [call] = done.choices[0].message.tool_calls
+    return {"arguments": call.function.parsed_arguments.model_dump()}
+
+
+def structured():
+    done = client.chat.completions.parse(model=MODEL, messages=ASKED, response_format=City)
+    return done.choices[0].message.parsed.model_dump()
+
+
+def structured_stream():
+    with client.chat.completions.stream(model=MODEL, messages=ASKED, response_format=City) as streamed:
+        return streamed.get_final_completion().choices[0].message.parsed.model_dump()
+
+
+def completions():
+    done = client.completions.create(model=MODEL, prompt="The fox", max_tokens=16)
+    chunks = list(client.completions.create(model=MODEL, prompt="The fox", max_tokens=16, stream=True))
+    return {
+        "text": done.choices[0].text,
+        "finish": done.choices[0].finish_reason,
+        "tokens": done.usage.completion_tokens,
+        "streamed": "".join(chunk.choices[0].text for chunk in chunks if chunk.choices),
+    }
+
+
+def errors():
+    def kind(asker, **fields):
+        try:
+            asker.chat.completions.create(**{"model": MODEL, "messages": ASKED, **fields})
+        except openai.APIStatusError as error:
+            return type(error).__name__
+        return None
+
+    return {
+        "model": kind(client, model="nothing"),
+        "key": kind(client.with_options(api_key="sk-nothing")),
+        "field": kind(client, temperature=9),
+    }
+
+
+def models():
+    return {"ids": [model.id for model in client.models.list()], "one": client.models.retrieve(MODEL).id}
+
+
+ABILITIES = (
+    chat, stream, tools, tool_choice, parsed_tools, structured, structured_stream, completions, errors, models,
+)  # fmt: skip

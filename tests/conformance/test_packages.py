@@ -1,0 +1,243 @@
+"""Packages that others wrote, of exact versions and unchanged, get what they ask Sluice for.
+
+The first run installs them: `tests/conformance/environments.py`. Each script of `clients/` runs once; what it saw of
+each of its abilities is judged here.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.environments import NotInstalled
+from deploy.local.runner import Stack, simulated
+from tests.conformance.environments import NODE, Seen, run_client
+from tests.e2e.stacks import ENGINE, PATIENCE, api_key, is_scripted, prepare
+
+INSTALLING_S = 1_500
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(INSTALLING_S)]
+
+SLOW_WITH_PROMPTS: dict[str, bool | int | float | str] = {**ENGINE, "prompt_token_us": 1_000.0}
+"""So that a long prompt leaves time to cancel its answer."""
+ENVIRONMENTS = {
+    "openai_chat": ["newest", "openai-2"],
+    "openai_responses": ["newest", "openai-2"],
+    "anthropic_messages": ["newest"],
+    "langchain_chat": ["newest"],
+    "pydantic_ai_agents": ["newest"],
+    "openai_agents": ["newest"],
+    "instructor_modes": ["openai-2"],
+    "litellm_sdk": ["openai-2"],
+    "llama_index_like": ["openai-2"],
+    "openai_node": [NODE],
+    "anthropic_node": [NODE],
+    "vercel_ai": [NODE],
+}
+"""Where each script is run: `requirements/`."""
+JUDGED: defaultdict[str, set[str]] = defaultdict(set)
+"""Each script's abilities that a test looks at."""
+
+See = Callable[[str], Any]
+
+
+def of(*abilities: str) -> pytest.MarkDecorator:
+    """Parametrizes a test with `SCRIPT.ABILITY`, and with each environment of the script."""
+    tried = []
+    for each in abilities:
+        script, ability = each.split(".")
+        JUDGED[script].add(ability)
+        tried += [f"{each}.{environment}" for environment in ENVIRONMENTS[script]]
+    return pytest.mark.parametrize("tried", tried)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    options = replace(simulated(SLOW_WITH_PROMPTS), environment=PATIENCE)
+    with Stack(tmp_path_factory.mktemp("conformance"), options, seed=11) as stack:
+        prepare(stack)
+        stack.wait_ready()
+        yield stack
+        stack.stop(kill=True)  # nothing of it is looked at any more
+
+
+@pytest.fixture(scope="module")
+def see(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> See:
+    """What a package got. Fails as the package failed; skips where it cannot be installed."""
+    settings = {"SLUICE_URL": stack.gateway_url, "SLUICE_KEY": api_key(stack), "SLUICE_MODEL": "sluice-tiny"}
+    missing: dict[str, str] = {}
+    ran: dict[tuple[str, str], Seen] = {}
+
+    def run(environment: str, script: str) -> None:
+        try:
+            ran[environment, script] = run_client(environment, script, settings, tmp_path_factory.mktemp(script))
+        except NotInstalled as why:
+            missing[environment] = str(why)
+
+    def see(tried: str) -> Any:
+        script, ability, environment = tried.split(".")
+        if environment not in missing and (environment, script) not in ran:
+            run(environment, script)
+        if environment in missing:
+            pytest.skip(f"the packages of {script} could not be installed: {missing[environment]}")
+        told = ran[environment, script]
+        assert told.keys() == JUDGED[script], "what is tried is judged"
+        assert "failed" not in told[ability], told[ability]["failed"]
+        return told[ability]["seen"]
+
+    return see
+
+
+@of(
+    "openai_chat.chat", "openai_responses.create", "anthropic_messages.messages",
+    "langchain_chat.openai_chat", "langchain_chat.responses_chat", "langchain_chat.anthropic_chat",
+    "pydantic_ai_agents.chat_plain", "pydantic_ai_agents.responses_plain", "pydantic_ai_agents.messages_plain",
+    "openai_agents.responses_plain", "openai_agents.chat_plain",
+    "litellm_sdk.openai_chat", "litellm_sdk.anthropic_chat", "litellm_sdk.responses_plain",
+    "llama_index_like.chat", "llama_index_like.complete",
+    "openai_node.chat", "openai_node.responses", "anthropic_node.whole",
+    "vercel_ai.responses_plain", "vercel_ai.chat_plain", "vercel_ai.messages_plain",
+)  # fmt: skip
+def test_an_answer_comes_whole(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert is_scripted(seen["text"])
+    assert seen.get("tokens", 1) > 0
+    assert seen.get("again", seen["text"]) == seen["text"], "as it is had by its id"
+
+
+@of(
+    "openai_chat.stream", "openai_responses.stream", "anthropic_messages.stream",
+    "langchain_chat.openai_stream", "langchain_chat.responses_stream", "langchain_chat.anthropic_stream",
+    "pydantic_ai_agents.chat_stream", "pydantic_ai_agents.responses_stream", "pydantic_ai_agents.messages_stream",
+    "openai_agents.responses_stream", "openai_agents.chat_stream",
+    "litellm_sdk.openai_stream", "litellm_sdk.anthropic_stream", "llama_index_like.stream",
+    "openai_node.stream", "openai_node.responses_stream", "anthropic_node.stream",
+    "vercel_ai.responses_streamed", "vercel_ai.chat_streamed", "vercel_ai.messages_streamed",
+)  # fmt: skip
+def test_an_answer_streams(see: See, tried: str) -> None:
+    seen = see(tried)
+    text = "".join(seen["deltas"])
+    assert is_scripted(text)
+    assert len(seen["deltas"]) > 5, "tokens come as they are made"
+    assert seen.get("text", text) == text, "as the package puts it together"
+
+
+@of(
+    "openai_chat.tools", "openai_responses.tools", "anthropic_messages.tools",
+    "langchain_chat.openai_bind_tools", "litellm_sdk.openai_tools", "litellm_sdk.anthropic_tools",
+    "openai_node.tools", "openai_node.responses_tools", "anthropic_node.tools",
+    "vercel_ai.responses_agent", "vercel_ai.chat_agent", "vercel_ai.messages_agent",
+    "vercel_ai.responses_agent_streamed", "vercel_ai.chat_agent_streamed", "vercel_ai.messages_agent_streamed",
+)  # fmt: skip
+def test_a_tool_is_called_and_its_result_is_answered(see: See, tried: str) -> None:
+    seen = see(tried)
+    name, arguments = seen["call"]
+    assert name == "get_weather"
+    assert (json.loads(arguments) if isinstance(arguments, str) else arguments) == {"city": "Paris"}
+    assert is_scripted(seen["text"])
+
+
+TURNS = {
+    "langchain_chat": ["human", "ai", "tool", "ai"],
+    "pydantic_ai_agents": ["user-prompt", "tool-call", "tool-return", "text"],
+    "openai_agents": ["tool_call_item", "tool_call_output_item", "message_output_item"],
+}
+
+
+@of(
+    "langchain_chat.openai_agent", "langchain_chat.responses_agent", "langchain_chat.anthropic_agent",
+    "pydantic_ai_agents.chat_tools", "pydantic_ai_agents.responses_tools", "pydantic_ai_agents.messages_tools",
+    "openai_agents.responses_tools", "openai_agents.responses_tools_streamed",
+    "openai_agents.chat_tools", "openai_agents.chat_tools_streamed",
+)  # fmt: skip
+def test_an_agent_runs_its_tool_and_answers(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen["turns"] == TURNS[tried.split(".")[0]]
+    assert is_scripted(seen["text"])
+
+
+@of("llama_index_like.agent")
+def test_a_workflow_runs_its_tool_and_answers(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen["called"] == ["Paris"]
+    assert is_scripted(seen["text"])
+
+
+@of("anthropic_messages.tool_runner")
+def test_anthropics_runner_runs_a_tool_without_a_thread_on_the_server(see: See, tried: str) -> None:
+    assert see(tried) == {"stops": ["tool_use", "end_turn"]}
+
+
+@of("openai_responses.tools_stream")
+def test_the_arguments_of_a_call_stream(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen["call"] == ["get_weather", seen["pieces"]]
+    assert json.loads(seen["pieces"]) == {"city": "Paris"}
+
+
+@of("openai_chat.tool_choice")
+def test_a_tool_is_called_as_the_client_chooses(see: See, tried: str) -> None:
+    assert see(tried) == {"required": ["get_weather"], "named": ["get_weather"], "none": []}
+
+
+@of("openai_chat.parsed_tools")
+def test_the_arguments_of_a_call_fit_their_class(see: See, tried: str) -> None:
+    assert see(tried) == {"arguments": {"city": "Paris"}}
+
+
+@of(
+    "openai_chat.structured", "openai_chat.structured_stream", "openai_responses.structured",
+    "anthropic_messages.structured",
+    "langchain_chat.openai_structured", "langchain_chat.openai_structured_by_a_tool",
+    "langchain_chat.anthropic_structured_by_a_tool",
+    "pydantic_ai_agents.chat_structured", "pydantic_ai_agents.chat_structured_natively",
+    "pydantic_ai_agents.responses_structured", "pydantic_ai_agents.messages_structured",
+    "openai_agents.responses_structured", "openai_agents.chat_structured",
+    "instructor_modes.tools", "instructor_modes.tools_strict", "instructor_modes.json_schema",
+    "instructor_modes.responses_tools", "litellm_sdk.openai_structured", "llama_index_like.structured",
+    "openai_node.structured", "openai_node.responses_structured",
+    "vercel_ai.responses_object", "vercel_ai.chat_object", "vercel_ai.messages_object",
+)  # fmt: skip
+def test_an_answer_fits_its_class(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen.keys() == {"name", "inhabitants"}
+    assert seen["name"] == "Paris"
+    assert type(seen["inhabitants"]) is int
+
+
+@of("openai_chat.completions")
+def test_a_raw_prompt_is_gone_on_with(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert is_scripted(seen["text"])
+    assert seen == {"text": seen["text"], "finish": "length", "tokens": 16, "streamed": seen["text"]}
+
+
+@of("openai_responses.background")
+def test_a_response_in_the_background_is_followed_and_had(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert (seen["queued"], seen["last"], seen["ended"]) == ("queued", "response.completed", "completed")
+    assert is_scripted(seen["text"])
+
+
+@of("openai_responses.cancel")
+def test_a_response_is_cancelled(see: See, tried: str) -> None:
+    assert see(tried) == {"status": "cancelled"}
+
+
+@of("anthropic_messages.count_tokens", "anthropic_node.count_tokens")
+def test_as_many_tokens_are_counted_as_are_billed(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen["counted"] == seen["used"] > 0
+
+
+@of("openai_chat.errors", "anthropic_messages.errors", "openai_node.errors", "anthropic_node.errors")
+def test_errors_are_of_the_packages_classes(see: See, tried: str) -> None:
+    assert see(tried) == {"model": "NotFoundError", "key": "AuthenticationError", "field": "BadRequestError"}
+
+
+@of("openai_chat.models")
+def test_models_are_listed(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen["one"] in seen["ids"]

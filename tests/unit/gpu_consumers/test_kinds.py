@@ -1,0 +1,116 @@
+"""Rows of several kinds and calls: text, reasoning, names and arguments of tools stay apart, held back or not."""
+
+from itertools import accumulate
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from gpu_consumers.core.frames import FrameColumns, joined
+from gpu_consumers.engines.port import EngineDelta
+from gpu_consumers.metrics import WorkerMetrics
+from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Frame, Kind
+from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet
+
+Told = tuple[Kind, int, str]
+"""Of one token: kind, call and text."""
+
+STRANDS: list[tuple[Kind, int]] = [
+    ("content", 0), ("reasoning", 0), ("tool_name", 0), ("tool_arguments", 0), ("tool_name", 1), ("tool_arguments", 1)
+]  # fmt: skip
+ROWS = st.tuples(st.sampled_from(STRANDS), st.lists(st.text("xy", max_size=2), min_size=1, max_size=3))
+
+
+def delta(attempt_id: str, strand: tuple[Kind, int], texts: list[str]) -> EngineDelta:
+    ends = list(accumulate(map(len, texts)))
+    kind, call = strand
+    return EngineDelta(attempt_id, 0, [7] * len(texts), "".join(texts), ends, kind=kind, call=call)
+
+
+def tokens_of(frames: list[Frame]) -> dict[int, Told]:
+    """By sequence number."""
+    told: dict[int, Told] = {}
+    for frame in frames:
+        for row, (kind, call) in enumerate(zip(frame.kind, frame.calls, strict=True)):
+            start = 0
+            for number, end in enumerate(frame.text_ends[row], frame.first_sequence[row]):
+                assert number not in told
+                told[number] = kind, call, frame.text[row][start:end]
+                start = end
+    return told
+
+
+@given(st.lists(st.lists(ROWS, min_size=1, max_size=4), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_every_token_keeps_its_kind_call_and_text_whatever_waits(
+    steps: list[list[tuple[tuple[Kind, int], list[str]]]],
+) -> None:
+    fleet = Fleet("a")
+    worker = fleet.workers["a"]
+    worker.late_rounds = 1_000  # what the engine gives is told here
+    response_id = fleet.region.request(max_tokens=1_000)
+    fleet.run(40)
+    attempt_id = worker.core._works.by_response[response_id].attempt_id
+    for step in steps:
+        rows = [delta(attempt_id, strand, texts) for strand, texts in step]
+        worker.core.deltas(rows, fleet.region.now_ms * 1_000)
+        fleet.run(20)
+    worker.core.deltas([EngineDelta(attempt_id, 0, [], "", [], finish="stop")], fleet.region.now_ms * 1_000)
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    given_tokens = [(*strand, text) for step in steps for strand, texts in step for text in texts]
+    told = tokens_of(fleet.region.records(TOPICS.generated.name, Frame, GENERATED))
+    assert [told[number] for number in sorted(told)] == given_tokens
+    assert sorted(told) == list(range(1, len(given_tokens) + 1))
+
+
+def test_an_answer_keeps_its_order_when_the_clock_is_set_back() -> None:
+    fleet = Fleet("a")
+    worker = fleet.workers["a"]
+    worker.late_rounds = 1_000  # what the engine gives is told here
+    response_id = fleet.region.request(max_tokens=1_000)
+    fleet.run(40)
+    attempt_id = worker.core._works.by_response[response_id].attempt_id
+    now_us = fleet.region.now_ms * 1_000
+    worker.core.deltas([delta(attempt_id, ("reasoning", 0), ["a"])], now_us)
+    worker.core.deltas([delta(attempt_id, ("reasoning", 0), ["b"])], now_us + 1_000)
+    last = delta(attempt_id, ("content", 0), ["c"])
+    last.finish = "stop"
+    worker.core.deltas([last], now_us - 5_000)
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    assert [number for frame in frames for number in frame.first_sequence] == [1, 2, 3]
+
+
+def test_an_answer_that_its_parser_failed_on_ends_as_a_failure_and_is_counted() -> None:
+    fleet = Fleet("a")
+    worker = fleet.workers["a"]
+    registry = CollectorRegistry()
+    worker.core._observer = WorkerMetrics(registry)
+    worker.late_rounds = 1_000  # what the engine gives is told here
+    response_id = fleet.region.request()
+    fleet.run(40)
+    attempt_id = worker.core._works.by_response[response_id].attempt_id
+    failure = EngineDelta(attempt_id, 0, [], "", [], error="its parser failed: KeyError", parser_error="KeyError")
+    worker.core.deltas([failure], fleet.region.now_ms * 1_000)
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.ENGINE_FAILED
+    assert registry.get_sample_value("sluice_worker_parser_failures_total", {"error": "KeyError"}) == 1
+
+
+def test_rows_that_are_joined_stay_what_they_are() -> None:
+    first, then = (delta("a", ("tool_arguments", 1), [text]) for text in ("{", "}"))
+    whole = joined(first, then)
+    assert (whole.kind, whole.call, whole.text) == ("tool_arguments", 1, "{}")
+
+
+def test_a_frame_without_calls_says_nothing_of_calls() -> None:
+    plain, calls = FrameColumns(), FrameColumns()
+    for columns, strands in ((plain, STRANDS[:2]), (calls, STRANDS)):
+        for strand in strands:
+            columns.add(SCOPE, "resp_test-0_0", 1, delta("a", strand, ["x"]))
+    assert b'"call"' not in plain.encode("w", 0)
+    frame = Frame.model_validate_json(calls.encode("w", 0))
+    assert list(zip(frame.kind, frame.calls, strict=True)) == STRANDS

@@ -1,0 +1,34 @@
+"""Which engine a worker gets for its pool and model, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_consumers.__main__ import make_engine
+from gpu_consumers.engines.simulated import SimulatedEngine
+from gpu_consumers.engines.vllm_engine import VllmEngine
+from streams.directory import Model, Pool
+from streams.settings import SettingsError
+
+MODEL = str(Path(__file__).parents[3] / "models" / "sluice-tiny")
+
+
+def model(**more: str) -> Model:
+    return Model.model_validate({"name": "m", "path": MODEL, "pool": "p", "context_window": 4_096, **more})
+
+
+def test_parsers_by_vllms_names_are_the_simulated_engines_where_it_has_their_format() -> None:
+    pool = Pool(name="p", engine="simulated")
+    for parsers in ({}, {"tool_parser": "hermes"}, {"tool_parser": "hermes", "reasoning_parser": "qwen3"}):
+        assert isinstance(make_engine(pool, model(**parsers)), SimulatedEngine)
+    with pytest.raises(SettingsError, match=r"models.m.tool_parser: the simulated engine knows hermes alone"):
+        make_engine(pool, model(tool_parser="mistral"))
+    with pytest.raises(SettingsError, match=r"models.m.reasoning_parser"):
+        make_engine(pool, model(reasoning_parser="mistral"))
+
+
+def test_vllm_is_left_to_know_its_parsers() -> None:
+    pool = Pool(name="p", engine="vllm")
+    assert isinstance(make_engine(pool, model(tool_parser="mistral")), VllmEngine)
+    with pytest.raises(SettingsError, match="no folder"):
+        make_engine(pool, model(path="/nowhere"))
