@@ -18,6 +18,11 @@ def is_absent(value: object) -> bool:
     return value is None
 
 
+def is_one(value: object) -> bool:
+    """As `is_absent`, of a count that is one unless somebody asked for more."""
+    return value == 1
+
+
 Echo = Annotated[
     str,
     Field(

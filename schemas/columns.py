@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from schemas.logprobs import RowLogprobs, are_logprobs
+
 MAX_CALLS = 131_072
 """Of one choice: as many as it may have tokens."""
 _OF_NO_TOOL = ("content", "reasoning")
@@ -59,16 +61,20 @@ def unusable_rows(
     text: list[str],
     text_ends: list[list[int]],
     call: Iterable[int],
+    logprobs: Sequence[RowLogprobs],
 ) -> list[int]:
-    """Rows without a scope or a number, of a call that cannot be, or whose text cannot be cut after each token."""
+    """Rows without a scope or a number, of a call that cannot be, or whose text or probabilities cannot be cut after
+    each token.
+    """
     return [
         index
-        for index, (own_scope, first, tokens, own_kind, row, ends, own_call) in enumerate(
-            zip(scope, first_sequence, token_ids, kind, text, text_ends, call, strict=True)
+        for index, (own_scope, first, tokens, own_kind, row, ends, own_call, likely) in enumerate(
+            zip(scope, first_sequence, token_ids, kind, text, text_ends, call, logprobs, strict=True)
         )
         if not 0 <= own_scope < len(scopes)
         or first < 1
         or len(tokens) != len(ends)
         or not can_be_cut(row, ends)
         or not is_call(own_kind, own_call)
+        or not are_logprobs(likely, tokens)
     ]

@@ -14,7 +14,8 @@ from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import EndingCode
-from schemas.request import Lane, ReplyTo
+from schemas.logprobs import RowLogprobs, are_all_logprobs
+from schemas.request import MAX_CHOICES, Lane, ReplyTo
 
 Kind = Literal["content", "reasoning", "tool_name", "tool_arguments"]
 FinishReason = Literal["", "stop", "length"]
@@ -30,7 +31,7 @@ class Opened(ScopedRecord):
     pool: Identifier
     lane: Lane
     lane_partition: int = Field(ge=0)
-    choices: int = Field(default=1, ge=1, le=128)
+    choices: int = Field(default=1, ge=1, le=MAX_CHOICES)
     prompt_tokens: TokenCount
     max_tokens: TokenCount
     reserved_tokens: TokenCount = Field(description="What quota holds until settlement.")
@@ -118,7 +119,7 @@ class Frame(Record):
     token_ids: list[list[int]]
     text: list[str]
     text_ends: list[list[int]]
-    logprobs: list[list[float] | None] = Field(description="Null in every row: probabilities are not offered.")
+    logprobs: list[RowLogprobs] = Field(description="Per row: null where nobody asked, else one entry per token.")
     finish: list[FinishReason]
     cached_tokens: list[int] = Field(description="Prompt tokens found in the engine's prefix cache.")
     call: list[int] | None = Field(
@@ -155,7 +156,7 @@ class Frame(Record):
             check_scopes(self.scopes, self.scope, self.first_sequence)
         except ValueError:
             return False
-        if not are_calls(self.kind, self.call):
+        if not are_calls(self.kind, self.call) or not are_all_logprobs(self.logprobs, self.token_ids):
             return False
         for tokens, text, ends in zip(self.token_ids, self.text, self.text_ends, strict=True):
             # The usual row is one token, so it is asked for here.
@@ -166,7 +167,7 @@ class Frame(Record):
     def _leave_out_spoilt(self) -> None:
         unusable = unusable_rows(
             self.scopes, self.scope, self.first_sequence, self.token_ids, self.kind, self.text, self.text_ends,
-            self.calls,
+            self.calls, self.logprobs,
         )  # fmt: skip
         attempts = [*zip(self.response_id, self.attempt_id, strict=True)]
         self._spoilt = tuple(dict.fromkeys(attempts[row] for row in unusable))

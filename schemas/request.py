@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from schemas.base import Echo, Identifier, Milliseconds, ScopedRecord, TokenCount, is_absent
+from schemas.base import Echo, Identifier, Milliseconds, ScopedRecord, TokenCount, is_absent, is_one
+from schemas.logprobs import MAX_TOP_LOGPROBS
 from schemas.structure import StructuredOutputs
 
 MAX_MESSAGES = 2_048
@@ -20,6 +21,7 @@ MAX_BAD_WORDS = 64
 MAX_REPEATED_TOKENS = 64
 MAX_LOGIT_BIASES = 1_024
 MAX_TOOLS = 128
+MAX_CHOICES = 128
 MAX_TOOL_CALLS = 128
 MAX_TOOL_NAME_CHARS = 64
 MAX_CALLED_NAME_CHARS = 1_024
@@ -176,6 +178,10 @@ class Sampling(BaseModel):
     spaces_between_special_tokens: bool = True
     repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = Field(default=None, exclude_if=is_absent)
+    logprobs: int | None = Field(
+        default=None, ge=0, le=MAX_TOP_LOGPROBS, exclude_if=is_absent,
+        description="How many of the likeliest tokens are told with each that was chosen; null: nothing is told.",
+    )  # fmt: skip
 
 
 class ReplyTo(BaseModel):
@@ -201,6 +207,7 @@ class Request(ScopedRecord):
     sampling: Sampling = Sampling()
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, exclude_if=not_)
     tool_choice: ToolChoice | None = Field(default=None, exclude_if=is_absent, description="Null without tools.")
+    choices: int = Field(default=1, ge=1, le=MAX_CHOICES, exclude_if=is_one, description="How many answers, apart.")
     service_tier: ServiceTier = "auto"
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds = Field(description="Decides prices and month; set once, never changed.")
@@ -242,7 +249,8 @@ class AdmittedRequest(ScopedRecord):
     sampling: Sampling
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, exclude_if=not_)
     tool_choice: ToolChoice | None = Field(default=None, exclude_if=is_absent, description="As in `request`.")
-    max_tokens: TokenCount = Field(description="Output bound after the context window and tenant limits.")
+    choices: int = Field(default=1, ge=1, le=MAX_CHOICES, exclude_if=is_one, description="As in `request`.")
+    max_tokens: TokenCount = Field(description="Output bound of each choice, after the context window and limits.")
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds
     admitted_at_ms: Milliseconds

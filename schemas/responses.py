@@ -11,6 +11,7 @@ from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenC
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import EndingCode
 from schemas.generated import Kind
+from schemas.logprobs import RowLogprobs, are_all_logprobs
 
 
 class Started(ScopedRecord):
@@ -54,6 +55,9 @@ class Release(Record):
         " `worker.coalesce_ms` before that was published. Text that was held back keeps its own."
     )
     call: list[int] | None = Field(default=None, exclude_if=is_absent, description="As in `frame`.")
+    logprobs: list[RowLogprobs] | None = Field(
+        default=None, exclude_if=is_absent, description="As in `frame`; absent where no row has some."
+    )
 
     def __len__(self) -> int:
         return len(self.response_id)
@@ -68,10 +72,13 @@ class Release(Record):
         columns = (
             self.scope, self.choice, self.first_sequence, self.kind, self.text, self.text_ends, self.emitted_at_us
         )  # fmt: skip
-        check_lengths(len(self.response_id), columns if self.call is None else (*columns, self.call))
+        optional = [column for column in (self.call, self.logprobs) if column is not None]
+        check_lengths(len(self.response_id), (*columns, *optional))
         check_rows(self.scopes, self.scope, self.first_sequence, self.text, self.text_ends)
         if not are_calls(self.kind, self.call):
             raise ValueError("call says more than kind allows")
+        if self.logprobs is not None and not are_all_logprobs(self.logprobs, self.text_ends):
+            raise ValueError("logprobs do not describe tokens")
         return self
 
 

@@ -1,8 +1,8 @@
 """The port to an inference engine. `vllm_engine` implements it over vLLM, `simulated` without any weights.
 
-Duties of every implementation, held by one contract suite: the deltas of a request arrive in order and end with exactly
-one `finish` or `error`, unless it is aborted; after `abort` returns, no delta of that request is delivered; the text of
-all deltas is whole characters; callbacks run on the event loop that called `start`.
+Duties of every implementation, held by one contract suite: unless it is aborted, a request ends with one `error`, or
+with exactly one `finish` of each of its choices, whose deltas arrive in order; after `abort` returns, no delta of that
+request is delivered; the text of all deltas is whole characters; callbacks run on the event loop that called `start`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from schemas.generated import FinishReason, Kind
+from schemas.logprobs import RowLogprobs
 from schemas.request import Sampling, Tool, ToolChoice
 
 
@@ -17,7 +18,8 @@ from schemas.request import Sampling, Tool, ToolChoice
 class EngineRequest:
     """`request_id` is unique for the life of the engine; `priority` is lower for what goes first. `tools` are told to
     the model by the prompt already: here they say what to look for in the answer, and by what to bind it. The answer
-    is a turn of a chat, or what follows on a text, which holds neither calls nor reasoning.
+    is a turn of a chat, or what follows on a text, which holds neither calls nor reasoning. As many answers as
+    `choices` are generated to the same prompt, apart from each other; `max_tokens` bounds each.
     """
 
     request_id: str
@@ -29,6 +31,7 @@ class EngineRequest:
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice | None = None
     is_turn: bool = True
+    choices: int = 1
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class EngineDelta:
     kind: Kind = "content"
     call: int = 0
     parser_error: str = ""
+    logprobs: RowLogprobs = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class ChatRequest(BaseModel):
     sampling: Sampling
     tools: list[Tool] = []
     tool_choice: ToolChoice | None = None
+    choices: int = 1
     stream: bool = False
     user: str | None = None
     service_tier: ServiceTier = "auto"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 from schemas.generated import Kind
+from schemas.logprobs import RowLogprobs
 
 MAX_SPAN_CHARS = 32_768
 SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES = 300, 40, 6
@@ -13,7 +14,8 @@ SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES = 300, 40, 6
 class Span(NamedTuple):
     """Tokens `first_sequence..sequence_number`; token i ends at `text[:text_ends[i]]`, counted in characters.
 
-    `call` says which call of its choice a tool's name or arguments belong to, from 0 on.
+    `call` says which call of its choice a tool's name or arguments belong to, from 0 on. `logprobs` has one entry per
+    token, None where nobody asked.
     """
 
     first_sequence: int
@@ -24,6 +26,7 @@ class Span(NamedTuple):
     text_ends: Sequence[int]
     emitted_at_us: int = 0
     call: int = 0
+    logprobs: RowLogprobs = None
 
     @property
     def tokens(self) -> int:
@@ -40,6 +43,7 @@ class Span(NamedTuple):
         return Span(
             sequence_number + 1, self.sequence_number, self.choice, self.kind, self.text[start:],
             [end - start for end in self.text_ends[known:]], self.emitted_at_us, self.call,
+            None if self.logprobs is None else self.logprobs[known:],
         )  # fmt: skip
 
     def continues(self, other: Self) -> bool:
@@ -49,6 +53,7 @@ class Span(NamedTuple):
             and self.choice == other.choice
             and self.kind == other.kind
             and self.call == other.call
+            and (self.logprobs is None) == (other.logprobs is None)
         )
 
 
@@ -75,6 +80,7 @@ def join(spans: Sequence[Span]) -> Span:
     return Span(
         first.first_sequence, last.sequence_number, first.choice, first.kind,
         "".join([span.text for span in spans]), ends, last.emitted_at_us, first.call,
+        None if first.logprobs is None else [told for span in spans for told in span.logprobs or ()],
     )  # fmt: skip
 
 
@@ -86,6 +92,7 @@ def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Sp
         if (
             span[0] == following and chars < max_chars
             and span[2] == choice and span[3] == kind and span[7] == call
+            and (span[8] is None) == (runs[-1][0][8] is None)
         ):  # fmt: skip
             runs[-1].append(span)
             chars += len(span[4])
