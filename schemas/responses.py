@@ -67,6 +67,11 @@ class Release(Record):
         """As in `Frame`."""
         return repeat(0, len(self)) if self.call is None else self.call
 
+    @property
+    def all_logprobs(self) -> Iterable[RowLogprobs]:
+        """Those of each row."""
+        return repeat(None, len(self)) if self.logprobs is None else self.logprobs
+
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
         columns = (

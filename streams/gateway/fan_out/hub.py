@@ -17,7 +17,14 @@ from schemas.responses import Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.backlog import Backlog, HistoryEntry
 from streams.gateway.fan_out.open_responses import OpenResponses
-from streams.gateway.fan_out.spans import SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES, Span, memory_bytes
+from streams.gateway.fan_out.spans import (
+    SPAN_BYTES,
+    TOKEN_BYTES,
+    WIDE_CHAR_BYTES,
+    Span,
+    logprobs_bytes,
+    memory_bytes,
+)
 from streams.gateway.fan_out.stream import Stream, Viewer
 from streams.ids import is_response_id
 
@@ -189,9 +196,9 @@ class Hub:
         streams, unkept, lazy = self._streams, self.backlog.streams, self._lazy
         new_span = tuple.__new__
         held_bytes = released = 0
-        for scope, response_id, choice, first, kind, text, ends, emitted_at_us, call in zip(
+        for scope, response_id, choice, first, kind, text, ends, emitted_at_us, call, logprobs in zip(
             record.scope, record.response_id, record.choice, record.first_sequence, record.kind, record.text,
-            record.text_ends, record.emitted_at_us, record.calls, strict=True,
+            record.text_ends, record.emitted_at_us, record.calls, record.all_logprobs, strict=True,
         ):  # fmt: skip
             stream = streams.get(response_id) or self._stream(response_id, partition, record.scopes[scope], now_ms)
             if stream is None or not ends:
@@ -199,17 +206,19 @@ class Hub:
             # The way of every token: kept free of method calls and of attributes read twice.
             tokens = len(ends)
             last = first + tokens - 1
-            span = new_span(Span, (first, last, choice, kind, text, ends, emitted_at_us, call))
+            span = new_span(Span, (first, last, choice, kind, text, ends, emitted_at_us, call, logprobs))
             if first != stream.next_sequence:
                 known = self._reconcile(stream, span)
                 if known is None:
                     continue
-                span, text, tokens = known, known.text, known.tokens
+                span, text, tokens, logprobs = known, known.text, known.tokens, known.logprobs
             stream.next_sequence = last + 1
             stream.spans.append(span)
             stream.active_at_ms = now_ms
             unkept[response_id] = stream
             size_bytes = SPAN_BYTES + TOKEN_BYTES * tokens + len(text) * (1 if text.isascii() else WIDE_CHAR_BYTES)
+            if logprobs is not None:
+                size_bytes += logprobs_bytes(logprobs)
             stream.held_bytes += size_bytes
             stream.unkept_bytes += size_bytes
             held_bytes += size_bytes

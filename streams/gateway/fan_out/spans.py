@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 from schemas.generated import Kind
-from schemas.logprobs import RowLogprobs
+from schemas.logprobs import RowLogprobs, TokenLogprobs
 
 MAX_SPAN_CHARS = 32_768
 SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES = 300, 40, 6
 """Of a span in memory, as measured: itself, each of its tokens, and each character of text that is not all ASCII."""
+TOLD_TOKEN_BYTES, ALTERNATIVE_BYTES = 80, 150
+"""Of its probabilities: each token they are told of, and each token that is named there."""
 
 
 class Span(NamedTuple):
@@ -61,8 +63,20 @@ def memory_bytes(spans: Iterable[Span]) -> int:
     """What these take in memory, estimated: the same whenever it is asked, as Python's own figure is not."""
     return sum(
         SPAN_BYTES + TOKEN_BYTES * len(span[5]) + len(span[4]) * (1 if span[4].isascii() else WIDE_CHAR_BYTES)
+        + (0 if span[8] is None else logprobs_bytes(span[8]))
         for span in spans
-    )
+    )  # fmt: skip
+
+
+def logprobs_bytes(logprobs: Iterable[TokenLogprobs]) -> int:
+    return sum(TOLD_TOKEN_BYTES + ALTERNATIVE_BYTES * len(told) for told in logprobs)
+
+
+def join_logprobs(spans: Sequence[Span]) -> RowLogprobs:
+    """Those of all the spans that have some."""
+    if all(span.logprobs is None for span in spans):
+        return None
+    return [told for span in spans for told in span.logprobs or ()]
 
 
 def join(spans: Sequence[Span]) -> Span:
@@ -80,7 +94,7 @@ def join(spans: Sequence[Span]) -> Span:
     return Span(
         first.first_sequence, last.sequence_number, first.choice, first.kind,
         "".join([span.text for span in spans]), ends, last.emitted_at_us, first.call,
-        None if first.logprobs is None else [told for span in spans for told in span.logprobs or ()],
+        None if first.logprobs is None else join_logprobs(spans),
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from schemas.responses import Release, Started, Terminal
 from streams.gateway.fan_out.spans import Span, memory_bytes
 
 _FORMAT = 1
-_WITHOUT_CALL = Span._fields.index("call")
-"""As many fields of a span stand in an entry where its call is 0: all that entries had before there were calls."""
+_WITHOUT_CALL, _WITHOUT_LOGPROBS = Span._fields.index("call"), Span._fields.index("logprobs")
+"""As many fields of a span stand in an entry as it needs: what it does not say is what it said before it could."""
 PIECE_BYTES = 1_048_576
 """Of memory, estimated: what a viewer missed is read in pieces of about this size, the next when one was sent."""
 
@@ -24,10 +24,16 @@ def pack(started: Started | None, spans: Iterable[Span], terminal: Terminal | No
     entry: list[Any] = [
         _FORMAT,
         None if started is None else started.model_dump(mode="json"),
-        [tuple(span) if span.call else span[:_WITHOUT_CALL] for span in spans],
+        [_packed(span) for span in spans],
         None if terminal is None else terminal.model_dump(mode="json"),
     ]
     return orjson.dumps(entry)
+
+
+def _packed(span: Span) -> tuple[Any, ...]:
+    if span.logprobs is not None:
+        return tuple(span)
+    return span[:_WITHOUT_LOGPROBS] if span.call else span[:_WITHOUT_CALL]
 
 
 def has_end(entry: bytes) -> bool:
@@ -118,4 +124,5 @@ class Replay:
                 first, last = record.first_sequence[row], record.first_sequence[row] + len(ends) - 1
                 choice, kind, text = record.choice[row], record.kind[row], record.text[row]
                 call = 0 if record.call is None else record.call[row]
-                self.add_span(Span(first, last, choice, kind, text, ends, record.emitted_at_us[row], call))
+                logprobs = None if record.logprobs is None else record.logprobs[row]
+                self.add_span(Span(first, last, choice, kind, text, ends, record.emitted_at_us[row], call, logprobs))
