@@ -10,7 +10,8 @@ MIN_LOGPROB: Final = -9_999.0
 """In the place of minus infinity, which JSON has no word for; OpenAI's."""
 
 Alternative = tuple[
-    Annotated[str, Field(max_length=1_024)], Annotated[float, Field(ge=MIN_LOGPROB, le=0, allow_inf_nan=False)]
+    Annotated[str, Field(max_length=1_024, pattern=r"^[\x00-\xff]*$")],
+    Annotated[float, Field(ge=MIN_LOGPROB, le=0, allow_inf_nan=False)],
 ]
 """A token and the natural logarithm of its probability. The token is its bytes, each as the character of that number
 (Latin-1), because a token may be part of a character.

@@ -7,11 +7,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
+from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import EndingCode
 from schemas.generated import Kind
 from schemas.logprobs import RowLogprobs, are_all_logprobs
+from schemas.request import MAX_CHOICES
 
 
 class Started(ScopedRecord):
@@ -26,6 +27,7 @@ class Started(ScopedRecord):
     prompt_tokens: TokenCount
     accepted_at_ms: Milliseconds
     deadline_ms: Milliseconds
+    choices: int = Field(default=1, ge=1, le=MAX_CHOICES, exclude_if=is_one, description="As in `request`.")
     on_disconnect: Literal["cancel", "continue"] = Field(
         default="continue", description="As in `opened`: a gateway that did not accept the request learns it here."
     )

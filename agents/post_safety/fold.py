@@ -230,6 +230,7 @@ def _say_started(response: Response) -> Emit:
         prompt_tokens=opened.prompt_tokens,
         accepted_at_ms=opened.accepted_at_ms,
         deadline_ms=opened.deadline_ms,
+        choices=opened.choices,
         on_disconnect=opened.on_disconnect,
         limits=opened.limits,
         echo=opened.echo,

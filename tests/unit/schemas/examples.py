@@ -58,7 +58,9 @@ EXAMPLES: list[Record] = [
         worker_id="worker-1", emitted_at_us=NOW * 1000, scopes=[SCOPE], scope=[0, 0], response_id=[RESPONSE, RESPONSE],
         attempt_id=[ATTEMPT, ATTEMPT], choice=[0, 0], first_sequence=[1, 4], kind=["content", "content"],
         token_ids=[[11, 12, 13], []], text=["Hé👋", ""], text_ends=[[2, 2, 3], []],
-        logprobs=[[-0.5, -1.0, -0.25], None],
+        logprobs=[
+            [[("H\xc3\xa9", -0.5), ("H\xc3\xa9", -0.5), ("Ha", -1.5)], [("\xf0", -1.0)], [("\x9f\x91\x8b", 0.0)]], None,
+        ],
         finish=["", "stop"], cached_tokens=[0, 2],
     ),
     Ending(

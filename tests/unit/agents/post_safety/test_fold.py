@@ -230,6 +230,17 @@ def test_started_says_what_becomes_of_a_response_without_viewers(policy: str) ->
     assert started.on_disconnect == policy
 
 
+@pytest.mark.parametrize("choices", [1, 3])
+def test_started_says_how_many_answers_there_will_be(choices: int) -> None:
+    world = World()
+    world.write(opened("r1", choices=choices))
+    Member(world).run()
+    [record] = world.log.records(TOPICS.responses.name)
+    started = RESPONSES.validate_json(record.value or b"")
+    assert isinstance(started, Started)
+    assert started.choices == choices
+
+
 def test_started_repeats_what_the_dialect_of_the_request_repeats_of_it() -> None:
     world = World()
     world.write(opened("r1").model_copy(update={"echo": '{"store":true}'}))
