@@ -20,14 +20,15 @@ def add_messages_routes(app: FastAPI, answering: Answering, tokens: TokenApi) ->
         """
         return await answering.answer(request, MESSAGES)
 
+    # Before the path of ids, because it could be one: who asks by a wrong method is told of this one.
+    @app.post("/v1/messages/count_tokens", openapi_extra=body_of("CountTokensBody"), tags=["messages"])
+    async def count_tokens(request: Request) -> Response:
+        """How many of the model's own tokens the prompt has that its chat template writes."""
+        return await tokens.count(request)
+
     @app.get("/v1/messages/{response_id}", tags=["messages"])
     async def get_message(
         request: Request, response_id: str, stream: bool = False, starting_after: Position = None
     ) -> Response:
         """A message by id, or what there is of it so far; with `stream=true` its events after `starting_after`."""
         return await answering.retrieve(request, response_id, MESSAGES, stream=stream, starting_after=starting_after)
-
-    @app.post("/v1/messages/count_tokens", openapi_extra=body_of("CountTokensBody"), tags=["messages"])
-    async def count_tokens(request: Request) -> Response:
-        """How many of the model's own tokens the prompt has that its chat template writes."""
-        return await tokens.count(request)

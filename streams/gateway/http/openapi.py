@@ -42,6 +42,9 @@ def body_of(*names: str) -> dict[str, Any]:
 _CALL: Final = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
 _MESSAGE: Final = _object(role={"const": "assistant"}, content=_maybe(_TEXT))
 _MESSAGE["properties"] |= {"reasoning_content": _TEXT, "tool_calls": _list(_CALL)}
+# Tools for OpenAPI 3.1 read what stands beside `text/event-stream` as one event.
+_EVENT: Final = _object(data=_TEXT)
+_EVENT["properties"] |= {"event": _TEXT, "id": _TEXT}
 _PRICES: Final = {"type": "object", "additionalProperties": {"type": "string", "description": "A decimal number."}}
 _STATUS: Final = {"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]}
 _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
@@ -160,7 +163,7 @@ _STREAMS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/
 def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _ref(schema)}}
     if path in _STREAMS:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {"schema": _EVENT}
     answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if path in _BY_ID:
         answers["204"] = {"description": "With `stream=true`: everything has been seen."}

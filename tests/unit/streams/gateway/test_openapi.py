@@ -47,6 +47,14 @@ def has_shape(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> bo
     )
 
 
+def events_of(stream: str) -> list[dict[str, str]]:
+    """Each with its fields, as a browser reads them; comments are none."""
+    lines = [[line.split(": ", 1) for line in block.splitlines() if line[0] != ":"] for block in stream.split("\n\n")]
+    events = [dict(block) for block in lines if block]
+    assert events
+    return events
+
+
 def is_told(document: dict[str, Any], method: str, path: str, answer: httpx.Response) -> None:
     """Its status stands in the document, and its body has the shape that stands there."""
     answers = document["paths"][path][method]["responses"]
@@ -57,8 +65,9 @@ def is_told(document: dict[str, Any], method: str, path: str, answer: httpx.Resp
         return
     media = answer.headers["content-type"].partition(";")[0]
     assert media in content, (path, answer.status_code, media)
-    if media == "application/json":
-        assert has_shape(answer.json(), content[media]["schema"], document["components"]["schemas"]), answer.text
+    told = events_of(answer.text) if media == "text/event-stream" else [answer.json()] if "json" in media else []
+    for each in told:
+        assert has_shape(each, content[media]["schema"], document["components"]["schemas"]), each
 
 
 async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
@@ -197,6 +206,15 @@ async def test_no_answer_of_the_document_is_empty_of_shape(stack: Stack) -> None
             assert "422" not in operation["responses"], "bad parameters are 400"
             for status, answer in operation["responses"].items():
                 assert status == "204" or all(media["schema"] for media in answer["content"].values()), (method, path)
+
+
+async def test_who_asks_by_a_wrong_method_is_told_those_of_the_document(stack: Stack) -> None:
+    document = await document_of(stack)
+    async with client(stack) as http:
+        for path, methods in document["paths"].items():
+            answer = await http.options(path)
+            assert answer.status_code == 405
+            assert answer.headers["allow"].split(", ") == [method.upper() for method in methods], path
 
 
 @pytest.mark.parametrize("way", ["bearer", "x_api_key"])
