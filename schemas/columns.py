@@ -7,7 +7,7 @@ from schemas.logprobs import RowLogprobs, are_logprobs
 
 MAX_CALLS = 131_072
 """Of one choice: as many as it may have tokens."""
-_OF_NO_TOOL = ("content", "reasoning")
+_OF_NO_TOOL = ("content", "reasoning", "embedding")
 
 
 def check_lengths(rows: int, columns: Sequence[Sequence[Any]]) -> None:

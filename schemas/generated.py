@@ -17,7 +17,8 @@ from schemas.endings import EndingCode
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES, Lane, ReplyTo
 
-Kind = Literal["content", "reasoning", "tool_name", "tool_arguments"]
+Kind = Literal["content", "reasoning", "tool_name", "tool_arguments", "embedding"]
+"""Of a row. An embedding's tokens are vectors: the one numbered i is of input i, as base64 of little-endian float32."""
 FinishReason = Literal["", "stop", "length"]
 
 

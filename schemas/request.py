@@ -1,7 +1,7 @@
 """A request as it enters, and as it stands in a lane after admission."""
 
 from enum import StrEnum
-from operator import not_
+from operator import ge, not_
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -22,6 +22,12 @@ MAX_REPEATED_TOKENS = 64
 MAX_LOGIT_BIASES = 1_024
 MAX_TOOLS = 128
 MAX_CHOICES = 128
+MAX_INPUTS = 2_048
+MAX_INPUT_TOKENS = 300_000
+"""Of all inputs together: OpenAI's bound, and as ids half of a record."""
+MAX_EMBEDDED_NUMBERS = 524_288
+"""Of all vectors of one answer: 2.8 MB as base64, which is less than a gateway holds for a viewer that lags."""
+MAX_DIMENSIONS = 65_536
 MAX_TOOL_CALLS = 128
 MAX_TOOL_NAME_CHARS = 64
 MAX_CALLED_NAME_CHARS = 1_024
@@ -42,7 +48,7 @@ LANES: tuple[Lane, ...] = (Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH)
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 ServiceTier = Literal["auto", "priority", "default", "batch"]
 OnDisconnect = Literal["cancel", "continue"]
-Endpoint = Literal["chat.completions", "completions", "messages", "responses"]
+Endpoint = Literal["chat.completions", "completions", "embeddings", "messages", "responses"]
 """The dialect that a request was made in, as usage names it."""
 ENDPOINTS: tuple[Endpoint, ...] = get_args(Endpoint)
 
@@ -68,6 +74,7 @@ PromptTokens = Annotated[
     list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
 ]
 Prompt = PromptText | PromptTokens
+Dimensions = Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)]
 
 
 class Tool(BaseModel):
@@ -200,9 +207,18 @@ class Request(ScopedRecord):
     type: Literal["request"] = "request"
     endpoint: str = Field(default="chat.completions", max_length=64)
     model: Identifier = Field(description="Name or alias, as the client asked.")
-    messages: list[Message] = Field(max_length=MAX_MESSAGES, description="Empty with a `prompt`, and only then.")
+    messages: list[Message] = Field(
+        max_length=MAX_MESSAGES, description="Empty with a `prompt` or `inputs`, and only then."
+    )
     prompt: Prompt | None = Field(
         default=None, exclude_if=is_absent, description="In the place of a chat: a text to go on with, or its tokens."
+    )
+    inputs: list[Prompt] = Field(
+        default_factory=list, max_length=MAX_INPUTS, exclude_if=not_,
+        description="In the place of a chat: texts, or their tokens, of which each becomes a vector.",
+    )  # fmt: skip
+    dimensions: Dimensions | None = Field(
+        default=None, exclude_if=is_absent, description="To which vectors are cut; null: the model's own."
     )
     sampling: Sampling = Sampling()
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, exclude_if=not_)
@@ -218,13 +234,15 @@ class Request(ScopedRecord):
 
     @model_validator(mode="after")
     def _asks_for_one_answer(self) -> Self:
-        if bool(self.messages) == (self.prompt is not None):
-            raise ValueError("a request has messages, or a prompt")
+        if [bool(self.messages), self.prompt is not None, bool(self.inputs)].count(True) != 1:
+            raise ValueError("a request has messages, or a prompt, or inputs")
         return self
 
     @property
     def prompt_field(self) -> str:
         """Which of its fields holds what is to be answered."""
+        if self.inputs:
+            return "input"
         return "messages" if self.prompt is None else "prompt"
 
     @property
@@ -246,6 +264,11 @@ class AdmittedRequest(ScopedRecord):
     pool: Identifier
     lane: Lane
     prompt_token_ids: list[int] = Field(min_length=1)
+    input_ends: list[int] = Field(
+        default_factory=list, max_length=MAX_INPUTS, exclude_if=not_,
+        description="Of what is embedded: how far the tokens of each input reach, one behind the other.",
+    )  # fmt: skip
+    dimensions: Dimensions | None = Field(default=None, exclude_if=is_absent, description="As in `request`.")
     sampling: Sampling
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, exclude_if=not_)
     tool_choice: ToolChoice | None = Field(default=None, exclude_if=is_absent, description="As in `request`.")
@@ -258,3 +281,10 @@ class AdmittedRequest(ScopedRecord):
     on_disconnect: OnDisconnect = "continue"
     generated_partition: int = Field(ge=0, description="The response's one partition of `generated`, for life.")
     opened_offset: int = Field(ge=0, description="Where `opened` stands there; read-backs start here.")
+
+    @model_validator(mode="after")
+    def _inputs_are_its_prompt(self) -> Self:
+        ends = self.input_ends
+        if ends and (ends[0] < 1 or ends[-1] != len(self.prompt_token_ids) or any(map(ge, ends, ends[1:]))):
+            raise ValueError("input_ends does not describe prompt_token_ids")
+        return self

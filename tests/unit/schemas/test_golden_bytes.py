@@ -40,14 +40,16 @@ def test_a_field_from_the_future_is_ignored(example: Record) -> None:
     assert decode(type(example), json.dumps(value).encode()) == example
 
 
-@pytest.mark.parametrize("prompt", ["Once", [5, 6]], ids=["text", "tokens"])
-def test_a_request_has_messages_or_a_prompt(prompt: str | list[int]) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"prompt": "Once"}, {"prompt": [5, 6]}, {"inputs": ["Once", [5, 6]], "dimensions": 64}], ids=str
+)
+def test_a_request_has_messages_or_a_prompt_or_inputs(asked: dict[str, object]) -> None:
     [chat] = [example for example in EXAMPLES if isinstance(example, Request)]
-    raw = chat.model_copy(update={"messages": [], "prompt": prompt})
+    raw = chat.model_copy(update={"messages": [], **asked})
     assert decode(Request, raw.encode()) == raw
-    for neither_nor_both in (chat.model_copy(update={"messages": []}), chat.model_copy(update={"prompt": prompt})):
-        with pytest.raises(Undecodable, match="a request has messages, or a prompt"):
-            decode(Request, neither_nor_both.encode())
+    for none_or_both in (chat.model_copy(update={"messages": []}), chat.model_copy(update=asked)):
+        with pytest.raises(Undecodable, match="a request has messages, or a prompt, or inputs"):
+            decode(Request, none_or_both.encode())
 
 
 def test_a_request_of_before_a_sampling_parameter_was_added_asks_for_its_default() -> None:
