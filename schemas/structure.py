@@ -50,3 +50,8 @@ class StructuredOutputs(BaseModel):
         if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
             raise ValueError("Exactly one of json, json_object, regex, choice and grammar should be given")
         return self
+
+    @property
+    def value_schema(self) -> dict[str, Any] | None:
+        """Of an answer that is JSON; null where it is other text."""
+        return {"type": "object"} if self.json_object else self.json_schema

@@ -1,7 +1,7 @@
 """What the simulated engine says: it tells a story, thinks, calls tools and fills structures, by rule.
 
 It calls the first tool, or the one named, with the smallest arguments that satisfy its schema. Asked for calls only if
-they help, it does so unless the prompt ends with a tool's result: then it answers in text.
+they help, it does so unless the prompt ends with a tool's result: then it answers in text, or fills the structure.
 """
 
 import json
@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from gpu_consumers.engines.port import EngineRequest
 from gpu_consumers.engines.simulated_structure import instance_of, say
 from gpu_consumers.engines.simulated_text import SENTENCES, Passage, Reading, Vocabulary
+from gpu_consumers.parsing.either import EitherParser
 from gpu_consumers.parsing.fold import Fold
 from gpu_consumers.parsing.hermes import CALL, END_CALL, END_THINK, THINK, HermesParser
-from gpu_consumers.parsing.port import ParserNames
+from gpu_consumers.parsing.port import ParserNames, TokenParser
 from schemas.request import Tool, ToolChoice
 
 TOOL_PARSERS: Final = ("", "hermes")
@@ -100,7 +101,10 @@ class Speech:
         """That reads the answer; None where that is not needed."""
         if not self._parsers.are_needed(request):
             return None
-        parser = HermesParser(reasoning=bool(self._parsers.reasoning), calls=self._parsers.finds_calls(request))
+        reasoning = bool(self._parsers.reasoning)
+        parser: TokenParser = HermesParser(reasoning=reasoning, calls=self._parsers.finds_calls(request))
+        if self._parsers.schema_beside_calls(request) is not None:
+            parser = EitherParser(parser, HermesParser(reasoning=reasoning, calls=False))
         return Fold(Reading(self._vocabulary).text_of, parser, request.sampling)
 
     def called(self, request: EngineRequest) -> Sequence[Tool]:

@@ -18,7 +18,7 @@ from gpu_consumers.engines.folding import Folding, Step
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
 from gpu_consumers.parsing.grammars import Inexpressible
 from gpu_consumers.parsing.port import ParserNames
-from gpu_consumers.parsing.vllm_parsers import VllmParsers
+from gpu_consumers.parsing.vllm_parsers import Reading, VllmParsers
 from schemas.generated import FinishReason
 from schemas.request import Sampling
 
@@ -266,8 +266,8 @@ class VllmEngine:
             collect = self._collect
             if self._parser_names.are_needed(request):
                 reading = await self._begin_folding(request)
-                to_blame = "tools" if "structured_outputs" in reading else to_blame
-                arguments |= reading
+                to_blame = reading.to_blame or to_blame
+                arguments |= reading.arguments
                 collect = self._collect_ids
             params = self._sampling_params(**arguments)
             if to_blame is not None:
@@ -291,20 +291,19 @@ class VllmEngine:
         except EngineDeadError as error:
             self._died(error)
         except Inexpressible as error:
-            self._fail(request_id, str(error), "tool_choice")
+            self._fail(request_id, str(error), "tool_choice" if to_blame is None else "tools")
         except VLLMValidationError as error:
             self._fail(request_id, f"{type(error).__name__}: {error}", error.parameter or to_blame)
         # Whatever else it is, nobody awaits this task: the request would hang until its deadline.
         except Exception as error:  # noqa: BLE001 - raised nowhere, told as the request's end
             self._fail(request_id, f"{type(error).__name__}: {error}")
 
-    async def _begin_folding(self, request: EngineRequest) -> dict[str, Any]:
-        """Returns what the engine is to be told instead of what the request says."""
+    async def _begin_folding(self, request: EngineRequest) -> Reading:
         assert self._parsers is not None
         reading = await asyncio.to_thread(self._parsers.reading, request)
         if request.request_id in self._live:
             self._folding.begin(request.request_id, reading.new_fold())
-        return reading.arguments
+        return reading
 
     def _collect(self, request_id: str, to_blame: str | None, output: Any) -> None:
         """What vLLM puts for a request: an output, or the exception that ended the engine.

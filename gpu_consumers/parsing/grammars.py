@@ -5,11 +5,15 @@ vLLM hands a tag on as it is, and its adapter for llguidance knows only those of
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
+
+from gpu_consumers.parsing.either import BEGINS_JSON
 
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """As models have learnt it. Left to choose, a small one fills what it may say with line breaks."""
+_NO_SPACING: Final = {"whitespace_flexible": False}
+"""As an answer has it that is bound to a schema and nothing else."""
 
 
 class Inexpressible(Exception):
@@ -23,8 +27,25 @@ def lark_grammar(structural_tag: str, special_tokens: Mapping[str, int]) -> str:
     """
     form = json.loads(structural_tag)["format"]
     writer = _Writer(special_tokens)
-    start = writer.free_text(form) if form["type"] == "triggered_tags" else writer.expression(form)
-    return "\n".join(["%llguidance {}", f"start: {start}", *writer.rules, ""])
+    return writer.grammar(writer.free_text(form) if form["type"] == "triggered_tags" else writer.expression(form))
+
+
+def either_grammar(structural_tag: str | None, special_tokens: Mapping[str, int], schema: Mapping[str, Any]) -> str:
+    """As `lark_grammar`, of a tag of calls that must be made: those, or a value of `schema` in their place.
+
+    Raises Inexpressible, also where there is no tag, or the calls may begin as JSON does: `EitherParser` could not tell
+    them apart.
+    """
+    if structural_tag is None:
+        raise Inexpressible("it has none for calls")
+    form = json.loads(structural_tag)["format"]
+    for begin in _beginnings(form):
+        if begin.lstrip()[:1] in BEGINS_JSON | {""}:
+            raise Inexpressible("its calls begin as JSON does")
+    writer = _Writer(special_tokens)
+    calls = writer.expression(form)
+    writer.rules.append(f"answer: {_json(schema, _NO_SPACING)}")
+    return writer.grammar(f"{calls} | answer")
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
@@ -32,8 +53,22 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
     return f"%llguidance {{}}\nstart: {_json(schema)}\n"
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _SPACING})}"
+def _json(schema: Mapping[str, Any], spacing: Mapping[str, Any] = _SPACING) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': spacing})}"
+
+
+def _beginnings(form: Mapping[str, Any]) -> Iterator[str]:
+    """What a text of that form may begin with; empty where that is not known."""
+    match form:
+        case {"type": "const_string", "value": str(text)} | {"type": "tag", "begin": str(text)}:
+            yield text
+        case {"type": "sequence", "elements": [first, *_]}:
+            yield from _beginnings(first)
+        case {"type": "or", "elements": forms} | {"type": "tags_with_separator", "at_least_one": True, "tags": forms}:
+            for each in forms:
+                yield from _beginnings(each)
+        case _:
+            yield ""
 
 
 class _Writer:
@@ -44,6 +79,9 @@ class _Writer:
         longest_first = sorted(special_tokens, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
         self.rules: list[str] = []
+
+    def grammar(self, start: str) -> str:
+        return "\n".join(["%llguidance {}", f"start: {start}", *self.rules, ""])
 
     def expression(self, form: Mapping[str, Any]) -> str:
         match form:

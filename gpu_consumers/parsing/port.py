@@ -1,8 +1,8 @@
 """What reads an answer token by token, and which answers are read like that."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpu_consumers.engines.port import EngineRequest
 from schemas.generated import Kind
@@ -37,6 +37,12 @@ class ParserNames:
         """Whether calls are looked for in its answer."""
         choice = request.tool_choice
         return bool(self.tool and request.tools) and (choice is None or choice.mode != "none")
+
+    def schema_beside_calls(self, request: EngineRequest) -> Mapping[str, Any] | None:
+        """Of an answer that is bound to be calls or JSON, as it likes: of the JSON. None for all others."""
+        choice, structure = request.tool_choice, request.sampling.structured_outputs
+        is_free = choice is None or choice.mode == "auto"
+        return structure.value_schema if structure is not None and is_free and self.finds_calls(request) else None
 
     def are_needed(self, request: EngineRequest) -> bool:
         """Whether its answer is to be read token by token at all."""

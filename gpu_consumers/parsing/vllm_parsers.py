@@ -6,15 +6,17 @@ at a time, as it would in a replay. The ids that they give to calls are random a
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
 from gpu_consumers.engines.port import EngineRequest
+from gpu_consumers.parsing.either import EitherParser
 from gpu_consumers.parsing.fold import Fold
-from gpu_consumers.parsing.grammars import Inexpressible, json_grammar, lark_grammar
-from gpu_consumers.parsing.port import ParserNames, Piece
+from gpu_consumers.parsing.grammars import Inexpressible, either_grammar, json_grammar, lark_grammar
+from gpu_consumers.parsing.hermes import HermesParser
+from gpu_consumers.parsing.port import ParserNames, Piece, TokenParser
 from schemas.request import Tool, ToolChoice
 
 _NOISY: Final = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
@@ -24,11 +26,12 @@ _NOISY: Final = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How the answer to one request is read: what vLLM's `SamplingParams` are to say beyond, or instead of, what the
-    request does, and a new fold for each choice.
+    request does, and a new fold for each choice. `to_blame` is the parameter because of which vLLM may refuse them.
     """
 
     arguments: dict[str, Any]
     new_fold: Callable[[], Fold]
+    to_blame: str | None = None
 
 
 class VllmParsers:
@@ -65,26 +68,62 @@ class VllmParsers:
         calls = self.names.finds_calls(request)
         is_forced = calls and request.tool_choice is not None and request.tool_choice.mode in ("required", "named")
         made = self._must_call if is_forced else self._may_call if calls else self._without_calls
-        chat = _chat_request(request, request.tools if calls else ())
-        chat = made(self._tokenizer, chat.tools).adjust_request(chat)
+        chat = self._adjusted(made, request, request.tools if calls else ())
         arguments: dict[str, Any] = {"stop": [], "detokenize": False}
-        bound = self._bound(chat)
-        # As in vLLM, a structure that the client asks for wins over the form of calls, unless there has to be one.
-        if bound is not None and (is_forced or request.sampling.structured_outputs is None):
-            arguments["structured_outputs"] = bound
-        elif is_forced:
-            raise Inexpressible(f"the parser {self.names.tool} has no grammar for a call that must be made")
+        to_blame = None
+        schema = self.names.schema_beside_calls(request)
+        if schema is not None:
+            arguments["structured_outputs"], to_blame = self._calls_or(schema, request)
+        # As in vLLM, any other structure that the client asks for wins over the form of calls that need not be made.
+        elif is_forced or request.sampling.structured_outputs is None:
+            if (bound := self._bound(chat)) is not None:
+                arguments["structured_outputs"], to_blame = bound, "tools"
+            elif is_forced:
+                raise Inexpressible(f"the parser {self.names.tool} has no grammar for a call that must be made")
         shown = SamplingParams(
-            skip_special_tokens=chat.skip_special_tokens,
+            # Behind hidden markers of calls an answer would seem to begin as JSON does.
+            skip_special_tokens=chat.skip_special_tokens and schema is None,
             spaces_between_special_tokens=request.sampling.spaces_between_special_tokens,
         )
 
         def new_fold() -> Fold:
             text_of = _Detokenizer(self._tokenizer, request.prompt_token_ids, shown).text_of
-            parser = VllmParser(made(self._tokenizer, chat.tools), chat, request.prompt_token_ids)
+            parser: TokenParser = VllmParser(made(self._tokenizer, chat.tools), chat, request.prompt_token_ids)
+            if schema is not None:
+                parser = EitherParser(parser, self._plain(request))
             return Fold(text_of, parser, request.sampling)
 
-        return Reading(arguments, new_fold)
+        return Reading(arguments, new_fold, to_blame)
+
+    def _plain(self, request: EngineRequest) -> TokenParser:
+        """That takes all but reasoning for text."""
+        if not self.names.reasoning:
+            return HermesParser(reasoning=False, calls=False)
+        parser = self._without_calls(self._tokenizer, None)
+        return VllmParser(parser, _chat_request(request, ()), request.prompt_token_ids)
+
+    def _adjusted(self, made: Any, request: EngineRequest, tools: Sequence[Tool]) -> Any:
+        """The request as the parser would have it."""
+        chat = _chat_request(request, tools)
+        return made(self._tokenizer, chat.tools).adjust_request(chat)
+
+    def _calls_or(self, schema: Mapping[str, Any], request: EngineRequest) -> tuple[dict[str, Any], str]:
+        """Calls as those that must be made, or the JSON that is asked for; and what vLLM may refuse of it."""
+        tools = [
+            tool.model_copy(
+                update={"strict": True, "parameters": (tool.strict and tool.parameters) or {"type": "object"}}
+            )
+            for tool in request.tools
+        ]
+        choice = ToolChoice(mode="required", parallel=request.tool_choice is None or request.tool_choice.parallel)
+        calls = self._adjusted(self._must_call, replace(request, tool_choice=choice), tools).structured_outputs
+        try:
+            grammar = either_grammar(calls and calls.structural_tag, self._special_tokens, schema)
+        except Inexpressible as why:
+            raise Inexpressible(
+                f"the parser {self.names.tool} has no grammar for an answer that calls tools or fits a schema: {why}"
+            ) from why
+        return {"grammar": grammar}, _to_blame(request.tools, schema)
 
     def _bound(self, chat: Any) -> dict[str, Any] | None:
         """The grammar that the parser asks for, in a form that every backend has."""
@@ -95,6 +134,23 @@ class VllmParsers:
             schema = asked.json if isinstance(asked.json, dict) else json.loads(asked.json)
             return {"grammar": json_grammar(schema)}
         return {"grammar": lark_grammar(asked.structural_tag, self._special_tokens)}
+
+
+def _to_blame(tools: Sequence[Tool], schema: Mapping[str, Any]) -> str:
+    """What an engine refuses that refuses either the schema of a strict tool or that of the answer."""
+    if not any(tool.strict for tool in tools):
+        return "structured_outputs"
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
+
+    try:
+        validate_guidance_grammar(
+            SamplingParams(structured_outputs=StructuredOutputsParams(grammar=json_grammar(schema)))
+        )
+    except VLLMValidationError:
+        return "structured_outputs"
+    return "tools"
 
 
 class VllmParser:

@@ -106,15 +106,15 @@ def structure_of(body: StructuredBody) -> StructuredOutputs | None:
 
 
 def structure_beside_tools(structure: StructuredOutputs | None, choice: ToolChoice | None) -> StructuredOutputs | None:
-    """What of it binds the answer. A schema is of the answer's text, of which a call that must be made leaves none.
+    """What of it binds the answer. It is of the answer's text, of which a call that must be made leaves none.
 
-    Raises RequestError where tools could not be called: a structure binds the answer as a whole.
+    Raises RequestError where the answer may call tools and its text is not to be JSON, which no call is taken for.
     """
     if structure is None or choice is None or choice.mode == "none":
         return structure
-    if choice.mode != "auto" and structure.json_schema is not None:
-        return None
-    raise unsupported("tools", "an answer that is bound to a structure calls none")
+    if structure.value_schema is None:
+        raise unsupported("tools", "an answer that may call some is bound to JSON or to nothing")
+    return structure if choice.mode == "auto" else None
 
 
 def structure_by_schema(schema: object, path: str) -> StructuredOutputs:

@@ -145,6 +145,8 @@ TURNS = {
     "openai_agents": ["tool_call_item", "tool_call_output_item", "message_output_item"],
 }
 
+TYPED_TURNS = {**TURNS, "vercel_ai": [["get_weather"], []]}
+
 
 @of(
     "langchain_chat.openai_agent", "langchain_chat.responses_agent", "langchain_chat.anthropic_agent",
@@ -156,6 +158,19 @@ def test_an_agent_runs_its_tool_and_answers(see: See, tried: str) -> None:
     seen = see(tried)
     assert seen["turns"] == TURNS[tried.split(".")[0]]
     assert is_scripted(seen["text"])
+
+
+@of(
+    "langchain_chat.openai_agent_typed", "langchain_chat.responses_agent_typed",
+    "pydantic_ai_agents.chat_tools_typed", "pydantic_ai_agents.responses_tools_typed",
+    "pydantic_ai_agents.messages_tools_typed",
+    "openai_agents.responses_tools_typed", "openai_agents.chat_tools_typed",
+    "vercel_ai.responses_agent_typed", "vercel_ai.chat_agent_typed", "vercel_ai.messages_agent_typed",
+)  # fmt: skip
+def test_an_agent_runs_its_tool_and_its_answer_fits_its_class(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen == {"turns": TYPED_TURNS[tried.split(".")[0]], "name": "Paris", "inhabitants": seen["inhabitants"]}
+    assert type(seen["inhabitants"]) is int
 
 
 @of("llama_index_like.agent")

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated_speech import ends_with_result
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import Sampling, Tool, ToolChoice
 from streams.chat_tokenizer import ChatTokenizer
 
 MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
+TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 SIMULATED = SimulatedEngineSettings(ttft_ms=2, prompt_token_us=0, inter_token_ms=2, step_ms=1, max_running=16)
 HERMES = ParserNames("hermes")
 # vLLM and torch warn of their own deprecations while they are imported.
@@ -66,12 +69,15 @@ class Client:
         *,
         tools: tuple[Tool, ...] = (WEATHER, CLOCK),
         max_tokens: int = 200,
+        prompt: list[int] | None = None,
         **sampling: Any,
     ) -> None:
         chosen = Sampling.model_validate({"temperature": 0, **sampling})
         self.engine.submit(
-            EngineRequest(name, self.prompt, chosen, max_tokens, 1, "tenant", tools=tools, tool_choice=choice)
-        )
+            EngineRequest(
+                name, prompt or self.prompt, chosen, max_tokens, 1, "tenant", tools=tools, tool_choice=choice
+            )
+        )  # fmt: skip
 
     def over(self, name: str) -> bool:
         return any(delta.finish or delta.error for delta in self.deltas.get(name, []))
@@ -102,7 +108,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
         pytest.importorskip("vllm", reason="vLLM is not installed")
         engine = VllmEngine(str(MODEL), {}, 16, HERMES)
     else:
-        engine = SimulatedEngine(SIMULATED, HERMES)
+        engine = SimulatedEngine(SIMULATED, HERMES, ends_with_result(TOKENIZER))
     client = Client(engine)
     await engine.start(client.on_step, client.died.append)
     yield client
@@ -189,3 +195,69 @@ async def test_many_at_once_keep_their_calls_apart(client: Client) -> None:
         client.submit(name, REQUIRED, tools=(WEATHER,), temperature=1.0)
     await client.ended(*names)
     assert all(is_weather(client.told(name)["tool_arguments", 0]) for name in names)
+
+
+STRICT = (WEATHER.model_copy(update={"strict": True}), CLOCK.model_copy(update={"strict": True}))
+FORECAST = {"json": WEATHER.parameters}
+
+
+def against(begin: str) -> dict[int, float]:
+    """Keeps a model that writes as it likes from beginning so."""
+    return {token_id: -100.0 for text, token_id in TOKENIZER.get_vocab().items() if text.startswith(begin)}
+
+
+async def test_an_answer_that_may_call_and_has_a_schema_is_calls_or_fits_it(client: Client) -> None:
+    names = [f"either-{number}" for number in range(16)]
+    for name in names:
+        client.submit(name, ToolChoice(parallel=False), tools=STRICT, temperature=1.5, structured_outputs=FORECAST)
+    await client.ended(*names)
+    for name in names:
+        texts = client.told(name)
+        assert client.deltas[name][-1].finish == "stop"
+        if ("content", 0) in texts:
+            assert list(texts) == [("content", 0)]
+            assert is_weather(texts["content", 0])
+        else:
+            assert list(texts) == [("tool_name", 0), ("tool_arguments", 0)]
+            is_clock = texts["tool_name", 0] == "get-time"
+            assert is_clock or texts["tool_name", 0] == "get_weather"
+            assert texts["tool_arguments", 0] == "{}" if is_clock else is_weather(texts["tool_arguments", 0])
+
+
+async def test_such_an_answer_calls_or_speaks_as_it_likes(client: Client) -> None:
+    result = ChatTokenizer(MODEL).encode_text("<tool_response>Rain.</tool_response>")
+    asked: dict[str, Any] = {"tools": STRICT, "structured_outputs": FORECAST}
+    client.submit("calls", ToolChoice(parallel=False), logit_bias=against("{"), **asked)
+    client.submit("speaks", None, logit_bias=against("<"), prompt=[*client.prompt, *result], **asked)
+    client.submit("must", REQUIRED, tools=STRICT[:1])
+    client.submit("may not", ToolChoice(mode="none"), **asked)
+    await client.ended("calls", "speaks", "must", "may not")
+    assert [next(iter(client.told(name))) for name in ("calls", "must")] == [("tool_name", 0)] * 2
+    for name in ("speaks", "may not"):
+        assert list(client.told(name)) == [("content", 0)]
+        assert is_weather(client.told(name)["content", 0])
+
+
+async def test_any_object_beside_calls(client: Client) -> None:
+    client.submit("object", ToolChoice(), structured_outputs={"json_object": True}, max_tokens=60)
+    await client.ended("object")
+    texts = client.told("object")
+    assert ("tool_name", 0) in texts or texts["content", 0].startswith("{")
+
+
+@pytest.mark.parametrize("where", ["answer", "tool"])
+async def test_a_schema_that_nothing_fits_costs_its_request_alone(client: Client, where: str) -> None:
+    broken = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]}
+    tool = Tool(name="f", parameters=broken, strict=True)
+    name = f"broken {where}"
+    if where == "answer":
+        result = ChatTokenizer(MODEL).encode_text("<tool_response>Rain.</tool_response>")
+        client.submit(name, None, tools=STRICT, structured_outputs={"json": broken}, prompt=[*client.prompt, *result])
+    else:
+        client.submit(name, None, tools=(tool,), structured_outputs=FORECAST)
+    client.submit(f"beside {name}", REQUIRED, tools=(WEATHER,))
+    await client.ended(name, f"beside {name}")
+    [refused] = client.deltas[name]
+    assert refused.error
+    assert refused.refused_param == ("structured_outputs" if where == "answer" else "tools")
+    assert is_weather(client.told(f"beside {name}")["tool_arguments", 0])

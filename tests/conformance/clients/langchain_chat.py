@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
@@ -52,6 +53,12 @@ def of_agent(model):
     return {"turns": [message.type for message in done["messages"]], "text": done["messages"][-1].text}
 
 
+def of_agent_typed(model):
+    agent = create_agent(model, [get_weather], response_format=ProviderStrategy(City))
+    done = agent.invoke({"messages": [("user", ASKED)]})
+    return {"turns": [message.type for message in done["messages"]], **done["structured_response"].model_dump()}
+
+
 def of_structured(model, **how):
     return model.with_structured_output(City, **how).invoke(ASKED).model_dump()
 
@@ -70,6 +77,10 @@ def openai_bind_tools():
 
 def openai_agent():
     return of_agent(openai)
+
+
+def openai_agent_typed():
+    return of_agent_typed(openai)
 
 
 def openai_structured():
@@ -92,6 +103,10 @@ def responses_agent():
     return of_agent(responses)
 
 
+def responses_agent_typed():
+    return of_agent_typed(responses)
+
+
 def anthropic_chat():
     return of_chat(anthropic)
 
@@ -109,7 +124,8 @@ def anthropic_structured_by_a_tool():
 
 
 ABILITIES = (
-    openai_chat, openai_stream, openai_bind_tools, openai_agent, openai_structured, openai_structured_by_a_tool,
-    responses_chat, responses_stream, responses_agent,
+    openai_chat, openai_stream, openai_bind_tools, openai_agent, openai_agent_typed, openai_structured,
+    openai_structured_by_a_tool,
+    responses_chat, responses_stream, responses_agent, responses_agent_typed,
     anthropic_chat, anthropic_stream, anthropic_agent, anthropic_structured_by_a_tool,
 )  # fmt: skip

@@ -59,6 +59,11 @@ async def of_structured(kind):
     return (await Runner.run(agent(kind, output_type=City), ASKED)).final_output.model_dump()
 
 
+async def of_tools_typed(kind):
+    done = await Runner.run(agent(kind, tools=[get_weather], output_type=City), ASKED)
+    return {"turns": [item.type for item in done.new_items], **done.final_output.model_dump()}
+
+
 async def responses_plain():
     return await of_plain(OpenAIResponsesModel)
 
@@ -73,6 +78,10 @@ async def responses_tools():
 
 async def responses_tools_streamed():
     return await of_tools_streamed(OpenAIResponsesModel)
+
+
+async def responses_tools_typed():
+    return await of_tools_typed(OpenAIResponsesModel)
 
 
 async def responses_structured():
@@ -95,11 +104,16 @@ async def chat_tools_streamed():
     return await of_tools_streamed(OpenAIChatCompletionsModel)
 
 
+async def chat_tools_typed():
+    return await of_tools_typed(OpenAIChatCompletionsModel)
+
+
 async def chat_structured():
     return await of_structured(OpenAIChatCompletionsModel)
 
 
 ABILITIES = (
-    responses_plain, responses_stream, responses_tools, responses_tools_streamed, responses_structured,
-    chat_plain, chat_stream, chat_tools, chat_tools_streamed, chat_structured,
+    responses_plain, responses_stream, responses_tools, responses_tools_streamed, responses_tools_typed,
+    responses_structured,
+    chat_plain, chat_stream, chat_tools, chat_tools_streamed, chat_tools_typed, chat_structured,
 )  # fmt: skip

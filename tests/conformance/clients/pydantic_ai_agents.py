@@ -49,6 +49,12 @@ async def of_structured(model):
     return (await Agent(model, output_type=City).run(ASKED)).output.model_dump()
 
 
+async def of_tools_typed(model):
+    done = await Agent(model, tools=[get_weather], output_type=NativeOutput(City)).run(ASKED)
+    parts = [part.part_kind for message in done.all_messages() for part in message.parts]
+    return {"turns": parts, **done.output.model_dump()}
+
+
 async def chat_plain():
     return await of_plain(chat)
 
@@ -59,6 +65,10 @@ async def chat_stream():
 
 async def chat_tools():
     return await of_tools(chat)
+
+
+async def chat_tools_typed():
+    return await of_tools_typed(chat)
 
 
 async def chat_structured():
@@ -81,6 +91,10 @@ async def responses_tools():
     return await of_tools(responses)
 
 
+async def responses_tools_typed():
+    return await of_tools_typed(responses)
+
+
 async def responses_structured():
     return await of_structured(responses)
 
@@ -97,12 +111,16 @@ async def messages_tools():
     return await of_tools(messages)
 
 
+async def messages_tools_typed():
+    return await of_tools_typed(messages)
+
+
 async def messages_structured():
     return await of_structured(messages)
 
 
 ABILITIES = (
-    chat_plain, chat_stream, chat_tools, chat_structured, chat_structured_natively,
-    responses_plain, responses_stream, responses_tools, responses_structured,
-    messages_plain, messages_stream, messages_tools, messages_structured,
+    chat_plain, chat_stream, chat_tools, chat_tools_typed, chat_structured, chat_structured_natively,
+    responses_plain, responses_stream, responses_tools, responses_tools_typed, responses_structured,
+    messages_plain, messages_stream, messages_tools, messages_tools_typed, messages_structured,
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
-import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
+import { generateObject, generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const { SLUICE_URL, SLUICE_KEY, SLUICE_MODEL } = process.env;
@@ -47,6 +47,12 @@ async function agent_streamed(model) {
   return { call: [call.toolName, call.input], text: await running.text };
 }
 
+async function agent_typed(model) {
+  const output = Output.object({ schema: City });
+  const done = await generateText({ model, ...asked, tools: { get_weather }, stopWhen: stepCountIs(5), output });
+  return { turns: done.steps.map((step) => step.toolCalls.map((call) => call.toolName)), ...done.output };
+}
+
 async function object(model) {
   return (await generateObject({ model, ...asked, schema: City })).object;
 }
@@ -58,7 +64,7 @@ for (const [name, model] of [
   ["chat", openai.chat(SLUICE_MODEL)],
   ["messages", anthropic(SLUICE_MODEL)],
 ]) {
-  for (const ability of [plain, streamed, agent, agent_streamed, object]) {
+  for (const ability of [plain, streamed, agent, agent_streamed, agent_typed, object]) {
     abilities.push(named(`${name}_${ability.name}`, () => ability(model)));
   }
 }

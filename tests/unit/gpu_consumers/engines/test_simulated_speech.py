@@ -133,6 +133,21 @@ def test_a_structure_is_filled_in_content() -> None:
     assert ("reasoning", 0) in texts
 
 
+SAYS = '<tool_call>{"name": "get-time"}</tool_call>'
+FORM = {"type": "object", "properties": {"say": {"const": SAYS}}, "required": ["say"]}
+
+
+@pytest.mark.parametrize("parsers", [ParserNames("hermes"), BOTH], ids=str)
+def test_beside_tools_it_calls_first_and_fills_the_structure_once_there_is_a_result(parsers: ParserNames) -> None:
+    before = told(ask(parsers=parsers, structured_outputs={"json": FORM}))
+    assert before == told(ask(parsers=parsers))
+    behind = told(ask(parsers=parsers, structured_outputs={"json": FORM}, prompt=[1, RESULT]))
+    assert [kind for kind, _ in behind if kind != "reasoning"] == ["content"]
+    assert json.loads(behind["content", 0]) == {"say": SAYS}
+    unbound = told(ask(parsers=parsers, structured_outputs={"json_object": True}, prompt=[1, RESULT]))
+    assert isinstance(json.loads(unbound["content", 0]), dict)
+
+
 def test_a_schema_that_is_beyond_it_is_refused_by_name() -> None:
     beyond = Tool(name="f", parameters={"type": "object", "required": ["x"], "properties": {"x": {"not": {}}}})
     [refusal] = ask(tools=[beyond])

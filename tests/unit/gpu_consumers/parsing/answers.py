@@ -32,14 +32,14 @@ def without_markers(text: str) -> bool:
 
 
 @st.composite
-def answers(draw: st.DrawFn, *, reasoning: bool = False) -> Answer:
-    """Well-formed ones in the Hermes format."""
+def answers(draw: st.DrawFn, *, reasoning: bool = False, calls_alone: bool = False) -> Answer:
+    """Well-formed ones in the Hermes format; `calls_alone`: some, and no other text beside reasoning."""
     thought = draw(TEXT.filter(without_markers)) if reasoning else ""
-    content = draw(TEXT.filter(without_markers))
+    content = "" if calls_alone else draw(TEXT.filter(without_markers))
     text = f"<think>{thought}</think>{content}" if reasoning else content
     told = [("reasoning", 0, thought), ("content", 0, content)]
     space = st.sampled_from(["", "\n", " "])
-    for call in range(draw(st.integers(0, 3))):
+    for call in range(draw(st.integers(int(calls_alone), 3))):
         name = draw(st.sampled_from(["get_weather", "f", "a.b-c"]))
         arguments = json.dumps(draw(st.dictionaries(TEXT, JSON, max_size=3)), ensure_ascii=draw(st.booleans()))
         if not without_markers(arguments):

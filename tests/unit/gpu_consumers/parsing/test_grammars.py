@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpu_consumers.parsing.grammars import Inexpressible, lark_grammar
+from gpu_consumers.parsing.grammars import Inexpressible, either_grammar, lark_grammar
 
 ANY = '%json {"x-guidance": {"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"}}'
 
@@ -72,3 +72,73 @@ def test_what_has_no_counterpart_is_refused() -> None:
     ):
         with pytest.raises(Inexpressible):
             lark(form)
+
+
+CITY = {
+    "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
+    "additionalProperties": False,
+}  # fmt: skip
+HERMES = (
+    tag('<c>\n{"name": "f", "arguments": ', "}\n</c>", type="json_schema", style="json", json_schema=CITY),
+    tag(
+        '<c>\n{"name": "g", "arguments": ', "}\n</c>", type="json_schema", style="json", json_schema={"type": "object"}
+    ),
+)
+F = '<c>\n{"name": "f", "arguments": {"city": "Paris"}}\n</c>'
+G = '<c>\n{"name": "g", "arguments": {"a": [1, {}]}}\n</c>'
+
+
+def either(*forms: dict[str, Any], schema: dict[str, Any] = CITY, **more: Any) -> str:
+    return either_grammar(json.dumps({"format": separated(*forms, **more)}), {}, schema)
+
+
+@pytest.mark.parametrize(
+    ("says", "accepted"),
+    [
+        (F, True),
+        (G + F + G, True),
+        ('{"city":"Rome"}', True),
+        ("", False),
+        ("Well.", False),
+        ('{"city":"Berlin"}', False),
+        ('{"city":"Rome"} ', False),
+        ('{"city": "Rome"}', False),
+        ('{"city":"Rome"}' + F, False),
+        (F + '{"city":"Rome"}', False),
+        ("Well. " + F, False),
+        (F.replace("Paris", "Berlin"), False),
+        (G.replace('{"a": [1, {}]}', "[]"), False),
+        (F.replace('"f"', '"h"'), False),
+        (F[:-4], False),
+    ],
+)
+def test_what_an_answer_says_that_is_calls_or_fits_a_schema(says: str, accepted: bool) -> None:
+    assert _accepts(either(*HERMES), says) == accepted
+
+
+def test_a_call_that_has_to_be_alone_is() -> None:
+    grammar = either(*HERMES, stop_after_first=True)
+    assert [_accepts(grammar, says) for says in (F, F + G, '{"city":"Rome"}')] == [True, False, True]
+
+
+def test_a_schema_stays_apart_from_those_of_the_calls() -> None:
+    schema = {"$ref": "#/$defs/city", "$defs": {"city": {"const": "<c>"}}, "x-guidance": {"whitespace_flexible": True}}
+    grammar = either(*HERMES, schema=schema)
+    assert [_accepts(grammar, says) for says in ('"<c>"', ' "<c>"', F, "1")] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("begin", ['{"name": "f"', '\n[{"name"', '"f', "5", "true", "", " "])
+def test_calls_that_begin_as_json_does_cannot_stand_beside_it(begin: str) -> None:
+    with pytest.raises(Inexpressible):
+        either(tag("<c>"), tag(begin))
+    with pytest.raises(Inexpressible):
+        either_grammar(None, {}, CITY)
+
+
+def _accepts(grammar: str, says: str) -> bool:
+    llguidance = pytest.importorskip("llguidance")
+    tokenizer = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.get_error()
+    tokens = tokenizer.tokenize_str(says)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())

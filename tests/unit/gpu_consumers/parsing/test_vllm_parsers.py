@@ -173,6 +173,89 @@ def test_calls_of_strict_tools_are_bound_where_they_may_be_made(tokenizer: Any) 
     assert "structured_outputs" not in parsers.reading(own).arguments
 
 
+FORM = {
+    "type": "object", "properties": {"say": {"type": "string"}}, "required": ["say"], "additionalProperties": False
+}  # fmt: skip
+ANY_CALL = '<tool_call>\n{"name": "get-time", "arguments": {"zone": ["any"]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("choice", "says", "accepted"),
+    [
+        (None, CALL + ANY_CALL, True),
+        (ToolChoice(), '{"say":"< tool_call>"}', True),
+        (ToolChoice(), CALL + '{"say":""}', False),
+        (ToolChoice(), '{"say":""}' + CALL, False),
+        (ToolChoice(), "Well. " + CALL, False),
+        (ToolChoice(), '{"sing":""}', False),
+        (ToolChoice(), CALL.replace("Paris", "Berlin"), False),
+        (ToolChoice(), ANY_CALL.replace('{"zone": ["any"]}', '["any"]'), False),
+        (ToolChoice(parallel=False), CALL, True),
+        (ToolChoice(parallel=False), CALL + ANY_CALL, False),
+        (ToolChoice(parallel=False), '{"say":""}', True),
+    ],
+)
+@pytest.mark.parametrize("tokenizer_name", ["tokenizer", "with_markers"])
+def test_an_answer_that_may_call_is_calls_or_fits_its_schema(
+    tokenizer_name: str, choice: ToolChoice | None, says: str, accepted: bool, request_: Any
+) -> None:
+    tokenizer = request_.getfixturevalue(tokenizer_name)
+    strict = WEATHER.model_copy(update={"strict": True})
+    asked = request(choice, tools=(strict, CLOCK), structured_outputs={"json": FORM})
+    assert _accepts(VllmParsers(ParserNames("hermes"), tokenizer).reading(asked).arguments, tokenizer, says) == accepted
+
+
+@pytest.mark.parametrize("names", [ParserNames("hermes"), ParserNames("hermes", "deepseek_r1")], ids=str)
+def test_an_answer_that_is_calls_or_json_is_read_as_what_it_is(with_markers: Any, names: ParserNames) -> None:
+    parsers = VllmParsers(names, with_markers)
+    asked = request(structured_outputs={"json": FORM})
+    before = "Hm.</think>" if names.reasoning else ""
+    thought = [("reasoning", 0, "Hm.")] if names.reasoning else []
+    says = json.dumps({"say": "< tool_call> " + CALL.replace("<", "<\u200b")})
+    assert rows(parsers, before + says, asked) == [*thought, ("content", 0, says)]
+    assert rows(parsers, before + CALL, asked) == [
+        *thought,
+        ("tool_name", 0, "get_weather"),
+        ("tool_arguments", 0, '{"city": "Paris", "days": 2}'),
+    ]
+
+
+def test_a_call_that_stands_in_a_string_is_text(tokenizer: Any) -> None:
+    says = json.dumps({"say": CALL})
+    asked = request(structured_outputs={"json_object": True})
+    assert rows(VllmParsers(ParserNames("hermes"), tokenizer), says, asked) == [("content", 0, says)]
+
+
+@pytest.mark.parametrize("tool_parser", ["pythonic", "llama3_json", "qwen3_coder"])
+def test_calls_that_no_grammar_tells_from_json_cannot_stand_beside_it(with_markers: Any, tool_parser: str) -> None:
+    parsers = VllmParsers(ParserNames(tool_parser), with_markers)
+    with pytest.raises(Inexpressible, match=f"the parser {tool_parser} has no grammar"):
+        parsers.reading(request(structured_outputs={"json": FORM}))
+    assert "structured_outputs" not in parsers.reading(request()).arguments
+    assert not parsers.names.are_needed(request(ToolChoice(mode="none"), structured_outputs={"json": FORM}))
+
+
+def test_a_marker_within_json_is_text_unless_it_is_a_token_of_its_own(tokenizer: Any, with_markers: Any) -> None:
+    asked, says = request(structured_outputs={"json": FORM}), json.dumps({"say": CALL}, separators=(",", ":"))
+    for of_model, accepted in ((tokenizer, True), (with_markers, False)):
+        parsers = VllmParsers(ParserNames("hermes"), of_model)
+        assert _accepts(parsers.reading(asked).arguments, of_model, says) == accepted
+
+
+@pytest.mark.parametrize(
+    ("of_tool", "of_answer", "to_blame"),
+    [({}, {}, "tools"), ({"type": "animal"}, FORM, "tools"), (FORM, {"type": "animal"}, "structured_outputs")],
+)
+def test_what_of_it_an_engine_would_refuse_is_known(
+    tokenizer: Any, of_tool: dict[str, Any], of_answer: dict[str, Any], to_blame: str
+) -> None:
+    parsers = VllmParsers(ParserNames("hermes"), tokenizer)
+    strict = Tool(name="f", parameters=of_tool, strict=True)
+    assert parsers.reading(request(tools=(strict,), structured_outputs={"json": of_answer})).to_blame == to_blame
+    loose = strict.model_copy(update={"strict": False})
+    assert parsers.reading(request(tools=(loose,), structured_outputs={"json": FORM})).to_blame == "structured_outputs"
+
+
 @pytest.fixture
 def request_(request: pytest.FixtureRequest) -> pytest.FixtureRequest:
     return request

@@ -229,7 +229,7 @@ def test_a_choice_is_said_in_our_own_words(choice: object, expected: ToolChoice)
 
 
 def test_an_answer_may_be_bound_to_a_schema() -> None:
-    for more in ({}, {"tools": [WEATHER], "tool_choice": {"type": "none"}}):
+    for more in ({}, {"tools": [WEATHER]}, {"tools": [WEATHER], "tool_choice": {"type": "none"}}):
         chat = parse_messages_request({**HELLO, "output_config": {"format": {**FORMAT, "name": None}}, **more})
         assert chat.sampling.structured_outputs == StructuredOutputs.model_validate({"json": FORMAT["schema"]})
         record_of(chat)
@@ -285,7 +285,6 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"), ({"container": "c"}, "container"),
         ({"context_management": {"edits": [{}]}}, "context_management"),
         ({"output_config": {"format": {**FORMAT, "strict": True}}}, "output_config.format.strict"),
-        ({"output_config": {"format": FORMAT}, "tools": [WEATHER]}, "tools"),
         ({"output_format": FORMAT}, "output_format"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"colour": 1}}, "output_config.colour"), ({"speed": "fast"}, "speed"),

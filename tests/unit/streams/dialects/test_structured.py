@@ -93,11 +93,24 @@ def test_what_openais_package_makes_of_a_class_is_taken_as_it_is(kind: type[pyda
     assert chat.sampling.structured_outputs == StructuredOutputs(json=asked["json_schema"]["schema"])
 
 
+JSON_OBJECT = {"response_format": {"type": "json_object"}}
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look_up"}}])
-def test_a_call_that_must_be_made_leaves_no_text_for_a_schema_to_bind(choice: object) -> None:
-    chat = parse_chat_request({**HELLO, **json_schema(SCHEMA), "tools": TOOLS, "tool_choice": choice})
+@pytest.mark.parametrize("asked", [json_schema(SCHEMA), JSON_OBJECT], ids=["schema", "object"])
+def test_a_call_that_must_be_made_leaves_no_text_to_bind(asked: dict[str, Any], choice: object) -> None:
+    chat = parse_chat_request({**HELLO, **asked, "tools": TOOLS, "tool_choice": choice})
     assert chat.tools
     assert chat.sampling == parse_chat_request(HELLO).sampling
+
+
+@pytest.mark.parametrize("asked", [json_schema(SCHEMA), JSON_OBJECT, {"guided_json": SCHEMA}], ids=str)
+def test_an_answer_may_call_tools_and_is_bound_where_it_calls_none(asked: dict[str, Any]) -> None:
+    chat = parse_chat_request({**HELLO, **asked, "tools": TOOLS})
+    assert chat.tools
+    assert chat.tool_choice is not None
+    assert chat.tool_choice.mode == "auto"
+    assert chat.sampling == parse_chat_request({**HELLO, **asked}).sampling
 
 
 def test_tools_that_are_not_to_be_called_may_stand_beside_a_structure() -> None:
@@ -173,7 +186,7 @@ def test_what_cannot_be_meant_is_refused_by_name(asked: dict[str, Any], param: s
         (json_schema(SCHEMA, examples=[]), "response_format.json_schema.examples"),
         (json_schema(SCHEMA, strict=True, description="x", examples=[]), "response_format.json_schema.examples"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
-        ({**json_schema(SCHEMA), "tools": TOOLS}, "tools"),
+        ({"guided_regex": "a", "tools": TOOLS}, "tools"),
         ({"guided_choice": ["a"], "tools": TOOLS, "tool_choice": "required"}, "tools"),
     ],
     ids=lambda value: str(value)[:80],

@@ -82,6 +82,14 @@ def test_an_answer_may_be_bound_to_a_format() -> None:
     assert parsed(text={"format": {"type": "text"}}).sampling.structured_outputs is None
 
 
+def test_an_answer_may_call_tools_and_is_bound_where_it_calls_none() -> None:
+    asked = parsed(tools=[ADD], text={"format": {"type": "json_object"}})
+    assert asked.tools
+    assert asked.sampling.structured_outputs == StructuredOutputs(json_object=True)
+    forced = parsed(tools=[ADD], tool_choice="required", text={"format": {"type": "json_object"}})
+    assert forced.sampling.structured_outputs is None
+
+
 def test_one_tool_may_be_named() -> None:
     choice = parsed(tools=[ADD], tool_choice={"type": "function", "name": "add"}).tool_choice
     assert choice is not None
@@ -171,7 +179,6 @@ def test_the_first_item_that_is_wrong_is_named(items: object, param: str, words:
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"text": {"format": {"type": "text", "grammar": "x"}}}, "text.format.grammar"),
-        ({"tools": [ADD], "text": {"format": {"type": "json_object"}}}, "tools"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

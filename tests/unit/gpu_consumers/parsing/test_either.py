@@ -1,0 +1,55 @@
+"""Answers that are calls or JSON, cut into tokens anyhow: what stands in a string is no call."""
+
+import json
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_consumers.parsing.either import EitherParser
+from gpu_consumers.parsing.hermes import HermesParser
+from tests.unit.gpu_consumers.parsing.answers import JSON, MARKERS, Answer, answers, cut, merged, parsed
+
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+def either(*, reasoning: bool) -> EitherParser:
+    return EitherParser(
+        HermesParser(reasoning=reasoning, calls=True), HermesParser(reasoning=reasoning, calls=False)
+    )  # fmt: skip
+
+
+@UNHURRIED
+@given(st.data(), JSON | st.sampled_from([CALL, *MARKERS]) | st.lists(st.sampled_from([CALL, *MARKERS])), st.booleans())
+def test_json_is_text_whatever_its_strings_say(data: st.DataObject, value: object, reasoning: bool) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    thought = "<think>Hm.</think>" if reasoning else ""
+    told = parsed(either(reasoning=reasoning), data.draw(cut(thought + text)))
+    assert told == merged([("reasoning", 0, "Hm." if reasoning else ""), ("content", 0, text)])
+
+
+@UNHURRIED
+@given(st.data(), st.booleans())
+def test_calls_are_those_that_a_parser_of_calls_tells(data: st.DataObject, reasoning: bool) -> None:
+    answer: Answer = data.draw(answers(reasoning=reasoning, calls_alone=True).filter(_has_calls))
+    assert parsed(either(reasoning=reasoning), data.draw(cut(answer.text))) == answer.told
+
+
+def test_an_answer_that_is_cut_off_is_told_as_far_as_it_goes() -> None:
+    for text, told in (
+        ("", []),
+        ("<think>Hm", [("reasoning", 0, "Hm")]),
+        ('{"a": "<tool_', [("content", 0, '{"a": "<tool_')]),
+        (CALL[:39], [("tool_name", 0, "f")]),
+    ):
+        assert parsed(either(reasoning=True), list(text) or [""]) == told
+
+
+def test_json_is_told_while_it_is_written() -> None:
+    parser = either(reasoning=False)
+    assert [piece.text for piece in parser.feed(0, '{"a', is_last=False)] == ['{"a']
+    assert [piece.text for piece in parser.feed(1, '": <tool_call>', is_last=False)] == ['": <tool_call>']
+
+
+def _has_calls(answer: Answer) -> bool:
+    return any(kind == "tool_name" for kind, _, _ in answer.told)
