@@ -112,22 +112,47 @@ class Rendered:
         return found
 
 
+class _OwnPlaceholder(str):
+    """Of a text that has to be shown itself, not another that says the same: templates find both equal."""
+
+    __slots__ = ("_shared",)
+    _shared: str
+
+    def __new__(cls, own: str, shared: str) -> "_OwnPlaceholder":
+        placeholder = super().__new__(cls, own)
+        placeholder._shared = shared
+        return placeholder
+
+    def __eq__(self, other: object) -> bool:
+        return self._shared == (other._shared if isinstance(other, _OwnPlaceholder) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._shared)
+
+
 class _Texts:
-    """The texts of a chat, each of them once."""
+    """The texts of a chat, each of them once; those that have to be shown `owed` wherever they stand."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
+        self.owed: list[int] = []
         self._index: dict[str, int] = {}
         self._values_left = MAX_ARGUMENTS_VALUES
 
-    def index(self, text: str) -> int:
+    def place(self, text: str) -> str:
         index = self._index.setdefault(text, len(self.all))
         if index == len(self.all):
             self.all.append(text)
-        return index
+        return _placeholder(index)
 
-    def place(self, text: str) -> str:
-        return _placeholder(self.index(text))
+    def place_owed(self, text: str) -> str:
+        shared = self.place(text)
+        self.owed.append(len(self.all))
+        self.all.append(text)
+        return _OwnPlaceholder(_placeholder(self.owed[-1]), shared)
 
     def arguments(self, call: ToolCall) -> object:
         arguments = arguments_of(call, self._values_left)
@@ -170,9 +195,7 @@ class ChatTemplate:
         told = [_told(message, texts, called) for message in messages]
         offered = [_offered(tool, texts) for tool in tools]
         rendered = self._render(told, offered or None, len(texts.all), asks=asks)
-        names = [*(tool.name for tool in tools), *(call.name for message in messages for call in message.tool_calls)]
-        results = [message.text for message in messages if message.role == "tool"]
-        if not rendered.shown().issuperset(map(texts.index, (*names, *results))):
+        if not rendered.shown().issuperset(texts.owed):
             raise TemplateError("it does not show all tools, calls and results")
         return rendered, texts.all
 
@@ -204,6 +227,7 @@ class ChatTemplate:
 def _offered(tool: Tool, texts: _Texts) -> dict[str, Any]:
     function: dict[str, Any] = tool_object(tool)["function"]
     told = {name: texts.place(text) for name, text in function.items() if isinstance(text, str)}
+    told["name"] = texts.place_owed(tool.name)
     return {"type": "function", "function": {**told, "parameters": texts.placed(function["parameters"])}}
 
 
@@ -211,14 +235,15 @@ def _told(message: Message, texts: _Texts, called: dict[str | None, str]) -> dic
     """`called`: the names of the calls so far, by id."""
     told: dict[str, Any] = {"role": message.role, "content": ""}
     if message.text or not message.tool_calls:
-        told["content"] = texts.place(message.text)
+        place = texts.place_owed if message.role == "tool" else texts.place
+        told["content"] = place(message.text)
     if message.tool_calls:
         called |= {call.id: call.name for call in message.tool_calls}
         told["tool_calls"] = [
             {
                 "id": texts.place(call.id),
                 "type": "function",
-                "function": {"name": texts.place(call.name), "arguments": texts.arguments(call)},
+                "function": {"name": texts.place_owed(call.name), "arguments": texts.arguments(call)},
             }
             for call in message.tool_calls
         ]

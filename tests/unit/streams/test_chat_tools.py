@@ -346,6 +346,49 @@ def test_a_template_that_does_not_show_all_is_told_of(template: str, tmp_path: P
         tokenizer.encode_chat(messages, tools=[Tool(name="g", description="x")])
 
 
+HIDING = {
+    "tools": """{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}
+        {%- endfor %}""",
+    "all but one tool": """{{ tools[0] | tojson }}
+        {%- for m in messages %}{{ m.content }}{{ m.tool_calls | default([]) | tojson }}{% endfor %}""",
+    "calls": "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "results": """{{ tools | tojson }}{% for m in messages if m.role != 'tool' %}{{ m.content }}
+        {{- m.tool_calls | default([]) | tojson }}{% endfor %}""",
+    "all results but the last": """{{ tools | tojson }}{{ messages | map(attribute='tool_calls') | list | tojson }}
+        {{- messages[-1].content }}""",
+}
+
+
+@pytest.mark.parametrize("template", HIDING.values(), ids=HIDING)
+def test_what_a_template_hides_is_missed_though_others_say_the_same(template: str, tmp_path: Path) -> None:
+    tools = [Tool(name="f", description="f"), Tool(name="g", parameters={"type": "object", "properties": {"f": {}}})]
+    messages = [
+        said("user", "f"),
+        said("user", "g"),
+        Message(
+            role="assistant", content=[], tool_calls=[ToolCall(id="1", name="f"), ToolCall(id="f", name="f")]
+        ),
+        said("tool", "f", tool_call_id="1"),
+        said("tool", "f", tool_call_id="f"),
+    ]  # fmt: skip
+    assert ChatTokenizer(MODEL).encode_chat(messages, tools=tools)
+    with pytest.raises(TemplateError, match="does not show all tools, calls and results"):
+        tokenizer_with(template, tmp_path).encode_chat(messages, tools=tools)
+
+
+def test_what_says_the_same_is_equal_for_a_template(tmp_path: Path) -> None:
+    template = """{% set names = {tools[0].function.name: 'known'} %}{% for m in messages %}
+        {%- if m.role == 'tool' %}{{ names[m.name] }} {{ m.name == tools[0].function.name }} {{ m.content }} {{
+            m.content in messages | map(attribute='content') | list and m.content == messages[0].content }} {{
+            m.content != tools[0].function.name }}
+        {%- else %}{{ m.tool_calls | default([]) | tojson }}{% endif %}{% endfor %}{{ tools[0].function.name }}"""
+    call = Message(role="assistant", content=[], tool_calls=[ToolCall(id="1", name="f")])
+    messages = [said("user", "Hi"), call, said("tool", "Hi", tool_call_id="1")]
+    tokenizer = tokenizer_with(template, tmp_path)
+    written = tokenizer.decode(tokenizer.encode_chat(messages, tools=[Tool(name="f")]))
+    assert "known True Hi True True" in written
+
+
 @pytest.mark.parametrize(
     "template",
     [
