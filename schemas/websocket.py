@@ -59,7 +59,7 @@ class EditMessage(BaseModel):
 
 
 class ToolResultMessage(BaseModel):
-    """Known to the protocol, not offered yet: the result of a call is a message of a new `request`."""
+    """Known to the protocol, and refused: no conversation is stored that it could go on with."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

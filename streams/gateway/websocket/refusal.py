@@ -16,10 +16,13 @@ def invalid(message: str, param: str) -> RequestError:
 
 def not_offered(kind: Literal["edit", "tool_result"]) -> RequestError:
     """A message that the protocol knows."""
-    why = f"Messages of type {kind!r} are not supported yet."
+    why = f"Messages of type {kind!r} are not supported"
     if kind == "tool_result":
-        why += " Send the result in a new request: a message of role tool, behind the turn that made the call."
-    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, why, "type")
+        why += (
+            ": no conversation is stored here. Send a new request with all its messages, the assistant's turn with its"
+            " tool_calls among them, and behind it a message of role tool with the tool_call_id for each call"
+        )
+    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{why}.", "type")
 
 
 def code_of(error: RequestError | ApiError) -> str:

@@ -134,7 +134,8 @@ async def test_a_result_is_to_be_sent_in_a_new_request(stack: Stack) -> None:
         error = await hear(socket)
     assert isinstance(error, ErrorMessage)
     assert (error.error.code, error.request_id, error.response_id) == ("unsupported_parameter", "r1", "resp_x")
-    assert "in a new request: a message of role tool" in error.error.message
+    assert "no conversation is stored" in error.error.message
+    assert "a message of role tool with the tool_call_id" in error.error.message
 
 
 def test_what_history_keeps_of_an_answer_without_tools_is_what_it_always_kept() -> None:
