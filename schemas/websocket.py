@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from schemas.base import Identifier, TokenCount
+from schemas.base import Identifier, TokenCount, is_absent
 from schemas.generated import Kind
 
 
@@ -108,6 +108,20 @@ class StartedMessage(_ServerMessage):
     deadline_ms: int
 
 
+class LikelyToken(BaseModel):
+    """`token` as text; `bytes:\\x..` where its bytes are a part of a character. `logprob` is a natural logarithm."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(LikelyToken):
+    """`top_logprobs`: what was likeliest in its place, as many as were asked for."""
+
+    top_logprobs: list[LikelyToken]
+
+
 class Delta(_ServerMessage):
     """Text of the tokens `first_sequence..sequence_number`, without a gap to the delta before."""
 
@@ -128,6 +142,9 @@ class Delta(_ServerMessage):
         " before it, where steps were published together.",
     )
     text: str
+    logprobs: list[ChosenToken] | None = Field(
+        default=None, exclude_if=is_absent, description="Of each token of a text, where the request asked for them."
+    )
 
 
 class UsageBody(BaseModel):

@@ -9,11 +9,13 @@ from typing import Any
 import orjson
 from pydantic import Field
 
+from schemas.logprobs import MAX_TOP_LOGPROBS, RowLogprobs
 from schemas.request import MAX_MESSAGES, MAX_TOOLS
-from streams.dialects.fields import validated
+from streams.dialects.fields import invalid, validated
 from streams.dialects.openai_body import ChatTurn, asked_messages, neutral_messages
 from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_generation import GenerationBody, GenerationRequest, asked_to_generate, neutral_fields
+from streams.dialects.openai_logprobs import chat_logprobs
 from streams.dialects.openai_parameters import NOT_OFFERED
 from streams.dialects.openai_tools import (
     ChatTool,
@@ -34,6 +36,10 @@ class ChatBody(GenerationBody):
     tools: list[ChatTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolMode | ChosenTool = Field(default="auto", description="Of an object: the function to call.")
     parallel_tool_calls: bool = Field(default=True, description="Whether an answer may have several calls.")
+    logprobs: bool = Field(default=False, description="Whether it is told how likely the tokens of the text were.")
+    top_logprobs: int = Field(
+        default=0, ge=0, le=MAX_TOP_LOGPROBS, description="With `logprobs`: how many of the likeliest, of each token."
+    )
 
 
 _READ: Mapping[str, Callable[[object], object]] = {
@@ -56,13 +62,20 @@ def parse_chat_request(body: Mapping[str, Any]) -> GenerationRequest:
         messages=neutral_messages(chat.messages),
         tools=tools,
         tool_choice=neutral_choice(chat.tool_choice, tools, parallel=chat.parallel_tool_calls),
-        **neutral_fields(chat),
+        **neutral_fields(chat, _likeliest(chat)),
     )
     asked = request.sampling.structured_outputs
     if (structure := structure_beside_tools(asked, request.tool_choice)) is not asked:
         sampling = request.sampling.model_copy(update={"structured_outputs": structure})
         return request.model_copy(update={"sampling": sampling})
     return request
+
+
+def _likeliest(chat: ChatBody) -> int | None:
+    """How many of the likeliest are told of each token; None where nothing is told. Raises RequestError."""
+    if chat.top_logprobs and not chat.logprobs:
+        raise invalid("top_logprobs", "They are told with logprobs alone, which should be true.")
+    return chat.top_logprobs if chat.logprobs else None
 
 
 class ChunkWriter(Chunks):
@@ -77,10 +90,15 @@ class ChunkWriter(Chunks):
             self._text_before, choice, orjson.dumps(content), self._text_after, self._end(sequence_number),
         )  # fmt: skip
 
-    def text(self, text: str, sequence_number: int, choice: int = 0, field: str = "content") -> bytes:
+    def text(
+        self, text: str, sequence_number: int, choice: int = 0, field: str = "content", logprobs: RowLogprobs = None
+    ) -> bytes:
         """`field` is the member of `delta` that the text belongs to."""
+        after = self._text_after
+        if logprobs is not None:
+            after = b'},"logprobs":%b,"finish_reason":null}]' % orjson.dumps(chat_logprobs(logprobs))
         return b'%b%d,"delta":{"%b":%b%b%b' % (
-            self._text_before, choice, field.encode(), orjson.dumps(text), self._text_after, self._end(sequence_number),
+            self._text_before, choice, field.encode(), orjson.dumps(text), after, self._end(sequence_number),
         )  # fmt: skip
 
     def call(self, name: str, call_id: str, call: int, sequence_number: int, choice: int = 0) -> bytes:

@@ -1,11 +1,23 @@
 """OpenAI's `chat.completion` object, as HTTP clients and batch producers get it."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import TokenUsage
+from streams.dialects.openai_logprobs import chat_logprobs
 from streams.dialects.said import MadeCall, Said
+
+
+class Ended(TypedDict):
+    """What a whole answer says beside its choices."""
+
+    response_id: str
+    created_s: int
+    model: str
+    code: EndingCode
+    finish_reasons: Sequence[str]
+    usage: TokenUsage
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
@@ -28,33 +40,25 @@ def call_object(call: MadeCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def completion_object(
-    *,
-    response_id: str,
-    created_s: int,
-    model: str,
-    choices: Sequence[Said],
-    code: EndingCode,
-    finish_reasons: Sequence[str],
-    usage: TokenUsage,
-) -> dict[str, Any]:
-    """Its `id` is the response id."""
+def whole_object(kind: str, choices: Iterable[Mapping[str, Any]], **ended: Unpack[Ended]) -> dict[str, Any]:
+    """An answer around its choices, each of which is told its index and why it ended. Its `id` is the response id."""
+    code, reasons = ended["code"], ended["finish_reasons"]
     return {
-        "id": response_id,
-        "object": "chat.completion",
-        "created": created_s,
-        "model": model,
+        "id": ended["response_id"],
+        "object": kind,
+        "created": ended["created_s"],
+        "model": ended["model"],
         "choices": [
-            {
-                "index": index,
-                "message": _message(choice),
-                "logprobs": None,
-                "finish_reason": finish_reason(code, finish_reasons, index),
-            }
+            {"index": index, **choice, "finish_reason": finish_reason(code, reasons, index)}
             for index, choice in enumerate(choices)
         ],
-        "usage": usage_object(usage),
+        "usage": usage_object(ended["usage"]),
     }
+
+
+def completion_object(*, choices: Iterable[Said], **ended: Unpack[Ended]) -> dict[str, Any]:
+    told = ({"message": _message(choice), "logprobs": chat_logprobs(choice.logprobs)} for choice in choices)
+    return whole_object("chat.completion", told, **ended)
 
 
 def _message(said: Said) -> dict[str, Any]:

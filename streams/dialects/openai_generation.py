@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from schemas.endings import EndingCode
 from schemas.request import (
+    MAX_CHOICES,
     MAX_LOGIT_BIASES,
     MAX_OUTPUT_TOKENS,
     MAX_STOP_STRINGS,
@@ -16,7 +17,7 @@ from schemas.request import (
     ServiceTier,
     StopString,
 )
-from streams.dialects.fields import WIRE, NotOffered, asked, list_of
+from streams.dialects.fields import WIRE, NotOffered, asked, list_of, unsupported
 from streams.dialects.neutral import ChatRequest, RequestError
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.structured import StructuredBody, asked_structure, structure_of
@@ -37,6 +38,8 @@ class GenerationBody(StructuredBody):
     model_config = WIRE
 
     model: str = Field(min_length=1, max_length=200)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES, description="How many answers, apart from each other.")
+    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="No other number than `n`.")
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
     top_k: int = Field(default=0, ge=-1, le=1_000_000, description="0 or -1: off.")
     stream: bool = False
@@ -91,8 +94,13 @@ def asked_to_generate(
     return asked_structure(given)
 
 
-def neutral_fields(body: GenerationBody, default_max_tokens: int | None = None) -> dict[str, Any]:
-    """Of a `GenerationRequest`, but for what is to be answered. Raises RequestError where parameters disagree."""
+def neutral_fields(body: GenerationBody, logprobs: int | None, default_max_tokens: int | None = None) -> dict[str, Any]:
+    """Of a `GenerationRequest`, but for what is to be answered. `logprobs` is as `Sampling` has it.
+
+    Raises RequestError where parameters disagree.
+    """
+    if body.best_of not in (None, body.n):
+        raise unsupported("best_of", "every answer that is generated is given, as many as n says")
     if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
         raise RequestError(
             EndingCode.INVALID_REQUEST, "max_tokens and max_completion_tokens differ.", "max_completion_tokens"
@@ -101,12 +109,14 @@ def neutral_fields(body: GenerationBody, default_max_tokens: int | None = None) 
     sampling["max_tokens"] = body.max_completion_tokens or body.max_tokens or default_max_tokens
     sampling["top_k"] = max(body.top_k, 0)
     sampling["structured_outputs"] = structure_of(body)
+    sampling["logprobs"] = logprobs
     if sampling["max_tokens"] is not None and body.min_tokens > sampling["max_tokens"]:
         raise RequestError(EndingCode.INVALID_REQUEST, "min_tokens is above max_tokens.", "min_tokens")
     options = body.stream_options or StreamOptions()
     return {
         "model": body.model,
         "sampling": Sampling(**sampling),
+        "choices": body.n,
         "stream": body.stream,
         "include_usage": options.include_usage,
         "usage_so_far": options.include_usage and options.continuous_usage_stats,

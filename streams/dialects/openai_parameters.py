@@ -11,13 +11,14 @@ from typing import Final
 from streams.dialects.fields import NotOffered
 
 _FUNCTIONS = "tools have taken its place"
-_ONE = "a request has one answer"
-_LOGPROBS = "probabilities are not given to clients yet"
+_SAMPLED = "answers are sampled"
+_LOGPROBS = "probabilities are of the answer's own tokens"
 _REASONING = "how much is reasoned is the model's own"
 _TEXT = "prompts and answers are text"
 _WHOLE = "a prompt is answered whole or refused"
 _TEMPLATE = "the model's own chat template is used as it is"
 _TOKENS = "answers are text, without their tokens"
+_TEXT_ALONE = "the answer to a raw prompt is text alone"
 _GROUPING = "how tokens are grouped is not a client's choice"
 _ENGINE = "it is the engine's own"
 
@@ -26,17 +27,13 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "functions": NotOffered(([],), _FUNCTIONS),
     "function_call": NotOffered(("none", "auto"), _FUNCTIONS),
     "web_search_options": NotOffered((), "an answer looks nothing up by itself"),
-    "n": NotOffered((1,), _ONE),
-    "best_of": NotOffered((1,), _ONE),
-    "use_beam_search": NotOffered((False,), _ONE),
-    "length_penalty": NotOffered((1.0,), _ONE),
-    "logprobs": NotOffered((False,), _LOGPROBS),
-    "top_logprobs": NotOffered((0,), _LOGPROBS),
+    "use_beam_search": NotOffered((False,), _SAMPLED),
+    "length_penalty": NotOffered((1.0,), _SAMPLED),
     "prompt_logprobs": NotOffered((), _LOGPROBS),
     "prompt_logprob_token_ids": NotOffered((), _LOGPROBS),
     "prompt_logprob_start": NotOffered((), _LOGPROBS),
-    "logprob_token_ids": NotOffered((), _LOGPROBS),
-    "flat_logprobs": NotOffered((), _LOGPROBS),
+    "logprob_token_ids": NotOffered((), "probabilities are of the likeliest tokens"),
+    "flat_logprobs": NotOffered((False,), "probabilities have one form"),
     "reasoning_effort": NotOffered(("none",), _REASONING),
     "include_reasoning": NotOffered((True,), _REASONING),
     "thinking_token_budget": NotOffered((), _REASONING),
@@ -83,7 +80,10 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
 NOT_OFFERED_WITH_A_PROMPT: Final[Mapping[str, NotOffered]] = {
     **NOT_OFFERED,
     "suffix": NotOffered(("",), "an answer goes on behind its prompt"),
-    "logprobs": NotOffered((), _LOGPROBS),  # here 0 asks for those of the answer's own tokens
+    "top_logprobs": NotOffered((0,), "logprobs says how many are told"),
+    "tools": NotOffered(([],), _TEXT_ALONE),
+    "tool_choice": NotOffered(("none", "auto"), _TEXT_ALONE),
+    "parallel_tool_calls": NotOffered((True, False), _TEXT_ALONE),
     "add_special_tokens": NotOffered((True,), "a prompt is framed as the model's tokenizer does"),
     "prompt_embeds": NotOffered((), _TEXT),
 }

@@ -3,24 +3,27 @@
 What is accepted beside the fields of `CompletionBody` stands in `streams.dialects.openai_parameters`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Unpack
 
 import orjson
 from pydantic import ConfigDict, Field, RootModel, field_validator
 
 from schemas.endings import EndingCode
+from schemas.logprobs import RowLogprobs
 from schemas.request import MAX_OUTPUT_TOKENS, Prompt, PromptText, PromptTokens
-from schemas.responses import TokenUsage
 from streams.dialects.fields import invalid, validated
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chunks import Chunks
-from streams.dialects.openai_completion import finish_reason, usage_object
+from streams.dialects.openai_completion import Ended, whole_object
 from streams.dialects.openai_generation import GenerationBody, GenerationRequest, asked_to_generate, neutral_fields
+from streams.dialects.openai_logprobs import text_logprobs
 from streams.dialects.openai_parameters import NOT_OFFERED_WITH_A_PROMPT
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's: of an answer whose bound nobody names."""
+MAX_LOGPROBS = 5
+"""OpenAI's: of one number that says both whether they are told, and how many."""
 
 
 class _Text(RootModel[PromptText]):
@@ -42,6 +45,9 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(
         default=None, ge=1, le=MAX_OUTPUT_TOKENS, description=f"{DEFAULT_MAX_TOKENS}, if nothing is said."
     )
+    logprobs: int | None = Field(
+        default=None, ge=0, le=MAX_LOGPROBS, description="How many of the likeliest tokens are told beside each."
+    )
 
     @field_validator("prompt", mode="plain", json_schema_input_type=Prompt | _OneText | _OneOfTokens)
     @classmethod
@@ -57,7 +63,10 @@ def parse_completion_request(body: Mapping[str, Any]) -> GenerationRequest:
         given["prompt"] = _one_prompt(given["prompt"])
     asked = validated(CompletionBody, given)
     return GenerationRequest(
-        endpoint="completions", messages=[], prompt=asked.prompt, **neutral_fields(asked, DEFAULT_MAX_TOKENS)
+        endpoint="completions",
+        messages=[],
+        prompt=asked.prompt,
+        **neutral_fields(asked, asked.logprobs, DEFAULT_MAX_TOKENS),
     )
 
 
@@ -66,7 +75,7 @@ def _one_prompt(prompt: object) -> str | list[int]:
     path = "prompt"
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
-            message = "prompt: several prompts are not supported: a request has one answer."
+            message = "prompt: several prompts are not supported: a request has one."
             raise RequestError(EndingCode.UNSUPPORTED_PARAMETER, message, path)
         prompt, path = prompt[0], "prompt[0]"
     if isinstance(prompt, str):
@@ -81,9 +90,19 @@ class TextChunkWriter(Chunks):
 
     kind = "text_completion"
 
-    def text(self, text: str, sequence_number: int, choice: int = 0) -> bytes:
-        return b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}]%b' % (
-            self._text_before, choice, orjson.dumps(text), self._end(sequence_number),
+    def text(
+        self,
+        text: str,
+        sequence_number: int,
+        choice: int = 0,
+        logprobs: RowLogprobs = None,
+        text_ends: Sequence[int] = (),
+        offset: int = 0,
+    ) -> bytes:
+        """`text_ends`, and `offset`, how much of the choice comes before the text, are for `logprobs`."""
+        likely = b"null" if logprobs is None else orjson.dumps(text_logprobs(logprobs, text_ends, offset))
+        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":null}]%b' % (
+            self._text_before, choice, orjson.dumps(text), likely, self._end(sequence_number),
         )  # fmt: skip
 
     def finish(self, reason: str, sequence_number: int, choice: int = 0) -> bytes:
@@ -93,24 +112,8 @@ class TextChunkWriter(Chunks):
 
 
 def text_completion_object(
-    *,
-    response_id: str,
-    created_s: int,
-    model: str,
-    texts: Sequence[str],
-    code: EndingCode,
-    finish_reasons: Sequence[str],
-    usage: TokenUsage,
+    *, choices: Iterable[tuple[str, dict[str, Any] | None]], **ended: Unpack[Ended]
 ) -> dict[str, Any]:
-    """One choice per text. Its `id` is the response id."""
-    return {
-        "id": response_id,
-        "object": "text_completion",
-        "created": created_s,
-        "model": model,
-        "choices": [
-            {"index": i, "text": text, "logprobs": None, "finish_reason": finish_reason(code, finish_reasons, i)}
-            for i, text in enumerate(texts)
-        ],
-        "usage": usage_object(usage),
-    }
+    """Each choice is its text, and its `logprobs`."""
+    told = ({"text": text, "logprobs": logprobs} for text, logprobs in choices)
+    return whole_object("text_completion", told, **ended)

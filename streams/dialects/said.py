@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from schemas.generated import Kind
+from schemas.logprobs import RowLogprobs
 from streams.dialects.tool_calls import call_id
 
 
@@ -16,29 +17,27 @@ class MadeCall(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A whole choice."""
+    """A whole choice. `logprobs` are those of its content."""
 
     content: str = ""
     reasoning: str = ""
     calls: tuple[MadeCall, ...] = ()
+    logprobs: RowLogprobs = None
 
 
-def said(response_id: str, choice: int, rows: Iterable[tuple[Kind, int, str]]) -> Said:
-    """From the kind, the call and the text of each row, in order."""
+def said(response_id: str, choice: int, rows: Iterable[tuple[Kind, int, str]], logprobs: RowLogprobs = None) -> Said:
+    """From the kind, the call and the text of each row, in order, and the probabilities of all rows, joined."""
     texts: dict[tuple[Kind, int], list[str]] = {}
     for kind, call, text in rows:
         texts.setdefault((kind, call), []).append(text)
     whole = {key: "".join(parts) for key, parts in texts.items()}
     made = sorted({call for kind, call in whole if kind in ("tool_name", "tool_arguments")})
-    return Said(
-        whole.get(("content", 0), ""),
-        whole.get(("reasoning", 0), ""),
-        tuple(
-            MadeCall(
-                call_id(response_id, choice, call),
-                whole.get(("tool_name", call), ""),
-                whole.get(("tool_arguments", call), ""),
-            )
-            for call in made
-        ),
+    calls = (
+        MadeCall(
+            call_id(response_id, choice, call),
+            whole.get(("tool_name", call), ""),
+            whole.get(("tool_arguments", call), ""),
+        )
+        for call in made
     )
+    return Said(whole.get(("content", 0), ""), whole.get(("reasoning", 0), ""), tuple(calls), logprobs)

@@ -99,6 +99,8 @@ def test_what_is_no_json_object_is_refused(client: httpx.Client, content: bytes)
         ({"on_disconnect": "shrug"}, "on_disconnect"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}] * 1_000}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"n": 10**9}, "n"),
+        ({"top_logprobs": 5}, "top_logprobs"),
         ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
     ],
     ids=lambda value: str(value)[:60],
@@ -112,11 +114,10 @@ def test_a_wrong_value_names_its_field(client: httpx.Client, fields: dict[str, A
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"n": 10**9}, "n"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 5}, "top_logprobs"),
         ({"audio": {"voice": "v"}}, "audio"),
         ({"cache_salt": "key"}, "cache_salt"),
         ({"mood": "good"}, "mood"),

@@ -181,7 +181,7 @@ def test_a_job_may_not_expire_in_a_far_future(stack: Stack, custom_id: str) -> N
         ({"temperature": 9}, "invalid_request", "temperature"),
         ({"messages": "Hi"}, "invalid_request", "messages"),
         ({"messages": [{"role": "user"}]}, "invalid_request", "messages[0].content"),
-        ({"n": 10**9}, "unsupported_parameter", "n"),
+        ({"n": 10**9}, "invalid_request", "n"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "invalid_request", "tools[0].function.name"),
         ({"mood": "good"}, "unsupported_parameter", "mood"),
         ({"model": "no-such-model"}, "model_not_found", "model"),

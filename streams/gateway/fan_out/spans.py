@@ -11,6 +11,8 @@ SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES = 300, 40, 6
 """Of a span in memory, as measured: itself, each of its tokens, and each character of text that is not all ASCII."""
 TOLD_TOKEN_BYTES, ALTERNATIVE_BYTES = 80, 150
 """Of its probabilities: each token they are told of, and each token that is named there."""
+ALTERNATIVE_CHARS = 80
+"""About as many characters it takes to tell one of those."""
 
 
 class Span(NamedTuple):
@@ -72,6 +74,11 @@ def logprobs_bytes(logprobs: Iterable[TokenLogprobs]) -> int:
     return sum(TOLD_TOKEN_BYTES + ALTERNATIVE_BYTES * len(told) for told in logprobs)
 
 
+def told_chars(span: Span) -> int:
+    """About how long it is, told."""
+    return len(span[4]) + (0 if span[8] is None else ALTERNATIVE_CHARS * sum(map(len, span[8])))
+
+
 def join_logprobs(spans: Sequence[Span]) -> RowLogprobs:
     """Those of all the spans that have some."""
     if all(span.logprobs is None for span in spans):
@@ -99,7 +106,7 @@ def join(spans: Sequence[Span]) -> Span:
 
 
 def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Span]:
-    """Few spans that say the same; those that were joined stay near `max_chars`."""
+    """Few spans that say the same; what is told of those that were joined stays near `max_chars`."""
     runs: list[list[Span]] = []
     following, choice, kind, call, chars = -1, -1, "", -1, 0
     for span in spans:
@@ -109,9 +116,9 @@ def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Sp
             and (span[8] is None) == (runs[-1][0][8] is None)
         ):  # fmt: skip
             runs[-1].append(span)
-            chars += len(span[4])
+            chars += told_chars(span)
         else:
             runs.append([span])
-            choice, kind, call, chars = span[2], span[3], span[7], len(span[4])
+            choice, kind, call, chars = span[2], span[3], span[7], told_chars(span)
         following = span[1] + 1
     return [join(run) if len(run) > 1 else run[0] for run in runs]

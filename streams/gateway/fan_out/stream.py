@@ -7,7 +7,7 @@ from schemas.base import Scope
 from schemas.request import OnDisconnect
 from schemas.responses import Started, Terminal
 from streams.gateway.closing import CloseReason
-from streams.gateway.fan_out.spans import MAX_SPAN_CHARS, Span, join
+from streams.gateway.fan_out.spans import MAX_SPAN_CHARS, Span, join, told_chars
 
 
 class Behind(NamedTuple):
@@ -85,10 +85,10 @@ class Viewer:
                 span = rest
             if index < len(spans):
                 run = [span]
-                chars = len(span.text)
+                chars = told_chars(span)
                 while index < len(spans) and chars < max_chars and spans[index].continues(run[-1]):
                     run.append(spans[index])
-                    chars += len(spans[index].text)
+                    chars += told_chars(spans[index])
                     index += 1
                 if len(run) > 1:
                     span = join(run)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from streams.dialects.json_body import parse_json_object
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
     ending_response,
@@ -37,6 +37,8 @@ from streams.gateway.timing import Timing
 MAX_SEQUENCE = 2**31
 CANCELLED_WITHIN_S = 1.0
 """How long a cancel waits for the response to end, so that it can say so."""
+LONG_BYTES = 1_048_576
+"""Of memory: telling such an answer whole takes longer than others should wait for what they are sent."""
 
 
 def position_of(headers: Mapping[str, str], starting_after: str | None) -> int | None:
@@ -154,7 +156,7 @@ class Answering:
             spans=spans,
             terminal=event,
         )
-        return JSONResponse(dialect.whole(asked, answer), headers=headers)
+        return await _told(spans, lambda: dialect.whole(asked, answer), headers)
 
     async def retrieve(
         self, request: Request, response_id: str, dialect: ById[Any], *, stream: bool, starting_after: str | None
@@ -163,7 +165,8 @@ class Answering:
         if not stream:
             if starting_after is not None:
                 raise invalid_parameter("starting_after", "starting_after needs stream=true.")
-            return JSONResponse(dialect.state(await self._gateway.retrieve(principal, response_id)))
+            snapshot = await self._gateway.retrieve(principal, response_id)
+            return await _told(snapshot.spans or (), lambda: dialect.state(snapshot))
         after = position_of(request.headers, starting_after)
         seen = 0 if after is None else dialect.seen(after)
         follower, first = await self._follow(principal, response_id, seen)
@@ -171,7 +174,7 @@ class Answering:
             # Whether everything was consumed is known at once, where the end is.
             if isinstance(first, Terminal) and seen >= first.sequence_number:
                 return Response(status_code=204)
-            if seen and dialect.tells_all:
+            if seen and dialect.tells_all(follower.started):
                 again, first = await self._follow(principal, response_id, 0)
                 self._gateway.release(follower)
                 follower = again
@@ -204,7 +207,18 @@ class Answering:
             snapshot = await self._gateway.retrieve(
                 principal, response_id, waits=False, end_within_s=CANCELLED_WITHIN_S
             )
-        return JSONResponse(dialect.state(snapshot))
+        return await _told(snapshot.spans or (), lambda: dialect.state(snapshot))
+
+
+async def _told(
+    spans: Sequence[Span], tell: Callable[[], dict[str, Any]], headers: Mapping[str, str] | None = None
+) -> Response:
+    """What is told of these spans, whole: beside the loop where they are many."""
+
+    def response() -> Response:
+        return JSONResponse(tell(), headers=headers)
+
+    return await asyncio.to_thread(response) if memory_bytes(spans) > LONG_BYTES else response()
 
 
 def _opening(
@@ -223,4 +237,5 @@ def _opening(
         model=started.model if started else model,
         with_ids=asks_for_ids(headers),
         after=after,
+        choices=started.choices if started else 1,
     )

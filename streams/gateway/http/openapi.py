@@ -12,6 +12,7 @@ from streams.dialects.vllm_tokens import token_schemas
 
 _TEXT: Final = {"type": "string"}
 _WHOLE: Final = {"type": "integer"}
+_NUMBER: Final = {"type": "number"}
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
 
 
@@ -45,6 +46,15 @@ _MESSAGE["properties"] |= {"reasoning_content": _TEXT, "tool_calls": _list(_CALL
 # Tools for OpenAPI 3.1 read what stands beside `text/event-stream` as one event.
 _EVENT: Final = _object(data=_TEXT)
 _EVENT["properties"] |= {"event": _TEXT, "id": _TEXT}
+_TOLD: Final = _object(token=_TEXT, logprob=_NUMBER, bytes=_list(_WHOLE))
+_TOKEN: Final = _object(token=_TEXT, logprob=_NUMBER, bytes=_list(_WHOLE), top_logprobs=_list(_TOLD))
+_CHAT_LOGPROBS: Final = _maybe(_object(content=_list(_TOKEN), refusal={"type": "null"}))
+_TEXT_LOGPROBS: Final = _maybe(
+    _object(
+        tokens=_list(_TEXT), token_logprobs=_list(_NUMBER), text_offset=_list(_WHOLE),
+        top_logprobs=_list({"type": "object", "additionalProperties": _NUMBER}),
+    )
+)  # fmt: skip
 _PRICES: Final = {"type": "object", "additionalProperties": {"type": "string", "description": "A decimal number."}}
 _STATUS: Final = {"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]}
 _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
@@ -53,19 +63,27 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "ChatCompletion": _object(
         id=_TEXT, object={"const": "chat.completion"}, created=_WHOLE, model=_TEXT, usage=_ref("Usage"),
         choices=_list(
-            _object(index=_WHOLE, finish_reason=_TEXT, message=_MESSAGE)
+            _object(index=_WHOLE, finish_reason=_TEXT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS)
         ),
     ),
     "ChatCompletionState": _object(
         id=_TEXT, object={"const": "chat.completion"}, created=_WHOLE, model=_TEXT, usage=_maybe(_ref("Usage")),
         choices=_list(
-            _object(index=_WHOLE, finish_reason=_maybe(_TEXT), message=_object(role={"const": "assistant"}))
+            _object(
+                index=_WHOLE, finish_reason=_maybe(_TEXT), message=_object(role={"const": "assistant"}),
+                logprobs=_CHAT_LOGPROBS,
+            )
         ),
         status=_STATUS, sequence_number=_WHOLE, code=_maybe(_TEXT), error=_maybe({"type": "object"}),
     ),
     "Completion": _object(
         id=_TEXT, object={"const": "text_completion"}, created=_WHOLE, model=_TEXT, usage=_ref("Usage"),
-        choices=_list(_object(index=_WHOLE, finish_reason=_TEXT, text=_TEXT, logprobs={"type": "null"})),
+        choices=_list(_object(index=_WHOLE, finish_reason=_TEXT, text=_TEXT, logprobs=_TEXT_LOGPROBS)),
+    ),
+    "CompletionState": _object(
+        id=_TEXT, object={"const": "text_completion"}, created=_WHOLE, model=_TEXT, usage=_maybe(_ref("Usage")),
+        choices=_list(_object(index=_WHOLE, finish_reason=_maybe(_TEXT), text=_TEXT, logprobs=_TEXT_LOGPROBS)),
+        status=_STATUS, sequence_number=_WHOLE, code=_maybe(_TEXT), error=_maybe({"type": "object"}),
     ),
     "Response": _object(
         id=_TEXT, object={"const": "response"}, created_at=_WHOLE, completed_at=_maybe(_WHOLE), model=_TEXT,
@@ -132,6 +150,7 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("get", "/v1/chat/completions/{response_id}"): ("ChatCompletionState", (*_KEY, 400, 404, 409)),
     ("post", "/v1/responses"): ("Response", (*_KEY, *_BODY, 499, 502, 504)),
     ("post", "/v1/completions"): ("Completion", (*_KEY, *_BODY, 499, 502, 504)),
+    ("get", "/v1/completions/{response_id}"): ("CompletionState", (*_KEY, 400, 404, 409)),
     ("get", "/v1/responses/{response_id}"): ("Response", (*_KEY, 400, 404, 409)),
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
     ("get", "/v1/models"): ("Models", _KEY),
@@ -156,8 +175,9 @@ _OPEN: Final[dict[str, dict[str, Any]]] = {
     },
     "/version": {"200": {"description": "The release.", "content": {"application/json": {"schema": _ref("Version")}}}},
 }
-_BY_ID: Final = tuple(f"/v1/{path}/{{response_id}}" for path in ("chat/completions", "messages", "responses"))
-_STREAMS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", *_BY_ID)
+_FORMATS: Final = ("chat/completions", "completions", "messages", "responses")
+_BY_ID: Final = tuple(f"/v1/{path}/{{response_id}}" for path in _FORMATS)
+_STREAMS: Final = (*(f"/v1/{path}" for path in _FORMATS), *_BY_ID)
 
 
 def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import WithJsonSchema
 
 from streams.gateway.http.answering import MAX_SEQUENCE, Answering
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
+from streams.gateway.http.dialects.completions import COMPLETIONS
 from streams.gateway.http.dialects.responses import RESPONSES
 from streams.gateway.http.openapi import body_of
 
@@ -47,3 +48,10 @@ def add_response_routes(app: FastAPI, answering: Answering) -> None:
         return await answering.retrieve(
             request, response_id, CHAT_COMPLETIONS, stream=stream, starting_after=starting_after
         )
+
+    @app.get("/v1/completions/{response_id}", tags=["chat"])
+    async def get_completion(
+        request: Request, response_id: str, stream: bool = False, starting_after: Position = None
+    ) -> Response:
+        """The same as a legacy completion."""
+        return await answering.retrieve(request, response_id, COMPLETIONS, stream=stream, starting_after=starting_after)

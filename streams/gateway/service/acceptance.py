@@ -105,7 +105,7 @@ class Acceptance:
         return Request(
             response_id=response_id, scope=scope, endpoint=chat.endpoint, model=chat.model,
             messages=chat.messages, prompt=chat.prompt, sampling=chat.sampling, tools=chat.tools,
-            tool_choice=chat.tool_choice, service_tier=chat.service_tier,
+            tool_choice=chat.tool_choice, choices=chat.choices, service_tier=chat.service_tier,
             reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,
             echo=chat.echo,

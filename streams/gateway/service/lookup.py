@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.generated import Kind
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
 from streams.dialects.said import Said, said
 from streams.gateway.fan_out.hub import Hub
-from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.spans import Span, join_logprobs
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, HistoryUnavailable, Outline
 from streams.gateway.service.keys import Principal
@@ -40,6 +39,11 @@ class Snapshot:
     def model(self) -> str:
         """Empty while it is not known."""
         return (self.terminal.model if self.terminal else "") or (self.started.model if self.started else "")
+
+    @property
+    def choices(self) -> int:
+        """How many it is to have, as far as that is known."""
+        return self.started.choices if self.started else 1
 
     @property
     def running_status(self) -> Literal["queued", "in_progress"]:
@@ -81,10 +85,17 @@ class Lookup:
             raise replay_unavailable(f"Whose it is cannot be told: {error}.", is_transient=error.is_transient) from None
 
 
-def choices_of(response_id: str, spans: Sequence[Span], finish_reasons: Sequence[str] = ()) -> list[Said]:
-    """What each choice says, also one that says nothing."""
-    count = max(1, len(finish_reasons), *(span.choice + 1 for span in spans))
-    rows: list[list[tuple[Kind, int, str]]] = [[] for _ in range(count)]
+def spans_of_choices(spans: Sequence[Span], at_least: int) -> list[list[Span]]:
+    """Those of each choice, also of one that says nothing."""
+    choices: list[list[Span]] = [[] for _ in range(max(1, at_least, *(span.choice + 1 for span in spans)))]
     for span in spans:
-        rows[span.choice].append((span.kind, span.call, span.text))
-    return [said(response_id, choice, own) for choice, own in enumerate(rows)]
+        choices[span.choice].append(span)
+    return choices
+
+
+def choices_of(response_id: str, spans: Sequence[Span], at_least: int) -> list[Said]:
+    """What each choice says."""
+    return [
+        said(response_id, choice, ((span.kind, span.call, span.text) for span in own), join_logprobs(own))
+        for choice, own in enumerate(spans_of_choices(spans, at_least))
+    ]

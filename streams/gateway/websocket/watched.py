@@ -7,6 +7,7 @@ from schemas.responses import Terminal
 from schemas.websocket import ErrorBody, TerminalMessage, UsageBody
 from streams.dialects.openai_completion import finish_reason, usage_object
 from streams.dialects.openai_error import ending_error
+from streams.dialects.openai_logprobs import token_objects
 from streams.dialects.tool_calls import call_id
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
@@ -50,10 +51,13 @@ class Watched:
         self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
 
     def delta(self, span: Span) -> bytes:
-        return b'%b%d,"sequence_number":%d,"choice":%d,"kind":%b,"emitted_at_us":%d,"text":%b}' % (
+        told = b'%b%d,"sequence_number":%d,"choice":%d,"kind":%b,"emitted_at_us":%d,"text":%b}' % (
             self.delta_head, span.first_sequence, span.sequence_number, span.choice,
             _KINDS.get(span.kind) or self._of_call(span), span.emitted_at_us, orjson.dumps(span.text),
         )  # fmt: skip
+        if span.logprobs is None:
+            return told
+        return b'%b,"logprobs":%b}' % (told[:-1], orjson.dumps(token_objects(span.logprobs)))
 
     def _of_call(self, span: Span) -> bytes:
         """The kind, and what only tools have."""

@@ -1,9 +1,13 @@
 """OpenAI's legacy Completions over HTTP."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
+from schemas.responses import Started
+from streams.dialects.openai_completion import Ended
 from streams.dialects.openai_generation import GenerationRequest
+from streams.dialects.openai_logprobs import text_logprobs
 from streams.dialects.openai_text_completion import (
     TextChunkWriter,
     parse_completion_request,
@@ -11,40 +15,56 @@ from streams.dialects.openai_text_completion import (
 )
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.openai import EventsForm, OpenAiDialect, OpenAiEvents
-from streams.gateway.http.dialects.port import Answer, Events, Opening
-from streams.gateway.service.lookup import choices_of
+from streams.gateway.http.dialects.port import Events, Opening
+from streams.gateway.service.lookup import spans_of_choices
 
 
 class TextEvents(OpenAiEvents[TextChunkWriter]):
-    """Whatever kind a span is of: the answer to a raw prompt is all text."""
+    """Whatever kind a span is of: the answer to a raw prompt is all text.
+
+    Takes a response from its first token on: who resumes is told where each token stands in its choice.
+    """
 
     def __init__(self, response_id: str, created_s: int, model: str, form: EventsForm) -> None:
         super().__init__(TextChunkWriter, response_id, created_s, model, form)
+        self._written: Counter[int] = Counter()
+        """Characters, of each choice."""
 
     def span(self, span: Span) -> bytes:
-        return self._event(self._writer.text(span.text, span.sequence_number, span.choice), span.sequence_number)
+        number, choice = span.sequence_number, span.choice
+        self._written[choice] += len(span.text)
+        if (rest := span.after(self._form.after)) is None:
+            return b""
+        offset = self._written[choice] - len(rest.text)
+        return self._event(self._writer.text(rest.text, number, choice, rest.logprobs, rest.text_ends, offset), number)
 
 
 class Completions(OpenAiDialect):
     def parse(self, body: Mapping[str, Any]) -> GenerationRequest:
         return parse_completion_request(body)
 
+    def tells_all(self, started: Started | None) -> bool:
+        return True
+
     def events(self, asked: GenerationRequest | None, opening: Opening) -> Events:
         form = EventsForm.of(asked, opening)
         return TextEvents(opening.response_id, opening.created_s, opening.model, form)
 
-    def whole(self, asked: GenerationRequest, answer: Answer) -> dict[str, Any]:
-        spans = [span._replace(kind="content", call=0) for span in answer.spans]
-        choices = choices_of(answer.response_id, spans, answer.terminal.finish_reasons)
-        return text_completion_object(
-            response_id=answer.response_id,
-            created_s=answer.created_s,
-            model=answer.model,
-            texts=[choice.content for choice in choices],
-            code=answer.terminal.code,
-            finish_reasons=answer.terminal.finish_reasons,
-            usage=answer.terminal.usage,
-        )
+    def _object(self, spans: Sequence[Span], **ended: Unpack[Ended]) -> dict[str, Any]:
+        each = spans_of_choices(spans, len(ended["finish_reasons"]))
+        return text_completion_object(choices=map(_whole, each), **ended)
+
+
+def _whole(spans: Sequence[Span]) -> tuple[str, dict[str, Any] | None]:
+    """Of a choice its text, and how likely its tokens were."""
+    logprobs: dict[str, list[Any]] = {}
+    offset = 0
+    for span in spans:
+        told = text_logprobs(span.logprobs, span.text_ends, offset) or {}
+        for name, each in told.items():
+            logprobs.setdefault(name, []).extend(each)
+        offset += len(span.text)
+    return "".join([span.text for span in spans]), logprobs or None
 
 
 COMPLETIONS = Completions()

@@ -99,10 +99,11 @@ class MessageEvents:
 
 
 class Messages:
-    tells_all = True
-
     def parse(self, body: Mapping[str, Any]) -> MessagesRequest:
         return parse_messages_request(body)
+
+    def tells_all(self, started: Started | None) -> bool:
+        return True
 
     def events(self, asked: MessagesRequest | None, opening: Opening) -> Events:
         return MessageEvents(opening)

@@ -6,22 +6,30 @@ same number, `sequence_number`: that of the last token in it. The last chunk has
 back with it has seen everything.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import orjson
 
-from schemas.endings import ENDINGS
-from schemas.responses import Started, Terminal
+from schemas.endings import ENDINGS, EndingCode
+from schemas.responses import Started, Terminal, TokenUsage
 from streams.dialects.openai_chunks import Chunks
-from streams.dialects.openai_completion import finish_reason
+from streams.dialects.openai_completion import Ended, finish_reason
 from streams.dialects.openai_error import ending_error, error_object
 from streams.dialects.openai_generation import GenerationRequest
 from streams.gateway.closing import CLOSINGS, CloseReason
-from streams.gateway.http.dialects.port import Failure, Opening
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.http.dialects.port import Answer, Failure, Opening
+from streams.gateway.service.lookup import Snapshot
 
 RETRY_MS = 1_000
+_STATUSES = {
+    EndingCode.COMPLETED: "completed",
+    EndingCode.CANCELLED: "cancelled",
+    EndingCode.SAFETY_HALTED: "incomplete",
+}
 _LIMIT_HEADERS = {
     f"{kind}_{figure}": f"x-ratelimit-{figure.removesuffix('_ms')}-{kind}"
     for kind in ("requests", "tokens")
@@ -32,22 +40,65 @@ _Writer = TypeVar("_Writer", bound=Chunks)
 
 @dataclass(frozen=True, slots=True)
 class EventsForm:
-    """What one client wants in its stream. `usage_so_far`: in every chunk."""
+    """What one client wants in its stream, of how many choices. `usage_so_far`: in every chunk."""
 
     include_usage: bool
     usage_so_far: bool = False
     with_ids: bool = False
     after: int = 0
+    choices: int = 1
 
     @classmethod
     def of(cls, asked: GenerationRequest | None, opening: Opening) -> Self:
         """Who comes back is told the usage, whatever was asked for."""
-        if asked is None:
-            return cls(include_usage=True, with_ids=opening.with_ids, after=opening.after or 0)
-        return cls(asked.include_usage, asked.usage_so_far, opening.with_ids, opening.after or 0)
+        include_usage, so_far = (True, False) if asked is None else (asked.include_usage, asked.usage_so_far)
+        return cls(include_usage, so_far, opening.with_ids, opening.after or 0, opening.choices)
 
 
-class OpenAiDialect:
+class OpenAiDialect(ABC):
+    """Each adds its bodies, its events, and what its objects say of each choice."""
+
+    @abstractmethod
+    def _object(self, spans: Sequence[Span], **ended: Unpack[Ended]) -> dict[str, Any]:
+        """A whole answer of as many choices as have a reason to end, or have said something."""
+
+    def whole(self, asked: GenerationRequest, answer: Answer) -> dict[str, Any]:
+        terminal = answer.terminal
+        return self._object(
+            answer.spans, response_id=answer.response_id, created_s=answer.created_s, model=answer.model,
+            code=terminal.code, finish_reasons=terminal.finish_reasons, usage=terminal.usage,
+        )  # fmt: skip
+
+    def state(self, snapshot: Snapshot, asked: GenerationRequest | None = None) -> dict[str, Any]:
+        """As the whole answer; before it has ended without usage, and without a reason to finish."""
+        terminal = snapshot.terminal
+        state = self._object(
+            snapshot.spans or (),
+            response_id=snapshot.response_id,
+            created_s=snapshot.created_s,
+            model=snapshot.model,
+            code=terminal.code if terminal else EndingCode.COMPLETED,
+            finish_reasons=terminal.finish_reasons if terminal else [""] * snapshot.choices,
+            usage=terminal.usage if terminal else TokenUsage(),
+        )
+        error = None
+        if terminal is None:
+            state["usage"] = None
+            for choice in state["choices"]:
+                choice["finish_reason"] = None
+        elif ENDINGS[terminal.code].is_error:
+            error = ending_error(terminal.code, terminal.message, terminal.param)["error"]
+        return {
+            **state,
+            "status": _STATUSES.get(terminal.code, "failed") if terminal else snapshot.running_status,
+            "sequence_number": snapshot.sequence_number,
+            "code": terminal.code.value if terminal else None,
+            "error": error,
+        }
+
+    def seen(self, number: int) -> int:
+        return number
+
     def error(self, failure: Failure) -> dict[str, Any]:
         return error_object(failure.code, failure.message, failure.error_type, failure.param)
 

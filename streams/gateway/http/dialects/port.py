@@ -17,7 +17,7 @@ Asked = TypeVar("Asked", bound=ChatRequest)
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What is known of a response when it is begun to be told. `with_ids`: the client reads event streams as browsers
-    do. `after`: the number that it resumes after; None: it has seen nothing.
+    do. `after`: the number that it resumes after; None: it has seen nothing. `choices`: 1 until more are known of.
     """
 
     response_id: str
@@ -25,6 +25,7 @@ class Opening:
     model: str
     with_ids: bool = False
     after: int | None = None
+    choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,12 @@ class Dialect(Protocol[Asked]):
 class ById(Dialect[Asked], Protocol[Asked]):
     """A format in which responses can be had by their id, whatever they were asked for in."""
 
-    tells_all: bool
-    """Whether its events take a response from its first token on, and leave out by themselves what was seen."""
+    def tells_all(self, started: Started | None) -> bool:
+        """Whether its events take such a response from its first token on, and leave out by themselves what was seen.
+
+        None: how it began is not known.
+        """
+        ...
 
     def state(self, snapshot: Snapshot, asked: Asked | None = None) -> dict[str, Any]:
         """A response as it stands; with what was asked for, as it is accepted."""

@@ -40,10 +40,11 @@ class ResponseEvents:
 
 
 class Responses:
-    tells_all = True
-
     def parse(self, body: Mapping[str, Any]) -> ResponsesRequest:
         return parse_responses_request(body)
+
+    def tells_all(self, started: Started | None) -> bool:
+        return True
 
     def events(self, asked: ResponsesRequest | None, opening: Opening) -> ResponseEvents:
         return ResponseEvents(_about(opening.response_id, opening.created_s, opening.model, asked), opening)

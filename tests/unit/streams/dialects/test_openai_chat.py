@@ -45,7 +45,8 @@ def test_every_parameter_that_an_engine_can_honour_arrives() -> None:
         "skip_special_tokens": False, "spaces_between_special_tokens": False,
         "repetition_detection": {"min_pattern_size": 2, "max_pattern_size": 8, "min_count": 3},
     }  # fmt: skip
-    assert {*given, "max_tokens"} - {"max_completion_tokens"} == set(Sampling.model_fields) - {"structured_outputs"}
+    of_their_own = {"structured_outputs", "logprobs"}
+    assert {*given, "max_tokens"} - {"max_completion_tokens"} == set(Sampling.model_fields) - of_their_own
     chat = parse_chat_request({**HELLO, **given, "stream": True, "stream_options": {"include_usage": True}})
     assert (chat.include_usage, chat.stream) == (True, True)
     expected = {
@@ -53,6 +54,15 @@ def test_every_parameter_that_an_engine_can_honour_arrives() -> None:
     }  # fmt: skip
     del expected["max_completion_tokens"]
     assert chat.sampling.model_dump() == expected
+
+
+@pytest.mark.parametrize(
+    ("extra", "choices"),
+    [({}, 1), ({"n": None}, 1), ({"n": 1, "best_of": 1}, 1), ({"n": 128}, 128), ({"n": 2, "best_of": 2}, 2)],
+    ids=str,
+)
+def test_as_many_answers_are_asked_for_as_n_says(extra: dict[str, object], choices: int) -> None:
+    assert parse_chat_request({**HELLO, **extra}).choices == choices
 
 
 def test_parts_are_kept_and_developer_is_a_system_role() -> None:
@@ -148,8 +158,9 @@ def test_what_asks_for_something_that_is_not_offered_is_told_why(name: str, row:
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        ({"n": 2}, "n"), ({"n": 10**9}, "n"), ({"n": True}, "n"),
-        ({"logprobs": True}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"),
+        ({"best_of": 2}, "best_of"), ({"n": 3, "best_of": 4}, "best_of"), ({"n": 3, "best_of": 1}, "best_of"),
+        ({"n": 2, "use_beam_search": True}, "use_beam_search"), ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"logprobs": True, "logprob_token_ids": [1]}, "logprob_token_ids"), ({"flat_logprobs": True}, "flat_logprobs"),
         ({"thinking_token_budget": 4}, "thinking_token_budget"),
         ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"), ({"stream_interval": 4}, "stream_interval"),
         ({"audio": {"voice": "x"}}, "audio"), ({"modalities": ["text", "audio"]}, "modalities"),
@@ -185,6 +196,8 @@ def test_what_is_not_offered_is_refused_by_name(extra: dict[str, object], param:
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text"),
+        ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 10**9}, "n"), ({"n": True}, "n"), ({"n": "2"}, "n"),
+        ({"n": 2, "best_of": 129}, "best_of"), ({"best_of": 0}, "best_of"),
         ({"max_tokens": "5"}, "max_tokens"), ({"max_tokens": True}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": 10**30}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),

@@ -50,7 +50,7 @@ def test_several_prompts_are_refused_by_name_and_told_why(prompt: object) -> Non
     with pytest.raises(RequestError) as refused:
         parse_completion_request({**ONCE, "prompt": prompt})
     assert (refused.value.code, refused.value.param) == (EndingCode.UNSUPPORTED_PARAMETER, "prompt")
-    assert refused.value.message == "prompt: several prompts are not supported: a request has one answer."
+    assert refused.value.message == "prompt: several prompts are not supported: a request has one."
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,11 @@ def test_what_must_be_there_is_named(missing: str) -> None:
             "max_tokens": 5, "max_completion_tokens": 5, "safety_identifier": "ann", "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         },
+        {"max_tokens": 5, "n": 3, "best_of": 3},
         {"max_tokens": 5, "response_format": {"type": "json_object"}},
         {"max_tokens": 5, "structured_outputs": {"choice": ["yes", "no"]}},
     ],
-    ids=["sampling", "who asks", "stream", "json", "choice"],
+    ids=["sampling", "who asks", "stream", "several", "json", "choice"],
 )  # fmt: skip
 def test_what_chats_honour_is_honoured_alike(given: dict[str, Any]) -> None:
     def common(body: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +153,8 @@ def test_what_asks_for_something_that_is_not_offered_is_told_why(name: str, row:
 @pytest.mark.parametrize(
     "extra",
     [
-        {"suffix": "the end"}, {"echo": True}, {"best_of": 2}, {"n": 2}, {"logprobs": 0}, {"logprobs": 5},
+        {"suffix": "the end"}, {"echo": True}, {"best_of": 2}, {"use_beam_search": True}, {"prompt_logprobs": 1},
+        {"top_logprobs": 1}, {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"tool_choice": "required"},
         {"add_special_tokens": False}, {"messages": [{"role": "user", "content": "Hi"}]}, {"unheard_of": 0},
     ],
     ids=str,
@@ -186,7 +188,7 @@ def test_what_benchmarks_send_is_taken_as_they_mean_it(body: dict[str, Any]) -> 
 
 def test_a_whole_answer_has_openais_shape() -> None:
     completion = text_completion_object(
-        response_id="resp_local-0_ab", created_s=1, model="tiny", texts=[" upon"], code=EndingCode.COMPLETED,
+        response_id="resp_local-0_ab", created_s=1, model="tiny", choices=[(" upon", None)], code=EndingCode.COMPLETED,
         finish_reasons=["length"], usage=USAGE,
     )  # fmt: skip
     assert completion == {
@@ -202,8 +204,8 @@ def test_a_whole_answer_has_openais_shape() -> None:
 
 def test_a_halted_answer_says_content_filter() -> None:
     halted = text_completion_object(
-        response_id="r", created_s=1, model="m", texts=["Once"], code=EndingCode.SAFETY_HALTED, finish_reasons=[],
-        usage=USAGE,
+        response_id="r", created_s=1, model="m", choices=[("Once", None)], code=EndingCode.SAFETY_HALTED,
+        finish_reasons=[], usage=USAGE,
     )  # fmt: skip
     assert Completion.model_validate(halted, strict=True).choices[0].finish_reason == "content_filter"
 

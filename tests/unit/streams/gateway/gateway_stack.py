@@ -17,6 +17,7 @@ from schemas.base import Scope
 from schemas.control import Cancel
 from schemas.endings import EndingCode
 from schemas.generated import Kind
+from schemas.logprobs import TokenLogprobs
 from schemas.request import OnDisconnect, Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
@@ -36,8 +37,8 @@ from streams.tracing.tracing import Tracing
 KEY, OTHER_KEY = "sk-test-acme", "sk-test-beta"
 MODEL_PATH = Path(__file__).parents[4] / "models" / "sluice-tiny"
 SECRET = "s" * 32
-Strands = Sequence[tuple[Kind, int]]
-"""Per token the kind of its row, and its call."""
+Strands = Sequence[tuple[Kind, int] | tuple[Kind, int, int]]
+"""Per token the kind of its row, and its call; and its choice, if that is not the first."""
 PATIENCE_S = 0.002
 """How long a client of the log in memory waits where Kafka's would wait for something to happen."""
 
@@ -164,8 +165,12 @@ class Pipeline:
     def start(self, request: Request, **fields: Any) -> None:
         self.write(request.response_id, started(request.response_id, request.scope, request.on_disconnect, **fields))
 
-    def release(self, request: Request, first: int, tokens: Sequence[str], strands: Strands | None = None) -> None:
-        self.write(request.response_id, release(request.response_id, request.scope, first, tokens, strands))
+    def release(
+        self, request: Request, first: int, tokens: Sequence[str], strands: Strands | None = None, *,
+        likeliest: int | None = None,
+    ) -> None:  # fmt: skip
+        told = release(request.response_id, request.scope, first, tokens, strands, likeliest=likeliest)
+        self.write(request.response_id, told)
 
     def end(self, request: Request, sequence: int, code: EndingCode = EndingCode.COMPLETED, **fields: Any) -> None:
         self.write(request.response_id, terminal(request.response_id, request.scope, sequence, code, **fields))
@@ -175,7 +180,7 @@ class Pipeline:
         request = await self.next_request()
         self.start(request, **started)
         for number, token in enumerate(tokens, 1):
-            self.release(request, number, [token])
+            self.release(request, number, [token], likeliest=request.sampling.logprobs)
         self.end(request, len(tokens) + 1)
         return request
 
@@ -189,18 +194,34 @@ def started(response_id: str, scope: Scope, on_disconnect: OnDisconnect = "conti
 
 
 def release(
-    response_id: str, scope: Scope, first: int, tokens: Sequence[str], strands: Strands | None = None
-) -> Release:
-    """A row for each run of tokens of one kind and call: all of them content where nothing else is said."""
+    response_id: str, scope: Scope, first: int, tokens: Sequence[str], strands: Strands | None = None, *,
+    likeliest: int | None = None,
+) -> Release:  # fmt: skip
+    """A row for each run of tokens of one kind, call and choice: all of them content where nothing else is said. With
+    `likeliest` that many are told with each token of content.
+    """
     each = zip(tokens, strands or [("content", 0)] * len(tokens), strict=True)
     runs = [(strand, [token for token, _ in run]) for strand, run in groupby(each, itemgetter(1))]
     rows, lengths = len(runs), [len(run) for _, run in runs]
+    firsts = [first + sum(lengths[:row]) for row in range(rows)]
+    logprobs = None if likeliest is None else [
+        None if kind != "content" else [likely(token, number, likeliest) for number, token in enumerate(run, begin)]
+        for ((kind, *_), run), begin in zip(runs, firsts, strict=True)
+    ]  # fmt: skip
     return Release(
-        scopes=[scope], scope=[0] * rows, response_id=[response_id] * rows, choice=[0] * rows,
-        first_sequence=[first + sum(lengths[:row]) for row in range(rows)], kind=[kind for (kind, _), _ in runs],
+        scopes=[scope], scope=[0] * rows, response_id=[response_id] * rows,
+        choice=[strand[2] if len(strand) == 3 else 0 for strand, _ in runs],
+        first_sequence=firsts, kind=[strand[0] for strand, _ in runs],
         text=["".join(run) for _, run in runs], text_ends=[[*accumulate(map(len, run))] for _, run in runs],
-        emitted_at_us=[time.time_ns() // 1_000] * rows, call=strands and [call for (_, call), _ in runs],
+        emitted_at_us=[time.time_ns() // 1_000] * rows, call=strands and [strand[1] for strand, _ in runs],
+        logprobs=logprobs,
     )  # fmt: skip
+
+
+def likely(token: str, number: int, likeliest: int) -> TokenLogprobs:
+    """What is told of a token with that number: itself, and so many beside it."""
+    own = token.encode().decode("latin-1")
+    return [(own, -number / 8), *[(f"{own}{rank}", -rank / 8) for rank in range(likeliest)]]
 
 
 def terminal(

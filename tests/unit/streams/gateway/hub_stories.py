@@ -5,6 +5,7 @@ from typing import Any
 
 from schemas.base import Scope
 from schemas.responses import Started, Terminal
+from streams.dialects.openai_logprobs import written
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
@@ -35,8 +36,10 @@ class Reader:
         self.hub = watched
         self.history = history
         self.text = ""
-        self.strands: list[tuple[str, int]] = []
-        """Of each token that was seen its kind and its call."""
+        self.strands: list[tuple[str, int, int]] = []
+        """Of each token that was seen its kind, its call and its choice."""
+        self.likely: list[str] = []
+        """The tokens whose probabilities were told."""
         self.last = self.first_after = after
         self.terminal: Terminal | None = None
         self.closed: CloseReason | None = None
@@ -60,7 +63,8 @@ class Reader:
         assert len(span.text_ends) == span.tokens
         self.last = span.sequence_number
         self.text += span.text
-        self.strands += [(span.kind, span.call)] * span.tokens
+        self.strands += [(span.kind, span.call, span.choice)] * span.tokens
+        self.likely += [written(each[0][0]) for each in span.logprobs or ()]
 
     def take(self, times: int = 1_000) -> None:
         for _ in range(times):

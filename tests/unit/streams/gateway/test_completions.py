@@ -15,7 +15,7 @@ from schemas.endings import EndingCode
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.completions import COMPLETIONS
 from streams.gateway.http.dialects.port import Answer, Opening
-from tests.unit.streams.gateway.gateway_stack import Stack, started, terminal
+from tests.unit.streams.gateway.gateway_stack import OTHER_KEY, Stack, started, terminal, until
 from tests.unit.streams.gateway.http_clients import client, events_of, sdk, text_of
 from tests.unit.streams.gateway.test_sse_clients import Lines, Stripping
 
@@ -65,8 +65,8 @@ async def test_openais_package_streams_an_answer_with_usage(stack: Stack) -> Non
         ({"prompt": ["Once", "Twice"]}, "unsupported_parameter", "prompt"),
         ({"prompt": ""}, "invalid_request", "prompt"),
         ({"prompt": []}, "invalid_request", "prompt"),
-        ({"logprobs": 1}, "unsupported_parameter", "logprobs"),
-        ({"n": 2}, "unsupported_parameter", "n"),
+        ({"logprobs": 6}, "invalid_request", "logprobs"),
+        ({"n": 2, "best_of": 3}, "unsupported_parameter", "best_of"),
     ],
     ids=str,
 )
@@ -140,11 +140,38 @@ async def test_who_was_cut_off_goes_on_under_the_same_id(stack: Stack) -> None:
         seen, last = json.loads(events[0][1]), events[-2]
         assert (events[0][0], seen["sequence_number"]) == (str(seen["sequence_number"]), seen["sequence_number"])
         assert last[0] == "4", "the terminal's number stands on the last chunk alone"
-        path = f"/v1/chat/completions/{request.response_id}"
-        shown = (await http.get(path)).json()
-        rest = events_of((await http.get(f"{path}?stream=true&starting_after={seen['sequence_number']}")).text)
+        own = f"/v1/completions/{request.response_id}"
+        shown, whole = (await http.get(f"/v1/chat{own[3:]}")).json(), (await http.get(own)).json()
+        rests = [
+            events_of((await http.get(f"{path}?stream=true&starting_after={seen['sequence_number']}")).text)
+            for path in (f"/v1/chat{own[3:]}", own)
+        ]
     assert (shown["status"], shown["choices"][0]["message"]["content"]) == ("completed", " upon a time")
-    assert seen["choices"][0]["text"] + text_of(rest) == " upon a time"
+    assert (whole["status"], whole["object"], whole["choices"][0]["text"]) == (
+        "completed", "text_completion", " upon a time",
+    )  # fmt: skip
+    assert seen["choices"][0]["text"] + text_of(rests[0]) == " upon a time"
+    chunks = [json.loads(data) for _, data in rests[1] if data != "[DONE]"]
+    rest = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    assert seen["choices"][0]["text"] + rest == " upon a time"
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "stop"
+
+
+async def test_a_completion_is_shown_as_it_runs_and_never_to_another_tenant(stack: Stack) -> None:
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/completions", json={**ONCE, "stream": True}))
+        request = await stack.pipeline.next_request()
+        path = f"/v1/completions/{request.response_id}"
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, [" upon"])
+        await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.spans, "it has begun")
+        shown = (await http.get(path)).json()
+        other = await http.get(path, headers={"authorization": f"Bearer {OTHER_KEY}"})
+        stack.pipeline.end(request, 2)
+        await asking
+    assert (shown["status"], shown["usage"]) == ("in_progress", None)
+    assert shown["choices"] == [{"index": 0, "text": " upon", "logprobs": None, "finish_reason": None}]
+    assert other.status_code == 404
 
 
 PIECES = st.lists(st.text(max_size=4), min_size=1, max_size=30)

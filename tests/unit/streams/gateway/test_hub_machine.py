@@ -1,4 +1,6 @@
-"""Whatever is merged, repeated, trimmed or resumed, each viewer's text is the released text, of each kind and call."""
+"""Whatever is merged, repeated, trimmed or resumed, each viewer's text is the released text, of each kind, call and
+choice, with what is told of its tokens.
+"""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -17,16 +19,21 @@ from tests.unit.streams.gateway.hub_stories import (
     hub,
 )  # fmt: skip
 
-STRANDS: list[tuple[Kind, int]] = [
-    ("content", 0), ("content", 0), ("reasoning", 0), ("tool_name", 0), ("tool_arguments", 0), ("tool_arguments", 1),
+STRANDS: list[tuple[Kind, int, int]] = [
+    ("content", 0, 0), ("content", 0, 0), ("content", 0, 1), ("reasoning", 0, 0), ("tool_name", 0, 0),
+    ("tool_arguments", 0, 0), ("tool_arguments", 1, 0), ("tool_arguments", 1, 1),
 ]  # fmt: skip
 
 
 class HubMachine(RuleBasedStateMachine):
     """One response; its tokens are pushed with repetitions and re-grouping, flushed now and then, viewed by many."""
 
-    @initialize(drawn=st.lists(st.tuples(st.text("abé🙂", max_size=3), st.sampled_from(STRANDS)), max_size=40))
-    def begin(self, drawn: list[tuple[str, tuple[Kind, int]]]) -> None:
+    @initialize(
+        drawn=st.lists(st.tuples(st.text("abé🙂", max_size=3), st.sampled_from(STRANDS)), max_size=40),
+        likeliest=st.sampled_from([None, None, 0, 2]),
+    )
+    def begin(self, drawn: list[tuple[str, tuple[Kind, int, int]]], likeliest: int | None) -> None:
+        self.likeliest = likeliest
         self.tokens = [token for token, _ in drawn]
         self.strands = [strand for _, strand in drawn]
         self.hub = hub()
@@ -55,7 +62,7 @@ class HubMachine(RuleBasedStateMachine):
         tokens = self.tokens[first - 1 : self.released + count]
         if tokens and not self.ended:
             strands = self.strands[first - 1 : first - 1 + len(tokens)]
-            self.hub.apply_release(release(R, ACME, first, tokens, strands), 0, self.now_ms)
+            self.hub.apply_release(release(R, ACME, first, tokens, strands, likeliest=self.likeliest), 0, self.now_ms)
             self.hub.wake_viewers()
             self.released = max(self.released, first + len(tokens) - 1)
 
@@ -98,7 +105,11 @@ class HubMachine(RuleBasedStateMachine):
 
     def check(self, reader: Reader) -> None:
         assert reader.text == "".join(self.tokens[reader.first_after : reader.last])
-        assert reader.strands == self.strands[reader.first_after : reader.last], "nothing joins across kinds or calls"
+        strands = self.strands[reader.first_after : reader.last]
+        assert reader.strands == strands, "nothing joins across kinds, calls or choices"
+        if self.likeliest is not None:
+            tokens = zip(self.tokens[reader.first_after : reader.last], strands, strict=True)
+            assert reader.likely == [token for token, strand in tokens if strand[0] == "content"]
         if reader.terminal is not None:
             assert reader.last == len(self.tokens)
         assert reader.closed in (None, CloseReason.SLOW_VIEWER)

@@ -11,7 +11,7 @@ from tests.unit.streams.gateway.gateway_stack import Stack
 from tests.unit.streams.gateway.http_clients import HELLO, client
 
 RESPONSE, CHAT = "/v1/responses/{response_id}", "/v1/chat/completions/{response_id}"
-MESSAGE = "/v1/messages/{response_id}"
+MESSAGE, COMPLETION = "/v1/messages/{response_id}", "/v1/completions/{response_id}"
 
 
 async def document_of(stack: Stack) -> dict[str, Any]:
@@ -21,7 +21,8 @@ async def document_of(stack: Stack) -> dict[str, Any]:
 
 
 _TYPES: dict[str, Any] = {
-    "object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None),
+    "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
+    "null": type(None),
 }  # fmt: skip
 
 
@@ -75,7 +76,8 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
     async with client(stack) as http:
         for stream in (False, True):
             answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"]))
-            answer = await http.post("/v1/chat/completions", json={**HELLO, "stream": stream})
+            likely = {**HELLO, "stream": stream, "logprobs": True, "top_logprobs": 2}
+            answer = await http.post("/v1/chat/completions", json=likely)
             request = await answering
             is_told(document, "post", "/v1/chat/completions", answer)
             answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"]))
@@ -83,7 +85,8 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
             await answering
             is_told(document, "post", "/v1/messages", answer)
             answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"]))
-            answer = await http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": stream})
+            once = {"model": "tiny", "prompt": "x", "stream": stream, "logprobs": 2}
+            answer = await http.post("/v1/completions", json=once)
             await answering
             is_told(document, "post", "/v1/completions", answer)
         counted = await http.post("/v1/messages/count_tokens", json=HELLO)
@@ -93,7 +96,7 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
             answer = await http.post("/v1/responses", json={"model": "small", "input": "Hi", "stream": stream})
             request = await answering
             is_told(document, "post", "/v1/responses", answer)
-        for template, seen, beyond in ((CHAT, 3, 9), (MESSAGE, 3, 9), (RESPONSE, 29, 99)):
+        for template, seen, beyond in ((CHAT, 3, 9), (COMPLETION, 3, 9), (MESSAGE, 3, 9), (RESPONSE, 29, 99)):
             path = template.replace("{response_id}", request.response_id)
             for query in (
                 "",

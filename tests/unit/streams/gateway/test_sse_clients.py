@@ -186,7 +186,7 @@ async def test_nothing_but_keep_alives_is_sent_before_the_first_text_and_no_pars
         stack.pipeline.release(request, 1, ["Once"])
         before = len(raw)
         await keep_alives(raw, before + 4)
-        assert text_of(reading.read) == "Once"
+        await until(lambda: text_of(reading.read) == "Once", "it is told")
         role = reading.read[0]["choices"][0]["delta"]
         assert role == {"role": "assistant", "content": "", "refusal": None}
         stack.pipeline.release(request, 2, TOKENS[1:])
