@@ -46,6 +46,9 @@ class Opened(ScopedRecord):
     output_policy: str = Field(
         default="", max_length=64, description="Digest of the phrases that its text is held against, on `policies`."
     )
+    content_is_json: bool = Field(
+        default=False, exclude_if=not_, description="Asked for as JSON: phrases are sought in what its escapes say."
+    )
     limits: dict[str, int] = Field(
         default_factory=dict,
         exclude_if=not_,

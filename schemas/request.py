@@ -1,9 +1,12 @@
 """A request as it enters, and as it stands in a lane after admission."""
 
+import json
 from enum import StrEnum
+from functools import cached_property
 from operator import ge, not_
 from typing import Annotated, Any, Literal, Self, get_args
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from schemas.base import Echo, Identifier, Milliseconds, ScopedRecord, TokenCount, is_absent, is_one
@@ -86,6 +89,21 @@ class Tool(BaseModel):
     description: str = Field(default="", max_length=MAX_TEXT_CHARS)
     parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of its arguments.")
     strict: bool = Field(default=False, description="Whether its arguments are bound to their schema.")
+
+    @cached_property
+    def as_json(self) -> str:
+        """What a prompt is told of it."""
+        told = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        try:
+            return orjson.dumps(told).decode()
+        except TypeError:
+            # Integers beyond 64 bits.
+            return json.dumps(told, ensure_ascii=False)
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied.__dict__.pop("as_json", None)  # `model_copy` changes fields of it
+        return copied
 
 
 class ToolChoice(BaseModel):

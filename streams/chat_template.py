@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import orjson
-from jinja2 import Template, TemplateError, pass_context
+from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -25,6 +25,8 @@ MAX_ARGUMENTS_DEPTH = 64
 _PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
 _BROKEN_PLACEHOLDER = re.compile(r"[\ue000\ue001]|\\ue00[01]")
 """Of a text that was cut, or that Python printed within a list or an object: what it stands for would be missing."""
+_PLACE_TO_FILL = re.compile(r"%[a-z]|\{[^{}]*\}")
+"""By the template's `format`."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _WORDS_OF_SCHEMAS = frozenset((
     "type", "object", "array", "string", "number", "integer", "boolean", "null", "properties", "required", "items",
@@ -182,6 +184,12 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_template_error
         environment.filters["tojson"] = _tojson
         self._template: Template = environment.from_string(source)
+        self._own_texts = _own_texts(environment.parse(source))
+
+    def may_write(self, marker: str) -> bool:
+        """Whether the template writes it, be it composed of a text of its own and a role, in whichever case."""
+        wanted = marker.casefold()
+        return bool(wanted.strip()) and any(_holds_or_joins(text, wanted) for text in self._own_texts)
 
     def of_roles(self, roles: Sequence[str], *, asks: bool) -> Rendered:
         """Of messages without calls or results: the texts are theirs, in order. Raises jinja2.TemplateError."""
@@ -222,6 +230,26 @@ class ChatTemplate:
         if _BROKEN_PLACEHOLDER.search("".join([*(text for text, _ in before), written[end:]])):
             raise TemplateError("it cuts a text, or prints one within a list or an object")
         return Rendered(before, written[end:], texts, asked.texts)
+
+
+def _own_texts(template: nodes.Template) -> frozenset[str]:
+    """Whatever a template's author wrote to be shown, and what is left of it around a place to fill in."""
+    texts = {data.data for data in template.find_all(nodes.TemplateData)}
+    texts |= {const.value for const in template.find_all(nodes.Const) if isinstance(const.value, str)}
+    texts |= {part for text in texts for part in _PLACE_TO_FILL.split(text)}
+    return frozenset(text.casefold() for text in texts if text)
+
+
+def _holds_or_joins(text: str, marker: str) -> bool:
+    """Whether the marker stands in the text, or may come of what is written behind or before it. A mere letter at
+    its edge is no sign of that.
+    """
+    if marker in text:
+        return True
+    cuts = range(1, len(marker))
+    return (not marker[0].isalnum() and any(text.endswith(marker[:cut]) for cut in cuts)) or (
+        not marker[-1].isalnum() and any(text.startswith(marker[cut:]) for cut in cuts)
+    )
 
 
 def _offered(tool: Tool, texts: _Texts) -> dict[str, Any]:

@@ -5,10 +5,12 @@ such as `<|end|>` inside a message, a tool or a result becomes ordinary tokens: 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import orjson
 from tokenizers import Tokenizer
@@ -51,14 +53,16 @@ class ChatTokenizer:
         for name in ("tokenizer.json", "chat_template.jinja"):
             if not (path / name).is_file():
                 raise FileNotFoundError(f"{path}: no {name}")
-        template = (path / "chat_template.jinja").read_text()
+        self._template = ChatTemplate((path / "chat_template.jinja").read_text())
         self._template_tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        self._content_tokenizer = _for_contents((path / "tokenizer.json").read_bytes(), template)
+        fields = orjson.loads((path / "tokenizer.json").read_bytes())
+        markers = _markers(fields, self._template)
+        self._content_tokenizer = _for_contents(fields, markers)
+        self._markers = frozenset(markers.values())
         vocabulary = self._content_tokenizer.get_vocab()
         self._vocabulary_size = 1 + max(vocabulary.values())
         # Then a text has a boundary of tokens between any two words, so what stands before it is tokenised alike alone.
         self._divides_words = not any(map(_ACROSS_WORDS.search, vocabulary))
-        self._template = ChatTemplate(template)
         self._remembered = lru_cache(maxsize=256)(self._around_roles)
 
     @property
@@ -135,6 +139,15 @@ class ChatTokenizer:
     def decode(self, token_ids: Sequence[int], *, with_specials: bool = False) -> str:
         return str(self._template_tokenizer.decode(list(token_ids), skip_special_tokens=not with_specials))
 
+    def readings(self, token_ids: Sequence[int]) -> Sequence[str]:
+        """What they may be taken to say: with the markers among them, without, and with a space for each."""
+        if self._markers.isdisjoint(token_ids):
+            return (self.decode(token_ids),)
+        space = self.encode_text(" ")
+        without = [token_id for token_id in token_ids if token_id not in self._markers]
+        spaced = chain.from_iterable(space if each in self._markers else (each,) for each in token_ids)
+        return self.decode(token_ids, with_specials=True), self.decode(without), self.decode([*spaced])
+
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each as the vocabulary writes it, empty for what it does not have."""
         return [self._content_tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
@@ -143,11 +156,21 @@ class ChatTokenizer:
         return list(self._template_tokenizer.encode(text, add_special_tokens=False).ids) if text else []
 
 
-def _for_contents(description: bytes, template: str) -> Tokenizer:
-    """Takes no text for a token that frames one: for a special one, or another that the template writes."""
-    fields = orjson.loads(description)
+def _markers(fields: Mapping[str, Any], template: ChatTemplate) -> dict[str, int]:
+    """Added tokens that no text of a client's may become, with their ids: the special ones, and what else the template
+    writes.
+    """
+    return {
+        token["content"]: token["id"]
+        for token in fields.get("added_tokens") or ()
+        if token["special"] or template.may_write(token["content"])
+    }
+
+
+def _for_contents(fields: dict[str, Any], markers: Mapping[str, int]) -> Tokenizer:
+    """Takes no text for a marker."""
     for token in fields.get("added_tokens") or ():
-        token["special"] = token["special"] or (bool(token["content"].strip()) and token["content"] in template)
+        token["special"] = token["content"] in markers
     tokenizer = Tokenizer.from_buffer(orjson.dumps(fields))
     tokenizer.encode_special_tokens = True
     return tokenizer

@@ -111,6 +111,7 @@ async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> 
         sampling=chat.sampling,
         tools=chat.tools,
         tool_choice=chat.tool_choice,
+        choices=chat.choices,
         service_tier="batch",
         reply_to=genuine.reply_to,
         accepted_at_ms=record.timestamp_ms,

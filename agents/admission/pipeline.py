@@ -17,7 +17,7 @@ rest waits in Kafka, as if admission itself were away.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from agents.admission.refusals import DEADLINE_PASSED, UNAVAILABLE, Buried, Orig
 from agents.admission.services import Services
 from agents.admission.stages import FUSED, ROOM, STAGES, Stage, StageResult
 from agents.admission.turns import Pace
+from agents.admission.validation import readmitted
 from agents.quota.store import EpochLost, Finished, NotYet, QuotaUnavailable
 from agents.safety.output_policies import OutputPolicyWriter
 from schemas.admission import Admission
@@ -200,7 +201,10 @@ class Pipeline:
                         await self._requeue(record, event, waiting)
                         return
                     event = result
-                await self._conclude(record, destination, event)
+                if isinstance(event, Refused):
+                    event = await self._refuse(record, event)
+                if event is not None:
+                    await self._conclude(record, destination, event)
             except PublishTooLarge:
                 if not isinstance(event, Request | Admission):
                     raise
@@ -305,12 +309,12 @@ class Pipeline:
             await self.sleep(wait_s)
             wait_s = min(wait_s * 2, LAST_RETRY_S)
 
-    async def _conclude(self, record: LogRecord, destination: Destination | None, event: StageResult) -> None:
+    async def _conclude(
+        self, record: LogRecord, destination: Destination | None, event: Request | Admission | Finished
+    ) -> None:
         match event:
             case Finished():
                 metrics.outcome("finished").inc()
-            case Refused():
-                await self._refuse(record, event)
             case Admission() if destination is not None:
                 await self.publisher.publish(destination(event), event.encode(), key=event.response_id)
             case Admission(decision=decision) if decision is not None:
@@ -319,13 +323,22 @@ class Pipeline:
             case Admission() | Request():
                 raise AssertionError("the last stage left a request undecided")
 
-    async def _refuse(self, record: LogRecord, refused: Refused) -> None:
+    async def _refuse(self, record: LogRecord, refused: Refused) -> Admission | None:
+        """What an earlier delivery was admitted as, where it was and can be: then it is not refused."""
         if refused.buried is not None:
             stage = "intake" if record.topic == self.services.topics.intake_batch.name else STAGES[0].name
             await self._bury(record, stage, refused.buried)
         # Without a deadline: whether and where the response was opened is known to the store alone.
-        await self._attempts(record, "refusal", lambda: self.publication.refused(refused))
+        decided = await self._attempts(record, "refusal", lambda: self.publication.refused(refused))
+        if decided is not None and refused.request is not None:
+            request = refused.request
+            admission = await self._attempts(record, "refusal", lambda: readmitted(request, decided, self.services))
+            if admission is not None:
+                return admission
+            refused = replace(refused, request=None)
+            await self._attempts(record, "refusal", lambda: self.publication.refused(refused))
         metrics.outcome(refused.refusal.code.value).inc()
+        return None
 
     async def _bury(self, record: LogRecord, stage: str, buried: Buried) -> None:
         await self.publication.bury(record, stage, buried, self.services.clock_ms())

@@ -17,6 +17,7 @@ from schemas.admission import Admission, Decision
 from schemas.generated import Opened
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Request
+from schemas.structure import StructuredOutputs
 from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
 from streams.ids import stable_partition
@@ -43,6 +44,7 @@ class Publication:
             reserved_tokens=admission.reserved_tokens,
             limits=admission.limits,
             output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
+            content_is_json=_is_json(admission.request.sampling.structured_outputs),
             echo=admission.request.echo,
         )
         # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
@@ -96,8 +98,11 @@ class Publication:
                 self.topics.verdicts.name, carrier.verdict.encode(), key=carrier.verdict.response_id
             )
 
-    async def refused(self, refused: Refused) -> None:
-        """Raises QuotaUnavailable while the refusal cannot be stored, PublishFailed."""
+    async def refused(self, refused: Refused) -> Decided | None:
+        """What an earlier delivery was decided to be, if that stands; then nothing is written.
+
+        Raises QuotaUnavailable while the refusal cannot be stored, PublishFailed.
+        """
         origin, refusal = refused.origin, refused.refusal
         partition = stable_partition(origin.response_id, self.topics.counts.generated)
         if not refused.stored:
@@ -110,9 +115,11 @@ class Publication:
             )  # fmt: skip
             match outcome:
                 case Finished():
-                    return
+                    return None
                 case Decided() if refused.unproved:
-                    return
+                    return None
+                case Decided() if refused.request is not None:
+                    return outcome
                 case Decided(decision, _):
                     # An earlier delivery routed it, so `opened` may stand there: the ending belongs beside it.
                     partition = decision.generated_partition
@@ -130,11 +137,16 @@ class Publication:
         else:
             await asyncio.gather(writing, self._verdict(refused))
         # 3. The caller acknowledges the event.
+        return None
 
     async def bury(self, record: LogRecord, stage: str, buried: Buried, now_ms: int) -> None:
         """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
         letter = letter_of(record, stage, buried.reason, buried.detail, now_ms)
         await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)
+
+
+def _is_json(structure: StructuredOutputs | None) -> bool:
+    return structure is not None and (structure.json_object is not None or structure.json_schema is not None)
 
 
 def _callable(request: Request) -> dict[str, Any]:
@@ -156,6 +168,7 @@ def _said_by_both(admission: Admission, decision: Decision, now_ms: int) -> dict
         "requested_model": request.model,
         "pool": decision.pool,
         "lane": decision.lane,
+        "choices": request.choices,
         "max_tokens": admission.max_tokens,
         "reply_to": request.reply_to,
         "accepted_at_ms": request.accepted_at_ms,

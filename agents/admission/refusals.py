@@ -59,7 +59,8 @@ class Origin:
 class Refused:
     """The response ends here. `stored`: quota holds this very refusal already.
 
-    `unproved`: the record may be a copy of one that was routed, so it may not end what is routed.
+    `unproved`: the record may be a copy of one that was routed, so it may not end what is routed. `request`: what was
+    refused as it is now; where an earlier delivery was routed, it stays so.
     `spends_request`: finding it out took work, so it counts among the requests that its tenant may make.
     """
 
@@ -69,6 +70,7 @@ class Refused:
     verdict: Verdict | None = None
     buried: Buried | None = None
     unproved: bool = False
+    request: Request | None = None
     spends_request: bool = False
 
 

@@ -28,7 +28,8 @@ class Tokenizer(Protocol):
     def encode_prompt(self, text: str, *, at_most: int) -> list[int]:
         """Of a text that is a whole prompt, in which no token is special. Raises TooManyTokens as `encode_chat`."""
 
-    def decode(self, token_ids: Sequence[int], *, with_specials: bool) -> str: ...
+    def readings(self, token_ids: Sequence[int]) -> Sequence[str]:
+        """What they may be taken to say: a phrase is hidden by no special token among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,214 +19,28 @@ here publishes. Stages depend on the world through `Services` alone.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from jinja2 import TemplateError
-
-from agents.admission.long_prompts import LONG_CHARS
-from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, TOO_MANY_LONG, Origin, Refused
+from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, Origin, Refused
 from agents.admission.routing import Load, choose, drain_ms, overloaded
-from agents.admission.services import Services, Tokenizer
+from agents.admission.services import Services
+from agents.admission.validation import may_wait, size_of, validation, work_chars
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
 from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
-from schemas.request import ENDPOINTS, Lane, Request, Sampling
+from schemas.request import Request
 from schemas.verdict import Verdict
-from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
-from streams.dialects.overflow import endless_message, overflow_message
-from streams.directory import LANE_OF_TIER, Tenant
-from streams.prompt_texts import prompt_chars, texts_of_messages, texts_of_tools
+from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
 
 THREADED_CHARS = 20_000
 """From here on looking for phrases takes milliseconds and leaves the event loop."""
-CHARS_OF_A_TURN = 100
-"""What a message costs beside its own: what the template writes around it is tokenised too."""
-TOKENISING_HOLD_S = 10.0
-"""The longest text takes less."""
 
 StageResult = Request | Admission | Refused | Finished
 """What becomes of an event."""
-
-
-def _chars(request: Request) -> int:
-    """Of what is tokenised: of token ids there are none."""
-    if request.prompt is None:
-        return prompt_chars(request.messages, request.tools)
-    return len(request.prompt) if isinstance(request.prompt, str) else 0
-
-
-def _work_chars(request: Request) -> int:
-    turns = len(request.messages) + sum(len(message.tool_calls) for message in request.messages)
-    return _chars(request) + CHARS_OF_A_TURN * turns
-
-
-def lane_of(tier: str, service_tier: str) -> Lane:
-    """`batch` asks for the batch lane and `default` for the standard one; else the tenant's tier decides."""
-    if service_tier == "batch":
-        return Lane.BATCH
-    return Lane.STANDARD if service_tier == "default" else LANE_OF_TIER[tier]
-
-
-async def validation(request: Request, services: Services) -> StageResult:
-    """What is known before anything is held: who, which model, pool and lane, how long. Raises QuotaUnavailable."""
-    now_ms = services.clock_ms()
-    origin = Origin.of(request)
-    tenant = services.directory.tenant(request.scope.tenant_id)
-    if tenant is None:
-        return Refused(origin, TENANT_GONE)
-    if now_ms >= request.deadline_ms:
-        return Refused(origin, DEADLINE_PASSED)
-    if request.endpoint not in ENDPOINTS:
-        message = f"{request.endpoint} is not supported."
-        return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="endpoint"))
-    model = services.catalog.model(request.model)
-    if model is None or (tenant.models and model.name not in tenant.models):
-        # The same words for both: who may not use a model does not learn that it exists.
-        message = f"The model {request.model!r} does not exist."
-        return Refused(origin, Refusal(code=EndingCode.MODEL_NOT_FOUND, message=message, param="model"))
-    if request.may_call and not model.tool_parser:
-        message = f"tools is not supported by the model {request.model!r}: it calls none."
-        return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="tools"))
-    accepts_seed = request.sampling.seed is None or all(
-        load.state.accepts_seed for load in services.workers.live(model.pool, now_ms)
-    )
-    tokenizer = services.tokenizers[model.name]
-    refusal = _unfit(request.sampling, tenant, tokenizer.vocabulary_size, accepts_seed=accepts_seed)
-    if refusal is not None:
-        return Refused(origin, refusal)
-    prompt_token_ids = await _tokenised(request, tokenizer, model.context_window, services)
-    if not isinstance(prompt_token_ids, list):
-        return prompt_token_ids
-    if not prompt_token_ids:
-        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message="The prompt has no tokens.", param="prompt")
-        return Refused(origin, refusal, spends_request=True)
-    max_tokens = _output_bound(request, tenant, model.context_window, len(prompt_token_ids))
-    if isinstance(max_tokens, Refusal):
-        return Refused(origin, max_tokens, spends_request=True)
-    return Admission(
-        response_id=request.response_id,
-        scope=request.scope.model_copy(update={"policy_version": tenant.policy.version}),
-        stage_ms=request.stage_ms,
-        request=request,
-        model=model.name,
-        pool=model.pool,
-        lane=lane_of(tenant.tier, request.service_tier),
-        prompt_token_ids=prompt_token_ids,
-        max_tokens=max_tokens,
-    )
-
-
-def _unfit(sampling: Sampling, tenant: Tenant, vocabulary_size: int, *, accepts_seed: bool) -> Refusal | None:
-    """What this tenant, model or engine does not take."""
-    if sampling.seed is not None and not accepts_seed:
-        message = "seed is not supported by this model's engine."
-        return Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="seed")
-    if sampling.max_tokens is not None and sampling.max_tokens > tenant.limits.max_output_tokens:
-        message = f"max_tokens is above the limit of {tenant.limits.max_output_tokens}."
-        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="max_tokens")
-    vocabulary = range(vocabulary_size)
-    for param, token_ids in (
-        ("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids),
-        ("allowed_token_ids", sampling.allowed_token_ids or ()),
-    ):  # fmt: skip
-        if any(token_id not in vocabulary for token_id in token_ids):
-            message = f"{param} names a token beyond the {vocabulary_size} of the model."
-            return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=param)
-    return None
-
-
-async def _tokenised(
-    request: Request, tokenizer: Tokenizer, context_window: int, services: Services
-) -> list[int] | Refused | Finished:
-    prompt, chars = request.prompt, _chars(request)
-    if isinstance(prompt, list):
-        return _known(request, prompt, tokenizer.vocabulary_size)
-
-    def encode() -> list[int]:
-        if chars > context_window * MAX_CHARS_PER_TOKEN:
-            raise TooManyTokens
-        if prompt is not None:
-            return tokenizer.encode_prompt(prompt, at_most=context_window)
-        return tokenizer.encode_chat(request.messages, tools=request.tools, at_most=context_window)
-
-    try:
-        if _work_chars(request) < LONG_CHARS:
-            return encode()
-        return await _when_there_is_room(request, encode, services)
-    except TooManyTokens:
-        message = endless_message(request.endpoint, context_window, chars)
-        refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
-    except TemplateError as error:
-        # Templates see placeholders instead of contents, so their words repeat nobody's text.
-        message = f"The model's chat template refuses the messages: {error}"[:2_000]
-        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="messages")
-    return Refused(Origin.of(request), refusal, spends_request=True)
-
-
-def _known(request: Request, token_ids: list[int], vocabulary_size: int) -> list[int] | Refused:
-    """A prompt that came as token ids."""
-    if max(token_ids) < vocabulary_size:
-        return token_ids
-    message = f"prompt names a token beyond the {vocabulary_size} of the model."
-    return Refused(Origin.of(request), Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="prompt"))
-
-
-async def _when_there_is_room(
-    request: Request, encode: Callable[[], list[int]], services: Services
-) -> list[int] | Refused | Finished:
-    """A long prompt is tokenised for whom its tenant's rate admits, and in turns. Raises QuotaUnavailable."""
-    tenant_id, job, weight = request.scope.tenant_id, may_wait(request), _work_chars(request)
-    topic = (services.topics.intake_batch if job else services.topics.requests).name
-
-    def work() -> list[int]:
-        services.on_hold(topic, TOKENISING_HOLD_S)
-        return encode()
-
-    if job:
-        return await services.long_prompts.in_turn((tenant_id, "jobs"), weight, work)
-    limits = limits_of(tenant_id, services.directory)
-    stands = await services.quota.look(tenant_id, limits, request.response_id, deadline_ms=request.deadline_ms)
-    match stands:
-        case Refusal():
-            return Refused(Origin.of(request), stands, stored=True)
-        case Refunded():
-            return Refused(Origin.of(request), DEADLINE_PASSED)
-        case Finished():
-            return stands
-        case Reserved() | Decided():
-            # Delivered again: somebody may be answering it already, so it is not refused for now.
-            return await services.long_prompts.in_turn(tenant_id, weight, work)
-    place = services.long_prompts.place(tenant_id, len(request.encode()))
-    if place is None:
-        return Refused(Origin.of(request), TOO_MANY_LONG)
-    try:
-        return await services.long_prompts.in_turn(tenant_id, weight, work)
-    finally:
-        place.leave()
-
-
-def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
-    """How many tokens the answer may have."""
-    sampling, room = request.sampling, context_window - prompt_tokens
-    message = overflow_message(request.endpoint, context_window, prompt_tokens, sampling.max_tokens)
-    if room < 1:
-        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
-    if sampling.max_tokens is not None and sampling.max_tokens > room:
-        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens")
-    max_tokens = sampling.max_tokens or min(room, tenant.limits.max_output_tokens)
-    if sampling.min_tokens > max_tokens:
-        message = f"min_tokens is above {max_tokens}."
-        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="min_tokens")
-    return max_tokens
-
-
-def may_wait(request: Request) -> bool:
-    """A producer's job: nobody holds a connection for it."""
-    return request.reply_to.results_topic is not None
 
 
 def _full(loads: Sequence[Load]) -> Refusal:
@@ -292,7 +106,8 @@ async def _reserve(admission: Admission, services: Services, wanted: Decision | 
 
 
 def _tokens(admission: Admission) -> int:
-    return len(admission.prompt_token_ids) + admission.max_tokens
+    """What it may come to at most: its prompt, and every answer as long as it may be."""
+    return len(admission.prompt_token_ids) + admission.request.choices * admission.max_tokens
 
 
 def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Services) -> StageResult | NotYet:
@@ -317,17 +132,25 @@ def _with_reason(refusal: Refusal, admission: Admission, services: Services) -> 
     tokens = _tokens(admission)
     if refusal.code is not EndingCode.RATE_LIMITED_TOKENS or tokens <= per_minute:
         return refusal
+    request, prompt_tokens = admission.request, len(admission.prompt_token_ids)
+    if prompt_tokens >= per_minute:
+        param = request.prompt_field
+    elif prompt_tokens + admission.max_tokens > per_minute:
+        param = "max_tokens"
+    else:
+        param = "n"
+    answers = f" for n = {request.choices} answers" if request.choices > 1 else ""
     return Refusal(
         code=EndingCode.INVALID_REQUEST,
-        message=f"The request needs {tokens} tokens; the limit is {per_minute} per minute.",
-        param="max_tokens" if len(admission.prompt_token_ids) < per_minute else admission.request.prompt_field,
+        message=f"The request needs {tokens} tokens{answers}; the limit is {per_minute} per minute.",
+        param=param,
         limits=refusal.limits,
     )
 
 
 def _takes_long_to_look_at(request: Request, phrases: PhraseSet) -> bool:
     """Of what text token ids are nobody knows the length before they are decoded."""
-    return bool(phrases) and (isinstance(request.prompt, list) or _work_chars(request) >= THREADED_CHARS)
+    return bool(phrases) and (isinstance(request.prompt, list) or work_chars(size_of(request)) >= THREADED_CHARS)
 
 
 def _first_denial(phrases: PhraseSet, admission: Admission, services: Services) -> tuple[str, Match] | None:
@@ -347,15 +170,11 @@ def _first_denial(phrases: PhraseSet, admission: Admission, services: Services) 
     return None
 
 
-def _texts_of_prompt(admission: Admission, services: Services) -> Iterator[str]:
-    """Token ids are read with the special ones and without: a phrase is hidden by neither."""
+def _texts_of_prompt(admission: Admission, services: Services) -> Sequence[str]:
     prompt = admission.request.prompt
-    if isinstance(prompt, str):
-        yield prompt
-    elif prompt is not None:
-        tokenizer = services.tokenizers[admission.model]
-        yield tokenizer.decode(prompt, with_specials=True)
-        yield tokenizer.decode(prompt, with_specials=False)
+    if isinstance(prompt, list):
+        return services.tokenizers[admission.model].readings(prompt)
+    return () if prompt is None else (prompt,)
 
 
 async def pre_safety(admission: Admission, services: Services) -> StageResult:

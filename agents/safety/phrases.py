@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 _SPACE = " "
 _RUN_OF_SPACES = re.compile(r" {2,}")
@@ -126,7 +127,7 @@ def _fold(text: str, before: str) -> str:
     return _RUN_OF_SPACES.sub(_SPACE, folded) if "  " in folded else folded
 
 
-def _context(before: str, text: str) -> str:
+def context(before: str, text: str) -> str:
     """Of the last folded character what matters to the next piece: for most, whether it is a space."""
     if text[:1] < _FIRST_INVISIBLE or ((first := _FOLD[ord(text[0])]) and first[0] not in _MARKS):
         return _SPACE if before == _SPACE else "a"
@@ -134,7 +135,7 @@ def _context(before: str, text: str) -> str:
 
 
 _fold_piece = lru_cache(maxsize=65_536)(_fold)  # pieces are tokens of a vocabulary
-_MAX_CACHED_CHARS = 48
+MAX_CACHED_CHARS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +283,8 @@ class StreamMatcher:
 
     def feed(self, text: str) -> None:
         """Takes the next piece of the text."""
-        before = _context(self._before, text)
-        folded = _fold_piece(text, before) if len(text) <= _MAX_CACHED_CHARS else _fold(text, before)
+        before = context(self._before, text)
+        folded = _fold_piece(text, before) if len(text) <= MAX_CACHED_CHARS else _fold(text, before)
         if before == _SPACE and folded[:1] == _SPACE:
             folded = folded[1:]
         if folded and self.match is None:
@@ -295,9 +296,9 @@ class StreamMatcher:
 
         Remembers what a piece does: the pieces are tokens of a vocabulary, and most of them leave few states.
         """
-        if self.hold_from != self.position or len(text) > _MAX_CACHED_CHARS:
+        if self.hold_from != self.position or len(text) > MAX_CACHED_CHARS:
             return False
-        after = _passage(self._phrases, self._node, _context(self._before, text), text)
+        after = _passage(self._phrases, self._node, context(self._before, text), text)
         if after is None:
             return False
         self._node, before, moved = after
@@ -305,6 +306,18 @@ class StreamMatcher:
             self._before = before
         self.position = self.hold_from = self.position + moved
         return True
+
+    def would_match(self, text: str) -> bool:
+        """Whether a denied phrase would be found if the text ended with this piece. Nothing is fed."""
+        if self.match is None and not self._undecided and len(text) <= MAX_CACHED_CHARS:
+            return _ends_denied(self._phrases, self._node, context(self._before, text), text)
+        return self._tried(text)
+
+    def _tried(self, text: str) -> bool:
+        ahead = self._copy()
+        ahead.feed(text)
+        ahead.finish()
+        return ahead.match is not None
 
     def finish(self) -> None:
         """The text ends: a phrase at its very end is complete, and nothing is held any more. A new text may follow."""
@@ -324,13 +337,17 @@ class StreamMatcher:
 
         Fails closed on denials that an allow phrase may still lift.
         """
-        left = copy(self)
-        left._undecided = [*self._undecided]
+        left = self._copy()
         if left._undecided and left.match is None:
             left._decide()
         left.finish()
         if left.match is not None:
             self.match, self.hold_from = left.match, left.hold_from
+
+    def _copy(self) -> Self:
+        copied = copy(self)
+        copied._undecided = [*self._undecided]
+        return copied
 
     def stand_at(self, other: "StreamMatcher") -> None:
         """Goes on from where the other is, as if it had been fed the same."""
@@ -411,3 +428,13 @@ def _passage(phrases: PhraseSet, node: int, before: str, text: str) -> tuple[int
     if matcher.match is not None or matcher.hold_from != matcher.position:
         return None
     return matcher._node, matcher._before, matcher.position
+
+
+@lru_cache(maxsize=65_536)
+def _ends_denied(phrases: PhraseSet, node: int, before: str, text: str) -> bool:
+    """Whether a matcher that stands there finds a denied phrase in `text` and the end of all text behind it."""
+    matcher = StreamMatcher(phrases)
+    matcher._node, matcher._before = node, before
+    matcher.feed(text)
+    matcher.finish()
+    return matcher.match is not None

@@ -14,7 +14,7 @@ from streams.dialects.openai_body import ChatTurn, asked_messages, neutral_messa
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED
 from streams.dialects.openai_schema import body_schema
 from streams.dialects.openai_tools import ChatTool, asked_tools, neutral_tools
-from streams.prompt_texts import prompt_chars
+from streams.prompt_texts import prompt_size
 
 _CHAT_NOT_OFFERED: Mapping[str, NotOffered] = {
     name: NOT_OFFERED[name]
@@ -70,7 +70,7 @@ class Tokenise:
 
     @property
     def chars(self) -> int:
-        return len(self.prompt) + prompt_chars(self.messages, self.tools)
+        return len(self.prompt) + prompt_size(self.messages, self.tools).chars
 
 
 @dataclass(frozen=True, slots=True)

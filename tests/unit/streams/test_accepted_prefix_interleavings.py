@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schemas.base import Scope
 from schemas.endings import EndingCode
@@ -36,6 +36,7 @@ class Row:
     first_sequence: int
     tokens: tuple[Token, ...]
     finish: FinishReason
+    choice: int = 0
 
 
 LogEntry = Fence | Row | Ending
@@ -59,7 +60,7 @@ class Reader:
             self.prefix.ending(entry)
         else:
             verdict, known = self.prefix.row(
-                entry.attempt_id, 0, entry.first_sequence, len(entry.tokens), entry.finish
+                entry.attempt_id, entry.choice, entry.first_sequence, len(entry.tokens), entry.finish
             )  # fmt: skip
             if verdict is RowVerdict.ACCEPTED:
                 self.text += entry.tokens[known:]
@@ -72,6 +73,8 @@ class Attempt:
     attempt_id: str
     basis: tuple[Token, ...]
     """The accepted text that it continues."""
+    open: list[int]
+    """The choices that it has to finish."""
     outbox: deque[LogEntry] = field(default_factory=deque)
     generated: int = 0
     running: bool = True
@@ -81,13 +84,17 @@ class Attempt:
 class Response:
     """One response's life. The moves are methods; who makes them, and when, is up to the test."""
 
-    def __init__(self, continues: bool) -> None:
+    def __init__(self, continues: bool, choices: int = 1) -> None:
         """`continues`: a takeover goes on behind accepted tokens; otherwise it ends the response there."""
         self.continues = continues
+        self.choices = choices
         self.log: list[LogEntry] = []
-        self.reader = Reader()
+        self.reader = self.new_reader()
         self.attempts: dict[str, Attempt] = {}
         self.claimed_from: int | None = None
+
+    def new_reader(self) -> Reader:
+        return Reader(AcceptedPrefix(self.choices))
 
     def claim(self) -> int:
         """Where the log ended at the first claim that is still known."""
@@ -100,25 +107,28 @@ class Response:
 
     def begin_afresh(self) -> None:
         """The claim is new, or was lost: no read-back. The fence and the first rows may be on their way for long."""
-        attempt = self._attempt(())
+        attempt = self._attempt()
         attempt.outbox.append(self._fence(attempt, "fresh"))
 
     def take_over(self, since: int = 0) -> None:
         """The claim shows an older attempt: the fence is acknowledged, then the log is read up to it, from `since`."""
-        attempt = self._attempt(())
+        attempt = self._attempt()
         self._append(self._fence(attempt, "takeover", since))
         self._read_back(attempt, since)
 
-    def generate(self, attempt: Attempt, tokens: int, finish: bool) -> None:
-        """One engine step, published to the outbox; also by a zombie, whom nobody told."""
+    def generate(self, attempt: Attempt, tokens: int, finish: bool, choice: int = 0) -> None:
+        """One engine step of one of its choices, published to the outbox; also by a zombie, whom nobody told."""
         if not attempt.running:
             return
         first = len(attempt.basis) + attempt.generated + 1
         row = tuple((attempt.attempt_id, first + step) for step in range(tokens))
         attempt.generated += tokens
         finish = finish or first + tokens > LONGEST
-        attempt.outbox.append(Row(attempt.attempt_id, first, row, "stop" if finish else ""))
-        attempt.running = not finish
+        choice = attempt.open[choice % len(attempt.open)]
+        attempt.outbox.append(Row(attempt.attempt_id, first, row, "stop" if finish else "", choice))
+        if finish:
+            attempt.open.remove(choice)
+        attempt.running = bool(attempt.open)
 
     def give_up(self, attempt: Attempt) -> None:
         """The worker ends the response: its engine failed."""
@@ -159,7 +169,7 @@ class Response:
 
     def check(self) -> None:
         """One order for all: no fork, no gap, at most one terminal."""
-        again = Reader()
+        again = self.new_reader()
         for offset, entry in enumerate(self.log):
             again.fold(entry, offset)
         assert again == self.reader, "a reader that starts over sees the same"
@@ -173,19 +183,20 @@ class Response:
                 assert self.attempts[attempt_id].basis == tuple(text[:place]), "and continue what it had read"
                 written.add(attempt_id)
 
-    def _attempt(self, basis: tuple[Token, ...]) -> Attempt:
-        attempt = Attempt(f"att_{len(self.attempts) + 1}", basis)
+    def _attempt(self) -> Attempt:
+        attempt = Attempt(f"att_{len(self.attempts) + 1}", (), [*range(self.choices)])
         self.attempts[attempt.attempt_id] = attempt
         return attempt
 
     def _read_back(self, attempt: Attempt, since: int) -> None:
-        reader = Reader()
+        reader = self.new_reader()
         for offset, entry in enumerate(self.log[since:], start=since):
             reader.fold(entry, offset)
         if reader.prefix.terminal is not None:
             attempt.running = False
-        elif not reader.text or self.continues:
+        elif self.continues or not (reader.text or reader.prefix.finished):
             attempt.basis = tuple(reader.text)
+            attempt.open = [choice for choice in attempt.open if choice not in reader.prefix.finished]
         else:
             attempt.running = False
             attempt.outbox.append(_ending(EndingCode.GENERATION_INTERRUPTED, attempt.attempt_id))
@@ -209,9 +220,9 @@ def _ending(code: EndingCode, attempt_id: str | None) -> Ending:
     )  # fmt: skip
 
 
-def live(chance: random.Random, seed_moves: int, continues: bool) -> Response:
+def live(chance: random.Random, seed_moves: int, continues: bool, choices: int) -> Response:
     """A random life of `seed_moves` moves, then the deadline."""
-    response = Response(continues)
+    response = Response(continues, choices)
     for _ in range(seed_moves):
         alive = [attempt for attempt in response.attempts.values() if attempt.alive]
         move = chance.random()
@@ -224,7 +235,9 @@ def live(chance: random.Random, seed_moves: int, continues: bool) -> Response:
             else:
                 response.take_over(chance.choice([0, since]))
         elif move < 0.40:
-            response.generate(chance.choice(alive), chance.randint(0, 3), chance.random() < 0.1)
+            response.generate(
+                chance.choice(alive), chance.randint(0, 3), chance.random() < 0.1 * choices, chance.randrange(choices)
+            )
         elif move < 0.78:
             response.deliver(chance.choice(alive))
         elif move < 0.80:
@@ -250,7 +263,7 @@ def live(chance: random.Random, seed_moves: int, continues: bool) -> Response:
 
 @pytest.mark.parametrize("continues", [False, True])
 def test_no_fork_and_nothing_unfinished_in_four_thousand_lives(continues: bool) -> None:
-    lives = [live(random.Random(seed), 10 + seed % 90, continues) for seed in range(4_000)]
+    lives = [live(random.Random(seed), 10 + seed % 90, continues, 1 + seed % 3) for seed in range(4_000)]
 
     assert all(response.reader.prefix.terminal is not None for response in lives)
     # The lives were worth living: all that the rule is for did happen, often.
@@ -269,6 +282,10 @@ class Interleaving(RuleBasedStateMachine):
         super().__init__()
         self.response = Response(continues=True)
 
+    @initialize(choices=st.integers(1, 3))
+    def begin(self, choices: int) -> None:
+        self.response = Response(continues=True, choices=choices)
+
     def _attempts(self) -> list[Attempt]:
         return [attempt for attempt in self.response.attempts.values() if attempt.alive]
 
@@ -286,9 +303,9 @@ class Interleaving(RuleBasedStateMachine):
         self.response.take_over(0 if is_whole else since)
 
     @precondition(lambda self: self._attempts())
-    @rule(data=st.data(), tokens=st.integers(0, 3), finish=st.booleans())
-    def generate(self, data: st.DataObject, tokens: int, finish: bool) -> None:
-        self.response.generate(data.draw(st.sampled_from(self._attempts())), tokens, finish)
+    @rule(data=st.data(), tokens=st.integers(0, 3), finish=st.booleans(), choice=st.integers(0, 2))
+    def generate(self, data: st.DataObject, tokens: int, finish: bool, choice: int) -> None:
+        self.response.generate(data.draw(st.sampled_from(self._attempts())), tokens, finish, choice)
 
     @precondition(lambda self: self._attempts())
     @rule(data=st.data())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agents.safety.phrases import PhraseSet
 from schemas.request import Message, TextPart, Tool, ToolCall
-from streams.prompt_texts import prompt_chars, texts_of_messages, texts_of_tools
+from streams.prompt_texts import prompt_size, texts_of_messages, texts_of_tools
 
 PHRASES = PhraseSet(["open the vault"], [])
 
@@ -77,9 +77,23 @@ def test_a_phrase_is_seen_wherever_in_arguments_it_stands(around: object) -> Non
         assert is_seen(called(arguments=arguments))
 
 
+def test_a_copy_of_a_tool_says_what_it_was_changed_to() -> None:
+    tool = Tool(name="f", parameters={"maximum": 2**70})
+    assert str(2**70) in tool.as_json
+    assert not is_seen(tools=(tool,))
+    assert is_seen(tools=(tool.model_copy(update={"name": "open-the-vault"}),))
+
+
+def test_what_a_call_and_a_tool_hold_counts_as_values() -> None:
+    assert prompt_size([result("[1, 2]")]).values == 0
+    assert prompt_size([called(arguments='{"a": [1, 2, {}]}')]).values >= 5
+    many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(100)}}
+    assert prompt_size([], [Tool(name="f", parameters=many)]).values >= 100
+
+
 def test_tools_and_calls_count_as_text() -> None:
     messages = [Message(role="user", content=[TextPart(text="Hello")])]
-    assert prompt_chars(messages) == 5
-    assert prompt_chars([*messages, called(name="abc", arguments='{"a": 1}'), result("four")]) == 5 + 3 + 8 + 4
-    assert prompt_chars(messages, [Tool(name="f", description="x" * 1_000)]) > 1_000
-    assert prompt_chars(messages, [Tool(name="f", parameters={"title": "x" * 1_000})]) > 1_000
+    assert prompt_size(messages).chars == 5
+    assert prompt_size([*messages, called(name="abc", arguments='{"a": 1}'), result("four")]).chars == 5 + 3 + 8 + 4
+    assert prompt_size(messages, [Tool(name="f", description="x" * 1_000)]).chars > 1_000
+    assert prompt_size(messages, [Tool(name="f", parameters={"title": "x" * 1_000})]).chars > 1_000

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from agents.admission.stages import STAGES, lane_of, validation
+from agents.admission.stages import STAGES
+from agents.admission.validation import lane_of, validation
 from agents.quota.store import Refusal, jittered_ms
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Opened

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agents.admission.long_prompts import LONG_CHARS
-from agents.admission.stages import FUSED, STAGES, Stage, validation
+from agents.admission.stages import FUSED, STAGES, Stage
+from agents.admission.validation import validation
 from schemas.endings import EndingCode
 from schemas.request import AdmittedRequest, Message, Request, TextPart, Tool, ToolCall, ToolChoice
 from streams.directory import Model
@@ -113,6 +114,21 @@ async def test_phrases_hold_over_tools_calls_and_results(
     refusal = getattr(result, "refusal", None)
     assert refusal is not None
     assert (refusal.code, refusal.param) == (EndingCode.PROMPT_REFUSED, param)
+
+
+async def test_tools_are_written_as_json_once(calling: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[object] = []
+
+    def dumps(value: object) -> bytes:
+        written.append(value)
+        return b"{}"
+
+    monkeypatch.setattr("schemas.request.orjson.dumps", dumps)
+    tools = [Tool(name="add"), Tool(name="subtract")]
+    result: object = calling.request(**{**ASKED, "tools": tools})
+    for stage in FUSED:
+        result = await stage.function(result, calling.services)
+    assert [each["name"] for each in written if isinstance(each, dict)] == ["add", "subtract"]
 
 
 async def test_a_long_list_of_tools_is_a_long_prompt(calling: World, monkeypatch: pytest.MonkeyPatch) -> None:

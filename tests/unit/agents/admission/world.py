@@ -40,7 +40,8 @@ RESPONSE = "resp_local-3_018f3c2e9d7a7b4e8c1d2e3f4a5b6c7d"
 
 
 VAULT, SPECIAL = 900, 999
-"""Tokens: the first of three that the tenant denies in this order, and one that is no text."""
+"""Tokens: the first of three that the tenant denies in this order, and one that is no text. Behind the three stands the
+second of them again, without the space in front of it."""
 
 
 R = TypeVar("R", bound=Record)
@@ -65,10 +66,13 @@ class Words:
     def encode_prompt(self, text: str, *, at_most: int) -> list[int]:
         return [1, *(len(word) for word in text.split())]
 
-    def decode(self, token_ids: Sequence[int], *, with_specials: bool) -> str:
-        words = {SPECIAL: "<|end|>" if with_specials else ""}
-        words |= {VAULT + i: word for i, word in enumerate(("open ", "the ", "vault "))}
-        return "".join(words.get(token_id, "w" * token_id + " ") for token_id in token_ids)
+    def readings(self, token_ids: Sequence[int]) -> Sequence[str]:
+        return [self._read(token_ids, special) for special in ("<|end|>", "", " ")]
+
+    def _read(self, token_ids: Sequence[int], special: str) -> str:
+        words = {SPECIAL: special}
+        words |= {VAULT + i: word for i, word in enumerate((" open", " the", " vault", "the"))}
+        return "".join(words.get(token_id, " " + "w" * token_id) for token_id in token_ids)
 
 
 class Directory:

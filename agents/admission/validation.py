@@ -1,0 +1,252 @@
+"""What is known of a request before anything is held for it: who asks, which model, pool and lane, and how long it is.
+
+An earlier delivery may have been admitted under other settings, or while other workers lived. What validation refuses
+then is admitted all the same (`readmitted`): one id never gets an admission and a refusal.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from jinja2 import TemplateError
+
+from agents.admission.long_prompts import LONG_CHARS
+from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, TOO_MANY_LONG, Origin, Refused
+from agents.admission.services import Services, Tokenizer
+from agents.quota.limits import limits_of
+from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
+from schemas.admission import Admission
+from schemas.endings import EndingCode
+from schemas.request import ENDPOINTS, Lane, Request
+from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
+from streams.dialects.overflow import endless_message, overflow_message
+from streams.directory import LANE_OF_TIER, Model, Tenant
+from streams.prompt_texts import PromptSize, prompt_size
+
+CHARS_OF_A_TURN = 100
+"""What a message costs beside its own: what the template writes around it is tokenised too."""
+CHARS_OF_A_VALUE = 25
+"""The same of a value in a call's arguments or a tool's schema, which a template is shown as a text of its own."""
+MAX_LOGPROBS_OF_A_JOB = 20_000
+"""A result is one record: at 200 bytes each, twice the usual, they fit."""
+TOKENISING_HOLD_S = 10.0
+"""The longest text takes less."""
+
+
+def size_of(request: Request) -> PromptSize:
+    """Of what is tokenised: of token ids there is nothing."""
+    if request.prompt is None:
+        return prompt_size(request.messages, request.tools)
+    return PromptSize(len(request.prompt) if isinstance(request.prompt, str) else 0)
+
+
+def work_chars(size: PromptSize) -> int:
+    """As many characters of plain text are as much work."""
+    return size.chars + CHARS_OF_A_TURN * size.turns + CHARS_OF_A_VALUE * size.values
+
+
+def may_wait(request: Request) -> bool:
+    """A producer's job: nobody holds a connection for it."""
+    return request.reply_to.results_topic is not None
+
+
+def lane_of(tier: str, service_tier: str) -> Lane:
+    """`batch` asks for the batch lane and `default` for the standard one; else the tenant's tier decides."""
+    if service_tier == "batch":
+        return Lane.BATCH
+    return Lane.STANDARD if service_tier == "default" else LANE_OF_TIER[tier]
+
+
+async def validation(request: Request, services: Services) -> Admission | Refused | Finished:
+    """The first stage. Raises QuotaUnavailable."""
+    if services.clock_ms() >= request.deadline_ms:
+        return Refused(Origin.of(request), DEADLINE_PASSED)
+    result = await _validated(request, services)
+    return replace(result, request=request) if isinstance(result, Refused) else result
+
+
+async def _validated(request: Request, services: Services) -> Admission | Refused | Finished:
+    origin = Origin.of(request)
+    tenant = services.directory.tenant(request.scope.tenant_id)
+    if tenant is None:
+        return Refused(origin, TENANT_GONE)
+    if request.endpoint not in ENDPOINTS:
+        message = f"{request.endpoint} is not supported."
+        return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="endpoint"))
+    model = services.catalog.model(request.model)
+    if model is None or (tenant.models and model.name not in tenant.models):
+        # The same words for both: who may not use a model does not learn that it exists.
+        message = f"The model {request.model!r} does not exist."
+        return Refused(origin, Refusal(code=EndingCode.MODEL_NOT_FOUND, message=message, param="model"))
+    if request.may_call and not model.tool_parser:
+        message = f"tools is not supported by the model {request.model!r}: it calls none."
+        return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="tools"))
+    accepts_seed = request.sampling.seed is None or all(
+        load.state.accepts_seed for load in services.workers.live(model.pool, services.clock_ms())
+    )
+    tokenizer = services.tokenizers[model.name]
+    refusal = _unfit(request, tenant, tokenizer.vocabulary_size, accepts_seed=accepts_seed)
+    if refusal is not None:
+        return Refused(origin, refusal)
+    prompt_token_ids = await _tokenised(request, tokenizer, model.context_window, services)
+    if not isinstance(prompt_token_ids, list):
+        return prompt_token_ids
+    if not prompt_token_ids:
+        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message="The prompt has no tokens.", param="prompt")
+        return Refused(origin, refusal, spends_request=True)
+    max_tokens = _output_bound(request, tenant, model.context_window, len(prompt_token_ids))
+    if isinstance(max_tokens, Refusal):
+        return Refused(origin, max_tokens, spends_request=True)
+    return _admission(request, tenant, model, prompt_token_ids, max_tokens)
+
+
+async def readmitted(request: Request, decided: Decided, services: Services) -> Admission | None:
+    """What was decided in an earlier delivery, as it was decided; None where its tenant or model is gone, or its prompt
+    is not what it was. Raises QuotaUnavailable.
+    """
+    tenant, model = services.directory.tenant(request.scope.tenant_id), services.catalog.model(request.model)
+    if tenant is None or model is None:
+        return None
+    prompt_token_ids = await _tokenised(request, services.tokenizers[model.name], model.context_window, services)
+    if not isinstance(prompt_token_ids, list):
+        return None
+    max_tokens, others = divmod(decided.tokens - len(prompt_token_ids), request.choices)
+    if not prompt_token_ids or max_tokens < 1 or others:
+        return None
+    admission = _admission(request, tenant, model, prompt_token_ids, max_tokens)
+    found = {"reserved_tokens": decided.tokens, "decision": decided.decision, "replayed": True}
+    return admission.model_copy(update=found)
+
+
+def _admission(
+    request: Request, tenant: Tenant, model: Model, prompt_token_ids: list[int], max_tokens: int
+) -> Admission:
+    return Admission(
+        response_id=request.response_id,
+        scope=request.scope.model_copy(update={"policy_version": tenant.policy.version}),
+        stage_ms=request.stage_ms,
+        request=request,
+        model=model.name,
+        pool=model.pool,
+        lane=lane_of(tenant.tier, request.service_tier),
+        prompt_token_ids=prompt_token_ids,
+        max_tokens=max_tokens,
+    )
+
+
+def _unfit(request: Request, tenant: Tenant, vocabulary_size: int, *, accepts_seed: bool) -> Refusal | None:
+    """What this tenant, model or engine does not take."""
+    sampling, limit = request.sampling, tenant.limits.max_output_tokens
+    if sampling.seed is not None and not accepts_seed:
+        message = "seed is not supported by this model's engine."
+        return Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="seed")
+    each = sampling.max_tokens or 1
+    if each > limit:
+        message = f"max_tokens is above the limit of {limit}."
+        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="max_tokens")
+    if request.choices * each > limit:
+        message = f"n times max_tokens, {request.choices} times {each}, is above the limit of {limit}."
+        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="n")
+    vocabulary = range(vocabulary_size)
+    for param, token_ids in (
+        ("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+    ):  # fmt: skip
+        if any(token_id not in vocabulary for token_id in token_ids):
+            message = f"{param} names a token beyond the {vocabulary_size} of the model."
+            return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=param)
+    return None
+
+
+async def _tokenised(
+    request: Request, tokenizer: Tokenizer, context_window: int, services: Services
+) -> list[int] | Refused | Finished:
+    prompt = request.prompt
+    if isinstance(prompt, list):
+        return _known(request, prompt, tokenizer.vocabulary_size)
+    size = size_of(request)
+
+    def encode() -> list[int]:
+        if size.chars > context_window * MAX_CHARS_PER_TOKEN:
+            raise TooManyTokens
+        if prompt is not None:
+            return tokenizer.encode_prompt(prompt, at_most=context_window)
+        return tokenizer.encode_chat(request.messages, tools=request.tools, at_most=context_window)
+
+    try:
+        weight = work_chars(size)
+        if weight < LONG_CHARS:
+            return encode()
+        return await _when_there_is_room(request, weight, encode, services)
+    except TooManyTokens:
+        message = endless_message(request.endpoint, context_window, size.chars)
+        refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
+    except TemplateError as error:
+        # Templates see placeholders instead of contents, so their words repeat nobody's text.
+        message = f"The model's chat template refuses the messages: {error}"[:2_000]
+        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="messages")
+    return Refused(Origin.of(request), refusal, spends_request=True)
+
+
+def _known(request: Request, token_ids: list[int], vocabulary_size: int) -> list[int] | Refused:
+    """A prompt that came as token ids."""
+    if max(token_ids) < vocabulary_size:
+        return token_ids
+    message = f"prompt names a token beyond the {vocabulary_size} of the model."
+    return Refused(Origin.of(request), Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="prompt"))
+
+
+async def _when_there_is_room(
+    request: Request, weight: int, encode: Callable[[], list[int]], services: Services
+) -> list[int] | Refused | Finished:
+    """A long prompt is tokenised for whom its tenant's rate admits, and in turns. Raises QuotaUnavailable."""
+    tenant_id, job = request.scope.tenant_id, may_wait(request)
+    topic = (services.topics.intake_batch if job else services.topics.requests).name
+
+    def work() -> list[int]:
+        services.on_hold(topic, TOKENISING_HOLD_S)
+        return encode()
+
+    if job:
+        return await services.long_prompts.in_turn((tenant_id, "jobs"), weight, work)
+    limits = limits_of(tenant_id, services.directory)
+    stands = await services.quota.look(tenant_id, limits, request.response_id, deadline_ms=request.deadline_ms)
+    match stands:
+        case Refusal():
+            return Refused(Origin.of(request), stands, stored=True)
+        case Refunded():
+            return Refused(Origin.of(request), DEADLINE_PASSED)
+        case Finished():
+            return stands
+        case Reserved() | Decided():
+            # Delivered again: somebody may be answering it already, so it is not refused for now.
+            return await services.long_prompts.in_turn(tenant_id, weight, work)
+    place = services.long_prompts.place(tenant_id, len(request.encode()))
+    if place is None:
+        return Refused(Origin.of(request), TOO_MANY_LONG)
+    try:
+        return await services.long_prompts.in_turn(tenant_id, weight, work)
+    finally:
+        place.leave()
+
+
+def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
+    """How many tokens each answer may have."""
+    sampling, room = request.sampling, context_window - prompt_tokens
+    message = overflow_message(request.endpoint, context_window, prompt_tokens, sampling.max_tokens)
+    if room < 1:
+        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
+    if sampling.max_tokens is not None and sampling.max_tokens > room:
+        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens")
+    max_tokens = sampling.max_tokens or min(room, tenant.limits.max_output_tokens // request.choices)
+    if sampling.min_tokens > max_tokens:
+        message = f"min_tokens is above {max_tokens}."
+        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="min_tokens")
+    if may_wait(request) and sampling.logprobs is not None:
+        told = request.choices * max_tokens * (sampling.logprobs + 1)
+        if told > MAX_LOGPROBS_OF_A_JOB:
+            message = (
+                f"A result holds {MAX_LOGPROBS_OF_A_JOB} probabilities at most;"
+                f" n times max_tokens times (top_logprobs + 1) is {told}."
+            )
+            return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="logprobs")
+    return max_tokens
