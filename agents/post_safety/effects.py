@@ -7,13 +7,14 @@ from typing import Literal, NamedTuple
 from agents.post_safety.strands import Strand
 from schemas.base import ScopedRecord
 from schemas.batch import BatchResult
+from schemas.logprobs import RowLogprobs
 from schemas.parked import Parked
 
 Channel = Literal["responses", "usage", "results", "verdicts", "control", "generated", "parked"]
 
-ReleasedRow = tuple[bytes, str, int, int, Strand, str, list[int], int]
+ReleasedRow = tuple[bytes, str, int, int, Strand, str, list[int], int, RowLogprobs]
 """A row of `Release`: encoded scope without its trace context, response id, choice, first sequence, strand, text,
-text ends, emitted at. A bare tuple: there is one for nearly every token."""
+text ends, emitted at, probabilities. A bare tuple: there is one for nearly every token."""
 
 
 class Released(NamedTuple):

@@ -91,9 +91,9 @@ class Fold:
                 # Nothing fills it; another attempt may answer.
                 self._timers.watch_gap(state, response, Gap(attempt_id, timestamp_ms, _NEVER))
         accepted_tokens = 0
-        for response_id, attempt_id, choice, first, strand, tokens, text, ends, finish, cached in zip(
+        for response_id, attempt_id, choice, first, strand, tokens, text, ends, likely, finish, cached in zip(
             frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, strands(frame), frame.token_ids,
-            frame.text, frame.text_ends, frame.finish, frame.cached_tokens, strict=True,
+            frame.text, frame.text_ends, frame.logprobs, frame.finish, frame.cached_tokens, strict=True,
         ):  # fmt: skip
             response = responses.get(response_id)
             if response is None:
@@ -121,15 +121,15 @@ class Fold:
                     tally.reasoning += accepted
                 else:
                     tally.output += accepted
-                if not known and response.hold.passes(choice, strand, text, ends):
+                if not known and likely is None and response.hold.passes(choice, strand, text, ends):
                     released[response.reply_partition].append(
-                        (response.scope_json, response_id, choice, first, strand, text, ends, emitted_at_us)
+                        (response.scope_json, response_id, choice, first, strand, text, ends, emitted_at_us, None)
                     )
                     if response.keeps_text:
                         tally.keep(strand, text)
                 else:
                     tally.withheld += accepted
-                    delta = Delta(choice, strand, first, text, ends, emitted_at_us)
+                    delta = Delta(choice, strand, first, text, ends, emitted_at_us, likely)
                     for piece in response.hold.accept(delta.after(known)):
                         released[response.reply_partition].append(response.release(piece))
                     if response.hold.halted and not response.verdict_written and not finish:
@@ -199,7 +199,7 @@ class Fold:
             opened_at_ms=timestamp_ms,
             held_offset=held_offset,
             prefix=AcceptedPrefix(choices=opened.choices),
-            hold=HoldBack(phrases or PhraseSet(())),
+            hold=HoldBack(phrases or PhraseSet(()), content_is_json=opened.content_is_json),
             tallies=[Tally() for _ in range(opened.choices)],
             scope_json=opened.scope.model_copy(update={"traceparent": ""}).model_dump_json().encode(),
             keeps_text=opened.reply_to.results_topic is not None,

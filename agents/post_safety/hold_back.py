@@ -8,18 +8,21 @@ answered and what is thought, or across two calls; nor in a call that is gone on
 
 A change of strand lets go what was held of the text that is left, so that nothing waits for a text that may never go
 on: a part of a phrase leaves, and its last token never does. What would be a denied phrase if the text ended there
-halts, though it might have become a longer word. Escapes of JSON are read in arguments; what is answered may be JSON or
-not, and is read both ways.
+halts, though it might have become a longer word. Escapes of JSON are read in arguments, and in answers that were asked
+for as JSON; what else is answered may be JSON or not, and is read both ways.
 """
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from agents.post_safety.likely_tokens import LikelyTokens
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
 from agents.safety.arguments import ArgumentsMatcher
 from agents.safety.phrases import Match, PhraseSet, StreamMatcher
-from agents.safety.text_or_json import TextOrJsonMatcher
+from agents.safety.text_or_json import TextOrJsonMatcher, passes_in_both
+from schemas.logprobs import RowLogprobs
 
 _WITHOUT_TEXT = 2**63
 """Position of a token without text until its character is complete: beyond everything."""
@@ -34,11 +37,26 @@ class Delta(NamedTuple):
     text: str
     text_ends: list[int]
     emitted_at_us: int
+    logprobs: RowLogprobs = None
+
+    def apart(self) -> "Iterator[Delta]":
+        """Each token by itself."""
+        begin = 0
+        for token, end in enumerate(self.text_ends):
+            yield self._replace(
+                first_sequence=self.first_sequence + token,
+                text=self.text[begin:end],
+                text_ends=[end - begin],
+                logprobs=self.logprobs and [self.logprobs[token]],
+            )
+            begin = end
 
     def before(self, token: int) -> "Delta":
         """The first `token` tokens; at least one."""
         ends = self.text_ends[:token]
-        return self._replace(text=self.text[: ends[-1]], text_ends=ends)
+        return self._replace(
+            text=self.text[: ends[-1]], text_ends=ends, logprobs=self.logprobs and self.logprobs[:token]
+        )
 
     def after(self, token: int) -> "Delta":
         """All but the first `token` tokens."""
@@ -49,6 +67,7 @@ class Delta(NamedTuple):
             first_sequence=self.first_sequence + token,
             text=self.text[cut:],
             text_ends=[end - cut for end in self.text_ends[token:]],
+            logprobs=self.logprobs and self.logprobs[token:],
         )
 
 
@@ -58,15 +77,21 @@ class _Text:
     `with_next`: tokens that wait for the next one that ends a character, as (positions of their delta, index).
     """
 
-    __slots__ = ("index", "is_left", "matcher", "position", "strand", "with_next")
+    __slots__ = ("index", "is_left", "likely", "matcher", "position", "strand", "with_next")
 
     def __init__(self, index: int, strand: Strand, matcher: StreamMatcher | None) -> None:
         self.index = index
         self.strand = strand
         self.matcher = matcher
         self.is_left = False
+        self.likely: LikelyTokens | None = None
         self.position = 0
         self.with_next: list[tuple[list[int], int]] = []
+
+    @property
+    def may_be_json(self) -> bool:
+        """Or not: nobody knows."""
+        return self.strand == "content" and type(self.matcher) is StreamMatcher
 
     @property
     def hold_from(self) -> int:
@@ -98,6 +123,14 @@ class _Text:
             begin = end
         return positions
 
+    def told(self, delta: Delta, phrases: PhraseSet) -> Delta:
+        """The next token without what must not be told of those that were likely beside it."""
+        if self.matcher is None or delta.logprobs is None:
+            return delta
+        if self.likely is None:
+            self.likely = LikelyTokens(phrases)
+        return delta._replace(logprobs=[self.likely.told(delta.logprobs[0], delta.text, self.matcher)])
+
     def leave(self) -> None:
         if self.matcher is not None:
             self.matcher.leave()
@@ -116,7 +149,7 @@ class _Text:
 
     def _feed(self, matcher: StreamMatcher, piece: str) -> bool:
         """Whether what the piece says is not known yet."""
-        if "\\" in piece and self.strand == "content" and type(matcher) is StreamMatcher:
+        if "\\" in piece and self.may_be_json:
             matcher = self.matcher = TextOrJsonMatcher(matcher)
         matcher.feed(piece)
         self.position = matcher.position
@@ -145,10 +178,13 @@ class HoldBack:
     Once `halted`, nothing more is ever released; the tokens before the `match` (in `halted_choice`) were.
     """
 
-    __slots__ = ("_left", "_phrases", "_texts", "_waiting", "halted", "halted_choice", "match", "released")
+    __slots__ = (
+        "_content_is_json", "_left", "_phrases", "_texts", "_waiting", "halted", "halted_choice", "match", "released"
+    )  # fmt: skip
 
-    def __init__(self, phrases: PhraseSet) -> None:
+    def __init__(self, phrases: PhraseSet, *, content_is_json: bool = False) -> None:
         self._phrases = phrases
+        self._content_is_json = content_is_json
         # Per choice the text that it is at, and those that it left and may return to.
         self._texts: dict[int, _Text] = {}
         self._left: dict[int, dict[Strand, _Text]] = {}
@@ -175,7 +211,9 @@ class HoldBack:
         if tokens > 1 and text_ends[-1] == text_ends[-2]:
             return False
         if (matcher := at.matcher) is not None:
-            if tokens > 1 or not matcher.passes(text):
+            if tokens > 1 or not (
+                matcher.passes(text) or ("\\" in text and at.may_be_json and passes_in_both(matcher, text))
+            ):
                 return False
             at.position = matcher.position
         self.released += tokens
@@ -183,6 +221,11 @@ class HoldBack:
 
     def accept(self, delta: Delta) -> list[Delta]:
         """Takes the next accepted tokens, without a gap; returns what may be released now."""
+        if delta.logprobs is not None and self._phrases:
+            return [piece for token in delta.apart() for piece in self._accept(token)]
+        return self._accept(delta)
+
+    def _accept(self, delta: Delta) -> list[Delta]:
         if self.halted:
             return []
         text = self._texts.get(delta.choice)
@@ -193,6 +236,7 @@ class HoldBack:
             if self._is_halted_by(text):
                 return self._release()
             text = self._texts[delta.choice] = self._turned(text, delta.strand)
+        delta = text.told(delta, self._phrases)
         positions = text.positions(delta)
         if not self._waiting and positions[-1] <= text.hold_from:
             self.released += len(positions)
@@ -218,7 +262,8 @@ class HoldBack:
         if not self._phrases:
             return _Text(index, strand, None)
         kind, _ = kind_and_call(strand)
-        return _Text(index, strand, (ArgumentsMatcher if kind == "tool_arguments" else StreamMatcher)(self._phrases))
+        is_json = kind == "tool_arguments" or (kind == "content" and self._content_is_json)
+        return _Text(index, strand, (ArgumentsMatcher if is_json else StreamMatcher)(self._phrases))
 
     def _turned(self, left: _Text, strand: Strand) -> _Text:
         """The text of that strand, from where it was left. Of calls only the latest is remembered."""

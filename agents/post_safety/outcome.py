@@ -109,17 +109,14 @@ def _bill(
 
 
 def _finish_reason(response: Response, choice: int, code: EndingCode) -> str:
-    """A choice that finished keeps its own reason, unless it is the one that was halted. One that stopped because it
-    waits for what its calls return says so.
+    """A choice that finished keeps its own reason if it was released to its end. One that stopped because it waits for
+    what its calls return says so.
     """
-    rule = ENDINGS[code]
-    hold = response.hold
-    if code is EndingCode.SAFETY_HALTED and hold.halted and hold.halted_choice in (None, choice):
-        return rule.finish_reason
-    own = response.prefix.finished.get(choice)
-    if own == "stop" and response.tallies[choice].called:
-        return "tool_calls"
-    return own or rule.finish_reason
+    tally, own = response.tallies[choice], response.prefix.finished.get(choice)
+    # Of a choice that nobody looked into, for want of its phrases, nothing was.
+    if own is None or tally.withheld or (response.hold.halted and response.hold.halted_choice is None):
+        return ENDINGS[code].finish_reason
+    return "tool_calls" if own == "stop" and tally.called else own
 
 
 def _stage_ms(response: Response, tally: Tally, ended_at_ms: int) -> dict[str, int]:

@@ -12,7 +12,18 @@ from schemas.base import SCHEMA_VERSION
 MAX_CHARS = 500_000
 """Of one record's text: at six bytes a character and with its columns still below the topic's record size."""
 MAX_ROWS = 8_192
-_first_sequence, _text = itemgetter(3), itemgetter(5)
+_FIGURE_CHARS = 5
+"""What a probability and what stands around it takes, in characters of text."""
+_first_sequence, _text, _logprobs = itemgetter(3), itemgetter(5), itemgetter(8)
+
+
+def _chars(rows: Sequence[ReleasedRow]) -> int:
+    """What they take of a record, as characters of text."""
+    chars = sum(map(len, map(_text, rows)))
+    if any(map(_logprobs, rows)):
+        told = (token for row in rows for token in row[8] or ())
+        chars += sum(len(text) + _FIGURE_CHARS for token in told for text, _ in token)
+    return chars
 
 
 class Group:
@@ -21,7 +32,7 @@ class Group:
     __slots__ = ("oldest_emitted_at_us", "partition", "rows", "tokens", "value")
 
     def __init__(self, partition: int, rows: Sequence[ReleasedRow]) -> None:
-        scope_json, response_id, choice, first_sequence, strand, text, text_ends, emitted_at_us = zip(
+        scope_json, response_id, choice, first_sequence, strand, text, text_ends, emitted_at_us, logprobs = zip(
             *rows, strict=True
         )
         scopes = {scope: index for index, scope in enumerate(dict.fromkeys(scope_json))}
@@ -47,6 +58,8 @@ class Group:
         if not NO_TOOLS.issuperset(strand):
             record["kind"] = [each if isinstance(each, str) else each.kind for each in strand]
             record["call"] = [0 if isinstance(each, str) else each.call for each in strand]
+        if any(logprobs):
+            record["logprobs"] = logprobs
         self.value = orjson.dumps(record)
 
 
@@ -74,7 +87,7 @@ class Regrouper:
     def add(self, released: Released, now_ms: float) -> list[Group]:
         """Takes rows; returns the records that had to leave to make room for them."""
         partition, rows = released
-        chars = sum(map(len, map(_text, rows)))
+        chars = _chars(rows)
         if len(rows) > 1 and (chars > MAX_CHARS or len(rows) > MAX_ROWS):
             half = len(rows) // 2
             return [

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import orjson
+
 from agents.post_safety.effects import ReleasedRow
 from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
 from schemas.generated import Kind, Opened
+from schemas.logprobs import RowLogprobs
 from streams.accepted_prefix import AcceptedPrefix
 
 
@@ -15,7 +18,8 @@ class Tally:
     """Accepted tokens of one choice. `withheld` are those of them that were not released; `called`: some that were
     belong to a tool.
 
-    `newest` is who published the last of them, and when (in microseconds).
+    `newest` is who published the last of them, and when (in microseconds). `logprobs`: of rows that were released, for
+    the batch result; each encoded, which takes less room.
     """
 
     output: int = 0
@@ -26,10 +30,18 @@ class Tally:
     first_emitted_at_us: int = 0
     newest: tuple[str, int] | None = None
     texts: dict[Strand, list[str]] = field(default_factory=dict)
+    logprobs: list[bytes] | None = None
 
-    def keep(self, strand: Strand, text: str) -> None:
-        """Released text, for the batch result."""
+    def keep(self, strand: Strand, text: str, logprobs: RowLogprobs = None) -> None:
+        """What was released, for the batch result."""
         self.texts.setdefault(strand, []).append(text)
+        if logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs.append(orjson.dumps(logprobs))
+
+    def all_logprobs(self) -> RowLogprobs:
+        """What was kept, one entry per token."""
+        return None if self.logprobs is None else [each for row in self.logprobs for each in orjson.loads(row)]
 
     def rows(self) -> Iterator[tuple[Kind, int, str]]:
         """What was kept: of each strand its kind, its call and its text."""
@@ -77,10 +89,11 @@ class Response:
 
     def release(self, delta: Delta) -> ReleasedRow:
         """What was held, or never had to be, leaves: the first of every strand among it."""
-        choice, strand, first_sequence, text, text_ends, emitted_at_us = delta
+        choice, strand, first_sequence, text, text_ends, emitted_at_us, logprobs = delta
         tally = self.tallies[choice]
         tally.withheld -= len(text_ends)
         tally.called = tally.called or strand not in NO_TOOLS
         if self.keeps_text:
-            tally.keep(strand, text)
-        return self.scope_json, self.response_id, choice, first_sequence, strand, text, text_ends, emitted_at_us
+            tally.keep(strand, text, logprobs)
+        scope_json, response_id = self.scope_json, self.response_id
+        return scope_json, response_id, choice, first_sequence, strand, text, text_ends, emitted_at_us, logprobs

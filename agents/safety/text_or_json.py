@@ -1,9 +1,10 @@
 """Phrases in a text that may be JSON: sought in what stands there, and in what its escapes would stand for."""
 
 from collections import deque
+from functools import lru_cache
 
 from agents.safety.arguments import ArgumentsMatcher
-from agents.safety.phrases import StreamMatcher
+from agents.safety.phrases import MAX_CACHED_CHARS, PhraseSet, StreamMatcher, context
 
 
 class TextOrJsonMatcher(StreamMatcher):
@@ -34,6 +35,9 @@ class TextOrJsonMatcher(StreamMatcher):
     def passes(self, text: str) -> bool:
         return False
 
+    def would_match(self, text: str) -> bool:
+        return self._text.would_match(text) or self._json.would_match(text)
+
     def finish(self) -> None:
         self._text.finish()
         self._json.finish()
@@ -61,3 +65,26 @@ class TextOrJsonMatcher(StreamMatcher):
         marks.append((text.position, json.position))
         while marks and marks[0][0] <= text.hold_from and marks[0][1] <= json.hold_from:
             self.hold_from = sum(marks.popleft()) - begin
+
+
+def passes_in_both(matcher: StreamMatcher, text: str) -> bool:
+    """As `StreamMatcher.passes`, of a piece with escapes behind which both readings stand alike, as most of them do."""
+    if matcher.hold_from != matcher.position or len(text) > MAX_CACHED_CHARS or "\\u" in text:
+        return False
+    after = _passage(matcher._phrases, matcher._node, context(matcher._before, text), text)
+    if after is None:
+        return False
+    matcher._node, matcher._before, moved = after
+    matcher.position = matcher.hold_from = matcher.position + moved
+    return True
+
+
+@lru_cache(maxsize=65_536)
+def _passage(phrases: PhraseSet, node: int, before: str, text: str) -> tuple[int, str, int] | None:
+    """Where a matcher that holds nothing stands behind `text`, and how far it moved; None when it does not pass."""
+    begun = StreamMatcher(phrases)
+    begun._node, begun._before = node, before
+    both = TextOrJsonMatcher(begun)
+    both.feed(text)
+    matcher = both.one_reading()
+    return None if matcher is None else (matcher._node, matcher._before, matcher.position)

@@ -14,6 +14,7 @@ from schemas.control import CONTROL, AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Kind, Opened
+from schemas.logprobs import RowLogprobs, TokenLogprobs
 from schemas.policy import OutputPolicy
 from schemas.request import Lane, ReplyTo
 from schemas.responses import RESPONSES, Release, Started, Terminal
@@ -67,13 +68,14 @@ def opened(
     choices: int = 1,
     deadline_ms: int = DEADLINE_MS,
     output_policy: str = "",
+    content_is_json: bool = False,
 ) -> Opened:
     results_topic = TOPICS.results(tenant_id).name if custom_id is not None else None
     return Opened(
         response_id=response_id, scope=scope_of(tenant_id), model="tiny", requested_model="tiny-latest", pool="sim",
         lane=Lane.INTERACTIVE, lane_partition=0, choices=choices, prompt_tokens=10, max_tokens=100,
         reserved_tokens=110, accepted_at_ms=START_MS, admitted_at_ms=START_MS + 1, deadline_ms=deadline_ms,
-        output_policy=output_policy,
+        output_policy=output_policy, content_is_json=content_is_json,
         reply_to=ReplyTo(partition=reply_partition, results_topic=results_topic, custom_id=custom_id),
     )  # fmt: skip
 
@@ -115,6 +117,7 @@ class Row:
     kind: Kind = "content"
     cached: int = 4
     call: int = 0
+    logprobs: RowLogprobs = None
 
 
 def frame(*rows: Row, worker_id: str = "worker-1") -> Frame:
@@ -128,7 +131,7 @@ def frame(*rows: Row, worker_id: str = "worker-1") -> Frame:
         response_id=[row.response_id for row in rows], attempt_id=[row.attempt for row in rows],
         choice=[row.choice for row in rows], first_sequence=[row.first_sequence for row in rows],
         kind=[row.kind for row in rows], token_ids=[list(range(len(row.tokens))) for row in rows],
-        text=["".join(row.tokens) for row in rows], text_ends=ends, logprobs=[None for _ in rows],
+        text=["".join(row.tokens) for row in rows], text_ends=ends, logprobs=[row.logprobs for row in rows],
         finish=[row.finish for row in rows], cached_tokens=[row.cached for row in rows],
         call=[row.call for row in rows] if any(row.kind.startswith("tool_") for row in rows) else None,
     )  # fmt: skip
@@ -142,6 +145,7 @@ class Answer:
     tokens: dict[tuple[int, int], str] = field(default_factory=dict)
     kinds: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     """Per token the kind and the call of its row."""
+    likely: dict[tuple[int, int], TokenLogprobs | None] = field(default_factory=dict)
     terminals: set[bytes] = field(default_factory=set)
     usage: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     results: set[bytes] = field(default_factory=set)
@@ -239,15 +243,18 @@ class World:
         return answers
 
     def _take_release(self, answers: dict[str, Answer], release: Release) -> None:
-        for response_id, choice, first, text, ends, kind, call in zip(
+        none: list[RowLogprobs] = [None] * len(release)
+        for response_id, choice, first, text, ends, kind, call, logprobs in zip(
             release.response_id, release.choice, release.first_sequence, release.text, release.text_ends, release.kind,
-            release.calls, strict=True,
+            release.calls, release.logprobs or none, strict=True,
         ):  # fmt: skip
             answer, begin = answers[response_id], 0
             for index, end in enumerate(ends):
                 key = (choice, first + index)
                 assert answer.tokens.setdefault(key, text[begin:end]) == text[begin:end], "a replay says the same"
                 assert answer.kinds.setdefault(key, (kind, call)) == (kind, call)
+                told = None if logprobs is None else logprobs[index]
+                assert answer.likely.setdefault(key, told) == told
                 begin = end
             assert sorted(sequence for _, sequence in answer.tokens) == list(range(1, len(answer.tokens) + 1))
 

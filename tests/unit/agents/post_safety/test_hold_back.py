@@ -191,6 +191,28 @@ def test_content_may_be_json(content: str) -> None:
         assert "poison" not in text_of(out)
 
 
+def test_what_was_asked_for_as_json_is_read_as_json_alone() -> None:
+    bad = PhraseSet(["bad"])
+    for content, denied in (('{"a":"\\bad"}', False), ('{"a":"\\\\bad"}', True), ('{"a":"\\u0062ad"}', True)):
+        hold = HoldBack(bad, content_is_json=True)
+        out = hold.accept(delta(1, content)) + hold.finish()
+        assert (hold.halted, text_of(out)) == (denied, "" if denied else content)
+    thought = HoldBack(bad, content_is_json=True)
+    thought.accept(delta(1, "C:\\bad", kind="reasoning"))
+    thought.finish()
+    assert thought.halted, "what is thought is no JSON"
+
+
+def test_a_row_with_an_escape_passes_where_both_readings_go_on_alike() -> None:
+    hold = HoldBack(BOMB)
+    hold.accept(delta(1, "Here"))
+    assert hold.passes(0, "content", "\\frac{", [6])
+    assert hold.passes(0, "content", " x\\n\\n# ", [8])
+    for row in ("\\n", "\\npoi", " make\\n", "\\", "\\u0041 "):
+        assert not hold.passes(0, "content", row, [len(row)]), row
+    assert hold.released == 3
+
+
 def test_behind_an_escape_rows_pass_again() -> None:
     hold = HoldBack(BOMB)
     hold.accept(delta(1, "Here"))

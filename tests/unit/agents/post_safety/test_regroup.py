@@ -24,7 +24,7 @@ def released(
 ) -> Released:
     ends = [len("".join(text[: index + 1])) for index in range(len(text))]
     scope_json = scope.model_dump_json().encode()
-    return Released(partition, [(scope_json, response_id, 0, first_sequence, strand, "".join(text), ends, 7)])
+    return Released(partition, [(scope_json, response_id, 0, first_sequence, strand, "".join(text), ends, 7, None)])
 
 
 @given(st.lists(st.tuples(tokens, st.sampled_from(SCOPES), st.integers(1, 2**31)), min_size=1, max_size=6))
