@@ -258,7 +258,7 @@ async def test_no_key_in_time_closes(stack: Stack, monkeypatch: pytest.MonkeyPat
         ('{"type":"request","request_id":"a"}', "invalid_request", "body"),
         ('{"type":"request","request_id":7,"body":{}}', "invalid_request", "request_id"),
         ('{"type":"request","request_id":"a","body":{},"extra":1}', "unsupported_parameter", "extra"),
-        (json.dumps({"type": "request", "request_id": "a", "body": {**HELLO, "best_of": 9}}), "unsupported_parameter", "best_of"),
+        (json.dumps({"type": "request", "request_id": "a", "body": {**HELLO, "n": 129}}), "invalid_request", "n"),
         (
             json.dumps({"type": "request", "request_id": "a", "body": {**HELLO, "stream": False}}),
             "invalid_request", "body.stream",
