@@ -195,7 +195,10 @@ def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[Tall
             response_id=about.response_id,
             created_s=about.accepted_at_ms // 1_000,
             model=terminal.model,
-            choices=[said(about.response_id, choice, tally.rows()) for choice, tally in enumerate(tallies)],
+            choices=[
+                said(about.response_id, choice, tally.rows(), tally.all_logprobs())
+                for choice, tally in enumerate(tallies)
+            ],
             code=terminal.code,
             finish_reasons=terminal.finish_reasons,
             usage=terminal.usage,

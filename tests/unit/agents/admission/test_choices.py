@@ -7,7 +7,7 @@ import pytest
 from agents.admission.validation import MAX_LOGPROBS_OF_A_JOB
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Opened
-from schemas.request import AdmittedRequest, Sampling
+from schemas.request import AdmittedRequest, Lane, Sampling
 from streams.directory import Limits
 from tests.unit.agents.admission.world import IDS, NOW, RESPONSE, World
 
@@ -88,6 +88,14 @@ async def test_several_answers_are_one_request_and_one_response_at_once(world: W
     limit(world, requests_per_minute=1, concurrent_responses=1)
     await ask(world, 5)
     assert not world.log.endings
+
+
+async def test_a_job_may_ask_for_several_answers(world: World) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10, "n": 3}
+    await world.submit(world.job(body))
+    [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.batch")
+    [(_, opened)] = world.log.of(Opened, "local.generated")
+    assert (work.choices, opened.choices, opened.lane) == (3, 3, Lane.BATCH)
 
 
 async def test_a_job_asks_for_no_more_probabilities_than_one_result_holds(world: World) -> None:

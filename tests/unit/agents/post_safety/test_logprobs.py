@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
 
 from agents.post_safety.effects import Released
 from agents.post_safety.hold_back import Delta, HoldBack
@@ -75,6 +76,24 @@ def test_a_token_that_is_withheld_has_its_own_withheld() -> None:
     answer = told(row(1, "Use", " secret"), row(3, " salt"), row(4, " secret", " sauce", " now"))
     assert (answer.text, answer.terminal.code) == ("Use secret salt", EndingCode.SAFETY_HALTED)
     assert sorted(answer.likely) == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_a_producer_reads_them_with_what_was_released() -> None:
+    rows = [
+        Row("r1", 1, ["Hm"], kind="reasoning"),
+        row(2, "Hi", " you"),
+        row(4, " secret"),
+        row(5, " sauce", " now"),
+    ]
+    for released in (rows, [rows[0], row(2, "Hi", " you", finish="stop")]):
+        result = told(*released, custom_id="job-1").result.response
+        assert result is not None
+        [choice] = ChatCompletion.model_validate(result.body, strict=True).choices
+        assert choice.message.content == "Hi you"
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert [each.token for each in choice.logprobs.content] == ["Hi", " you"]
+        assert [each.token for each in choice.logprobs.content[1].top_logprobs] == [" you", " salt"]
 
 
 def test_a_row_that_is_read_twice_is_cut_at_the_same_token() -> None:
