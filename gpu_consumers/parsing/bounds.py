@@ -1,7 +1,6 @@
 """What the calls of an answer may hold: parsers and clients look at all of it again with every token."""
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_consumers.parsing.port import Piece
@@ -12,6 +11,8 @@ MAX_ARGUMENTS_DEPTH = 64
 MAX_SILENT_CHARS = 65_536
 """Of text that completes nothing: a parser that waits for the end of something looks through all of it again."""
 
+_CLOSING = frozenset("}/")
+"""What ends a call that has no arguments has one of them, as formats go: an object of JSON, or an element."""
 _STRUCTURE = re.compile(r'\\(?:.|\Z)|["{}\[\]]', re.DOTALL)
 
 
@@ -19,35 +20,46 @@ class CallBounds:
     """Of one choice; `exceeded` once a piece was beyond them."""
 
     def __init__(self) -> None:
-        self._arguments: defaultdict[int, _Arguments] = defaultdict(_Arguments)
+        self._arguments: dict[int, _Arguments] = {}
         self._silent_chars = 0
         self._last: Piece | None = None
+        self._is_closed = False
         self.exceeded = False
 
     @property
     def are_within_call(self) -> bool:
-        """Whether what was told last is of a call whose arguments are not whole."""
+        """Whether what was told last is of a call that is not whole."""
         if self._last is None or self._last.kind not in ("tool_name", "tool_arguments"):
             return False
-        return not self._arguments[self._last.call].are_whole
+        arguments = self._arguments.get(self._last.call)
+        return not (self._is_closed if arguments is None else arguments.are_whole)
 
     def within(self, text: str, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Those of the pieces that are, of a token that adds `text`: none behind the first that is not."""
         if not pieces:
             self._silent_chars += len(text)
             self.exceeded = self._silent_chars > MAX_SILENT_CHARS
+            self._note_closing(text)
             return pieces
         self._silent_chars = 0
         for index, piece in enumerate(pieces):
             if not self._holds(piece):
                 self.exceeded = True
                 return pieces[:index]
+        if (last := pieces[-1]).kind == "tool_name":
+            self._is_closed = False
+            self._note_closing(text.rpartition(last.text)[2])
         return pieces
+
+    def _note_closing(self, text: str) -> None:
+        """In text that says nothing, where it follows on a name."""
+        if self._last is not None and self._last.kind == "tool_name" and not _CLOSING.isdisjoint(text):
+            self._is_closed = True
 
     def _holds(self, piece: Piece) -> bool:
         self._last = piece
         if piece.kind == "tool_arguments":
-            return self._arguments[piece.call].hold(piece.text)
+            return self._arguments.setdefault(piece.call, _Arguments()).hold(piece.text)
         return piece.call < MAX_TOOL_CALLS
 
 
@@ -62,7 +74,7 @@ class _Arguments:
 
     @property
     def are_whole(self) -> bool:
-        return self._chars > 0 and self._depth == 0 and not self._in_string
+        return self._chars > 0 and self._depth <= 0 and not self._in_string
 
     def hold(self, text: str) -> bool:
         """Takes the next part. False: they are too long with it, or nested too deep."""

@@ -18,8 +18,9 @@ class Fold:
     """Of one choice. `text_of` gives the text that each token adds, asked once for each and in order: whole characters.
 
     The engine gives ids alone, of tokens that it generated without stop strings: those are sought here, so the fold may
-    end an answer before the engine does (`is_over`). So it does, as `length`, where an answer exceeds `CallBounds`, and
-    where a stop string stands within a call: with `stop`, clients would make that call.
+    end an answer before the engine does (`is_over`). So it does, as `length`, where an answer exceeds `CallBounds`.
+    What stops within a call, by a string or by a token, ends as `length` too: with `stop`, clients would make that
+    call.
     """
 
     def __init__(self, text_of: Callable[[int], str], parser: TokenParser, sampling: Sampling) -> None:
@@ -50,15 +51,11 @@ class Fold:
                 finish = "length"
                 break
         if finish:
-            if self._is_cut_off():
+            if self._bounds.are_within_call or self._cutter.owes_call:
                 finish = "length"
             self._cutter.end(rows, finish)
             self.is_over = True
         return rows
-
-    def _is_cut_off(self) -> bool:
-        is_stopped = self._stops is not None and self._stops.found
-        return is_stopped and (self._bounds.are_within_call or self._cutter.owes_call)
 
     def _certain(
         self, token_ids: Sequence[int], finish: FinishReason, *, hides_last: bool

@@ -99,6 +99,21 @@ def test_a_stop_string_within_a_call_cuts_the_answer_off() -> None:
     assert finish(['<tool_call>{"name": "f", "arguments": {}}</tool_call>.'], ".") == "length"
 
 
+def test_an_end_within_a_call_cuts_the_answer_off_and_one_behind_it_does_not() -> None:
+    def finish(*texts: str, by_token: bool = True) -> FinishReason:
+        rows = fold_of([*texts, ""]).feed(range(len(texts) + 1), "stop", by_token=by_token)
+        return rows[-1].finish
+
+    begun = ('<tool_call>{"name": "f"', ", ", '"arguments": ', '{"a": ', '"x"')
+    for length in range(2, len(begun) + 1):
+        assert finish(*begun[:length]) == finish(*begun[:length], by_token=False) == "length"
+    assert finish(*begun, "}") == finish(*begun, "}", "}", "</tool_call>") == "stop"
+    assert finish('<tool_call>{"name": "f"', "}", "</tool_call>") == "stop", "a call may have no arguments"
+    assert finish('<tool_call>{"name": "f"}', "</tool_call>") == "stop"
+    assert finish(*begun, "}}</tool_call>", '<tool_call>{"name": "g",') == "length"
+    assert finish("Well.") == finish("Well. <tool_call>") == "stop"
+
+
 def test_tokens_behind_a_stop_string_are_not_told_of() -> None:
     fold = fold_of(["so ", "STOP", "not this"], stop=["STOP"])
     assert [(row.token_ids, row.text, row.finish) for row in fold.feed([0, 1, 2])] == [
