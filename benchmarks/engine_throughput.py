@@ -32,7 +32,7 @@ from benchmarks.stacks import (
     running_stack,
 )
 from deploy.local.plan import Options
-from gpu_consumers.engines.vllm_engine import ONE_PROCESS_EXECUTOR, compute_threads
+from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads
 
 STREAMS = 32
 MEAN_TOKENS = 256

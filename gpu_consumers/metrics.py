@@ -59,10 +59,10 @@ class WorkerMetrics:
     def tokens(self, count: int) -> None:
         self._tokens.inc(count)
 
-    def closed(self, outcome: str, tokens: int, first_token_ms: int, last_token_ms: int) -> None:
+    def closed(self, outcome: str, tokens_each: float, first_token_ms: int, last_token_ms: int) -> None:
         self._closed.labels(outcome).inc()
-        if tokens > 1:
-            self._inter_token.observe((last_token_ms - first_token_ms) / (tokens - 1) / 1_000)
+        if tokens_each > 1:
+            self._inter_token.observe((last_token_ms - first_token_ms) / (tokens_each - 1) / 1_000)
 
     def parser_failed(self, error: str) -> None:
         self._parser_failures.labels(error).inc()

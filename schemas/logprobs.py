@@ -8,9 +8,10 @@ from pydantic import Field
 MAX_TOP_LOGPROBS: Final = 20
 MIN_LOGPROB: Final = -9_999.0
 """In the place of minus infinity, which JSON has no word for; OpenAI's."""
+MAX_TOKEN_BYTES: Final = 1_024
 
 Alternative = tuple[
-    Annotated[str, Field(max_length=1_024, pattern=r"^[\x00-\xff]*$")],
+    Annotated[str, Field(max_length=MAX_TOKEN_BYTES, pattern=r"^[\x00-\xff]*$")],
     Annotated[float, Field(ge=MIN_LOGPROB, le=0, allow_inf_nan=False)],
 ]
 """A token and the natural logarithm of its probability. The token is its bytes, each as the character of that number

@@ -463,9 +463,9 @@ class Attempts:
                 self._works.set_phase(work, Phase.READING)
                 self._effects.append(
                     AskReadBack(
-                        work.response_id, work.attempt_id, work.partition, work.reads_from, offset
+                        work.response_id, work.attempt_id, work.partition, work.reads_from, offset, work.request.choices
                     )
-                )  # fmt: skip
+                )
         elif isinstance(receipt, FrameSent):
             self._emission.frame_settled()
             for attempt_id in receipt.finished:

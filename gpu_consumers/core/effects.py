@@ -16,7 +16,7 @@ class FenceSent:
 
 @dataclass(frozen=True, slots=True)
 class FrameSent:
-    """`finished` are the attempts whose last row it holds."""
+    """`finished` are the attempts whose last row it holds, of the last of their choices."""
 
     partition: int
     attempt_ids: frozenset[str]
@@ -52,13 +52,16 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class AskReadBack:
-    """Fold partition `partition` of `generated` from `first_offset` up to and including `fence_offset`."""
+    """Fold partition `partition` of `generated` from `first_offset`, which may be behind `opened`, up to and including
+    `fence_offset`.
+    """
 
     response_id: str
     attempt_id: str
     partition: int
     first_offset: int
     fence_offset: int
+    choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)

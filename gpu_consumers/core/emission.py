@@ -6,7 +6,7 @@ from typing import Literal
 
 from gpu_consumers.core.config import CoreConfig, Observer
 from gpu_consumers.core.effects import DeadLetterSent, Effect, EndingSent, FenceSent, FrameSent, Publish, Receipt
-from gpu_consumers.core.frames import MAX_FRAME_ROWS, FrameColumns, HeldRows, joined
+from gpu_consumers.core.frames import FrameColumns, HeldRows, joined
 from gpu_consumers.core.work import Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta
 from schemas.base import Record
@@ -57,22 +57,30 @@ class Emission:
                 continue
             ends = delta.text_ends
             if delta.error is None and (
-                len(ends) != len(delta.token_ids) or (ends[-1] if ends else 0) != len(delta.text)
+                len(ends) != len(delta.token_ids)
+                or (ends[-1] if ends else 0) != len(delta.text)
+                or (delta.logprobs is not None and len(delta.logprobs) != len(ends))
             ):
-                delta = replace(delta, error="its text is not that of its tokens")
+                delta = replace(delta, error="its text or probabilities are not those of its tokens")
             if delta.error is not None or work.on_trial:
                 kept_back.append((work, delta))
                 continue
             row, row_us = delta, now_us
-            if held and (waited := held.pop(delta.request_id)) is not None:
-                earlier, since_us = waited
-                if earlier.choice == delta.choice and earlier.kind == delta.kind and earlier.call == delta.call:
-                    row, row_us = joined(earlier, delta), since_us
+            if held and (waited := held.pop(delta.request_id, delta.choice)) is not None:
+                earlier, row_us = waited
+                if earlier is None:
+                    pass
+                elif (
+                    earlier.kind == delta.kind
+                    and earlier.call == delta.call
+                    and (earlier.logprobs is None) == (delta.logprobs is None)
+                ):
+                    row = joined(earlier, delta)
                 else:
-                    self._add_row(frames, work, earlier, since_us)
+                    self._add_row(frames, work, earlier, row_us)
             if count := len(delta.token_ids):
                 tokens += count
-                work.next_sequence += count
+                work.generated_tokens += count
                 work.last_token_at_ms = now_ms
             is_first = count and not work.first_token_at_ms
             if is_first:
@@ -82,8 +90,10 @@ class Emission:
             if may_wait and not is_first and not delta.finish:
                 held.put(row, row_us)
                 continue
-            self._add_row(frames, work, row, row_us)
             if delta.finish:
+                work.open_choices -= 1
+            self._add_row(frames, work, row, row_us)
+            if delta.finish and not work.open_choices:
                 self.account(work, "completed", now_ms)
                 self._works.set_phase(work, Phase.CLOSING)
         if not may_wait:
@@ -110,15 +120,18 @@ class Emission:
         self._frames_in_flight -= 1
 
     def drop_held(self, work: Work) -> None:
-        self._held.pop(work.attempt_id)
+        self._held.drop(work.attempt_id)
 
     def _add_row(self, frames: _Frames, work: Work, row: EngineDelta, row_us: int) -> None:
-        """`row` holds the newest of the tokens that `work` has generated, from `row_us` on."""
+        """`row`, from `row_us` on, leaves behind everything of `work` that was added before: so it is numbered."""
         columns = frames.get((work.partition, row_us))
         if columns is None:
             columns = frames[work.partition, row_us] = FrameColumns()
-        columns.add(work.scope, work.response_id, work.next_sequence - len(row.token_ids), row)
-        if len(columns) >= MAX_FRAME_ROWS:
+        columns.add(work.scope, work.response_id, work.next_sequence, row)
+        work.next_sequence += len(row.token_ids)
+        if row.finish and not work.open_choices:
+            columns.finished_ids.append(row.request_id)
+        if columns.is_full:
             self._publish_frames(frames)
             frames.clear()
 
@@ -181,8 +194,8 @@ class Emission:
     def account(self, work: Work, outcome: str, now_ms: int) -> None:
         """The unpriced record of what an attempt cost; once per attempt that was in the engine."""
         request = work.request
-        tokens = work.next_sequence - 1
-        self._observer.closed(outcome, tokens, work.first_token_at_ms, work.last_token_at_ms)
+        tokens = work.generated_tokens
+        self._observer.closed(outcome, tokens / request.choices, work.first_token_at_ms, work.last_token_at_ms)
         record = ComputeRecord(
             response_id=work.response_id,
             scope=request.scope,

@@ -3,9 +3,14 @@
 from gpu_consumers.engines.port import EngineDelta
 from schemas.base import Scope
 from schemas.generated import Frame, Kind
+from schemas.logprobs import TokenLogprobs
 
 MAX_FRAME_ROWS = 1_024
-"""More rows make another record: 1,024 rows stay far below the topic's largest message."""
+"""More rows make another record: 1,024 rows stay far below the topic's largest message. A row with probabilities counts
+as many as they are long."""
+_ROW_BYTES = 1_024
+_ALTERNATIVE_BYTES, _CHAR_BYTES = 30, 6
+"""At most, in JSON: of a token and its probability, and of each character of the token."""
 _OF_TOOLS = frozenset[Kind]({"tool_name", "tool_arguments"})
 
 
@@ -19,18 +24,17 @@ class FrameColumns:
         self._response_id: list[str] = []
         self._first_sequence: list[int] = []
         self._deltas: list[EngineDelta] = []
+        self._room = MAX_FRAME_ROWS
+        self.finished_ids: list[str] = []
+        """The attempts that end here."""
 
-    def __len__(self) -> int:
-        return len(self._deltas)
+    @property
+    def is_full(self) -> bool:
+        return self._room <= 0
 
     @property
     def attempt_ids(self) -> list[str]:
         return [delta.request_id for delta in self._deltas]
-
-    @property
-    def finished_ids(self) -> list[str]:
-        """The attempts that end here."""
-        return [delta.request_id for delta in self._deltas if delta.finish]
 
     def add(self, scope: Scope, response_id: str, first_sequence: int, delta: EngineDelta) -> None:
         index = self._scope_index.get(id(scope))
@@ -41,6 +45,7 @@ class FrameColumns:
         self._response_id.append(response_id)
         self._first_sequence.append(first_sequence)
         self._deltas.append(delta)
+        self._room -= 1 if delta.logprobs is None else _rows_of(delta.logprobs)
 
     def encode(self, worker_id: str, emitted_at_us: int) -> bytes:
         """A `Frame`. Validation is left to its readers: on this path it would cost more than everything else."""
@@ -59,7 +64,7 @@ class FrameColumns:
             token_ids=[delta.token_ids for delta in deltas],
             text=[delta.text for delta in deltas],
             text_ends=[delta.text_ends for delta in deltas],
-            logprobs=[None] * len(deltas),
+            logprobs=[delta.logprobs for delta in deltas],
             finish=[delta.finish for delta in deltas],
             cached_tokens=[delta.cached_tokens for delta in deltas],
             call=None if _OF_TOOLS.isdisjoint(kind) else [delta.call for delta in deltas],
@@ -67,7 +72,9 @@ class FrameColumns:
 
 
 def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
-    """Two deltas of one choice, kind and call, in their order, as one; neither is changed."""
+    """Two deltas of one choice, kind and call, both with probabilities or neither, in their order, as one; neither is
+    changed.
+    """
     length = len(first.text)
     return EngineDelta(
         then.request_id,
@@ -79,11 +86,19 @@ def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
         first.cached_tokens,
         kind=then.kind,
         call=then.call,
+        logprobs=None if first.logprobs is None else first.logprobs + (then.logprobs or []),
     )
 
 
+def _rows_of(logprobs: list[TokenLogprobs]) -> int:
+    """That are as long, at least."""
+    alternatives = [text for token in logprobs for text, _ in token]
+    return 1 + (_ALTERNATIVE_BYTES * len(alternatives) + _CHAR_BYTES * sum(map(len, alternatives))) // _ROW_BYTES
+
+
 class HeldRows:
-    """Rows that wait to leave with those of the next steps: every row costs the same downstream, whatever it holds.
+    """Rows that wait to leave with those of the next steps: every row costs the same downstream, whatever it holds. Of
+    each choice of an attempt one; all of an attempt are as old as the oldest, so that they leave in their order.
 
     They wait under pressure alone, and no longer than `hold_us` if steps keep their pace: while what left before is not
     acknowledged (as in Nagle's algorithm, RFC 896), and where more than `rows_per_s` would leave.
@@ -92,7 +107,7 @@ class HeldRows:
     def __init__(self, hold_us: int, rows_per_s: int) -> None:
         self._hold_us = hold_us
         self._rows_per_s = rows_per_s
-        self._rows: dict[str, tuple[EngineDelta, int]] = {}
+        self._rows: dict[str, tuple[dict[int, EngineDelta], int]] = {}
         self._last_step_us = 0
         self._left_us = 0
         self._since_us = 0
@@ -114,17 +129,31 @@ class HeldRows:
         return waits
 
     def put(self, row: EngineDelta, row_us: int) -> None:
-        """`row_us`: when the oldest token in it was generated."""
+        """`row_us`: when the oldest token in it was generated, or in those of its attempt that wait."""
         self._since_us = min(self._since_us, row_us) if self._rows else row_us
-        self._rows[row.request_id] = row, row_us
+        waiting = self._rows.get(row.request_id)
+        if waiting is None:
+            self._rows[row.request_id] = {row.choice: row}, row_us
+        else:
+            waiting[0][row.choice] = row
 
-    def pop(self, attempt_id: str) -> tuple[EngineDelta, int] | None:
-        """With its own time: it may be younger than the oldest row here."""
-        return self._rows.pop(attempt_id, None)
+    def pop(self, attempt_id: str, choice: int) -> tuple[EngineDelta | None, int] | None:
+        """That of this choice, if it has one here, and the time of the attempt; None: nothing of that waits."""
+        waiting = self._rows.get(attempt_id)
+        if waiting is None:
+            return None
+        rows, since_us = waiting
+        row = rows.pop(choice, None)
+        if not rows:
+            del self._rows[attempt_id]
+        return row, since_us
+
+    def drop(self, attempt_id: str) -> None:
+        self._rows.pop(attempt_id, None)
 
     def pop_all(self) -> list[tuple[EngineDelta, int]]:
-        rows, self._rows = list(self._rows.values()), {}
-        return rows
+        waiting, self._rows = self._rows.values(), {}
+        return [(row, since_us) for rows, since_us in waiting for row in rows.values()]
 
     def overdue(self, now_us: int) -> bool:
         return bool(self._rows) and abs(now_us - self._since_us) >= self._hold_us

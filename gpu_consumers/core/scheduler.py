@@ -12,12 +12,13 @@ from schemas.request import LANES, Lane
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A request that waits. `tokens` is what it may cost: prompt plus bounded output."""
+    """A request that waits. `tokens` is what it may cost: prompt plus bounded output; `slots` is how many it takes."""
 
     response_id: str
     lane: Lane
     tokens: int
     queued_at_ms: int
+    slots: int = 1
 
 
 class _LaneQueue:
@@ -64,13 +65,17 @@ class Scheduler:
         self._queued_tokens += item.tokens
 
     def take(self, slots: int) -> list[Queued]:
-        """Removes and returns the next requests, at most `slots`."""
+        """Removes and returns the next requests, for as long as one of the `slots` is free.
+
+        The last of them may take more than there are: else it would wait until an engine is empty, or for ever.
+        """
         taken: list[Queued] = []
         for lane in LANES:
             queue = self._lanes[lane]
-            while len(taken) < slots and (head := queue.peek()) is not None:
+            while slots > 0 and (head := queue.peek()) is not None:
                 self._discard(head)
                 taken.append(head)
+                slots -= head.slots
         return taken
 
     def remove(self, response_id: str) -> Queued | None:

@@ -37,7 +37,8 @@ class Slots:
 
     def queue(self, work: Work, now_ms: int, *, front: bool) -> None:
         request = work.request
-        item = Queued(work.response_id, request.lane, work.prompt_tokens + request.max_tokens, now_ms)
+        tokens = work.prompt_tokens + request.choices * request.max_tokens
+        item = Queued(work.response_id, request.lane, tokens, now_ms, request.choices)
         if work.is_suspect:
             self._suspects.add(item)
         else:

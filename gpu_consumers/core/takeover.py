@@ -23,8 +23,8 @@ FEW_ASKS = 8
 class ReadBack:
     """The answer to an ask. `attempts` counts those that the log holds, its own included.
 
-    `ended`: there is a terminal. `superseded`: the own fence was not found, or does not count. `generate`: no token was
-    accepted, the fenced attempt may begin. `interrupted`: tokens were accepted.
+    `ended`: there is a terminal. `superseded`: the own fence was not found, or does not count. `generate`: nothing was
+    accepted, the fenced attempt may begin. `interrupted`: tokens were accepted, or the end of a choice.
     """
 
     ask: AskReadBack
@@ -66,7 +66,7 @@ class PartitionReadBack:
         while self._later and self._later[0].first_offset <= offset:
             ask = self._later.popleft()
             self._asks[ask.response_id] = ask
-            self._prefixes[ask.response_id] = AcceptedPrefix()
+            self._prefixes[ask.response_id] = AcceptedPrefix(ask.choices)
         self.next_offset = offset + 1
         if not self._asks or value is None:
             return answers
@@ -102,11 +102,9 @@ class PartitionReadBack:
         prefix = self._prefixes.get(record.response_id)
         if prefix is None:
             return
-        if isinstance(record, Opened):
-            prefix.choices = record.choices
-        elif isinstance(record, Fence):
+        if isinstance(record, Fence):
             prefix.fence(record, offset)
-        else:
+        elif isinstance(record, Ending):
             prefix.ending(record)
 
     def _answer(self, ask: AskReadBack) -> ReadBack:
@@ -118,5 +116,5 @@ class PartitionReadBack:
         elif prefix.attempt_id != ask.attempt_id:
             finding = "superseded"
         else:
-            finding = "interrupted" if prefix.accepted_tokens else "generate"
+            finding = "interrupted" if prefix.accepted_tokens or prefix.finished else "generate"
         return ReadBack(ask, finding, prefix.attempts, prefix.accepted_tokens)

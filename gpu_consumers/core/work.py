@@ -83,6 +83,10 @@ class Work:
     first_token_at_ms: int = 0
     last_token_at_ms: int = 0
     next_sequence: int = 1
+    """Of the next token that is published."""
+    generated_tokens: int = 0
+    open_choices: int = 1
+    """Of the current attempt: those that the engine has not ended."""
     cached_tokens: int = 0
     # Of the request; looked at with every token, so kept at hand.
     response_id: str = field(init=False)
@@ -109,8 +113,8 @@ class Work:
 
     @property
     def has_said_nothing(self) -> bool:
-        """No token of the current attempt was published."""
-        return self.next_sequence == 1
+        """Nothing of the current attempt was published, neither a token nor the end of a choice."""
+        return self.next_sequence == 1 and self.open_choices == self.request.choices
 
     def engine_request(self) -> EngineRequest:
         request = self.request
@@ -124,11 +128,14 @@ class Work:
             request.tools,
             request.tool_choice,
             is_turn=request.endpoint != "completions",
+            choices=request.choices,
         )
 
     def begins_anew(self) -> None:
         """Its next attempt has said nothing."""
         self.next_sequence = 1
+        self.generated_tokens = 0
+        self.open_choices = self.request.choices
         self.cached_tokens = 0
         self.first_token_at_ms = self.last_token_at_ms = 0
 
@@ -140,21 +147,22 @@ class Works:
         self.by_response: dict[str, Work] = {}
         self.by_attempt: dict[str, Work] = {}
         self._in_slots: set[str] = set()
+        self.slots_taken = 0
 
     @property
     def is_trial_on(self) -> bool:
         """Who is in the engine is to be alone there."""
         return len(self._in_slots) == 1 and all(self.by_response[each].is_suspect for each in self._in_slots)
 
-    @property
-    def slots_taken(self) -> int:
-        return len(self._in_slots)
-
     def set_phase(self, work: Work, phase: Phase) -> None:
-        if phase in _IN_SLOT:
+        """Each choice takes a slot."""
+        had_slots = work.response_id in self._in_slots
+        if phase in _IN_SLOT and not had_slots:
             self._in_slots.add(work.response_id)
-        else:
-            self._in_slots.discard(work.response_id)
+            self.slots_taken += work.request.choices
+        elif phase not in _IN_SLOT and had_slots:
+            self._in_slots.remove(work.response_id)
+            self.slots_taken -= work.request.choices
         work.phase = phase
 
     def set_attempt(self, work: Work) -> None:

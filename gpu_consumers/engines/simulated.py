@@ -2,7 +2,8 @@
 
 `SimulatedCore` is pure: time is a parameter, in seconds. Text is a function of the settings' seed, the request's seed
 and prompt, and the position: a model that is certain of its next token, which temperature, penalties and biases do
-not change. What forbids tokens makes it leave them out.
+not change. What forbids tokens makes it leave them out. Several choices differ as if their seeds did, unless they are
+greedy.
 """
 
 import asyncio
@@ -10,31 +11,28 @@ import hashlib
 import random
 from array import array
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, count
 from math import ceil
 from time import monotonic
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpu_consumers.engines.folding import as_deltas
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from gpu_consumers.engines.simulated_answers import Answer
 from gpu_consumers.engines.simulated_blocks import KvBlocks, prefix_blocks
+from gpu_consumers.engines.simulated_logprobs import Likelihoods
 from gpu_consumers.engines.simulated_regex import CannotSay
 from gpu_consumers.engines.simulated_speech import EndsWithResult, Speech
-from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Passage, Rules, StopStrings, TokenColumns, Vocabulary
-from gpu_consumers.parsing.fold import Fold
+from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Rules, StopStrings, Vocabulary
 from gpu_consumers.parsing.port import ParserNames
 from schemas.generated import FinishReason
+from schemas.request import Sampling
 
-_EOS_TEXT: Final = "<eos>"
 _MAX_OVERDUE_STEPS: Final = 16
-_MAX_LEFT_OUT: Final = 512
-"""Forbidden tokens passed over in search of one that may be said."""
 
 
 class SimulatedEngineSettings(BaseModel):
@@ -71,33 +69,17 @@ class SimulatedEngineSettings(BaseModel):
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request in the engine, waiting or running."""
+    """A choice of a request in the engine, waiting or running."""
 
     request: EngineRequest
     order: int
     prefix: list[bytes]
-    words: Iterator[Passage]
-    target_tokens: int
-    finish_at_target: FinishReason
-    passage: Passage = field(default_factory=lambda: Passage([], []))
-    position: int = 0
-    produced: int = 0
+    answer: Answer
     private_blocks: int = 0
     block_room: int = 0
     cached_tokens: int = 0
     due_s: float = 0.0
     alive: bool = True
-    rules: Rules | None = None
-    fold: Fold | None = None
-    stops: StopStrings | None = None
-    # Looked at with every token, so kept at hand.
-    id: str = field(init=False)
-    is_plain: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.id = self.request.request_id
-        bare = self.rules is None and self.fold is None and self.stops is None
-        self.is_plain = bare and not self.request.sampling.stop_token_ids
 
 
 class SimulatedCore:
@@ -126,7 +108,8 @@ class SimulatedCore:
         self._hang_after = settings.hang_after_tokens if starts <= settings.max_deaths else 0
         self.hangs = False
         self._not_before_s = 0.0
-        self._requests: dict[str, _Running] = {}
+        # Of each request the choices that have not ended.
+        self._requests: dict[str, dict[int, _Running]] = {}
         self._waiting: list[tuple[int, int, _Running]] = []
         self._prefill: list[tuple[float, int, _Running]] = []
         self._steps: dict[int, list[_Running]] = {}
@@ -134,6 +117,7 @@ class SimulatedCore:
         self._refused: deque[EngineDelta] = deque()
         self._running = 0
         self._submitted = 0
+        self._order = count()
         self.produced_tokens = 0
         self.preemptions = 0
 
@@ -151,23 +135,25 @@ class SimulatedCore:
             self._refuse(request, "the prompt needs more KV blocks than there are")
             return
         try:
-            running = self._admit(request)
+            answers = [self._answer(request, choice) for choice in range(request.choices)]
         except CannotSay as error:
             self._refuse(request, str(error), "tools" if self._speech.called(request) else "structured_outputs")
             return
-        self._requests[request.request_id] = running
-        heappush(self._waiting, (request.priority, running.order, running))
+        prefix = prefix_blocks(request.prompt_token_ids, request.cache_salt, self.settings.block_tokens)
+        choices = self._requests[request.request_id] = {}
+        for answer in answers:
+            running = choices[answer.choice] = _Running(request, next(self._order), prefix, answer)
+            heappush(self._waiting, (request.priority, running.order, running))
         self._fill(now_s)
 
     def abort(self, request_id: str, now_s: float) -> None:
-        running = self._requests.pop(request_id, None)
-        if running is None:
-            return
-        self._drop(running)
+        for running in self._requests.pop(request_id, {}).values():
+            self._drop(running)
         self._fill(now_s)
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._running, len(self._requests) - self._running, self._kv.used, self._kv.total)
+        live = sum(map(len, self._requests.values()))
+        return EngineStats(self._running, live - self._running, self._kv.used, self._kv.total)
 
     @property
     def next_due_s(self) -> float | None:
@@ -215,11 +201,13 @@ class SimulatedCore:
     def _refuse(self, request: EngineRequest, why: str, param: str | None = None) -> None:
         self._refused.append(EngineDelta(request.request_id, 0, [], "", [], error=why, refused_param=param))
 
-    def _admit(self, request: EngineRequest) -> _Running:
+    def _answer(self, request: EngineRequest, choice: int) -> Answer:
+        """Raises CannotSay."""
         sampling = request.sampling
         prompt = array("q", request.prompt_token_ids).tobytes()
         key = hashlib.blake2b(prompt, digest_size=8, key=str(self.settings.seed).encode()[:64]).digest()
-        source = random.Random(f"{key.hex()}/{sampling.seed}")  # noqa: S311 (text, not secrets)
+        name = f"{key.hex()}/{_seed_of(sampling, choice)}"
+        source = random.Random(name)  # noqa: S311 (text, not secrets)
         scripted = bool(self.settings.script) and source.random() < self.settings.script_share
         own_length = source.randint(
             self.settings.min_output_tokens, max(self.settings.min_output_tokens, self.settings.max_output_tokens)
@@ -236,16 +224,18 @@ class SimulatedCore:
         may_end = not sampling.ignore_eos and (rules is None or rules.permits(EOS_TOKEN_ID))
         ends_itself = (may_end or is_all) and own_length <= request.max_tokens
         fold = self._speech.fold(request)
-        return _Running(
-            request,
-            self._submitted,
-            prefix_blocks(request.prompt_token_ids, request.cache_salt, self.settings.block_tokens),
+        return Answer(
+            request.request_id,
+            choice,
+            sampling,
+            self.vocabulary,
             words,
             own_length if ends_itself else request.max_tokens,
             "stop" if ends_itself else "length",
-            rules=rules,
-            fold=fold,
-            stops=StopStrings.of(sampling) if fold is None else None,
+            rules,
+            fold,
+            StopStrings.of(sampling) if fold is None else None,
+            None if sampling.logprobs is None else Likelihoods(name, sampling.logprobs, self.vocabulary),
         )
 
     def _fill(self, now_s: float) -> None:
@@ -253,10 +243,10 @@ class SimulatedCore:
         size = self.settings.block_tokens
         while self._waiting and self._running < self.settings.max_running:
             running = self._waiting[0][2]
-            if not running.alive or self._requests.get(running.request.request_id) is not running:
+            if not running.alive:
                 heappop(self._waiting)
                 continue
-            tokens = len(running.request.prompt_token_ids) + running.produced
+            tokens = len(running.request.prompt_token_ids) + running.answer.produced
             private = ceil((tokens + 1) / size) - len(running.prefix)
             hits = self._kv.cached_prefix(running.prefix)
             if not self._kv.allocate(running.prefix, private):
@@ -287,24 +277,20 @@ class SimulatedCore:
     def _preempt_for(self, running: _Running) -> bool:
         """Frees the worst running request's blocks; False when that is `running` itself, which then waits again."""
         victim = max(
-            (other for other in self._requests.values() if other.private_blocks),
+            (other for choices in self._requests.values() for other in choices.values() if other.private_blocks),
             key=lambda other: (other.request.priority, other.order),
         )
         self.preemptions += 1
         self._release(victim)
         # What is scheduled for it points to the old object; a copy takes its place.
         victim.alive = False
-        again = _Running(
-            victim.request, victim.order, victim.prefix, victim.words, victim.target_tokens, victim.finish_at_target,
-            victim.passage, victim.position, victim.produced, rules=victim.rules, fold=victim.fold,
-            stops=victim.stops,
-        )  # fmt: skip
-        self._requests[victim.request.request_id] = again
+        again = _Running(victim.request, victim.order, victim.prefix, victim.answer)
+        self._requests[victim.request.request_id][victim.answer.choice] = again
         heappush(self._waiting, (again.request.priority, again.order, again))
         return victim is not running
 
     def _emit(self, running: _Running, deltas: list[EngineDelta]) -> None:
-        """The next token of one request, and its place in a later step unless it ended."""
+        """The next token of one choice, and its place in a later step unless it ended."""
         while running.block_room <= 0:
             if self._kv.grow():
                 running.private_blocks += 1
@@ -312,20 +298,21 @@ class SimulatedCore:
             elif not self._preempt_for(running):
                 return
         running.block_room -= 1
-        produced = running.produced = running.produced + 1
-        finish: FinishReason = ""
-        if produced >= running.target_tokens:
-            finish = running.finish_at_target
-        if running.is_plain and finish != "stop":
-            token_ids, text, text_ends = self._next_token(running)
-            deltas.append(EngineDelta(running.id, 0, token_ids, text, text_ends, finish, running.cached_tokens))
-        elif running.fold is not None:
-            finish = self._read(running, running.fold, finish, deltas)
+        answer = running.answer
+        produced = answer.produced = answer.produced + 1
+        finish: FinishReason = answer.finish_at_target if produced >= answer.target_tokens else ""
+        if answer.is_plain and finish != "stop":
+            token_ids, text, text_ends = answer.next_token()
+            deltas.append(
+                EngineDelta(answer.request_id, answer.choice, token_ids, text, text_ends, finish, running.cached_tokens)
+            )
         else:
-            token_id, text, finish = self._by_the_rules(running, finish)
-            deltas.append(EngineDelta(running.id, 0, [token_id], text, [len(text)], finish, running.cached_tokens))
+            finish = answer.say(finish, running.cached_tokens, deltas)
         if finish:
-            del self._requests[running.id]
+            choices = self._requests[answer.request_id]
+            del choices[answer.choice]
+            if not choices:
+                del self._requests[answer.request_id]
             self._drop(running)
             return
         due_s = running.due_s = running.due_s + self._inter_token_s
@@ -337,61 +324,12 @@ class SimulatedCore:
         else:
             batch.append(running)
 
-    def _next_token(self, running: _Running) -> TokenColumns:
-        position = running.position
-        passage = running.passage
-        if position == len(passage.tokens):
-            passage = running.passage = next(running.words)
-            position = 0
-        running.position = position + 1
-        return passage.tokens[position]
 
-    def _by_the_rules(self, running: _Running, finish: FinishReason) -> tuple[int, str, FinishReason]:
-        """The next token, its text and what it ends, for requests that limit their text, and for every last token."""
-        sampling = running.request.sampling
-        if finish == "stop":
-            token_id, text = EOS_TOKEN_ID, "" if sampling.skip_special_tokens else _EOS_TEXT
-        elif running.rules is None:
-            [token_id], text, _ = self._next_token(running)
-        else:
-            token_id, text = self._next_permitted(running, running.rules)
-            ends = token_id == EOS_TOKEN_ID or (
-                running.produced >= sampling.min_tokens and running.rules.repeats_itself()
-            )
-            finish = "stop" if ends else finish
-        if token_id in sampling.stop_token_ids and running.produced > sampling.min_tokens:
-            finish = "stop"
-        if finish == "stop" and not sampling.include_stop_str_in_output and (
-            token_id == EOS_TOKEN_ID or token_id in sampling.stop_token_ids
-        ):  # fmt: skip
-            text = ""
-        if running.stops is not None:
-            text, finish = running.stops.withhold(text, finish, may_stop=running.produced > sampling.min_tokens)
-        return token_id, text, finish
-
-    def _read(self, running: _Running, fold: Fold, finish: FinishReason, deltas: list[EngineDelta]) -> FinishReason:
-        """The next token of an answer that is read by parsers, and how the answer ends with it."""
-        token_id, _, finish = self._by_the_rules(running, finish)
-        by_token = token_id == EOS_TOKEN_ID or token_id in running.request.sampling.stop_token_ids
-        rows = fold.feed([token_id], finish, by_token=by_token and finish == "stop")
-        deltas += as_deltas(running.id, rows, running.cached_tokens)
-        return rows[-1].finish if fold.is_over else ""
-
-    def _next_permitted(self, running: _Running, rules: Rules) -> tuple[int, str]:
-        """The story without what the request forbids; ends it when nothing is left that may be said."""
-        for _ in range(_MAX_LEFT_OUT):
-            [token_id], text, _ = self._next_token(running)
-            if rules.permits(token_id):
-                rules.tell(token_id)
-                return token_id, text
-            while token_id < EOS_TOKEN_ID and not text:
-                # The rest of a character whose first bytes are not said.
-                [token_id], text, _ = self._next_token(running)
-        other = rules.any_permitted()
-        if other is None or (other == EOS_TOKEN_ID and running.request.sampling.ignore_eos):
-            return EOS_TOKEN_ID, ""
-        rules.tell(other)
-        return other, self.vocabulary.decode([other])
+def _seed_of(sampling: Sampling, choice: int) -> int | str | None:
+    """As vLLM has it: of several choices each has the seed after the one before. Greedy ones are all alike."""
+    if not choice or sampling.temperature == 0:
+        return sampling.seed
+    return f"choice {choice}" if sampling.seed is None else sampling.seed + choice
 
 
 class SimulatedEngine:

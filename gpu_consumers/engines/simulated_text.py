@@ -10,6 +10,7 @@ from schemas.generated import FinishReason
 from schemas.request import RepetitionDetection, Sampling
 
 EOS_TOKEN_ID: Final = 256
+EOS_TEXT: Final = "<eos>"
 _FIRST_WORD_ID: Final = 257
 
 SENTENCES: Final = (
@@ -62,6 +63,10 @@ class Vocabulary:
     def __init__(self) -> None:
         self._id_of: dict[str, int] = {}
         self._words: list[str] = []
+
+    @property
+    def word_ids(self) -> range:
+        return range(_FIRST_WORD_ID, _FIRST_WORD_ID + len(self._words))
 
     def tokenize(self, text: str) -> Passage:
         """ASCII words and punctuation become one token each, every other character its UTF-8 bytes."""

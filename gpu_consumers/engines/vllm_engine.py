@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -16,11 +17,14 @@ import psutil
 
 from gpu_consumers.engines.folding import Folding, Step
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from gpu_consumers.engines.vllm_logprobs import TokenTexts, told, with_logprobs
+from gpu_consumers.engines.vllm_options import ENVIRONMENT, compute_threads, cpu_defaults, defaults
+from gpu_consumers.engines.vllm_sampling import sampling_arguments, sampling_params
 from gpu_consumers.parsing.grammars import Inexpressible
 from gpu_consumers.parsing.port import ParserNames
 from gpu_consumers.parsing.vllm_parsers import Reading, VllmParsers
 from schemas.generated import FinishReason
-from schemas.request import Sampling
+from schemas.logprobs import TokenLogprobs
 
 WATCH_S: Final = 0.25
 """How often an idle engine is asked whether it lives; a busy one says so by itself."""
@@ -32,57 +36,7 @@ _LOOK_AGAIN_S: Final = 0.1
 MAX_WHY_CHARS: Final = 1_000
 """Of what vLLM has to say on a request that it refuses."""
 
-_ENVIRONMENT: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    # This process has threads: a forked engine would inherit their locks.
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
-_CPU_DEFAULTS: Final[dict[str, Any]] = {"dtype": "float32", "enforce_eager": True}
-ONE_PROCESS_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""vLLM's scheduler and model in one process. By default it gives each one of its own on CPU, so as to set the model's
-OpenMP threads, and each spins on its core while the other works: with all else on two cores that is a core lost."""
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
-
-
-def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `SamplingParams`: every field of `Sampling`, by the name that vLLM gives it."""
-    return {
-        "max_tokens": max_tokens,
-        "min_tokens": min(sampling.min_tokens, max_tokens),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "seed": sampling.seed,
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "ignore_eos": sampling.ignore_eos,
-        "logit_bias": dict(sampling.logit_bias) or None,
-        "bad_words": list(sampling.bad_words),
-        "allowed_token_ids": sampling.allowed_token_ids,
-        "include_stop_str_in_output": sampling.include_stop_str_in_output,
-        "skip_special_tokens": sampling.skip_special_tokens,
-        "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
-        "repetition_detection": sampling.repetition_detection and sampling.repetition_detection.model_dump(),
-        "structured_outputs": sampling.structured_outputs and sampling.structured_outputs.model_dump(),
-    }
-
-
-def compute_threads() -> int:
-    """Of an engine on CPU: one core is left to everybody else, as vLLM itself would."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
-
-
-def cpu_defaults(engine_args: Mapping[str, Any]) -> dict[str, Any]:
-    """What these arguments leave open, on CPU."""
-    if any(name.endswith("_parallel_size") for name in engine_args):
-        return _CPU_DEFAULTS  # more than one process computes
-    return {**_CPU_DEFAULTS, "distributed_executor_backend": ONE_PROCESS_EXECUTOR}
 
 
 def _stat_logger(engine: "VllmEngine") -> type[Any]:
@@ -129,6 +83,23 @@ def _kill_with_children(process_id: int) -> None:
             continue
 
 
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request whose answers have not all ended. `to_blame` is the parameter because of which vLLM may fail on it;
+    `vllm_id` is what vLLM calls it, once it has it; `stopped` are the choices that were ended here alone.
+    """
+
+    request: EngineRequest
+    open_choices: int
+    to_blame: str | None
+    vllm_id: str = ""
+    stopped: set[int] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+
 class VllmEngine:
     """`engine_args` are fields of vLLM's `AsyncEngineArgs`; they win over the defaults here."""
 
@@ -148,7 +119,8 @@ class VllmEngine:
         self._llm: Any = None
         self._accepts_seed = False
         self._stats = EngineStats()
-        self._live: set[str] = set()
+        self._live: dict[str, _Live] = {}
+        self._texts: TokenTexts | None = None
         self._batch: list[EngineDelta] = []
         self._flushing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -190,48 +162,25 @@ class VllmEngine:
         self._watch = asyncio.create_task(self._watch_health(), name="vllm-health")
 
     def _create(self) -> Any:
-        for name, value in _ENVIRONMENT.items():
+        for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        from vllm import SamplingParams
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
-        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._start_cancelled.is_set():
             raise EngineDied("the start was cancelled")
 
-        def sampling_params(
-            *, repetition_detection: Mapping[str, int] | None, structured_outputs: Mapping[str, Any] | None,
-            **arguments: Any,
-        ) -> Any:  # fmt: skip
-            detection = RepetitionDetectionParams(**repetition_detection) if repetition_detection else None
-            structure = StructuredOutputsParams(**structured_outputs) if structured_outputs else None
-            return SamplingParams(
-                **arguments, repetition_detection=detection, structured_outputs=structure,
-                output_kind=RequestOutputKind.DELTA,
-            )  # fmt: skip
-
-        self._sampling_params: Any = sampling_params
+        self._sampling_params = sampling_params
         self._tokens_input = tokens_input
         self._accepts_seed = not current_platform.is_cpu()
-        defaults: dict[str, Any] = {
-            "enable_prefix_caching": True,
-            "scheduling_policy": "priority",
-            "max_num_seqs": self._max_running,
-            "disable_log_stats": True,
-            # Left to choose for each request, vLLM keeps the first choice: a later schema would not be enforced. And a
-            # small model that may write blanks between the parts of JSON writes nothing else.
-            "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
-            # What is bound is bound behind the reasoning.
-            "reasoning_parser": self._parser_names.reasoning,
-        }
+        options = defaults(self._parser_names, self._max_running)
         if current_platform.is_cpu():
             # For the engine's own process, which reads it when it loads OpenMP.
             os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
-            defaults |= cpu_defaults(self._engine_args)
-        arguments = AsyncEngineArgs(model=self._model_path, **{**defaults, **self._engine_args})
+            options |= cpu_defaults(self._engine_args)
+        arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
         llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(self)])
         self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
         if self._parser_names != ParserNames():
@@ -245,133 +194,167 @@ class VllmEngine:
     def submit(self, request: EngineRequest) -> None:
         if self._llm is None:
             raise EngineDied("the engine is not running")
-        self._live.add(request.request_id)
+        to_blame = None if request.sampling.structured_outputs is None else "structured_outputs"
+        live = self._live[request.request_id] = _Live(request, request.choices, to_blame)
         if request.sampling.seed is not None and not self._accepts_seed:
-            self._fail(request.request_id, "a seed is not supported on CPU", "seed")
+            self._fail(live, "a seed is not supported on CPU", "seed")
             return
-        task = asyncio.create_task(self._add(request))
+        task = asyncio.create_task(self._add(live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _add(self, request: EngineRequest) -> None:
+    async def _add(self, live: _Live) -> None:
         from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._llm
-        request_id = request.request_id
-        to_blame = None if request.sampling.structured_outputs is None else "structured_outputs"
+        request = live.request
         prompt = self._tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None)
         try:
+            if request.sampling.logprobs is not None and self._texts is None:
+                self._texts = TokenTexts(llm.get_tokenizer())
             arguments = sampling_arguments(request.sampling, request.max_tokens)
             collect = self._collect
             if self._parser_names.are_needed(request):
-                reading = await self._begin_folding(request)
-                to_blame = reading.to_blame or to_blame
+                reading = await self._begin_folding(live)
+                live.to_blame = reading.to_blame or live.to_blame
                 arguments |= reading.arguments
                 collect = self._collect_ids
-            params = self._sampling_params(**arguments)
-            if to_blame is not None:
+            params = self._sampling_params(arguments, request.choices)
+            if live.to_blame is not None:
                 # Otherwise vLLM would validate the structure in this loop, for as long as that takes.
                 prompt = await llm.input_processor.process_inputs_async(
-                    request_id, prompt, params, await llm.get_supported_tasks(), priority=request.priority
+                    live.id, prompt, params, await llm.get_supported_tasks(), priority=request.priority
                 )
             # What follows on a text holds no reasoning, behind which alone vLLM would begin to bind it.
             collector = await llm.add_request(
-                request_id, prompt, params, priority=request.priority, reasoning_ended=None if request.is_turn else True
+                live.id, prompt, params, priority=request.priority, reasoning_ended=None if request.is_turn else True
             )
-            if request_id not in self._live:
-                await llm.abort(request_id)
+            live.vllm_id = collector.request_id
+            if not self._is_live(live):
+                await llm.abort(live.vllm_id, internal=True)
                 return
             # vLLM would wake a task per request and step to take its delta. Taking each delta as it is put, and
             # handing on all of a step at once, costs one callback per step instead.
             early = collector.get_nowait()
-            collector.put = partial(collect, request_id, to_blame)
+            collector.put = partial(collect, live)
             if early is not None:
-                collect(request_id, to_blame, early)
+                collect(live, early)
         except EngineDeadError as error:
             self._died(error)
         except Inexpressible as error:
-            self._fail(request_id, str(error), "tool_choice" if to_blame is None else "tools")
+            self._fail(live, str(error), "tool_choice" if live.to_blame is None else "tools")
         except VLLMValidationError as error:
-            self._fail(request_id, f"{type(error).__name__}: {error}", error.parameter or to_blame)
+            self._fail(live, f"{type(error).__name__}: {error}", error.parameter or live.to_blame)
         # Whatever else it is, nobody awaits this task: the request would hang until its deadline.
         except Exception as error:  # noqa: BLE001 - raised nowhere, told as the request's end
-            self._fail(request_id, f"{type(error).__name__}: {error}")
+            self._fail(live, f"{type(error).__name__}: {error}")
 
-    async def _begin_folding(self, request: EngineRequest) -> Reading:
+    def _is_live(self, live: _Live) -> bool:
+        return self._live.get(live.id) is live
+
+    async def _begin_folding(self, live: _Live) -> Reading:
         assert self._parsers is not None
-        reading = await asyncio.to_thread(self._parsers.reading, request)
-        if request.request_id in self._live:
-            self._folding.begin(request.request_id, reading.new_fold())
+        reading = await asyncio.to_thread(self._parsers.reading, live.request)
+        if self._is_live(live):
+            self._folding.begin(live.id, reading.new_fold, live.request.choices)
         return reading
 
-    def _collect(self, request_id: str, to_blame: str | None, output: Any) -> None:
-        """What vLLM puts for a request: an output, or the exception that ended the engine.
-
-        `to_blame` is the parameter because of which vLLM may fail on this request.
-        """
+    def _collect(self, live: _Live, output: Any) -> None:
+        """What vLLM puts for a request: what its choices have got, or the exception that ended the engine."""
         if isinstance(output, Exception):
             self._died(output)
             return
-        if request_id not in self._live:
+        if not self._is_live(live):
             return
         for completion in output.outputs:
             token_ids = list(completion.token_ids)
             text = completion.text
             reason = completion.finish_reason
             if reason is not None and reason not in _FINISH:
-                self._fail(request_id, f"vLLM ended the request: {reason}", to_blame)
+                self._fail(live, f"vLLM ended the request: {reason}", live.to_blame)
                 return
             # Of several tokens in one step (speculative decoding) vLLM gives the text of all: the last one carries it.
             text_ends = [0] * (len(token_ids) - 1) + [len(text)] if token_ids else []
-            self._deliver(
-                EngineDelta(
-                    request_id,
-                    completion.index,
-                    token_ids,
-                    text,
-                    text_ends,
-                    _FINISH[reason] if reason is not None else "",
-                    output.num_cached_tokens or 0,
-                )
+            delta = EngineDelta(
+                live.id,
+                completion.index,
+                token_ids,
+                text,
+                text_ends,
+                _FINISH[reason] if reason is not None else "",
+                output.num_cached_tokens or 0,
             )
-        if output.finished:
-            self._live.discard(request_id)
+            if completion.logprobs is None:
+                self._deliver(delta)
+            else:
+                by_token = reason == "stop" and not isinstance(completion.stop_reason, str)
+                hides_last = by_token and not live.request.sampling.include_stop_str_in_output
+                for row in with_logprobs(delta, self._told(completion), hides_last=hides_last):
+                    self._deliver(row)
+            if reason is not None:
+                self._end_choice(live)
 
-    def _collect_ids(self, request_id: str, to_blame: str | None, output: Any) -> None:
+    def _collect_ids(self, live: _Live, output: Any) -> None:
         """As `_collect`, of a request whose text is made here."""
         if isinstance(output, Exception):
             self._died(output)
             return
         for completion in output.outputs:
+            if completion.index in live.stopped:
+                continue  # vLLM tells that it was aborted
             reason = completion.finish_reason
             if reason is not None and reason not in _FINISH:
-                self._fail(request_id, f"vLLM ended the request: {reason}", to_blame)
+                self._fail(live, f"vLLM ended the request: {reason}", live.to_blame)
                 return
             finish = _FINISH[reason] if reason is not None else ""
-            self._folding.put(
-                request_id, Step(completion.token_ids, finish, reason == "stop", output.num_cached_tokens or 0)
-            )
+            logprobs = None if completion.logprobs is None else self._told(completion)
+            cached_tokens = output.num_cached_tokens or 0
+            step = Step(completion.token_ids, finish, reason == "stop", cached_tokens, completion.index, logprobs)
+            self._folding.put(live.id, step)
         self._flush_soon()
+
+    def _told(self, completion: Any) -> list[TokenLogprobs]:
+        assert self._texts is not None
+        return told(completion.logprobs, self._texts)
 
     def _fold(self) -> list[EngineDelta]:
         deltas = self._folding.turn()
+        for request_id, choice in self._folding.take_stopped():
+            self._stop(self._live[request_id], choice)
         for delta in deltas:
-            if delta.finish or delta.error is not None:
-                self._live.discard(delta.request_id)
-        for request_id in self._folding.take_stopped():
-            self._abort_soon(request_id)
+            live = self._live[delta.request_id]
+            if delta.error is not None:
+                del self._live[live.id]
+            elif delta.finish:
+                self._end_choice(live)
+                if not live.open_choices and live.request.choices > 1:
+                    self._abort_soon(live.vllm_id)  # else vLLM would remember it, where choices were aborted one by one
         if self._folding.is_behind:
             self._flush_soon()
         return deltas
 
-    def _fail(self, request_id: str, why: str, refused_param: str | None = None) -> None:
+    def _stop(self, live: _Live, choice: int | None) -> None:
+        """One of its choices, or all, which vLLM would go on with."""
+        if choice is None or live.request.choices == 1:
+            self._abort_soon(live.vllm_id)
+        else:
+            live.stopped.add(choice)
+            self._abort_soon(f"{choice}_{live.vllm_id}")  # as vLLM calls each of several
+
+    def _end_choice(self, live: _Live) -> None:
+        live.open_choices -= 1
+        if not live.open_choices:
+            del self._live[live.id]
+
+    def _fail(self, live: _Live, why: str, refused_param: str | None = None) -> None:
         """Ends the request with an error; does nothing when it is no longer in the engine."""
-        if request_id not in self._live:
+        if not self._is_live(live):
             return
-        self._live.discard(request_id)
-        self._folding.drop(request_id)
-        self._deliver(EngineDelta(request_id, 0, [], "", [], error=why[:MAX_WHY_CHARS], refused_param=refused_param))
+        del self._live[live.id]
+        self._folding.drop(live.id)
+        self._abort_soon(live.vllm_id)
+        self._deliver(EngineDelta(live.id, 0, [], "", [], error=why[:MAX_WHY_CHARS], refused_param=refused_param))
 
     def _deliver(self, delta: EngineDelta) -> None:
         self._batch.append(delta)
@@ -391,24 +374,26 @@ class VllmEngine:
             self._on_step(batch)
 
     def abort(self, request_id: str) -> None:
-        if request_id not in self._live:
+        live = self._live.pop(request_id, None)
+        if live is None:
             return
-        self._live.discard(request_id)
         self._folding.drop(request_id)
         self._batch = [delta for delta in self._batch if delta.request_id != request_id]
-        self._abort_soon(request_id)
+        self._abort_soon(live.vllm_id)
 
-    def _abort_soon(self, request_id: str) -> None:
-        if self._llm is not None:
-            task = asyncio.create_task(self._abort(request_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _abort_soon(self, vllm_id: str) -> None:
+        """What vLLM does not have yet is aborted when it has it (`_add`)."""
+        if self._llm is None or not vllm_id:
+            return
+        task = asyncio.create_task(self._abort(vllm_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _abort(self, request_id: str) -> None:
+    async def _abort(self, vllm_id: str) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            await self._llm.abort(request_id)
+            await self._llm.abort(vllm_id, internal=True)
         except EngineDeadError as error:
             self._died(error)
 

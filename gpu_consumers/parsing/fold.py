@@ -4,6 +4,7 @@ Pure: the same ids with the same end give the same rows, however they are cut in
 answer that another worker began folds all its ids anew, and publishes what lies beyond the tokens that were accepted.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from gpu_consumers.parsing.bounds import CallBounds
@@ -11,6 +12,7 @@ from gpu_consumers.parsing.port import TokenParser
 from gpu_consumers.parsing.rows import Row, RowCutter
 from gpu_consumers.parsing.stops import StopSearch, TextToken
 from schemas.generated import FinishReason
+from schemas.logprobs import RowLogprobs, TokenLogprobs
 from schemas.request import Sampling
 
 
@@ -21,6 +23,9 @@ class Fold:
     end an answer before the engine does (`is_over`). So it does, as `length`, where an answer exceeds `CallBounds`.
     What stops within a call, by a string or by a token, ends as `length` too: with `stop`, clients would make that
     call.
+
+    Probabilities go with their tokens, in rows of content alone. What stands before it and is not said (markers), and
+    the token that ends an answer and is not shown, are in rows of their own, which have none.
     """
 
     def __init__(self, text_of: Callable[[int], str], parser: TokenParser, sampling: Sampling) -> None:
@@ -32,16 +37,30 @@ class Fold:
         )
         self._bounds = CallBounds()
         self._cutter = RowCutter()
+        self._asks_logprobs = sampling.logprobs is not None
+        # Of the tokens that are in no row yet: their probabilities, and what their text adds.
+        self._logprobs: deque[TokenLogprobs] = deque()
+        self._texts: deque[str] = deque()
         self.is_over = False
 
-    def feed(self, token_ids: Sequence[int], finish: FinishReason = "", *, by_token: bool = False) -> list[Row]:
+    def feed(
+        self,
+        token_ids: Sequence[int],
+        finish: FinishReason = "",
+        *,
+        by_token: bool = False,
+        logprobs: RowLogprobs = None,
+    ) -> list[Row]:
         """The tokens of the next step, and whether the answer ends with them; `by_token`: the last one made it end.
 
         What an answer says behind its end counts as not said: neither those tokens nor any that are fed later.
         """
         if self.is_over:
             return []
-        certain, finish = self._certain(token_ids, finish, hides_last=by_token and not self._shows_stop)
+        hides_last = by_token and not self._shows_stop
+        if logprobs is not None:
+            self._logprobs.extend(logprobs[:-1] if hides_last else logprobs)
+        certain, finish = self._certain(token_ids, finish, hides_last=hides_last)
         rows: list[Row] = []
         last = len(certain) - 1 if finish else -1
         for index, (token_id, text) in enumerate(certain):
@@ -55,7 +74,22 @@ class Fold:
                 finish = "length"
             self._cutter.end(rows, finish)
             self.is_over = True
-        return rows
+        if not self._asks_logprobs:
+            return rows
+        self._texts.extend(text for _, text in certain)
+        return [part for row in rows for part in self._with_logprobs(row)]
+
+    def _with_logprobs(self, row: Row) -> list[Row]:
+        """What stands before it and is not said, what is, and the end that is not shown."""
+        texts = [self._texts.popleft() for _ in row.token_ids]
+        logprobs = [self._logprobs.popleft() for _ in row.token_ids[: len(self._logprobs)]]
+        begin = _unsaid(texts, row.text)
+        if row.kind != "content" or begin >= len(logprobs):
+            return [row]
+        before, row = row.cut(begin)
+        said, behind = row.cut(len(logprobs) - begin)
+        said.logprobs = logprobs[begin:]
+        return [part for part in (before, said, behind) if part.token_ids]
 
     def _certain(
         self, token_ids: Sequence[int], finish: FinishReason, *, hides_last: bool
@@ -76,3 +110,14 @@ class Fold:
         if finish:
             certain += self._stops.rest()
         return certain, finish
+
+
+def _unsaid(texts: Sequence[str], said: str) -> int:
+    """How many of the tokens with these texts stand before what is said of them."""
+    added = "".join(texts)
+    left = len(added) - len(said) if added.endswith(said) else 0
+    count = 0
+    while left > 0 and len(texts[count]) <= left:
+        left -= len(texts[count])
+        count += 1
+    return count

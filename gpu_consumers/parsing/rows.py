@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpu_consumers.parsing.port import Piece
 from schemas.generated import FinishReason, Kind
+from schemas.logprobs import RowLogprobs
 
 MAX_WITHOUT_TEXT = 64
 """Tokens that wait for text: enough for the markers in front of a call's name, and for its name."""
@@ -20,6 +21,22 @@ class Row:
     text: str
     text_ends: list[int]
     finish: FinishReason = ""
+    logprobs: RowLogprobs = None
+
+    def cut(self, token: int) -> tuple["Row", "Row"]:
+        """The first `token` tokens and the others, either of which may be none. Of a row without probabilities."""
+        if not token:
+            return Row(self.kind, self.call, [], "", []), self
+        if token == len(self.token_ids):
+            return self, Row(self.kind, self.call, [], "", [])
+        end = self.text_ends[token - 1]
+        return (
+            Row(self.kind, self.call, self.token_ids[:token], self.text[:end], self.text_ends[:token]),
+            Row(
+                self.kind, self.call, self.token_ids[token:], self.text[end:],
+                [each - end for each in self.text_ends[token:]], self.finish,
+            ),
+        )  # fmt: skip
 
 
 class RowCutter:

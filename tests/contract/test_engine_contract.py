@@ -3,75 +3,16 @@
 import asyncio
 import json
 import re
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from time import monotonic
+from collections.abc import AsyncIterator
 
 import psutil
 import pytest
 import pytest_asyncio
 
-from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.port import Engine, EngineDied
+from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.vllm_engine import VllmEngine
-from schemas.request import Sampling
-
-MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
-SIMULATED = SimulatedEngineSettings(ttft_ms=2, prompt_token_us=0, inter_token_ms=2, step_ms=1)
-# vLLM and torch warn of their own deprecations while they are imported.
-VLLM_MARKS = [pytest.mark.real_model, pytest.mark.long, pytest.mark.timeout(580), pytest.mark.filterwarnings("ignore")]
-
-
-class Client:
-    """Collects what the engine says."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.deltas: defaultdict[str, list[EngineDelta]] = defaultdict(list)
-        self.batches: list[int] = []
-        self.died: list[EngineDied] = []
-        self._news = asyncio.Condition()
-        self._count = 0
-
-    def on_step(self, deltas: list[EngineDelta]) -> None:
-        assert deltas
-        assert not self.died
-        self.batches.append(len(deltas))
-        for delta in deltas:
-            assert len(delta.token_ids) == len(delta.text_ends)
-            assert (delta.text_ends[-1] if delta.text_ends else 0) == len(delta.text)
-            delta.text.encode()
-            assert not self.over(delta.request_id), "nothing follows the end"
-            self.deltas[delta.request_id].append(delta)
-
-    def on_died(self, death: EngineDied) -> None:
-        self.died.append(death)
-
-    def submit(self, name: str, *, prompt: list[int] | None = None, max_tokens: int = 64, **sampling: object) -> None:
-        chosen = Sampling.model_validate({"ignore_eos": True, "temperature": 0, **sampling})
-        self.engine.submit(EngineRequest(name, prompt or [5, 6, 7, 8], chosen, max_tokens, 1, "tenant"))
-
-    def over(self, name: str) -> bool:
-        return any(delta.finish or delta.error for delta in self.deltas.get(name, []))
-
-    def tokens(self, name: str) -> list[int]:
-        return [token for delta in self.deltas[name] for token in delta.token_ids]
-
-    def text(self, name: str) -> str:
-        return "".join(delta.text for delta in self.deltas[name])
-
-    def finish(self, name: str) -> str:
-        return self.deltas[name][-1].finish
-
-    async def until(self, condition: Callable[[], object], timeout_s: float = 30) -> None:
-        deadline_s = monotonic() + timeout_s
-        while not condition():
-            assert monotonic() < deadline_s, "not in time"
-            await asyncio.sleep(0.002)
-
-    async def ended(self, *names: str) -> None:
-        await self.until(lambda: all(self.over(name) for name in names))
+from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client
 
 
 @pytest_asyncio.fixture(
@@ -85,7 +26,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
         pytest.importorskip("vllm", reason="vLLM is not installed")
         engine = VllmEngine(str(MODEL), {}, max_running=16)
     else:
-        engine = SimulatedEngine(SIMULATED.model_copy(update={"max_running": 16}))
+        engine = SimulatedEngine(SIMULATED)
     client = Client(engine)
     await engine.start(client.on_step, client.on_died)
     yield client
@@ -313,6 +254,78 @@ async def test_a_structure_that_no_answer_can_have_costs_its_request_alone(clien
     assert refused.error
     assert client.finish(f"beside {name}") == "length"
     assert not client.died
+
+
+async def test_several_answers_are_generated_apart_and_end_apart(client: Client) -> None:
+    client.submit("several", prompt=list(range(20, 40)), max_tokens=40, temperature=1.5, choices=4)
+    client.submit("one-answer", max_tokens=5)
+    await client.ended("several", "one-answer")
+    assert sorted(client.ended_choices("several")) == [0, 1, 2, 3]
+    answers = [client.tokens("several", choice) for choice in range(4)]
+    assert [len(answer) for answer in answers] == [40] * 4
+    assert len(set(map(tuple, answers))) > 1
+
+
+async def test_several_answers_share_their_prompt(client: Client) -> None:
+    client.submit("sharing", prompt=list(range(30, 330)), max_tokens=5, temperature=1.0, choices=4)
+    await client.ended("sharing")
+    first = {delta.choice: delta.cached_tokens for delta in reversed(client.deltas["sharing"])}
+    assert sorted(cached > 0 for cached in first.values()) == [False, True, True, True], "one of them computes it"
+
+
+async def test_several_greedy_answers_are_all_alike(client: Client) -> None:
+    client.submit("one", prompt=list(range(20, 40)), max_tokens=30)
+    client.submit("alike", prompt=list(range(20, 40)), max_tokens=30, choices=3)
+    await client.ended("one", "alike")
+    assert [client.tokens("alike", choice) for choice in range(3)] == [client.tokens("one")] * 3
+
+
+async def test_more_answers_than_the_batch_holds_all_end(client: Client) -> None:
+    client.submit("crowd", max_tokens=10, choices=20)
+    await client.ended("crowd")
+    assert sorted(client.ended_choices("crowd")) == list(range(20))
+
+
+async def test_an_abort_ends_every_answer(client: Client) -> None:
+    await client.until(lambda: client.engine.stats().running == 0)
+    client.submit("gone", max_tokens=1_500, choices=3)
+    await client.until(lambda: client.engine.stats().running == 3)
+    client.engine.abort("gone")
+    seen = len(client.deltas["gone"])
+    client.submit("then", max_tokens=5)
+    await client.ended("then")
+    await client.until(lambda: client.engine.stats().kv_blocks_used == 0, timeout_s=5)
+    assert len(client.deltas["gone"]) == seen
+
+
+async def test_each_token_has_its_probability_and_the_likeliest_beside_it(client: Client) -> None:
+    client.submit("bare", prompt=list(range(20, 40)), max_tokens=40, skip_special_tokens=False)
+    client.submit("likely", prompt=list(range(20, 40)), max_tokens=40, skip_special_tokens=False, logprobs=5, choices=2)
+    await client.ended("bare", "likely")
+    assert all(delta.logprobs is None for delta in client.deltas["bare"])
+    for choice in range(2):
+        told = [token for delta in client.deltas["likely"] if delta.choice == choice for token in delta.logprobs or []]
+        assert len(told) == 40
+        for chosen, *likeliest in told:
+            assert len(likeliest) == 5
+            assert likeliest[0] == chosen, "greedy"
+            assert [value for _, value in likeliest] == sorted((value for _, value in likeliest), reverse=True)
+        assert client.spelt("likely", choice) == client.text("bare")
+
+
+async def test_the_token_that_ends_an_answer_has_no_probability(client: Client) -> None:
+    client.submit("not-stopped", prompt=list(range(20, 40)), max_tokens=60)
+    await client.ended("not-stopped")
+    stop = client.tokens("not-stopped")[30]
+    for name, shows in (("end-hidden", False), ("end-shown", True)):
+        client.submit(
+            name, prompt=list(range(20, 40)), max_tokens=60, stop_token_ids=[stop], logprobs=0,
+            include_stop_str_in_output=shows,
+        )  # fmt: skip
+        await client.ended(name)
+        told = [token for delta in client.deltas[name] for token in delta.logprobs or []]
+        assert {len(token) for token in told} == {1}
+        assert len(told) == len(client.tokens(name)) - (not shows)
 
 
 async def test_a_seed_is_honoured_or_refused_by_name(client: Client) -> None:

@@ -4,7 +4,7 @@ A judge stands where post-safety stands: it folds `generated` with the accepted-
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
 
@@ -86,9 +86,17 @@ class Region:
         self.prefixes: dict[str, AcceptedPrefix] = {}
         self.text: dict[str, list[str]] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.of_choice: dict[tuple[str, int], list[int]] = {}
 
     def request(
-        self, lane: Lane = Lane.STANDARD, *, max_tokens: int = 12, deadline_ms: int = 10**9, partition: int = 0
+        self,
+        lane: Lane = Lane.STANDARD,
+        *,
+        max_tokens: int = 12,
+        deadline_ms: int = 10**9,
+        partition: int = 0,
+        choices: int = 1,
+        **sampling: Any,
     ) -> str:
         number = len(self.requests)
         response_id = f"resp_test-0_{number:032x}"
@@ -99,11 +107,13 @@ class Region:
             response_id=response_id, scope=SCOPE, model="m", requested_model="m", pool="pool", lane=lane,
             lane_partition=partition, prompt_tokens=len(prompt), max_tokens=max_tokens, reserved_tokens=0,
             reply_to=reply_to, accepted_at_ms=self.now_ms, admitted_at_ms=self.now_ms, deadline_ms=deadline_ms,
+            choices=choices,
         )  # fmt: skip
         offset = self.log.append(TOPICS.generated.name, opened.encode(), partition=generated_partition)
         admitted = AdmittedRequest(
             response_id=response_id, scope=SCOPE, model="m", requested_model="m", pool="pool", lane=lane,
-            prompt_token_ids=prompt, sampling=Sampling(ignore_eos=True), max_tokens=max_tokens, reply_to=reply_to,
+            prompt_token_ids=prompt, sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
+            max_tokens=max_tokens, reply_to=reply_to, choices=choices,
             accepted_at_ms=self.now_ms, admitted_at_ms=self.now_ms, deadline_ms=deadline_ms,
             generated_partition=generated_partition, opened_offset=offset,
         )  # fmt: skip
@@ -130,6 +140,8 @@ class Region:
             self.prefixes[record.response_id] = AcceptedPrefix(record.choices)
             self.text[record.response_id] = []
             self.tokens[record.response_id] = []
+            for choice in range(record.choices):
+                self.of_choice[record.response_id, choice] = []
         elif isinstance(record, Fence):
             prefix = self.prefixes[record.response_id]
             self._workers[record.attempt_id] = record.worker_id
@@ -154,6 +166,7 @@ class Region:
                     cut = record.text_ends[row][known - 1] if known else 0
                     self.text[response_id].append(record.text[row][cut:])
                     self.tokens[response_id].extend(tokens[known:])
+                    self.of_choice[response_id, record.choice[row]].extend(tokens[known:])
 
     def _say_void(
         self, response_id: str, attempt_id: str, why: Literal["tokens_precede", "superseded", "ended"]
@@ -184,15 +197,17 @@ class Region:
         found = (adapter.validate_json(record.value or b"") for record in self.log.records(topic))
         return [record for record in found if isinstance(record, kind)]
 
-    def answer_of(self, response_id: str) -> list[int]:
-        """What the engine says, undisturbed."""
+    def answers_to(self, response_id: str) -> list[list[int]]:
+        """What the engine says, undisturbed: of each choice."""
         engine = SimulatedCore(ENGINE)
         request = self.requests[response_id]
-        engine.submit(EngineRequest("r", list(request.prompt_token_ids), request.sampling, request.max_tokens), 0.0)
-        tokens = []
+        asked = EngineRequest("r", list(request.prompt_token_ids), request.sampling, request.max_tokens)
+        engine.submit(replace(asked, choices=request.choices), 0.0)
+        answers: list[list[int]] = [[] for _ in range(request.choices)]
         while (due_s := engine.next_due_s) is not None:
-            tokens += [token for delta in engine.step(due_s) for token in delta.token_ids]
-        return tokens
+            for delta in engine.step(due_s):
+                answers[delta.choice] += delta.token_ids
+        return answers
 
 
 class Worker:
@@ -300,11 +315,11 @@ class Worker:
         self._commit(core.to_commit())
 
     def _take_poison(self, engine: SimulatedCore) -> None:
-        live = list(engine._requests.values())
+        live = [running for choices in engine._requests.values() for running in choices.values()]
         for running in live:
             kills_worker = self.region.poison.get(running.request.prompt_token_ids[0])
             if kills_worker is not None:
-                self.killed_with.append(sum(other.produced > 0 for other in live))
+                self.killed_with.append(sum(other.answer.produced > 0 for other in live))
                 if kills_worker:
                     raise Died
                 raise EngineDied("poisoned")
@@ -429,8 +444,8 @@ def check(region: Region) -> None:
     """Every request has one terminal, and no accepted token that an undisturbed engine would not have said there."""
     assert region.open_responses() == []
     for response_id in region.requests:
-        answer = region.answer_of(response_id)
-        tokens = region.tokens[response_id]
-        assert tokens == answer[: len(tokens)]
-        if region.terminal(response_id) is EndingCode.COMPLETED:
-            assert tokens == answer
+        for choice, answer in enumerate(region.answers_to(response_id)):
+            tokens = region.of_choice[response_id, choice]
+            assert tokens == answer[: len(tokens)]
+            if region.terminal(response_id) is EndingCode.COMPLETED:
+                assert tokens == answer

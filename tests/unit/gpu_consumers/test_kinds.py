@@ -13,19 +13,23 @@ from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Frame, Kind
 from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet
 
-Told = tuple[Kind, int, str]
-"""Of one token: kind, call and text."""
+Told = tuple[int, Kind, int, str]
+"""Of one token: choice, kind, call and text."""
+
+CHOICES = 3
 
 STRANDS: list[tuple[Kind, int]] = [
     ("content", 0), ("reasoning", 0), ("tool_name", 0), ("tool_arguments", 0), ("tool_name", 1), ("tool_arguments", 1)
 ]  # fmt: skip
-ROWS = st.tuples(st.sampled_from(STRANDS), st.lists(st.text("xy", max_size=2), min_size=1, max_size=3))
+ROWS = st.tuples(
+    st.integers(0, CHOICES - 1), st.sampled_from(STRANDS), st.lists(st.text("xy", max_size=2), min_size=1, max_size=3)
+)
 
 
-def delta(attempt_id: str, strand: tuple[Kind, int], texts: list[str]) -> EngineDelta:
+def delta(attempt_id: str, strand: tuple[Kind, int], texts: list[str], choice: int = 0) -> EngineDelta:
     ends = list(accumulate(map(len, texts)))
     kind, call = strand
-    return EngineDelta(attempt_id, 0, [7] * len(texts), "".join(texts), ends, kind=kind, call=call)
+    return EngineDelta(attempt_id, choice, [7] * len(texts), "".join(texts), ends, kind=kind, call=call)
 
 
 def tokens_of(frames: list[Frame]) -> dict[int, Told]:
@@ -36,32 +40,37 @@ def tokens_of(frames: list[Frame]) -> dict[int, Told]:
             start = 0
             for number, end in enumerate(frame.text_ends[row], frame.first_sequence[row]):
                 assert number not in told
-                told[number] = kind, call, frame.text[row][start:end]
+                told[number] = frame.choice[row], kind, call, frame.text[row][start:end]
                 start = end
     return told
 
 
 @given(st.lists(st.lists(ROWS, min_size=1, max_size=4), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
-def test_every_token_keeps_its_kind_call_and_text_whatever_waits(
-    steps: list[list[tuple[tuple[Kind, int], list[str]]]],
+def test_every_token_keeps_its_choice_kind_call_and_text_whatever_waits(
+    steps: list[list[tuple[int, tuple[Kind, int], list[str]]]],
 ) -> None:
     fleet = Fleet("a")
     worker = fleet.workers["a"]
     worker.late_rounds = 1_000  # what the engine gives is told here
-    response_id = fleet.region.request(max_tokens=1_000)
+    response_id = fleet.region.request(max_tokens=1_000, choices=CHOICES)
     fleet.run(40)
     attempt_id = worker.core._works.by_response[response_id].attempt_id
     for step in steps:
-        rows = [delta(attempt_id, strand, texts) for strand, texts in step]
+        rows = [delta(attempt_id, strand, texts, choice) for choice, strand, texts in step]
         worker.core.deltas(rows, fleet.region.now_ms * 1_000)
         fleet.run(20)
-    worker.core.deltas([EngineDelta(attempt_id, 0, [], "", [], finish="stop")], fleet.region.now_ms * 1_000)
+    ends = [EngineDelta(attempt_id, choice, [], "", [], finish="stop") for choice in range(CHOICES)]
+    worker.core.deltas(ends[:1], fleet.region.now_ms * 1_000)
+    fleet.run(20)
+    worker.core.deltas(ends[1:], fleet.region.now_ms * 1_000)
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
-    given_tokens = [(*strand, text) for step in steps for strand, texts in step for text in texts]
+    given_tokens = [(choice, *strand, text) for step in steps for choice, strand, texts in step for text in texts]
     told = tokens_of(fleet.region.records(TOPICS.generated.name, Frame, GENERATED))
-    assert [told[number] for number in sorted(told)] == given_tokens
+    for choice in range(CHOICES):
+        of_choice = [told[number] for number in sorted(told) if told[number][0] == choice]
+        assert of_choice == [token for token in given_tokens if token[0] == choice]
     assert sorted(told) == list(range(1, len(given_tokens) + 1))
 
 

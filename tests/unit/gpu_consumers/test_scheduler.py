@@ -21,10 +21,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def ordered(self) -> list[Queued]:
         return sorted(self.model, key=lambda queued: LANES.index(queued.lane))
 
-    @rule(lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans())
-    def add(self, lane: Lane, tokens: int, front: bool) -> None:
+    @rule(lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(), choices=st.integers(1, 4))
+    def add(self, lane: Lane, tokens: int, front: bool, choices: int) -> None:
         self.names += 1
-        queued = Queued(str(self.names), lane, tokens, self.now_ms)
+        queued = Queued(str(self.names), lane, tokens, self.now_ms, choices)
         self.scheduler.add(queued, front=front)
         self.model.insert(0 if front else len(self.model), queued)
 
@@ -36,7 +36,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(slots=st.integers(-1, 5))
     def take(self, slots: int) -> None:
-        expected = self.ordered()[: max(slots, 0)]
+        expected: list[Queued] = []
+        for queued in self.ordered():
+            if sum(each.slots for each in expected) < slots:
+                expected.append(queued)
         assert self.scheduler.take(slots) == expected
         self.model = [queued for queued in self.model if queued not in expected]
 

@@ -1,6 +1,8 @@
 """Answers that are read in turns: who is slow to read is late alone."""
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from structlog.testing import capture_logs
 
@@ -25,28 +27,73 @@ class SlowParser:
         return [Piece("content", 0, text)]
 
 
-def folding(**takes_s: float) -> Folding:
+def fold(clock: list[float], takes_s: float) -> Fold:
+    return Fold(chr, SlowParser(clock, takes_s), Sampling(stop=["."]))
+
+
+def folding(choices: int = 1, **takes_s: float) -> Folding:
     clock = [0.0]
     folding = Folding(ParserNames(tool="hermes"), lambda: clock[0])
     for name, each_s in takes_s.items():
-        folding.begin(name, Fold(chr, SlowParser(clock, each_s), Sampling(stop=["."])))
+        folding.begin(name, partial(fold, clock, each_s), choices)
     return folding
 
 
-def step(text: str, finish: FinishReason = "") -> Step:
-    return Step([ord(char) for char in text], finish, False, 3)
+def step(text: str, finish: FinishReason = "", choice: int = 0) -> Step:
+    return Step([ord(char) for char in text], finish, False, 3, choice)
 
 
-def test_each_request_gets_a_step_in_its_turn() -> None:
+def test_each_request_is_read_in_its_turn() -> None:
     several = folding(slow=TURN_S * 0.4, quick=0.0)
     for text in "abcdef":
         several.put("slow", step(text))
     several.put("quick", step("x"))
     several.put("quick", step("y", "stop"))
-    assert [delta.text for delta in several.turn()] == ["a", "x", "b", "y", "c"]
+    assert [delta.text for delta in several.turn()] == ["a", "x", "y", "b", "c"]
     assert several.is_behind
     assert [delta.text for delta in several.turn()] == ["d", "e", "f"]
     assert not several.is_behind
+
+
+def test_requests_share_the_time_and_not_the_steps() -> None:
+    """One whose steps take thirty times as long has as much of the time as each of the others, and no more."""
+    several = folding(slow=TURN_S * 3, quick=TURN_S * 0.1, other=TURN_S * 0.1)
+    for _ in range(300):
+        for name in ("slow", "quick", "other"):
+            several.put(name, step("x"))
+    told: Counter[str] = Counter()
+    while told["quick"] < 200:
+        told.update(delta.request_id for delta in several.turn())
+    assert abs(told["quick"] - told["other"]) <= 10
+    assert abs(told["quick"] - told["slow"] * 30) <= 30
+
+
+def test_who_comes_late_has_no_time_in_store() -> None:
+    several = folding(early=TURN_S * 0.3, late=TURN_S * 0.3)
+    for _ in range(30):
+        several.put("early", step("x"))
+    while several.is_behind:
+        several.turn()
+    for _ in range(10):
+        several.put("early", step("e"))
+        several.put("late", step("l"))
+    told = "".join(delta.text for _ in range(3) for delta in several.turn())
+    assert abs(told.count("e") - told.count("l")) <= 1
+
+
+def test_choices_are_read_apart_and_a_request_is_over_with_the_last() -> None:
+    two = folding(2, r=0.0)
+    for choice, text, finish in ((0, "a", ""), (1, "b.", ""), (0, "c", "length"), (1, "never", "")):
+        two.put("r", step(text, finish, choice))  # type: ignore[arg-type]
+    assert [(delta.choice, delta.text, delta.finish) for delta in two.turn()] == [
+        (0, "a", ""),
+        (1, "b", ""),
+        (1, "", "stop"),
+        (0, "c", "length"),
+    ]
+    assert two.take_stopped() == [("r", 1)]
+    two.put("r", step("x"))
+    assert two.turn() == []
 
 
 def test_a_step_alone_takes_its_time() -> None:
@@ -65,7 +112,7 @@ def test_who_ends_here_alone_is_to_be_stopped_in_the_engine() -> None:
         ("stops", "stop"),
         ("ends", "length"),
     ]
-    assert both.take_stopped() == ["stops"]
+    assert both.take_stopped() == [("stops", 0)]
     assert both.take_stopped() == []
 
 
@@ -76,7 +123,7 @@ def test_a_parser_that_fails_ends_its_request_alone() -> None:
     failed, fine = both.turn()
     assert (failed.error, failed.parser_error) == ("its parser failed: RecursionError", "RecursionError")
     assert (fine.text, fine.error) == ("a", None)
-    assert both.take_stopped() == ["fails"]
+    assert both.take_stopped() == [("fails", None)]
 
 
 def test_how_a_parser_fails_is_logged_once_without_what_was_said() -> None:

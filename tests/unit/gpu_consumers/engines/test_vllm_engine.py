@@ -6,23 +6,18 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.vllm_engine import (
-    MAX_WHY_CHARS,
-    ONE_PROCESS_EXECUTOR,
-    VllmEngine,
-    compute_threads,
-    cpu_defaults,
-    sampling_arguments,
-)
+from gpu_consumers.engines.vllm_engine import MAX_WHY_CHARS, VllmEngine
+from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults
+from gpu_consumers.engines.vllm_sampling import sampling_arguments
 from schemas.request import RepetitionDetection, Sampling
 from schemas.structure import StructuredOutputs
 from streams.dialects.openai_parameters import NOT_OFFERED
+from tests.unit.gpu_consumers.engines.scripted_vllm import Llm, ScriptedEngine
 
 DEADLINE_S = 10.0
 
@@ -43,7 +38,7 @@ def test_values_are_passed_on_unchanged() -> None:
         bad_words=["y"], allowed_token_ids=[3, 4], include_stop_str_in_output=True, skip_special_tokens=False,
         spaces_between_special_tokens=False,
         repetition_detection=RepetitionDetection(max_pattern_size=3, min_count=2),
-        structured_outputs=StructuredOutputs(choice=["z"]),
+        structured_outputs=StructuredOutputs(choice=["z"]), logprobs=3,
     )  # fmt: skip
     arguments = sampling_arguments(asked, 30)
     told = asked.model_dump()
@@ -57,9 +52,10 @@ def test_every_parameter_of_vllm_is_honoured_or_refused_with_a_reason() -> None:
     sampling_params = pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
     offered = {name for name in sampling_params.SamplingParams.__struct_fields__ if not name.startswith("_")}
     computed = {"output_text_buffer_length"}
-    assert set(Sampling.model_fields) <= offered
-    assert offered - computed - set(Sampling.model_fields) <= set(NOT_OFFERED)
-    assert not set(Sampling.model_fields) & set(NOT_OFFERED)
+    honoured = {*Sampling.model_fields, "n"}
+    assert honoured <= offered
+    assert offered - computed - honoured <= set(NOT_OFFERED)
+    assert not honoured & set(NOT_OFFERED)
 
 
 def test_neither_vllm_nor_torch_is_imported_before_the_engine_starts() -> None:
@@ -68,12 +64,11 @@ def test_neither_vllm_nor_torch_is_imported_before_the_engine_starts() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-class ScriptedLlm:
-    """In the place of vLLM's `AsyncLLM`: refuses every request with `error`; its shutdown takes until `may_end`."""
-
-    errored = False
+class ScriptedLlm(Llm):
+    """Refuses every request with `error`; its shutdown takes until `may_end`."""
 
     def __init__(self, error: Exception) -> None:
+        super().__init__()
         self._error = error
         self.may_end = threading.Event()
         self.shut_down_by: list[threading.Thread] = []
@@ -87,17 +82,6 @@ class ScriptedLlm:
     def shutdown(self) -> None:
         self.shut_down_by.append(threading.current_thread())
         assert self.may_end.wait(DEADLINE_S)
-
-
-class ScriptedEngine(VllmEngine):
-    def __init__(self, llm: ScriptedLlm) -> None:
-        super().__init__("nowhere", {}, 1)
-        self._scripted = llm
-
-    def _create(self) -> Any:
-        self._tokens_input = lambda token_ids, cache_salt: token_ids
-        self._sampling_params = partial(dict)
-        return self._scripted
 
 
 # vLLM and torch warn of their own deprecations while they are imported.

@@ -13,6 +13,7 @@ from gpu_consumers.parsing.hermes import HermesParser
 from gpu_consumers.parsing.rows import Row
 from schemas.columns import can_be_cut
 from schemas.generated import FinishReason
+from schemas.logprobs import TokenLogprobs
 from schemas.request import Sampling
 from tests.unit.gpu_consumers.parsing.answers import Answer, answers, cut, told
 
@@ -128,6 +129,44 @@ def test_the_token_that_ends_an_answer_is_told_only_to_who_asks() -> None:
     assert (row.text, end.text, end.token_ids, end.finish) == ("Well.", "", [1], "stop")
     rows = fold_of(texts, include_stop_str_in_output=True).feed([0, 1], "stop", by_token=True)
     assert told(rows) == [("content", 0, "Well.<end>")]
+
+
+@given(st.data(), answers(reasoning=True), st.lists(st.sampled_from(["a", "b <", "}}", "🦊"]), max_size=2))
+def test_probabilities_go_with_their_tokens_in_rows_of_content(
+    data: st.DataObject, answer: Answer, stop: list[str]
+) -> None:
+    texts = [*data.draw(cut(answer.text)), ""]
+    ids = list(range(len(texts)))
+    place = data.draw(st.integers(0, len(ids) - 1))
+    fold = fold_of(texts, stop=stop, logprobs=0)
+    rows = fold.feed(ids[:place], logprobs=[[(str(each), -1.0)] for each in ids[:place]])
+    rows += fold.feed(ids[place:], "stop", by_token=True, logprobs=[[(str(each), -1.0)] for each in ids[place:]])
+    bare = fold_of(texts, stop=stop)
+    assert told(rows) == told(bare.feed(ids[:place]) + bare.feed(ids[place:], "stop", by_token=True))
+    assert [token for row in rows for token in row.token_ids] == ids[: sum(len(row.token_ids) for row in rows)]
+    assert [row.finish for row in rows[:-1]] == [""] * (len(rows) - 1)
+    for row in rows:
+        if row.logprobs is not None:
+            assert row.kind == "content"
+            assert [told_of[0][0] for told_of in row.logprobs] == list(map(str, row.token_ids))
+        elif row.kind == "content":
+            assert not row.text or row.token_ids == ids[-1:], "but for what is not said, and the end"
+
+
+def test_neither_markers_nor_the_end_have_probabilities() -> None:
+    texts = ["<think>", "Hm.", "</think>", "", "", "🦊", " <", "b", "<end>"]
+    logprobs: list[TokenLogprobs] = [[(text, -1.0)] for text in texts]
+    rows = fold_of(texts, logprobs=0).feed(range(len(texts)), "stop", by_token=True, logprobs=logprobs)
+    spelt = [None if row.logprobs is None else [each[0][0] for each in row.logprobs] for row in rows]
+    assert [(row.kind, row.text, likely) for row, likely in zip(rows, spelt, strict=True)] == [
+        ("reasoning", "Hm.", None),
+        ("content", "", None),
+        ("content", "🦊", ["", "", "🦊"]),
+        ("content", " ", [" <"]),
+        ("content", "<b", ["b"]),
+        ("content", "", None),
+    ]
+    assert [row.finish for row in rows] == [""] * 5 + ["stop"]
 
 
 def test_an_answer_that_ends_by_its_length_tells_what_it_has_withheld() -> None:

@@ -1,0 +1,120 @@
+"""Several answers of vLLM to one request, by a script in its place: what is aborted, and what is told."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpu_consumers.engines.port import EngineDelta, EngineRequest
+from gpu_consumers.engines.vllm_engine import VllmEngine
+from gpu_consumers.parsing.fold import Fold
+from gpu_consumers.parsing.hermes import HermesParser
+from gpu_consumers.parsing.port import ParserNames
+from gpu_consumers.parsing.vllm_parsers import Reading
+from schemas.request import Sampling, Tool
+from tests.unit.gpu_consumers.engines.scripted_vllm import Llm, ScriptedEngine
+
+# vLLM and torch warn of their own deprecations while they are imported.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Talking(Llm):
+    """Takes one request, and says what the test does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_taken = asyncio.Event()
+        self.collector = SimpleNamespace(request_id="r-internal", get_nowait=self.is_taken.set, put=None)
+        self.aborted: list[tuple[str, bool]] = []
+
+    async def add_request(self, *_arguments: object, **_options: object) -> Any:
+        return self.collector
+
+    async def abort(self, request_id: str, *, internal: bool) -> None:
+        self.aborted.append((request_id, internal))
+        if (choice := request_id.partition("_")[0]).isdigit():
+            self.says(int(choice), [], "abort")
+
+    def says(self, choice: int, token_ids: Sequence[int], finish: str | None = None) -> None:
+        text = "".join(map(chr, token_ids))
+        completion = SimpleNamespace(
+            index=choice, token_ids=token_ids, text=text, finish_reason=finish, stop_reason=None, logprobs=None
+        )
+        self.collector.put(SimpleNamespace(outputs=[completion], num_cached_tokens=0))
+
+
+def reading(request: EngineRequest) -> Reading:
+    return Reading({}, lambda: Fold(chr, HermesParser(reasoning=False, calls=True), request.sampling))
+
+
+async def asked(**more: Any) -> tuple[VllmEngine, Talking, list[EngineDelta]]:
+    """An engine that works on a request of three choices."""
+    pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    pytest.importorskip("vllm.exceptions")
+    llm = Talking()
+    engine = ScriptedEngine(llm, ParserNames("hermes"), reading)
+    deltas: list[EngineDelta] = []
+    await engine.start(deltas.extend, lambda _death: None)
+    engine.submit(EngineRequest("r", [1], Sampling(stop=["."]), 50, choices=3, **more))
+    async with asyncio.timeout(10):
+        await llm.is_taken.wait()
+    return engine, llm, deltas
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_choice_that_ends_here_alone_is_aborted_alone_and_the_request_at_its_end() -> None:
+    engine, llm, deltas = await asked(tools=[Tool(name="f")])
+    llm.says(1, b"b.")
+    await settle()
+    assert llm.aborted == [("1_r-internal", True)]
+    llm.says(0, b"a", "length")
+    llm.says(2, b"c")
+    await settle()
+    assert [(delta.choice, delta.text, delta.finish) for delta in deltas if not delta.error] == [
+        (1, "b", ""), (1, "", "stop"), (0, "a", "length"), (2, "c", ""),
+    ]  # fmt: skip
+    llm.says(2, b".")
+    await settle()
+    assert llm.aborted[1:] == [("2_r-internal", True), ("r-internal", True)]
+    assert (deltas[-1].choice, deltas[-1].finish) == (2, "stop")
+    await engine.close()
+
+
+async def test_an_abort_ends_every_choice_by_the_id_that_vllm_forgets_them_by() -> None:
+    engine, llm, deltas = await asked()
+    llm.says(1, b"b", "length")
+    engine.abort("r")
+    llm.says(0, b"a")
+    await settle()
+    assert (llm.aborted, deltas) == ([("r-internal", True)], [])
+    await engine.close()
+
+
+async def test_a_choice_that_fails_ends_the_request_and_frees_the_others() -> None:
+    engine, llm, deltas = await asked()
+    llm.says(1, b"b")
+    llm.says(2, b"", "error")
+    llm.says(0, b"a")
+    await settle()
+    assert [(delta.choice, delta.text, delta.error) for delta in deltas] == [
+        (1, "b", None), (0, "", "vLLM ended the request: error"),
+    ]  # fmt: skip
+    assert llm.aborted == [("r-internal", True)]
+    await engine.close()
+
+
+async def test_without_parsers_each_choice_ends_as_vllm_says() -> None:
+    engine, llm, deltas = await asked()
+    for choice in (2, 0, 1):
+        llm.says(choice, b"x", "stop")
+    await settle()
+    assert [(delta.choice, delta.finish) for delta in deltas] == [(2, "stop"), (0, "stop"), (1, "stop")]
+    assert llm.aborted == []
+    assert engine.stats().running == 0
+    await engine.close()

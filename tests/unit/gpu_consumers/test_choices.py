@@ -1,0 +1,163 @@
+"""Several answers to one request: numbered together, each with an end of its own, and a slot for each."""
+
+import pytest
+
+from gpu_consumers.core.effects import AskReadBack
+from gpu_consumers.core.takeover import PartitionReadBack
+from gpu_consumers.engines.port import EngineDelta
+from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Ending, Fence, Frame
+from schemas.usage import USAGE, ComputeRecord
+from streams.log.memory import Fault, FaultKind
+from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, Worker, check
+from tests.unit.gpu_consumers.test_takeover import fence, frame
+
+
+def told_here(fleet: Fleet, choices: int) -> tuple[Worker, str, str]:
+    """A worker whose engine says what the test does; a response and its attempt in it."""
+    worker = fleet.workers["a"]
+    worker.late_rounds = 1_000
+    response_id = fleet.region.request(choices=choices)
+    fleet.run(40)
+    return worker, response_id, worker.core._works.by_response[response_id].attempt_id
+
+
+def says(fleet: Fleet, attempt_id: str, choice: int, text: str, finish: str = "") -> None:
+    delta = EngineDelta(attempt_id, choice, [7] * len(text), text, list(range(1, len(text) + 1)))
+    delta.finish = "stop" if finish else ""
+    fleet.workers["a"].core.deltas([delta], fleet.region.now_ms * 1_000)
+
+
+@pytest.mark.parametrize("coalesce_ms", [0, 50])
+def test_every_choice_is_answered_in_full(coalesce_ms: int) -> None:
+    fleet = Fleet("a", coalesce_ms=coalesce_ms)
+    several, one = fleet.region.request(choices=3, max_tokens=25), fleet.region.request(max_tokens=20)
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(several) is fleet.region.terminal(one) is EndingCode.COMPLETED
+    assert [len(fleet.region.of_choice[several, choice]) for choice in range(3)] == [25, 25, 25]
+    assert len({tuple(fleet.region.of_choice[several, choice]) for choice in range(3)}) == 3
+    [compute] = [
+        record
+        for record in fleet.region.records(TOPICS.usage.name, ComputeRecord, USAGE)
+        if record.response_id == several
+    ]
+    assert (compute.outcome, compute.generated_tokens) == ("completed", 75)
+
+
+def test_an_answer_ends_with_the_last_of_its_choices() -> None:
+    fleet = Fleet("a")
+    _, response_id, attempt_id = told_here(fleet, 3)
+    says(fleet, attempt_id, 1, "b", "stop")
+    says(fleet, attempt_id, 0, "a", "stop")
+    fleet.run(100)
+    assert fleet.region.terminal(response_id) is None
+    says(fleet, attempt_id, 2, "c")
+    says(fleet, attempt_id, 2, "d", "stop")
+    fleet.run(100)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    assert "".join(fleet.region.text[response_id]) == "bacd"
+
+
+def test_a_response_is_done_once_all_ends_are_in_the_log() -> None:
+    """The end of its first choice is acknowledged, that of its last is lost."""
+    fleet = Fleet("a")
+    _, response_id, attempt_id = told_here(fleet, 2)
+    sent = fleet.region.log.script.records_passed("a-producer")
+    # Its first end, the account behind the last, and that last end, in the order in which they are sent.
+    fleet.region.log.inject(Fault(FaultKind.FAIL, "a-producer", sent + 3))
+    says(fleet, attempt_id, 0, "a", "stop")
+    says(fleet, attempt_id, 1, "b", "stop")
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+
+
+def test_rows_that_waited_leave_in_the_order_of_their_numbers() -> None:
+    """One choice has waited for long, one a little, one not at all."""
+    fleet = Fleet("a")
+    _, response_id, attempt_id = told_here(fleet, 3)
+    says(fleet, attempt_id, 0, "a")
+    for choice, text in ((0, "b"), (1, "c"), (0, "d"), (2, "e"), (1, "f")):
+        fleet.region.now_ms += 5
+        says(fleet, attempt_id, choice, text)
+    for choice in (2, 0, 1):
+        says(fleet, attempt_id, choice, ".", "stop")
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
+    numbers = [number for each in frames for number in each.first_sequence]
+    assert numbers == sorted(numbers)
+    assert sorted("".join(fleet.region.text[response_id])) == sorted("abcdef...")
+
+
+def test_a_choice_that_has_ended_is_something_said() -> None:
+    """Another attempt would end that choice once more, which nobody believes."""
+    fleet = Fleet("a", "b")
+    worker, response_id, attempt_id = told_here(fleet, 2)
+    says(fleet, attempt_id, 0, "", "stop")
+    worker.kill_engine = True
+    fleet.settle("ab")
+    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+
+
+def test_each_choice_takes_a_slot_and_the_last_to_enter_may_take_more_than_are_free() -> None:
+    fleet = Fleet("a", max_running=4)
+    first = [fleet.region.request(max_tokens=50, choices=3), fleet.region.request(max_tokens=100, choices=9)]
+    late = fleet.region.request(max_tokens=50)
+    fleet.run(200)
+    [worker] = fleet.all
+    assert worker.engine is not None
+    assert (len(worker.submitted), worker.engine.stats().running) == (2, 12)
+    fleet.run(1_200)
+    assert fleet.region.terminal(first[0]) is EndingCode.COMPLETED
+    assert len(worker.submitted) == 2, "nine of four slots are taken"
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(late) is EndingCode.COMPLETED
+
+
+def test_what_waits_costs_as_much_as_all_its_choices_may() -> None:
+    fleet = Fleet("a", max_running=1)
+    for choices in (1, 3):
+        fleet.region.request(max_tokens=100, choices=choices)
+    fleet.run(200)
+    [worker] = fleet.all
+    assert worker.engine is not None
+    assert worker.core.state("ready", worker.engine.stats(), 0.0, True, fleet.region.now_ms).queued_tokens == 304
+
+
+def test_a_cancel_ends_every_choice() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=500, choices=3)
+    fleet.run(400)
+    fleet.region.cancel(response_id)
+    fleet.run(100)
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.CANCELLED
+    [worker] = fleet.all
+    assert worker.engine is not None
+    assert worker.engine.stats().running == 0
+
+
+def of_choice(choice: int, attempt_id: str, first: int, tokens: int, finish: str = "") -> Frame:
+    rows = frame(attempt_id, first, tokens, finish)
+    rows.choice = [choice]
+    return rows
+
+
+def finding(*records: Fence | Frame | Ending) -> str:
+    """Of a response of two choices, read back from behind its `opened`."""
+    fold = PartitionReadBack([AskReadBack("r", "mine", 0, 0, len(records), choices=2)])
+    for offset, record in enumerate((*records, fence("mine"))):
+        if answers := fold.fold(offset, record.encode()):
+            return answers[0].finding
+    raise AssertionError
+
+
+def test_all_choices_are_read_back_also_from_behind_opened() -> None:
+    begun = fence("old", "fresh")
+    assert finding(begun, of_choice(1, "old", 1, 3)) == "interrupted"
+    assert finding(begun, of_choice(0, "old", 1, 3, "stop")) == "interrupted"
+    assert finding(begun, of_choice(0, "old", 1, 0, "stop")) == "interrupted"
+    assert finding(begun, of_choice(0, "old", 1, 3, "stop"), of_choice(1, "old", 4, 1, "stop")) == "ended"
+    assert finding(begun) == "generate"
