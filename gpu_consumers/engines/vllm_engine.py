@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import psutil
-
 from gpu_consumers.engines.folding import Folding, Step
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
+from gpu_consumers.engines.vllm_ending import end_what_failed, kill_with_children, shut_down
 from gpu_consumers.engines.vllm_logprobs import TokenTexts, told, with_logprobs
 from gpu_consumers.engines.vllm_options import ENVIRONMENT, compute_threads, cpu_defaults, defaults
 from gpu_consumers.engines.vllm_sampling import sampling_arguments, sampling_params
@@ -62,25 +61,6 @@ def _stat_logger(engine: "VllmEngine") -> type[Any]:
                 )
 
     return StatLogger
-
-
-def _shut_down(llm: Any) -> None:
-    llm.shutdown()
-    # Its finalizer shuts down once more, and fails when the interpreter is being taken down by then.
-    llm.shutdown = lambda: None
-
-
-def _kill_with_children(process_id: int) -> None:
-    try:
-        process = psutil.Process(process_id)
-        family = [*process.children(recursive=True), process]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 @dataclass(slots=True, eq=False)
@@ -181,13 +161,17 @@ class VllmEngine:
             os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
             options |= cpu_defaults(self._engine_args)
         arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
-        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(self)])
+        try:
+            llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(self)])
+        except BaseException as error:
+            end_what_failed(error)
+            raise
         self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
         if self._parser_names != ParserNames():
             try:
                 self._parsers = VllmParsers(self._parser_names, llm.get_tokenizer())
             except BaseException:
-                _shut_down(llm)
+                shut_down(llm)
                 raise
         return llm
 
@@ -413,7 +397,7 @@ class VllmEngine:
         if self._llm is None:
             return
         for process_id in self._processes:
-            _kill_with_children(process_id)
+            kill_with_children(process_id)
         self._died(TimeoutError(why))
 
     def stats(self) -> EngineStats:
@@ -436,7 +420,7 @@ class VllmEngine:
         self._batch.clear()
         # It waits for processes; the loop has others to serve meanwhile. `close` waits for it, and so does the next
         # start: two engines do not fit into one memory.
-        self._shutting_down = asyncio.create_task(asyncio.to_thread(_shut_down, llm), name="vllm-shutdown")
+        self._shutting_down = asyncio.create_task(asyncio.to_thread(shut_down, llm), name="vllm-shutdown")
         self._on_died(EngineDied(f"{type(error).__name__}: {error}"))
 
     async def close(self) -> None:
@@ -450,7 +434,7 @@ class VllmEngine:
             task.cancel()
         await self._cancel_start()
         if llm is not None:
-            await asyncio.to_thread(_shut_down, llm)
+            await asyncio.to_thread(shut_down, llm)
         await self._shut_down_fully()
 
     async def _cancel_start(self) -> None:
@@ -464,12 +448,12 @@ class VllmEngine:
                 while not creating.done():
                     for child in multiprocessing.active_children():
                         if child.pid is not None and child.pid not in self._others:
-                            _kill_with_children(child.pid)
+                            kill_with_children(child.pid)
                     await asyncio.wait([creating], timeout=_LOOK_AGAIN_S)
         except TimeoutError:
             raise EngineDied(f"a start of vLLM that was cancelled did not end within {CANCEL_START_S:g} s") from None
         if creating.exception() is None:
-            await asyncio.to_thread(_shut_down, creating.result())
+            await asyncio.to_thread(shut_down, creating.result())
 
     async def _shut_down_fully(self) -> None:
         """Waits for the shutdown after a death, if there was one, and raises what it failed with."""

@@ -1,6 +1,8 @@
 """A client of an engine under contract: collects what the engine says, and holds it to the rules of every engine."""
 
 import asyncio
+import gc
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,14 @@ MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
 SIMULATED = SimulatedEngineSettings(ttft_ms=2, prompt_token_us=0, inter_token_ms=2, step_ms=1, max_running=16)
 # vLLM and torch warn of their own deprecations while they are imported.
 VLLM_MARKS = [pytest.mark.real_model, pytest.mark.long, pytest.mark.timeout(580), pytest.mark.filterwarnings("ignore")]
+
+
+def contexts_left_open() -> list[str]:
+    """Of zmq, which the garbage collector ends, with a warning to whatever runs by then."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        gc.collect()
+    return [message for each in warned if "context" in (message := str(each.message))]
 
 
 class Client:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from gpu_consumers.engines.port import Engine, EngineDied
 from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.vllm_engine import VllmEngine
-from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client
+from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client, contexts_left_open
 
 
 @pytest_asyncio.fixture(
@@ -371,7 +371,9 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind(client: Client)
     await asyncio.wait([starting])
     async with asyncio.timeout(30):
         await engine.close()
+    del engine, starting
     assert not of_this_start()
+    assert not contexts_left_open()
     assert not client.died
 
 
@@ -443,3 +445,4 @@ async def test_a_dead_engine_says_so_once_refuses_work_and_starts_again(client: 
     assert client.finish("again") == "length"
     assert str(death)
     await client.engine.close()
+    assert not contexts_left_open()

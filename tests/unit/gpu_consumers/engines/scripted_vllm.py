@@ -8,10 +8,19 @@ from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.parsing.port import ParserNames
 
 
+class Context:
+    def destroy(self, *, linger: int) -> None: ...
+
+
 class Llm:
     """Without a process or a socket."""
 
     errored = False
+
+    def __init__(self) -> None:
+        self.engine_core = SimpleNamespace(
+            resources=SimpleNamespace(ctx=Context(), input_socket=None, output_socket=None)
+        )
 
     def shutdown(self) -> None: ...
 
