@@ -21,7 +21,7 @@ from agents.post_safety.likely_tokens import LikelyTokens
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
 from agents.safety.arguments import ArgumentsMatcher
 from agents.safety.phrases import Match, PhraseSet, StreamMatcher
-from agents.safety.text_or_json import TextOrJsonMatcher, passes_in_both
+from agents.safety.text_or_json import TextOrJsonMatcher, passing_both
 from schemas.logprobs import RowLogprobs
 
 _WITHOUT_TEXT = 2**63
@@ -123,6 +123,18 @@ class _Text:
             begin = end
         return positions
 
+    def passes_both(self, piece: str) -> bool:
+        """Feeds a piece that neither reading holds, where there are two or it begins a second one."""
+        matcher = self.matcher
+        if matcher is None or not (type(matcher) is TextOrJsonMatcher or ("\\" in piece and self.may_be_json)):
+            return False
+        after = passing_both(matcher, piece)
+        if after is None:
+            return False
+        self.matcher = after
+        self.position = after.position
+        return True
+
     def told(self, delta: Delta, phrases: PhraseSet) -> Delta:
         """The next token without what must not be told of those that were likely beside it."""
         if self.matcher is None or delta.logprobs is None:
@@ -211,11 +223,12 @@ class HoldBack:
         if tokens > 1 and text_ends[-1] == text_ends[-2]:
             return False
         if (matcher := at.matcher) is not None:
-            if tokens > 1 or not (
-                matcher.passes(text) or ("\\" in text and at.may_be_json and passes_in_both(matcher, text))
-            ):
+            if tokens > 1:
                 return False
-            at.position = matcher.position
+            if matcher.passes(text):
+                at.position = matcher.position
+            elif not at.passes_both(text):
+                return False
         self.released += tokens
         return True
 

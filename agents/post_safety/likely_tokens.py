@@ -1,5 +1,7 @@
 """What may be told of the tokens that were likely beside the chosen one: none that spells a denied phrase."""
 
+from functools import lru_cache
+
 from agents.safety.phrases import PhraseSet, StreamMatcher
 from agents.safety.text_or_json import TextOrJsonMatcher
 from schemas.logprobs import TokenLogprobs
@@ -10,10 +12,10 @@ _MAX_UNSPELLED_BYTES = 1_024
 class LikelyTokens:
     """Of one text, token by token. A token may be a part of a character, so bytes count that no text has shown yet."""
 
-    __slots__ = ("_alone", "_unspelled")
+    __slots__ = ("_phrases", "_unspelled")
 
     def __init__(self, phrases: PhraseSet) -> None:
-        self._alone = StreamMatcher(phrases)
+        self._phrases = phrases
         self._unspelled = b""
 
     def told(self, logprobs: TokenLogprobs, text: str, matcher: StreamMatcher) -> TokenLogprobs:
@@ -30,12 +32,21 @@ class LikelyTokens:
         return [(said.decode("latin-1") if is_cut else own, logprob), *kept]
 
     def _is_denied(self, token: str, matcher: StreamMatcher) -> bool:
-        raw = token.encode("latin-1")
-        return _would_match(matcher, self._unspelled + raw) or _would_match(self._alone, raw)
+        piece = _read(token) if not self._unspelled else _read(self._unspelled.decode("latin-1") + token)
+        return _would_match(matcher, piece) or _is_denied_alone(self._phrases, token)
 
 
-def _would_match(matcher: StreamMatcher, raw: bytes) -> bool:
-    piece = raw.decode(errors="ignore")
+@lru_cache(maxsize=65_536)
+def _read(token: str) -> str:
+    return token.encode("latin-1").decode(errors="ignore")
+
+
+@lru_cache(maxsize=65_536)
+def _is_denied_alone(phrases: PhraseSet, token: str) -> bool:
+    return _would_match(StreamMatcher(phrases), _read(token))
+
+
+def _would_match(matcher: StreamMatcher, piece: str) -> bool:
     if "\\" in piece and type(matcher) is StreamMatcher:
         matcher = TextOrJsonMatcher(matcher)
     return matcher.would_match(piece)

@@ -67,24 +67,52 @@ class TextOrJsonMatcher(StreamMatcher):
             self.hold_from = sum(marks.popleft()) - begin
 
 
-def passes_in_both(matcher: StreamMatcher, text: str) -> bool:
-    """As `StreamMatcher.passes`, of a piece with escapes behind which both readings stand alike, as most of them do."""
-    if matcher.hold_from != matcher.position or len(text) > MAX_CACHED_CHARS or "\\u" in text:
-        return False
-    after = _passage(matcher._phrases, matcher._node, context(matcher._before, text), text)
+def passing_both(matcher: StreamMatcher, piece: str) -> StreamMatcher | None:
+    """What to go on with behind a piece of a text that may be JSON, where nothing is held behind it in either reading;
+    None: nothing was fed. As `StreamMatcher.passes`, of pieces with escapes and of those behind them.
+    """
+    if matcher.hold_from != matcher.position or matcher.is_unfinished or len(piece) > MAX_CACHED_CHARS:
+        return None
+    # What an escape by number stands for may depend on the character before it.
+    if "\\u" in piece:
+        return None
+    both = matcher if isinstance(matcher, TextOrJsonMatcher) else None
+    text, json = (matcher, matcher) if both is None else (both._text, both._json)
+    after = _passage(
+        matcher._phrases, text._node, context(text._before, piece), json._node, context(json._before, piece), piece
+    )
     if after is None:
-        return False
-    matcher._node, matcher._before, moved = after
+        return None
+    (node, before, moved), (json_node, json_before, json_moved) = after
+    if both is None and (node, before) == (json_node, json_before):
+        _move(matcher, node, before, moved + json_moved)
+        return matcher
+    both = both or TextOrJsonMatcher(matcher)
+    _move(both._text, node, before, moved)
+    _move(both._json, json_node, json_before, json_moved)
+    both.position = both.hold_from = both.position + moved + json_moved
+    return both.one_reading() or both
+
+
+def _move(matcher: StreamMatcher, node: int, before: str, moved: int) -> None:
+    matcher._node = node
+    if moved:
+        matcher._before = before
     matcher.position = matcher.hold_from = matcher.position + moved
-    return True
+
+
+_Moved = tuple[int, str, int]
 
 
 @lru_cache(maxsize=65_536)
-def _passage(phrases: PhraseSet, node: int, before: str, text: str) -> tuple[int, str, int] | None:
-    """Where a matcher that holds nothing stands behind `text`, and how far it moved; None when it does not pass."""
-    begun = StreamMatcher(phrases)
-    begun._node, begun._before = node, before
-    both = TextOrJsonMatcher(begun)
-    both.feed(text)
-    matcher = both.one_reading()
-    return None if matcher is None else (matcher._node, matcher._before, matcher.position)
+def _passage(
+    phrases: PhraseSet, node: int, before: str, json_node: int, json_before: str, piece: str
+) -> tuple[_Moved, _Moved] | None:
+    """Where readings that hold nothing stand behind a piece, and how far each moved; None when it does not pass."""
+    text, json = StreamMatcher(phrases), ArgumentsMatcher(phrases)
+    text._node, text._before, json._node, json._before = node, before, json_node, json_before
+    for matcher in (text, json):
+        matcher.feed(piece)
+        if matcher.match is not None or matcher.hold_from != matcher.position or matcher.is_unfinished:
+            return None
+    return (text._node, text._before, text.position), (json._node, json._before, json.position)

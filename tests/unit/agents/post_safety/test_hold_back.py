@@ -203,21 +203,26 @@ def test_what_was_asked_for_as_json_is_read_as_json_alone() -> None:
     assert thought.halted, "what is thought is no JSON"
 
 
-def test_a_row_with_an_escape_passes_where_both_readings_go_on_alike() -> None:
+def test_a_row_with_an_escape_passes_where_neither_reading_holds_it() -> None:
     hold = HoldBack(BOMB)
     hold.accept(delta(1, "Here"))
-    assert hold.passes(0, "content", "\\frac{", [6])
-    assert hold.passes(0, "content", " x\\n\\n# ", [8])
-    for row in ("\\n", "\\npoi", " make\\n", "\\", "\\u0041 "):
+    rows = ("\\frac{", " x\\n\\n# ", "\\n", "ice", "\\n", "\\t", "x")
+    for row in rows:
+        assert hold.passes(0, "content", row, [len(row)]), row
+    for row in ("\\npoi", " make\\n", "\\", "\\u0041 "):
         assert not hold.passes(0, "content", row, [len(row)]), row
-    assert hold.released == 3
+    assert hold.released == 1 + len(rows)
+    assert hold.accept(delta(hold.released + 1, "\\npoi")) == []
+    hold.accept(delta(hold.released + 2, "son"))
+    assert hold.finish() == []
+    assert hold.halted
 
 
 def test_behind_an_escape_rows_pass_again() -> None:
     hold = HoldBack(BOMB)
     hold.accept(delta(1, "Here"))
-    assert not hold.passes(0, "content", "\\n", [2])
-    assert text_of(hold.accept(delta(2, "\\n"))) == "\\n"
+    assert not hold.passes(0, "content", "\\npo", [4])
+    assert hold.accept(delta(2, "\\npo")) == []
     hold.accept(delta(3, "x"))
     assert hold.passes(0, "content", " you", [4])
 
