@@ -118,7 +118,9 @@ class Pool(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
     engine: Literal["vllm", "simulated"]
     workers: int = Field(default=1, ge=0, le=1_024, description="Processes that the local runner starts.")
-    max_running: int = Field(default=64, ge=1, le=65_536, description="Requests in the engine at once.")
+    max_running: int = Field(
+        default=64, ge=1, le=65_536, description="Answers in the engine at once; those of one request enter together."
+    )
     engine_args: dict[str, bool | int | float | str] = Field(
         default_factory=dict,
         description="Passed to vLLM's AsyncEngineArgs, or to the simulated engine's settings.",

@@ -309,7 +309,7 @@ class WorkerSettings(_Section):
         default=10_000, ge=1, description="Unfinished of all lanes, and in any partition from its oldest unfinished on."
     )
     max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
-    healthy_buffer: int = Field(default=8, ge=0, description="Requests beyond `max_running` that wait in the engine.")
+    healthy_buffer: int = Field(default=8, ge=0, description="Answers beyond `max_running` that wait in the engine.")
     coalesce_ms: int = Field(
         default=45, ge=0, description="Steps that follow each other within it leave as one frame, under pressure only."
     )
