@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import random
 from array import array
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -114,7 +113,7 @@ class SimulatedCore:
         self._prefill: list[tuple[float, int, _Running]] = []
         self._steps: dict[int, list[_Running]] = {}
         self._step_order: list[int] = []
-        self._refused: deque[EngineDelta] = deque()
+        self._refused: list[EngineDelta] = []
         self._running = 0
         self._submitted = 0
         self._order = count()
@@ -147,6 +146,7 @@ class SimulatedCore:
         self._fill(now_s)
 
     def abort(self, request_id: str, now_s: float) -> None:
+        self._refused = [refusal for refusal in self._refused if refusal.request_id != request_id]
         for running in self._requests.pop(request_id, {}).values():
             self._drop(running)
         self._fill(now_s)
@@ -172,8 +172,7 @@ class SimulatedCore:
         """The deltas due by `now_s`, oldest first. Raises EngineDied."""
         if self.hangs:
             return []
-        deltas = list(self._refused)
-        self._refused.clear()
+        deltas, self._refused = self._refused, []
         if now_s < self._not_before_s:
             return deltas
         while self._prefill and self._prefill[0][0] <= now_s:

@@ -84,6 +84,14 @@ def test_a_request_is_refused_once_however_many_choices_it_has() -> None:
     assert refusal.error is not None
 
 
+def test_a_refusal_is_not_told_to_who_has_aborted() -> None:
+    core = SimulatedCore(FAST.model_copy(update={"refuse_every": 1}))
+    for name in ("r", "other"):
+        core.submit(replace(request(4), request_id=name), 0.0)
+    core.abort("r", 0.0)
+    assert [delta.request_id for delta in run(core)] == ["other"]
+
+
 def test_every_token_of_the_text_has_its_probability_and_the_end_has_none() -> None:
     core = SimulatedCore(FAST)
     core.submit(request(2, logprobs=5), 0.0)
