@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 import redis
 import structlog
+from hypothesis import HealthCheck, settings
 
 from deploy.install.kafka_jars import fetch_jars, has_jars
 from deploy.install.kafka_jars import kafka_libs as in_environment
 from streams.settings import KafkaSettings
 from tests.servers import free_ports, new_kafka_node, running, server, until
+
+# No test depends on how fast the machine is.
+settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sluice")
 
 
 @pytest.fixture(autouse=True)

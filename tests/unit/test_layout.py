@@ -12,6 +12,7 @@ from importlib.metadata import distributions, files, packages_distributions
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -25,6 +26,11 @@ BY_NAME = {"httptools", "import-linter", "mypy", "pytest-timeout", "ruff", "type
 
 def _names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+def test_no_test_depends_on_how_fast_the_machine_is() -> None:
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
 
 
 def test_pyproject_declares_the_seven_packages() -> None:
