@@ -32,7 +32,7 @@ MAX_EMBEDDED_NUMBERS = 524_288
 """Of all vectors of one answer: 2.8 MB as base64, which is less than a gateway holds for a viewer that lags."""
 MAX_DIMENSIONS = 65_536
 MAX_TOOL_CALLS = 128
-MAX_TOOL_NAME_CHARS = 64
+MAX_TOOL_NAME_CHARS = 128
 MAX_CALLED_NAME_CHARS = 1_024
 MAX_CALL_ID_CHARS = 128
 

@@ -91,7 +91,8 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
     if not isinstance(prompt_token_ids, list):
         return prompt_token_ids
     if not prompt_token_ids:
-        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message="The prompt has no tokens.", param="prompt")
+        message = "The prompt has no tokens."
+        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=request.prompt_field)
         return Refused(origin, refusal, spends_request=True)
     max_tokens = _output_bound(request, tenant, model.context_window, len(prompt_token_ids))
     if isinstance(max_tokens, Refusal):
@@ -139,7 +140,7 @@ def _unfit(request: Request, tenant: Tenant, vocabulary_size: int, *, accepts_se
     if sampling.seed is not None and not accepts_seed:
         message = "seed is not supported by this model's engine."
         return Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="seed")
-    each = sampling.max_tokens or 1
+    each = 1 if _is_lowered(request) else sampling.max_tokens or 1
     if each > limit:
         message = f"max_tokens is above the limit of {limit}."
         return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="max_tokens")
@@ -232,12 +233,15 @@ async def _when_there_is_room(
 def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
     """How many tokens each answer may have."""
     sampling, room = request.sampling, context_window - prompt_tokens
+    most = min(room, tenant.limits.max_output_tokens // request.choices)
     message = overflow_message(request.endpoint, context_window, prompt_tokens, sampling.max_tokens)
     if room < 1:
         return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
-    if sampling.max_tokens is not None and sampling.max_tokens > room:
+    max_tokens = sampling.max_tokens or most
+    if _is_lowered(request):
+        max_tokens = min(max_tokens, most)
+    elif max_tokens > room:
         return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens")
-    max_tokens = sampling.max_tokens or min(room, tenant.limits.max_output_tokens // request.choices)
     if sampling.min_tokens > max_tokens:
         message = f"min_tokens is above {max_tokens}."
         return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="min_tokens")
@@ -250,3 +254,10 @@ def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_
             )
             return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="logprobs")
     return max_tokens
+
+
+def _is_lowered(request: Request) -> bool:
+    """Whether `max_tokens` may be more than there is: Anthropic's clients have to name some, and name the most that
+    Anthropic's models give.
+    """
+    return request.endpoint == "messages"

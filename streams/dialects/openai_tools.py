@@ -1,11 +1,11 @@
 """Tools as Chat Completions has them: functions, which of them to call, and the calls of earlier answers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
-from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CalledName, CallId, Tool, ToolCall, ToolChoice, ToolName
+from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CalledName, CallId, Tool, ToolCall, ToolChoice
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
 from streams.dialects.openai_parameters import (
     HINTS_IN_CALL,
@@ -16,6 +16,8 @@ from streams.dialects.openai_parameters import (
 )
 from streams.dialects.tool_turns import check_tool_count, check_tools, settled_choice
 
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+"""OpenAI's are shorter than Anthropic's."""
 ToolMode = Literal["none", "auto", "required"]
 _MODES: Final = ("none", "auto", "required")
 _NONE: Mapping[str, Any] = {}
@@ -24,7 +26,7 @@ _NONE: Mapping[str, Any] = {}
 class ChatFunction(BaseModel):
     model_config = WIRE
 
-    name: ToolName
+    name: FunctionName
     description: str = Field(default="", max_length=MAX_TEXT_CHARS)
     parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of its arguments.")
     strict: bool = Field(default=False, description="Whether its arguments are bound to their schema.")
@@ -40,7 +42,7 @@ class ChatTool(BaseModel):
 class ChosenFunction(BaseModel):
     model_config = WIRE
 
-    name: ToolName
+    name: FunctionName
 
 
 class ChosenTool(BaseModel):

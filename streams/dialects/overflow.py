@@ -3,6 +3,8 @@
 from streams.dialects import openai_error
 from streams.dialects.anthropic import error as anthropic_error
 
+_FIELDS = {"completions": "prompt", "responses": "input"}
+
 
 def overflow_message(endpoint: str, context_window: int, prompt_tokens: int, max_tokens: int | None = None) -> str:
     if endpoint == "messages":
@@ -18,4 +20,4 @@ def endless_message(endpoint: str, context_window: int, chars: int) -> str:
 
 
 def _field(endpoint: str) -> str:
-    return "prompt" if endpoint == "completions" else "messages"
+    return _FIELDS.get(endpoint, "messages")

@@ -116,17 +116,43 @@ async def test_what_exceeds_the_context_is_told_in_the_words_that_clients_look_f
     ("text", "told"),
     [
         ("w " * 110, "prompt is too long: 113 tokens > 100 maximum"),
-        ("w " * 80, "input length and `max_tokens` exceed context limit: 83 + 30 > 100"),
+        ("w " * 97, "input length and `max_tokens` exceed context limit: 100 + 30 > 100"),
         ("w" * 25_601, "prompt is too long: at least 101 tokens > 100 maximum"),
     ],
     ids=["prompt", "both", "endless"],
 )
 async def test_anthropics_clients_are_told_it_in_words_that_those_look_for(world: World, text: str, told: str) -> None:
-    """Agents shorten a chat, or ask for fewer tokens, by these words and their figures."""
+    """Agents shorten a chat by these words and their figures."""
     request = world.request(text, sampling=Sampling(max_tokens=30), endpoint="messages")
     await world.pipeline.handle_request(world.record(request))
     [ending] = world.log.endings
     assert (ending.code, ending.message.partition(",")[0]) == (EndingCode.CONTEXT_LENGTH_EXCEEDED, told)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "bound"),
+    [("hello", 20, 20), ("hello", 51, 50), ("hello", 64_000, 50), ("w " * 80, 30, 17), ("w " * 80, 4_096, 17)],
+    ids=["within", "above the limit", "as much as Anthropic gives", "above the room", "above both"],
+)
+async def test_anthropics_clients_may_name_more_tokens_than_there_are(
+    world: World, text: str, asked: int, bound: int
+) -> None:
+    """They have to name some, and their packages name what Anthropic's models give."""
+    request = world.request(text, sampling=Sampling(max_tokens=asked), endpoint="messages")
+    await world.pipeline.handle_request(world.record(request))
+    [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.standard")
+    [(_, opened)] = world.log.of(Opened, "local.generated")
+    assert work.max_tokens == opened.max_tokens == bound
+    assert opened.reserved_tokens == len(work.prompt_token_ids) + bound
+
+
+@pytest.mark.parametrize("text", ["w " * 97, "w" * 25_601], ids=["with its answer", "endless"])
+async def test_a_prompt_that_is_too_long_is_named_as_responses_call_it(world: World, text: str) -> None:
+    await world.pipeline.handle_request(world.record(world.request(text, endpoint="responses")))
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.CONTEXT_LENGTH_EXCEEDED
+    assert "messages" not in ending.message
+    assert "Please reduce the length of the input" in ending.message
 
 
 async def test_a_model_that_may_not_be_used_and_one_that_does_not_exist_read_the_same(world: World) -> None:

@@ -210,6 +210,8 @@ def test_tools_and_the_choice_among_them_arrive() -> None:
         Tool(name="noon", parameters={"type": "object"}),
     ]
     record_of(chat)
+    [long] = record_of(parse_messages_request({**HELLO, "tools": [{**WEATHER, "name": "a" * 128}]})).tools
+    assert long.name == "a" * 128
 
 
 @pytest.mark.parametrize(
@@ -351,6 +353,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"tools": {}}, "tools"), ({"tools": [4]}, "tools.0"), ({"tools": [WEATHER] * 129}, "tools"),
         ({"tools": [WEATHER, WEATHER]}, "tools.1.name"), ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
         ({"tools": [{**WEATHER, "name": "bad name"}]}, "tools.0.name"),
+        ({"tools": [{**WEATHER, "name": "a" * 129}]}, "tools.0.name"),
         ({"tools": [{**WEATHER, "input_schema": nested(100)}]}, "tools.0.input_schema"),
         ({"tools": [{**WEATHER, "input_schema": []}]}, "tools.0.input_schema"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),

@@ -147,6 +147,7 @@ def test_what_is_not_offered_of_tools_is_refused_by_name(fields: dict[str, objec
     ("fields", "param"),
     [
         ({"tools": "x"}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name"),
         ({"tools": {}}, "tools"),
         ({"tools": ["x"]}, "tools[0]"),
         ({"tools": [{}]}, "tools[0].type"),
