@@ -10,7 +10,7 @@ SCHEMA_VERSION: Literal[1] = 1
 Identifier = Annotated[str, Field(min_length=1, max_length=200)]
 Milliseconds = Annotated[int, Field(ge=0, le=2**53)]
 TokenCount = Annotated[int, Field(ge=0, le=2**31)]
-MAX_ECHO_CHARS = 16_384
+MAX_ECHO_CHARS = 32_768
 
 
 def is_absent(value: object) -> bool:

@@ -83,7 +83,9 @@ class Ending(ScopedRecord):
     written_by: Literal["admission", "worker", "post-safety"]
     attempt_id: str | None = None
     message: str = Field(default="", max_length=2_000, description="For the client; never holds prompt text.")
-    param: str | None = Field(default=None, max_length=200, description="The offending field, as the client named it.")
+    param: str | None = Field(
+        default=None, max_length=200, description="The offending field, by the name that a request has for it."
+    )
     retry_after_ms: Annotated[int, Field(ge=0)] | None = None
     limits: dict[str, int] = Field(default_factory=dict, description="Rate-limit figures for the client's headers.")
     # What a reader needs when no `opened` precedes (a refusal).
@@ -92,6 +94,7 @@ class Ending(ScopedRecord):
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds
     prompt_tokens: TokenCount = 0
+    echo: Echo = ""
 
 
 class Frame(Record):

@@ -114,6 +114,8 @@ class Terminal(ScopedRecord):
     usage: TokenUsage = TokenUsage()
     model: str = ""
     ended_at_ms: Milliseconds
+    echo: Echo = ""
+    """Of one that ended before it started, in the background."""
 
 
 ResponseRecord = Annotated[Started | Release | Terminal, Field(discriminator="type")]

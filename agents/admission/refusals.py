@@ -38,6 +38,8 @@ class Origin:
     stage_ms: dict[str, int] = field(default_factory=dict)
     deadline_ms: int = 0
     """From then on it can only be refused."""
+    echo: str = ""
+    """Of one that nobody waits for: who comes for it is told what was asked for."""
 
     @classmethod
     def of(cls, event: "Request | Admission") -> "Origin":
@@ -52,6 +54,7 @@ class Origin:
             prompt_tokens=len(event.prompt_token_ids) if isinstance(event, Admission) else 0,
             stage_ms=event.stage_ms,
             deadline_ms=request.deadline_ms,
+            echo=request.echo if request.on_disconnect == "continue" else "",
         )
 
 
@@ -112,4 +115,5 @@ def ending_of(origin: Origin, refusal: Refusal) -> Ending:
         reply_to=origin.reply_to,
         accepted_at_ms=origin.accepted_at_ms,
         prompt_tokens=origin.prompt_tokens,
+        echo=origin.echo,
     )

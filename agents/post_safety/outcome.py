@@ -23,7 +23,12 @@ def of_response(response: Response, code: EndingCode, ending: Ending | None, end
     reasons = [_finish_reason(response, choice, code) for choice in range(opened.choices)]
     usage = _token_usage(response)
     sequence_number = response.hold.released + 1
-    terminal = _terminal(opened, code, ending, reasons, usage, sequence_number, ended_at_ms, model=opened.model)
+    # What is shed has not told how it began. A rebuild, which tells that, says the same of its end.
+    is_shed = code is EndingCode.OVERLOADED and opened.on_disconnect == "continue"
+    echo = opened.echo if is_shed else ""
+    terminal = _terminal(
+        opened, code, ending, reasons, usage, sequence_number, ended_at_ms, model=opened.model, echo=echo
+    )
     yield Emit("responses", opened.response_id, terminal, response.reply_partition)
     yield from _bill(response, code, reasons, usage, ended_at_ms)
     if opened.reply_to.results_topic is not None:
@@ -35,7 +40,9 @@ def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
     code = ending.code
     reasons = [ENDINGS[code].finish_reason]
     usage = TokenUsage(prompt_tokens=ending.prompt_tokens)
-    terminal = _terminal(ending, code, ending, reasons, usage, 1, ended_at_ms, model=ending.requested_model)
+    terminal = _terminal(
+        ending, code, ending, reasons, usage, 1, ended_at_ms, model=ending.requested_model, echo=ending.echo
+    )
     yield Emit("responses", ending.response_id, terminal, ending.reply_to.partition)
     event = UsageEvent(
         response_id=ending.response_id,
@@ -155,6 +162,7 @@ def _terminal(
     ended_at_ms: int,
     *,
     model: str,
+    echo: str,
 ) -> Terminal:
     return Terminal(
         response_id=about.response_id,
@@ -169,6 +177,7 @@ def _terminal(
         usage=usage,
         model=model,
         ended_at_ms=ended_at_ms,
+        echo=echo,
     )
 
 

@@ -1,28 +1,24 @@
 """What the bodies of chats and of legacy completions ask for alike: how to generate, and how to tell it."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
 from schemas.endings import EndingCode
 from schemas.request import (
     MAX_CHOICES,
-    MAX_LOGIT_BIASES,
     MAX_OUTPUT_TOKENS,
-    MAX_STOP_STRINGS,
     OnDisconnect,
     RepetitionDetection,
     Sampling,
     ServiceTier,
-    StopString,
 )
-from streams.dialects.fields import WIRE, NotOffered, asked, list_of, unsupported
+from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
+from streams.dialects.fields import WIRE, NotOffered, asked, unsupported
 from streams.dialects.neutral import ChatRequest, RequestError
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.structured import StructuredBody, asked_structure, structure_of
-
-_Stops = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class StreamOptions(BaseModel):
@@ -41,33 +37,15 @@ class GenerationBody(StructuredBody):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES, description="How many answers, apart from each other.")
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="No other number than `n`.")
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
-    top_k: int = Field(default=0, ge=-1, le=1_000_000, description="0 or -1: off.")
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
     safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
+    metadata: Metadata | None = Field(default=None, max_length=MAX_METADATA, description="Given back by the id.")
     service_tier: ServiceTier = "auto"
     on_disconnect: OnDisconnect = Field(
         default="cancel", description="What happens when the last viewer is gone: an extension."
     )
-
-    @field_validator("stop", mode="before", json_schema_input_type=StopString | _Stops | None)
-    @classmethod
-    def _one_stop(cls, stop: object) -> object:
-        if stop is None:
-            return None
-        return [stop] if isinstance(stop, str) else list_of("strings", stop)
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _token_ids(cls, bias: object) -> object:
-        if not isinstance(bias, Mapping):
-            return bias
-        if len(bias) > MAX_LOGIT_BIASES:
-            raise ValueError(f"Dictionary should have at most {MAX_LOGIT_BIASES} items")
-        if not all(isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 for key in bias):
-            raise ValueError("Keys should be token ids")
-        return {int(key): value for key, value in bias.items()}
 
 
 class GenerationRequest(ChatRequest):
@@ -88,6 +66,7 @@ def asked_to_generate(
 ) -> dict[str, Any]:
     """The fields of a body, and of the objects in it, that ask for something. Raises RequestError as `asked`."""
     given = asked(kind, body, not_offered, HINTS)
+    check_pairs(given.get("metadata"))
     for name, (inner_kind, inner_not_offered) in _OBJECTS.items():
         if isinstance(inner := given.get(name), dict):
             given[name] = asked(inner_kind, inner, inner_not_offered, path=f"{name}.")
@@ -112,6 +91,7 @@ def neutral_fields(body: GenerationBody, logprobs: int | None, default_max_token
     sampling["logprobs"] = logprobs
     if sampling["max_tokens"] is not None and body.min_tokens > sampling["max_tokens"]:
         raise RequestError(EndingCode.INVALID_REQUEST, "min_tokens is above max_tokens.", "min_tokens")
+    check_metadata(body.metadata)
     options = body.stream_options or StreamOptions()
     return {
         "model": body.model,
@@ -123,4 +103,5 @@ def neutral_fields(body: GenerationBody, logprobs: int | None, default_max_token
         "user": body.user or body.safety_identifier,
         "service_tier": body.service_tier,
         "on_disconnect": body.on_disconnect,
+        "echo": written({"metadata": body.metadata}) if body.metadata else "",
     }

@@ -48,6 +48,7 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "continue_final_message": NotOffered((False,), _TEMPLATE),
     "add_special_tokens": NotOffered((False,), _TEMPLATE),
     "chat_template": NotOffered((), _TEMPLATE),
+    "chat_template_kwargs": NotOffered(({},), _TEMPLATE),
     "documents": NotOffered(([],), _TEMPLATE),
     "media_io_kwargs": NotOffered(({},), _TEXT),
     "mm_processor_kwargs": NotOffered(({},), _TEXT),
@@ -96,10 +97,6 @@ HINTS: Final[Mapping[str, type]] = {
     "session_id": str,
     # Responses have an id of their own.
     "request_id": str,
-    # Kept nowhere: it would stand in the log for nobody to read.
-    "metadata": dict,
-    # What a template does not know it ignores, and so do those of vLLM.
-    "chat_template_kwargs": dict,
 }
 """Dropped, whatever they say: names with the JSON type that they must have."""
 

@@ -11,6 +11,7 @@ from streams.dialects.fields import WIRE, asked, invalid, unsupported
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STRUCTURED_OUTPUTS
+from streams.dialects.sampling_body import SamplingBody
 from streams.dialects.schema_bounds import MAX_CHARS, check_schema
 
 MAX_NAME_CHARS = 256
@@ -63,8 +64,12 @@ class StructuredOutputsBody(StructuredOutputs):
 
     json_schema: JsonSchemaOrText | None = Field(default=None, alias="json")
 
+    @property
+    def neutral(self) -> StructuredOutputs:
+        return StructuredOutputs.model_validate(self.model_dump())
 
-class StructuredBody(Sampling):
+
+class StructuredBody(SamplingBody):
     """What bodies have in common whose answers may be bound to a structure, by any of these."""
 
     response_format: ResponseFormat | None = None
@@ -85,22 +90,31 @@ def asked_structure(given: Mapping[str, Any]) -> dict[str, Any]:
         left["response_format"] = form = asked(ResponseFormat, form, path="response_format.")
         if isinstance(named := form.get("json_schema"), dict):
             form["json_schema"] = asked(NamedSchema, named, path="response_format.json_schema.")
-    if isinstance(outputs := left.get("structured_outputs"), dict):
-        left["structured_outputs"] = asked(
-            StructuredOutputsBody, outputs, NOT_OFFERED_IN_STRUCTURED_OUTPUTS, path="structured_outputs."
-        )
+    if "structured_outputs" in left:
+        left["structured_outputs"] = asked_outputs(left["structured_outputs"])
     return left
+
+
+def asked_outputs(outputs: object) -> object:
+    """vLLM's `structured_outputs`. Raises RequestError as `asked_structure`."""
+    if not isinstance(outputs, dict):
+        return outputs
+    return asked(StructuredOutputsBody, outputs, NOT_OFFERED_IN_STRUCTURED_OUTPUTS, path="structured_outputs.")
 
 
 def structure_of(body: StructuredBody) -> StructuredOutputs | None:
     """What `body` binds its answer to. Raises RequestError naming the field that cannot stand beside another one."""
-    found = _found(body)
+    return only_structure(_found(body), body)
+
+
+def only_structure(found: Mapping[str, StructuredOutputs], sampling: Sampling) -> StructuredOutputs | None:
+    """Of those that the fields of a body ask for. Raises RequestError as `structure_of`."""
     if not found:
         return None
     for name in list(found)[1:]:
         raise invalid(name, f"An answer cannot be bound by {next(iter(found))} as well.")
     for name in _BREAKING:
-        if getattr(body, name):
+        if getattr(sampling, name):
             raise invalid(name, f"{next(iter(found))} says where the answer ends.")
     return next(iter(found.values()))
 
@@ -134,7 +148,7 @@ def _found(body: StructuredBody) -> dict[str, StructuredOutputs]:
     if (form := _of_format(body.response_format)) is not None:
         found["response_format"] = form
     if (outputs := body.structured_outputs) is not None:
-        found["structured_outputs"] = StructuredOutputs.model_validate(outputs.model_dump())
+        found["structured_outputs"] = outputs.neutral
     for kind in ("json", "regex", "choice", "grammar"):
         if (value := getattr(body, f"guided_{kind}")) is not None:
             found[f"guided_{kind}"] = StructuredOutputs.model_validate({kind: value})

@@ -11,7 +11,7 @@ from schemas.request import MAX_MESSAGES, MAX_TOOLS, Message, Tool
 from streams.dialects.fields import WIRE, NotOffered, asked, validated
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_body import ChatTurn, asked_messages, neutral_message
-from streams.dialects.openai_parameters import HINTS, NOT_OFFERED
+from streams.dialects.openai_parameters import NOT_OFFERED
 from streams.dialects.openai_schema import body_schema
 from streams.dialects.openai_tools import ChatTool, asked_tools, neutral_tools
 from streams.prompt_texts import prompt_size
@@ -19,11 +19,10 @@ from streams.prompt_texts import prompt_size
 _CHAT_NOT_OFFERED: Mapping[str, NotOffered] = {
     name: NOT_OFFERED[name]
     for name in (
-        "add_special_tokens", "continue_final_message", "chat_template", "media_io_kwargs",
+        "add_special_tokens", "continue_final_message", "chat_template", "chat_template_kwargs", "media_io_kwargs",
         "mm_processor_kwargs",
     )
 }  # fmt: skip
-_CHAT_HINTS = {"chat_template_kwargs": HINTS["chat_template_kwargs"]}
 
 
 class _PromptBody(BaseModel):
@@ -83,7 +82,7 @@ def token_schemas(ref_template: str) -> dict[str, dict[str, Any]]:
     """Of the bodies by name, as `openai_schema.chat_schema`: a text or a chat to tokenise, and tokens."""
     return {
         "TokeniseText": body_schema(_PromptBody, ref_template),
-        "TokeniseChat": body_schema(_ChatBody, ref_template, _CHAT_NOT_OFFERED, _CHAT_HINTS),
+        "TokeniseChat": body_schema(_ChatBody, ref_template, _CHAT_NOT_OFFERED),
         "Detokenise": body_schema(_TokensBody, ref_template),
     }
 
@@ -96,7 +95,7 @@ def parse_tokenise(body: Mapping[str, Any]) -> Tokenise:
             text.model, prompt=text.prompt, add_special_tokens=text.add_special_tokens,
             with_strings=text.return_token_strs,
         )  # fmt: skip
-    given = asked(_ChatBody, body, _CHAT_NOT_OFFERED, _CHAT_HINTS)
+    given = asked(_ChatBody, body, _CHAT_NOT_OFFERED)
     if "messages" in given:
         given["messages"] = asked_messages(given["messages"])
     if "tools" in given:

@@ -3,11 +3,10 @@
 What is accepted beside the fields of `ResponsesBody` stands in `streams.dialects.responses.parameters`.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field
 
 from schemas.base import MAX_ECHO_CHARS
 from schemas.request import (
@@ -16,16 +15,19 @@ from schemas.request import (
     MAX_TEXT_CHARS,
     MAX_TOOLS,
     Message,
+    RepetitionDetection,
     Sampling,
     ServiceTier,
     TextPart,
-    ToolName,
 )
 from schemas.request import Tool as NeutralTool
 from schemas.request import ToolChoice as NeutralChoice
+from schemas.structure import StructuredOutputs
+from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
 from streams.dialects.neutral import ChatRequest
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
+from streams.dialects.openai_tools import FunctionName
 from streams.dialects.responses.input import Item, read_input
 from streams.dialects.responses.parameters import (
     HINTS,
@@ -36,14 +38,17 @@ from streams.dialects.responses.parameters import (
     NOT_OFFERED_IN_TOOL,
 )
 from streams.dialects.responses.text_format import TextConfig, asked_text, structure_of
-from streams.dialects.structured import structure_beside_tools
+from streams.dialects.sampling_body import SamplingBody
+from streams.dialects.structured import (
+    StructuredOutputsBody,
+    asked_outputs,
+    only_structure,
+    structure_beside_tools,
+)
 from streams.dialects.tool_turns import check_tool_count, check_tools, settled_choice
 
 _OWN: Final = "only functions of the client's own are called"
 _MODES: Final = ("none", "auto", "required")
-MAX_METADATA = 16
-_HEAVY: Final = ("tools", "text", "instructions", "metadata")
-"""What an echo does without, in this order, where it would be too long."""
 
 
 class ResponsesStreamOptions(BaseModel):
@@ -58,7 +63,7 @@ class FunctionTool(BaseModel):
     model_config = WIRE
 
     type: Literal["function"]
-    name: ToolName
+    name: FunctionName
     description: str = Field(default="", max_length=MAX_TEXT_CHARS)
     parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of its arguments.")
     strict: bool = Field(default=False, description="Binds its arguments to their schema.")
@@ -68,13 +73,10 @@ class FunctionChoice(BaseModel):
     model_config = WIRE
 
     type: Literal["function"]
-    name: ToolName
+    name: FunctionName
 
 
-_Metadata = dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]]
-
-
-class ResponsesBody(BaseModel):
+class ResponsesBody(SamplingBody):
     """The body of `POST /v1/responses`: every parameter that is honoured, and no other."""
 
     model_config = WIRE
@@ -83,8 +85,6 @@ class ResponsesBody(BaseModel):
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
     instructions: str | None = Field(default=None, max_length=MAX_TEXT_CHARS, description="Said before the input.")
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     background: bool = Field(default=False, description="Answered at once; goes on without viewers.")
@@ -92,16 +92,19 @@ class ResponsesBody(BaseModel):
     include: list[str] = Field(
         default_factory=list, max_length=32, fail_fast=True, description="Of what there is nothing to include."
     )
-    metadata: _Metadata | None = Field(default=None, max_length=MAX_METADATA, description="Repeated with the response.")
+    metadata: Metadata | None = Field(default=None, max_length=MAX_METADATA, description="Repeated with the response.")
     user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
     safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
     service_tier: ServiceTier = "auto"
     tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
-    max_tool_calls: int | None = Field(default=None, ge=1, description="Of built-in tools, of which there are none.")
+    max_tool_calls: int | None = Field(
+        default=None, ge=1, le=2**31, description="Of built-in tools, of which there are none."
+    )
     text: TextConfig = TextConfig()
     reasoning: ResponsesReasoning | None = None
+    structured_outputs: StructuredOutputsBody | None = Field(default=None, description="In the place of `text.format`.")
 
 
 class ResponsesRequest(ChatRequest):
@@ -111,6 +114,7 @@ class ResponsesRequest(ChatRequest):
 _OBJECTS: Mapping[str, tuple[type[BaseModel], Mapping[str, NotOffered]]] = {
     "stream_options": (ResponsesStreamOptions, NOT_OFFERED_IN_STREAM_OPTIONS),
     "reasoning": (ResponsesReasoning, NOT_OFFERED_IN_REASONING),
+    "repetition_detection": (RepetitionDetection, {}),
 }
 
 
@@ -122,17 +126,18 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
             given[name] = asked(kind, inner, not_offered, path=f"{name}.")
     messages = _take_input(given)
     _check_include(given.get("include"))
-    if isinstance(metadata := given.get("metadata"), dict) and len(metadata) > MAX_METADATA:
-        raise invalid("metadata", f"There should be at most {MAX_METADATA} pairs.")
+    check_pairs(given.get("metadata"))
     given["tools"] = _asked_tools(given.get("tools", []))
     given["tool_choice"] = _asked_choice(given.get("tool_choice", "auto"))
     given["text"] = asked_text(given.get("text", {}))
+    if "structured_outputs" in given:
+        given["structured_outputs"] = asked_outputs(given["structured_outputs"])
     valid = validated(ResponsesBody, given)
+    check_metadata(valid.metadata)
     tools = [_neutral_tool(tool) for tool in valid.tools]
     check_tools(tools, lambda index: f"tools[{index}]", schema="parameters")
     tool_choice = settled_choice(_neutral_choice(valid), tools, name="tool_choice.name")
-    structure = structure_of(valid.text.format)
-    structure = structure_beside_tools(structure, tool_choice)
+    structure = structure_beside_tools(_structure(valid), tool_choice)
     if valid.instructions:
         messages = [Message(role="system", content=[TextPart(text=valid.instructions)]), *messages]
         check_length("input", messages, MAX_MESSAGES)
@@ -140,10 +145,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         endpoint="responses",
         model=valid.model,
         messages=messages,
-        sampling=Sampling(
-            max_tokens=valid.max_output_tokens, temperature=valid.temperature, top_p=valid.top_p,
-            structured_outputs=structure,
-        ),
+        sampling=_sampling(valid, structure),
         tools=tools,
         tool_choice=tool_choice,
         stream=valid.stream,
@@ -152,7 +154,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         on_disconnect="continue" if valid.background else "cancel",
         background=valid.background,
         echo=_echo(valid),
-    )  # fmt: skip
+    )
 
 
 def _take_input(given: dict[str, Any]) -> list[Message]:
@@ -211,8 +213,28 @@ def _neutral_choice(body: ResponsesBody) -> NeutralChoice:
     return NeutralChoice(mode=choice, parallel=parallel)
 
 
+def _structure(body: ResponsesBody) -> StructuredOutputs | None:
+    """Raises RequestError naming the field that cannot stand beside another one."""
+    outputs = body.structured_outputs
+    asked_for = {"text.format": structure_of(body.text.format), "structured_outputs": outputs and outputs.neutral}
+    return only_structure({name: found for name, found in asked_for.items() if found is not None}, body)
+
+
+def _sampling(body: ResponsesBody, structure: StructuredOutputs | None) -> Sampling:
+    """Raises RequestError."""
+    if body.max_output_tokens is not None and body.min_tokens > body.max_output_tokens:
+        raise invalid("min_tokens", "It is above max_output_tokens.")
+    same = {name: getattr(body, name) for name in Sampling.model_fields}
+    own = {"max_tokens": body.max_output_tokens, "top_k": max(body.top_k, 0), "structured_outputs": structure}
+    return Sampling(**{**same, **own})
+
+
 def _echo(body: ResponsesBody) -> str:
-    """What `objects.read_echo` reads. Not `user`, which is kept only as a pseudonym."""
+    """What `objects.read_echo` reads. Not `user`, which is kept only as a pseudonym.
+
+    Where it would be too long the longest goes first: for texts OpenAI's types have null, tools keep their names.
+    What is left then always fits.
+    """
     choice = body.tool_choice
     echo: dict[str, Any] = {
         "instructions": body.instructions,
@@ -227,13 +249,11 @@ def _echo(body: ResponsesBody) -> str:
         "tools": [tool.model_dump() for tool in body.tools],
         "top_p": body.top_p,
     }
-    written = _written(echo)
-    for heavy in _HEAVY:
-        if len(written.encode()) > MAX_ECHO_CHARS:
-            del echo[heavy]
-            written = _written(echo)
-    return written
-
-
-def _written(echo: dict[str, Any]) -> str:
-    return json.dumps(echo, ensure_ascii=False, separators=(",", ":"))
+    if body.background:
+        echo["background"] = True  # Its start says so too, if it ever starts.
+    named = [{**tool, "description": None, "parameters": None} for tool in echo["tools"]]
+    shorter = {"instructions": None, "text": None, "tools": named}
+    while len(told := written(echo)) > MAX_ECHO_CHARS:
+        longest = max(shorter, key=lambda name: len(written(echo[name])))
+        echo[longest] = shorter.pop(longest)
+    return told

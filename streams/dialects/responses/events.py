@@ -4,21 +4,24 @@
 """
 
 import json
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
 
 from schemas.generated import Kind
-from schemas.responses import Terminal
+from schemas.responses import Started, Terminal
 from streams.dialects.responses.ids import ItemKind
 from streams.dialects.responses.numbering import (
     CLOSING,
     CREATED,
     GIVEN_UP,
+    GIVEN_UP_FIRST,
     IN_PROGRESS,
     LAST,
     OPENING,
+    OPENING_NOTHING,
     QUEUED,
     number_of,
     seen,
@@ -29,11 +32,13 @@ from streams.dialects.responses.objects import (
     ended_object,
     last_status,
     running_object,
-    says_nothing,
+    settle,
     status_of,
 )
-from streams.dialects.responses.output import Item, ItemStatus, Output
+from streams.dialects.responses.output import Item, ItemStatus, begins_item
+from streams.dialects.responses.telling import Telling
 
+Told = bytes | tuple[bytes, ...]
 _TEXTS: Final[dict[ItemKind, str]] = {
     "message": "response.output_text",
     "reasoning": "response.reasoning_text",
@@ -46,83 +51,111 @@ _ENDS: Final[dict[Status, str]] = {
     "failed": "response.failed",
 }
 """OpenAI has no event for a cancelled response: its `response` says what became of it."""
+TOGETHER_BYTES = 65_536
+"""Events that are no longer are sent as one: copying them costs less then than sending each."""
 
 
 class EventWriter:
-    """Encodes one response, from its first token on; what a viewer saw up to the event `after` is not told again.
+    """Tells one response to one viewer, from its first token on; what it saw up to the event `after` is not told again.
 
-    -1: it saw nothing. With `with_ids` each event's number is its `id` too. Every method returns what is to be sent,
-    which may be nothing.
+    -1: it saw nothing. With `with_ids` each event's number is its `id` too. `about` is what is known of the response
+    before it has started. Every method returns what is to be sent, which may be nothing: together, or event by event
+    where they are long, and then the same bytes for everybody.
     """
 
-    def __init__(self, about: About, *, after: int = -1, with_ids: bool = False) -> None:
-        self._about = about
+    def __init__(self, telling: Telling, about: About, *, after: int = -1, with_ids: bool = False) -> None:
+        self._telling = telling
+        self._before_start = about
         self._after = after
         self._seen = seen(after)
         self._with_ids = with_ids
-        self._output = Output(about.response_id)
         self._begun = False
         self._token = 0
+        """The last that belongs to an item."""
+        self._item: Item | None = None
         self._announced = False
-        """Whether the last item was told: a call is, once its name is whole."""
+        """Whether the item was told: a call is, once its name is whole."""
         self._delta_head = b""
+        telling.join(self)
 
-    def begin(self, about: About) -> bytes:
-        """What is known of the response now; repeated calls change nothing."""
-        if self._begun:
-            return b""
-        self._begun = True
-        self._about = about
-        told = [self._state("created", CREATED, "queued" if about.background else "in_progress")]
-        if about.background:
-            told.append(self._state("queued", QUEUED, "queued"))
-        told.append(self._state("in_progress", IN_PROGRESS, "in_progress"))
-        return b"".join(told)
+    def begin(self, started: Started) -> Told:
+        """How it began; repeated calls change nothing."""
+        if self._telling.about is None:
+            self._telling.about = About.of(started)
+        return together(self._begin())
 
-    def text(self, kind: Kind, call: int, first: int, last: int, text: str, text_ends: Sequence[int]) -> bytes:
+    def text(self, kind: Kind, call: int, first: int, last: int, text: str, text_ends: Sequence[int]) -> Told:
         """The next tokens, all of one kind and call; the i-th ends at `text[:text_ends[i]]`."""
-        if first <= self._seen < last:
-            end = text_ends[self._seen - first]
-            told = self.text(kind, call, first, self._seen, text[:end], text_ends)
-            return told + self.text(kind, call, self._seen + 1, last, text[end:], ())
-        output = self._output
-        told = b"" if self._begun else self.begin(self._about)
-        if output.begins(kind, call):
-            told += self._close(first, "completed") + self._open(kind, call, first)
+        self._telling.add(kind, call, first, last, text, text_ends)
+        if not first <= self._seen < last:
+            return together(self._text(kind, call, first, last, text, text_ends))
+        known = self._seen - first + 1
+        end = text_ends[known - 1]
+        told = self._text(kind, call, first, self._seen, text[:end], text_ends[:known])
+        ends = [each - end for each in text_ends[known:]]
+        return together(told + self._text(kind, call, self._seen + 1, last, text[end:], ends))
+
+    def end(self, terminal: Terminal) -> Told:
+        """The last events: of the last item, and of the response."""
+        if self._telling.about is None and terminal.echo:
+            self._telling.about = About.of_refusal(terminal, self._before_start.created_s)
+        told = self._begin()
+        status, output = status_of(terminal), self._telling.output
+        settle(output, status)
+        if self._item is None and output.items:
+            told += self._open(0, "content", OPENING_NOTHING)
+        told += self._close(terminal.sequence_number, last_status(status))
+        number = number_of(terminal.sequence_number, LAST)
+        told += self._event(_ENDS[status], number, lambda: {"response": ended_object(self._about, output, terminal)})
+        return together(told)
+
+    def give_up(self, code: str, message: str) -> Told:
+        """The viewer is served no longer: it may come back with any number that it saw, this one's as well."""
+        told = self._begin()
+        number = GIVEN_UP_FIRST if self._item is None else number_of(self._token, GIVEN_UP)
+        fields = {"code": code, "message": message, "param": None}
+        return together([*told, self._encoded("error", max(number, self._after), fields)])
+
+    @property
+    def _about(self) -> About:
+        return self._telling.about or self._before_start
+
+    def _begin(self) -> list[bytes]:
+        if self._begun:
+            return []
+        self._begun = True
+        about = self._about
+        told = self._state("created", CREATED, "queued" if about.background else "in_progress")
+        if about.background:
+            told += self._state("queued", QUEUED, "queued")
+        return told + self._state("in_progress", IN_PROGRESS, "in_progress")
+
+    def _text(self, kind: Kind, call: int, first: int, last: int, text: str, text_ends: Sequence[int]) -> list[bytes]:
+        if not begins_item(kind, text):
+            return []
+        told = [] if self._begun else self._begin()
+        item = self._item
+        is_next = item is None or not item.takes(kind, call)
+        if kind != "tool_name" and (is_next or not self._announced):
+            first += bisect_right(text_ends, 0)
+        if item is None or is_next:
+            index = 0 if item is None else item.index + 1
+            told += self._close(first, "completed")
+            told += self._open(index, kind, number_of(first, OPENING))
+            item = self._telling.output.items[index]
         self._token = last
-        item = output.items[-1]
         if kind == "tool_name":
-            item.name += text
             return told
         if not self._announced:
             told += self._announce(item, number_of(first, OPENING))
-        if not text:
-            return told
-        item.written.write(text)
         number = number_of(last, LAST)
-        if number <= self._after:
-            return told
-        end_of_event = b"}\nid: %d\n\n" % number if self._with_ids else b"}\n\n"
-        return b'%b%b%d,"delta":%b%b' % (told, self._delta_head, number, orjson.dumps(text), end_of_event)
+        if number > self._after:
+            end_of_event = b"}\nid: %d\n\n" % number if self._with_ids else b"}\n\n"
+            told.append(b'%b%d,"delta":%b%b' % (self._delta_head, number, orjson.dumps(text), end_of_event))
+        return told
 
-    def end(self, terminal: Terminal) -> bytes:
-        """The last events: of the last item, and of the response."""
-        told = self.begin(self._about)
-        status = status_of(terminal)
-        if says_nothing(self._output, status):
-            told += self._open("content", 0, 0)
-        self._token = terminal.sequence_number
-        told += self._close(terminal.sequence_number, last_status(status))
-        response = ended_object(self._about, self._output, terminal)
-        return told + self._event(_ENDS[status], number_of(terminal.sequence_number, LAST), response=response)
-
-    def give_up(self, code: str, message: str) -> bytes:
-        """The viewer is served no longer: it may come back with any number that it saw, this one's as well."""
-        number = max(number_of(self._token, GIVEN_UP), self._after)
-        return self._encoded("error", number, {"code": code, "message": message, "param": None})
-
-    def _open(self, kind: Kind, call: int, token: int) -> bytes:
-        item = self._output.begin(kind, call)
+    def _open(self, index: int, kind: Kind, number: int) -> list[bytes]:
+        item = self._item = self._telling.output.items[index]
         self._announced = False
         place = b"" if item.kind == "function_call" else b'"content_index":0,'
         place += b'"logprobs":[],' if item.kind == "message" else b""
@@ -130,45 +163,49 @@ class EventWriter:
         self._delta_head = b'event: %b\ndata: {"type":"%b","item_id":"%b","output_index":%d,%b"sequence_number":' % (
             name, name, item.id.encode(), item.index, place,
         )  # fmt: skip
-        return b"" if kind == "tool_name" else self._announce(item, number_of(token, OPENING))
+        return [] if kind == "tool_name" else self._announce(item, number)
 
-    def _announce(self, item: Item, number: int) -> bytes:
+    def _announce(self, item: Item, number: int) -> list[bytes]:
         self._announced = True
-        told = self._event("response.output_item.added", number, output_index=item.index, item=item.empty())
+        told = self._event(
+            "response.output_item.added", number, lambda: {"output_index": item.index, "item": item.empty()}
+        )
         if item.kind == "function_call":
             return told
-        return told + self._event("response.content_part.added", number + 1, **self._place(item), part=item.part(""))
+        return told + self._event(
+            "response.content_part.added", number + 1, lambda: {**_place(item), "part": item.part("")}
+        )
 
-    def _close(self, token: int, status: ItemStatus) -> bytes:
-        """What ends the last item, if there is one, before that token."""
-        if not self._output.items:
-            return b""
-        item, number, told = self._output.items[-1], number_of(token, CLOSING), b""
-        text, name = item.text, f"{_TEXTS[item.kind]}.done"
+    def _close(self, token: int, status: ItemStatus) -> list[bytes]:
+        """What ends the item, if there is one, before that token."""
+        item, number = self._item, number_of(token, CLOSING)
+        if item is None:
+            return []
+        told: list[bytes] = []
+        name = f"{_TEXTS[item.kind]}.done"
         if not self._announced:
             told += self._announce(item, number)
             number += 1
         if item.kind == "function_call":
-            call = {"item_id": item.id, "output_index": item.index, "name": item.name, "arguments": text}
-            told += self._event(name, number, **call)
+            told += self._event(name, number, lambda: _done_call(item))
         else:
-            place = self._place(item)
-            more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
-            told += self._event(name, number, **place, text=text, **more)
+            told += self._event(name, number, lambda: _done_text(item))
             number += 1
-            told += self._event("response.content_part.done", number, **place, part=item.part(text))
-        done = self._event("response.output_item.done", number + 1, output_index=item.index, item=item.whole(status))
-        return told + done
+            part = "response.content_part.done"
+            told += self._event(part, number, lambda: {**_place(item), "part": item.part(item.text)})
+        done = "response.output_item.done"
+        return told + self._event(done, number + 1, lambda: {"output_index": item.index, "item": item.whole(status)})
 
-    @staticmethod
-    def _place(item: Item) -> dict[str, Any]:
-        return {"item_id": item.id, "output_index": item.index, "content_index": 0}
+    def _state(self, name: str, number: int, status: Status) -> list[bytes]:
+        return self._event(f"response.{name}", number, lambda: {"response": running_object(self._about, status)})
 
-    def _state(self, name: str, number: int, status: Status) -> bytes:
-        return self._event(f"response.{name}", number, response=running_object(self._about, status))
-
-    def _event(self, name: str, number: int, /, **fields: Any) -> bytes:
-        return b"" if number <= self._after else self._encoded(name, number, fields)
+    def _event(self, name: str, number: int, fields: Callable[[], dict[str, Any]]) -> list[bytes]:
+        """Nothing, if it was seen."""
+        if number <= self._after:
+            return []
+        if self._telling.about is None:  # Others may know more.
+            return [self._encoded(name, number, fields())]
+        return [self._telling.event(number, self._with_ids, lambda: self._encoded(name, number, fields()))]
 
     def _encoded(self, name: str, number: int, fields: dict[str, Any]) -> bytes:
         event = {"type": name, "sequence_number": number, **fields}
@@ -176,3 +213,20 @@ class EventWriter:
         data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
         number_line = f"\nid: {number}" if self._with_ids else ""
         return f"event: {name}\ndata: {data}{number_line}\n\n".encode()
+
+
+def together(events: Sequence[bytes]) -> Told:
+    return b"".join(events) if sum(map(len, events)) <= TOGETHER_BYTES else tuple(events)
+
+
+def _place(item: Item) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": item.index, "content_index": 0}
+
+
+def _done_call(item: Item) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": item.index, "name": item.name, "arguments": item.text}
+
+
+def _done_text(item: Item) -> dict[str, Any]:
+    more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
+    return {**_place(item), "text": item.text, **more}

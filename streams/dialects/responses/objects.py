@@ -1,11 +1,12 @@
 """OpenAI's `response` object, as it is answered, told in events and looked up."""
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal, TokenUsage
+from streams.dialects.echo import echoed
+from streams.dialects.names import OF_RESPONSES, in_words_of
 from streams.dialects.openai_completion import finish_reason
 from streams.dialects.responses.output import ItemStatus, Output
 
@@ -66,10 +67,16 @@ class About:
             background=started.on_disconnect == "continue", echo=read_echo(started.echo),
         )  # fmt: skip
 
+    @classmethod
+    def of_refusal(cls, terminal: Terminal, created_s: int) -> "About":
+        """Of one that has ended before it started."""
+        told = read_echo(terminal.echo)
+        return cls(terminal.response_id, created_s, terminal.model, background="background" in told, echo=told)
+
 
 def read_echo(echo: str) -> dict[str, Any]:
-    """What `parse_responses_request` made. Of another dialect's request: nothing."""
-    return {name: value for name, value in json.loads(echo).items() if name in UNECHOED} if echo else {}
+    """What `parse_responses_request` made, and of another dialect's request what it repeats too."""
+    return {name: value for name, value in echoed(echo).items() if name in UNECHOED}
 
 
 def status_of(terminal: Terminal) -> Status:
@@ -80,9 +87,10 @@ def status_of(terminal: Terminal) -> Status:
     return "incomplete" if finish_reason(terminal.code, terminal.finish_reasons) in _INCOMPLETE else "completed"
 
 
-def says_nothing(output: Output, status: Status) -> bool:
-    """Whether it is an answer without any token: its clients are given one empty message."""
-    return not output.items and status in ("completed", "incomplete")
+def settle(output: Output, status: Status) -> None:
+    """An answer that has ended and says nothing is one empty message."""
+    if not output.items and status in ("completed", "incomplete"):
+        output.begin("content")
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
@@ -103,8 +111,7 @@ def running_object(about: About, status: Status, output: Output | None = None) -
 def ended_object(about: About, output: Output, terminal: Terminal) -> dict[str, Any]:
     """Of a response that has ended, however it did."""
     status = status_of(terminal)
-    if says_nothing(output, status):
-        output.begin("content")
+    settle(output, status)
     ended = _shaped(about, status, output.whole(last_status(status)))
     ended["model"] = about.model or terminal.model
     ended["usage"] = usage_object(terminal.usage)
@@ -112,7 +119,7 @@ def ended_object(about: About, output: Output, terminal: Terminal) -> dict[str, 
     if status == "incomplete":
         ended["incomplete_details"] = {"reason": _INCOMPLETE[finish_reason(terminal.code, terminal.finish_reasons)]}
     if status == "failed":
-        message = terminal.message or ENDINGS[terminal.code].message
+        message, _ = in_words_of(OF_RESPONSES, terminal.message or ENDINGS[terminal.code].message, terminal.param)
         ended["error"] = {"code": _ERROR_CODES.get(terminal.code, "server_error"), "message": message}
     return ended
 

@@ -1,6 +1,5 @@
 """What a response says so far, as items: a fold of its tokens, the same however they are grouped."""
 
-from io import StringIO
 from typing import Any, Final, Literal
 
 from schemas.generated import Kind
@@ -19,7 +18,7 @@ _KINDS: Final[dict[Kind, ItemKind]] = {
 class Item:
     """One item. `call` is which call of the answer it is, of a function call."""
 
-    __slots__ = ("call", "id", "index", "kind", "name", "response_id", "written")
+    __slots__ = ("_texts", "call", "id", "index", "kind", "name", "response_id")
 
     def __init__(self, kind: ItemKind, response_id: str, index: int, call: int) -> None:
         self.kind = kind
@@ -28,12 +27,21 @@ class Item:
         self.call = call
         self.id = item_id(kind, response_id, index)
         self.name = ""
-        self.written = StringIO()
+        self._texts: list[str] = []
+
+    def takes(self, kind: Kind, call: int) -> bool:
+        """Whether text of this kind and call is its own."""
+        return self.kind == _KINDS[kind] and (self.kind != "function_call" or self.call == call)
+
+    def write(self, text: str) -> None:
+        self._texts.append(text)
 
     @property
     def text(self) -> str:
         """Of a function call its arguments."""
-        return self.written.getvalue()
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return self._texts[0] if self._texts else ""
 
     def part(self, text: str) -> dict[str, Any]:
         """The one part of its content, of what is no function call."""
@@ -60,6 +68,11 @@ class Item:
         }  # fmt: skip
 
 
+def begins_item(kind: Kind, text: str) -> bool:
+    """Whether tokens that add this text are of any item: those without text are of none, but for a call's name."""
+    return bool(text) or kind == "tool_name"
+
+
 class Output:
     """The items of one response. Tokens come in order; those of one call stand together."""
 
@@ -67,24 +80,20 @@ class Output:
         self._response_id = response_id
         self.items: list[Item] = []
 
-    def begins(self, kind: Kind, call: int) -> bool:
-        """Whether a token of this kind and call is of another item than the last one."""
-        if not self.items:
-            return True
-        last = self.items[-1]
-        return last.kind != _KINDS[kind] or (last.kind == "function_call" and last.call != call)
-
     def begin(self, kind: Kind, call: int = 0) -> Item:
         item = Item(_KINDS[kind], self._response_id, len(self.items), call)
         self.items.append(item)
         return item
 
     def add(self, kind: Kind, call: int, text: str) -> None:
-        item = self.begin(kind, call) if self.begins(kind, call) else self.items[-1]
+        if not begins_item(kind, text):
+            return
+        last = self.items[-1] if self.items else None
+        item = last if last is not None and last.takes(kind, call) else self.begin(kind, call)
         if kind == "tool_name":
             item.name += text
         else:
-            item.written.write(text)
+            item.write(text)
 
     def whole(self, status: ItemStatus) -> list[dict[str, Any]]:
         """All items; `status` is the last one's, those before it are complete."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from streams.dialects import openai_parameters
 from streams.dialects.fields import NotOffered
 
 _STORED = "earlier turns are not stored here, and are sent in input"
@@ -10,6 +11,12 @@ _HOSTED = "tools run at the client"
 _LOGPROBS = "probabilities are not given to clients yet"
 _REASONING = "reasoning is not controlled here"
 _WHOLE = "a prompt is answered whole or refused"
+
+_OF_VLLM: Final = (
+    "include_reasoning", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "mm_payload",
+    "return_mm_kwargs", "priority", "watermarking", "cache_salt", "kv_transfer_params", "ec_transfer_params",
+    "vllm_xargs",
+)  # fmt: skip
 
 NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "previous_response_id": NotOffered((), _STORED),
@@ -19,6 +26,11 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "truncation": NotOffered(("disabled",), _WHOLE),
     "top_logprobs": NotOffered((0,), _LOGPROBS),
     "moderation": NotOffered((), "the tenant's own policy holds"),
+    "max_tokens": NotOffered((), "max_output_tokens bounds an answer"),
+    "logprobs": NotOffered((), _LOGPROBS),
+    "enable_response_messages": NotOffered((False,), _STORED),
+    "previous_input_messages": NotOffered((), _STORED),
+    **{name: openai_parameters.NOT_OFFERED[name] for name in _OF_VLLM},
 }
 
 HINTS: Final[Mapping[str, type]] = {
@@ -26,6 +38,8 @@ HINTS: Final[Mapping[str, type]] = {
     "prompt_cache_retention": str,
     "prompt_cache_options": dict,
     "client_metadata": dict,
+    "session_id": str,
+    "request_id": str,
 }
 
 INCLUDABLE: Final = frozenset(

@@ -50,7 +50,7 @@ def api_error_response(error: ApiError, dialect: Dialect[Any], *, closes: bool =
 def ending_response(terminal: Terminal, headers: Mapping[str, str], dialect: Dialect[Any]) -> JSONResponse:
     """The HTTP answer of a response that ended in an error."""
     return error_response(
-        Failure.of_ending(terminal.code, terminal.message, terminal.param, terminal.response_id),
+        Failure.of_ending(terminal, dialect.names),
         dialect,
         headers={**headers, **dialect.limit_headers(terminal.limits, terminal.ended_at_ms)},
         retry_after_ms=retry_advice_of(terminal),

@@ -150,7 +150,7 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
         gateway.metrics.refused.labels(error.code.value).inc()
         retryable = ENDINGS[error.code].retryable
         return error_response(
-            Failure.of_ending(error.code, error.message, error.param), dialect_of(request.url.path),
+            Failure.of_refused(error.code, error.message, error.param), dialect_of(request.url.path),
             retry_after_ms=retry_advice_ms() if retryable else None, retryable=retryable,
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 from pydantic import WithJsonSchema
+from starlette.exceptions import HTTPException
 
 from streams.gateway.http.answering import MAX_SEQUENCE, Answering
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
@@ -39,6 +40,12 @@ def add_response_routes(app: FastAPI, answering: Answering) -> None:
     async def cancel_response(request: Request, response_id: str) -> Response:
         """Ends a response. Idempotent: what has ended stays as it ended."""
         return await answering.cancel(request, response_id, RESPONSES)
+
+    @app.delete("/v1/responses/{response_id}", include_in_schema=False)
+    async def delete_response(response_id: str) -> None:
+        """The log holds what was answered, and cannot take it back."""
+        why = "A response is not deleted, it is kept as long as it can be replayed"
+        raise HTTPException(405, why, headers={"allow": "GET"})
 
     @app.get("/v1/chat/completions/{response_id}", tags=["chat"])
     async def get_chat_completion(

@@ -1,7 +1,7 @@
 """Server-sent events of one response, straight on ASGI."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -10,12 +10,14 @@ from schemas.responses import Started, Terminal
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Closed, Event
-from streams.gateway.http.dialects.port import Events
+from streams.gateway.http.dialects.port import Events, Told
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.timing import Timing
 
 KEEP_ALIVE_S = 15.0
 LAST_SEND_TIMEOUT_S = 10.0
+PIECE_BYTES = 65_536
+"""Of what is long a viewer holds no more at once than this, and what its transport takes."""
 
 
 class SseResponse(StreamingResponse):
@@ -66,6 +68,7 @@ class SseResponse(StreamingResponse):
         follower, events = self._follower, self._events
         event = self._first
         accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
+        data: Told
         while True:
             if event is None:
                 if follower.has_left:
@@ -88,11 +91,12 @@ class SseResponse(StreamingResponse):
             if not data:
                 event = await follower.next(KEEP_ALIVE_S)
                 continue
-            message = {"type": "http.response.body", "body": data, "more_body": True}
-            if follower.viewer is not None:
-                # The hub notices when it stalls: a token's way must not pay for a timer.
-                await send(message)
-            else:
+            for piece in (data,) if isinstance(data, bytes) else pieces(data):
+                message = {"type": "http.response.body", "body": piece, "more_body": True}
+                if follower.viewer is not None:
+                    # The hub notices when it stalls: a token's way must not pay for a timer.
+                    await send(message)
+                    continue
                 try:
                     async with asyncio.timeout(self._stall_s):
                         await send(message)
@@ -100,9 +104,22 @@ class SseResponse(StreamingResponse):
                     return
             event = await follower.next(KEEP_ALIVE_S)
 
-    async def _finish(self, send: Send, data: bytes) -> None:
+    async def _finish(self, send: Send, data: Told) -> None:
+        if not isinstance(data, bytes):
+            for piece in pieces(data):
+                async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await asyncio.sleep(0)  # Others have something to send as well.
+            data = b""
         async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
             await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def pieces(told: tuple[bytes, ...]) -> Iterator[bytes]:
+    """Of so many bytes that sending one keeps nobody waiting."""
+    for each in told:
+        for begin in range(0, len(each), PIECE_BYTES):
+            yield each[begin : begin + PIECE_BYTES]
 
 
 async def departed(receive: Receive) -> None:

@@ -46,6 +46,11 @@ class Snapshot:
         return self.started.choices if self.started else 1
 
     @property
+    def echo(self) -> str:
+        """What is repeated of its request; empty while that is not known."""
+        return (self.started.echo if self.started else "") or (self.terminal.echo if self.terminal else "")
+
+    @property
     def running_status(self) -> Literal["queued", "in_progress"]:
         """Of one that has not ended: queued until it was admitted."""
         return "in_progress" if self.started or self.sequence_number else "queued"

@@ -10,7 +10,7 @@ from streams.dialects.openai_generation import GenerationRequest
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.chat_events import ChatEvents
 from streams.gateway.http.dialects.openai import EventsForm, OpenAiDialect
-from streams.gateway.http.dialects.port import Events, Opening
+from streams.gateway.http.dialects.port import Opening
 from streams.gateway.service.lookup import choices_of
 
 
@@ -22,7 +22,7 @@ class ChatCompletions(OpenAiDialect):
         """Of several choices, for what was told of their calls."""
         return started is not None and started.choices > 1
 
-    def events(self, asked: GenerationRequest | None, opening: Opening) -> Events:
+    def events(self, asked: GenerationRequest | None, opening: Opening) -> ChatEvents:
         form = EventsForm.of(asked, opening)
         return ChatEvents(opening.response_id, opening.created_s, opening.model, form)
 

@@ -15,7 +15,7 @@ from streams.dialects.openai_text_completion import (
 )
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.openai import EventsForm, OpenAiDialect, OpenAiEvents
-from streams.gateway.http.dialects.port import Events, Opening
+from streams.gateway.http.dialects.port import Opening
 from streams.gateway.service.lookup import spans_of_choices
 
 
@@ -46,7 +46,7 @@ class Completions(OpenAiDialect):
     def tells_all(self, started: Started | None) -> bool:
         return True
 
-    def events(self, asked: GenerationRequest | None, opening: Opening) -> Events:
+    def events(self, asked: GenerationRequest | None, opening: Opening) -> TextEvents:
         form = EventsForm.of(asked, opening)
         return TextEvents(opening.response_id, opening.created_s, opening.model, form)
 

@@ -12,6 +12,7 @@ from streams.dialects.anthropic.body import MessagesRequest, parse_messages_requ
 from streams.dialects.anthropic.error import error_object
 from streams.dialects.anthropic.events import Event, EventWriter
 from streams.dialects.anthropic.message import message_object
+from streams.dialects.names import OF_MESSAGES
 from streams.dialects.responses.objects import status_of
 from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.fan_out.spans import Span
@@ -99,6 +100,8 @@ class MessageEvents:
 
 
 class Messages:
+    names = OF_MESSAGES
+
     def parse(self, body: Mapping[str, Any]) -> MessagesRequest:
         return parse_messages_request(body)
 
@@ -165,7 +168,7 @@ def _used_so_far(snapshot: Snapshot) -> TokenUsage:
 
 
 def _failure_of(terminal: Terminal) -> Failure:
-    return Failure.of_ending(terminal.code, terminal.message, terminal.param, terminal.response_id)
+    return Failure.of_ending(terminal, OF_MESSAGES)
 
 
 def _error(failure: Failure, request_id: str = "") -> dict[str, Any]:

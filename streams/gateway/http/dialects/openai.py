@@ -15,21 +15,19 @@ import orjson
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal, TokenUsage
+from streams.dialects.echo import echoed
+from streams.dialects.names import OF_CHATS
 from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_completion import Ended, finish_reason
 from streams.dialects.openai_error import ending_error, error_object
 from streams.dialects.openai_generation import GenerationRequest
+from streams.dialects.responses.objects import status_of
 from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.port import Answer, Failure, Opening
 from streams.gateway.service.lookup import Snapshot
 
 RETRY_MS = 1_000
-_STATUSES = {
-    EndingCode.COMPLETED: "completed",
-    EndingCode.CANCELLED: "cancelled",
-    EndingCode.SAFETY_HALTED: "incomplete",
-}
 _LIMIT_HEADERS = {
     f"{kind}_{figure}": f"x-ratelimit-{figure.removesuffix('_ms')}-{kind}"
     for kind in ("requests", "tokens")
@@ -57,6 +55,8 @@ class EventsForm:
 
 class OpenAiDialect(ABC):
     """Each adds its bodies, its events, and what its objects say of each choice."""
+
+    names = OF_CHATS
 
     @abstractmethod
     def _object(self, spans: Sequence[Span], **ended: Unpack[Ended]) -> dict[str, Any]:
@@ -90,7 +90,8 @@ class OpenAiDialect(ABC):
             error = ending_error(terminal.code, terminal.message, terminal.param)["error"]
         return {
             **state,
-            "status": _STATUSES.get(terminal.code, "failed") if terminal else snapshot.running_status,
+            "metadata": echoed(snapshot.echo).get("metadata") or {},
+            "status": status_of(terminal) if terminal else snapshot.running_status,
             "sequence_number": snapshot.sequence_number,
             "code": terminal.code.value if terminal else None,
             "error": error,

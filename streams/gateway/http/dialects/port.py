@@ -6,12 +6,15 @@ from typing import Any, Protocol, TypeVar
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
+from streams.dialects.names import Names, in_words_of
 from streams.dialects.neutral import ChatRequest
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.service.lookup import Snapshot
 
 Asked = TypeVar("Asked", bound=ChatRequest)
+Told = bytes | tuple[bytes, ...]
+"""What is sent at once, or piece by piece where it is long: viewers share the pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,17 @@ class Failure:
     request_id: str = ""
 
     @classmethod
-    def of_ending(
-        cls, code: EndingCode, message: str = "", param: str | None = None, response_id: str = ""
-    ) -> "Failure":
-        """The catalogue's message where the ending carries none."""
+    def of_refused(cls, code: EndingCode, message: str, param: str | None) -> "Failure":
+        """Of a body, in the words of who has read it."""
         rule = ENDINGS[code]
-        return cls(rule.status, code.value, message or rule.message, rule.error_type, param, response_id)
+        return cls(rule.status, code.value, message, rule.error_type, param)
+
+    @classmethod
+    def of_ending(cls, terminal: Terminal, names: Names) -> "Failure":
+        """In the words of a dialect that calls the fields of a request so; the catalogue's where it carries none."""
+        rule = ENDINGS[terminal.code]
+        message, param = in_words_of(names, terminal.message or rule.message, terminal.param)
+        return cls(rule.status, terminal.code.value, message, rule.error_type, param, terminal.response_id)
 
 
 class Events(Protocol):
@@ -68,25 +76,28 @@ class Events(Protocol):
 
     keep_alive: bytes
 
-    def begin(self, started: Started) -> bytes:
+    def begin(self, started: Started) -> Told:
         """May come first, or behind nothing at all: who resumes late is not told."""
         ...
 
-    def span(self, span: Span) -> bytes:
+    def span(self, span: Span) -> Told:
         """Nothing where it is told with what follows: before it, and at the latest with the terminal."""
         ...
 
-    def terminal(self, terminal: Terminal) -> bytes:
+    def terminal(self, terminal: Terminal) -> Told:
         """The last bytes of a stream that was told to its end."""
         ...
 
-    def closed(self, reason: CloseReason) -> bytes:
+    def closed(self, reason: CloseReason) -> Told:
         """The last bytes where the viewer was given up: the response may go on."""
         ...
 
 
 class Dialect(Protocol[Asked]):
-    """One format. Pure: no method waits, or keeps anything."""
+    """One format. No method waits, or keeps anything for longer than those need it who are told."""
+
+    names: Names
+    """What its clients call the fields of a request."""
 
     def parse(self, body: Mapping[str, Any]) -> Asked:
         """Raises RequestError naming the field."""

@@ -2,44 +2,54 @@
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from schemas.responses import Started, Terminal
+from streams.dialects.names import OF_RESPONSES
 from streams.dialects.responses.body import ResponsesRequest, parse_responses_request
 from streams.dialects.responses.events import EventWriter
 from streams.dialects.responses.numbering import seen
 from streams.dialects.responses.objects import About, ended_object, read_echo, running_object
 from streams.dialects.responses.output import Output
+from streams.dialects.responses.telling import Telling
 from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
-from streams.gateway.http.dialects.port import Answer, Failure, Opening
+from streams.gateway.http.dialects.port import Answer, Failure, Opening, Told
 from streams.gateway.service.lookup import Snapshot
 
 
 class ResponseEvents:
     """See `EventWriter`. Of a chat with several choices the first is told."""
 
-    def __init__(self, about: About, opening: Opening) -> None:
+    def __init__(self, telling: Telling, about: About, opening: Opening) -> None:
         after = -1 if opening.after is None else opening.after
-        self._writer = EventWriter(about, after=after, with_ids=opening.with_ids)
+        self._writer = EventWriter(telling, about, after=after, with_ids=opening.with_ids)
         self.keep_alive = b": keep-alive\n" if opening.with_ids else b"\n\n"
 
-    def begin(self, started: Started) -> bytes:
-        return self._writer.begin(About.of(started))
+    def begin(self, started: Started) -> Told:
+        return self._writer.begin(started)
 
-    def span(self, span: Span) -> bytes:
+    def span(self, span: Span) -> Told:
         if span.choice:
             return b""
         return self._writer.text(span[3], span[7], span[0], span[1], span[4], span[5])
 
-    def terminal(self, terminal: Terminal) -> bytes:
+    def terminal(self, terminal: Terminal) -> Told:
         return self._writer.end(terminal)
 
-    def closed(self, reason: CloseReason) -> bytes:
+    def closed(self, reason: CloseReason) -> Told:
         return self._writer.give_up(reason.value, CLOSINGS[reason].message)
 
 
 class Responses:
+    """What the viewers of a response are told alike lives as long as they do."""
+
+    names = OF_RESPONSES
+
+    def __init__(self) -> None:
+        self._tellings: WeakValueDictionary[str, Telling] = WeakValueDictionary()
+
     def parse(self, body: Mapping[str, Any]) -> ResponsesRequest:
         return parse_responses_request(body)
 
@@ -47,7 +57,9 @@ class Responses:
         return True
 
     def events(self, asked: ResponsesRequest | None, opening: Opening) -> ResponseEvents:
-        return ResponseEvents(_about(opening.response_id, opening.created_s, opening.model, asked), opening)
+        response_id = opening.response_id
+        telling = self._tellings.setdefault(response_id, Telling(response_id))
+        return ResponseEvents(telling, _about(response_id, opening.created_s, opening.model, asked), opening)
 
     def whole(self, asked: ResponsesRequest, answer: Answer) -> dict[str, Any]:
         about = _about(answer.response_id, answer.created_s, answer.model, asked)
@@ -57,6 +69,8 @@ class Responses:
         output = _output(snapshot.response_id, snapshot.spans or [])
         if snapshot.started is not None:
             about = About.of(snapshot.started)
+        elif snapshot.terminal is not None:
+            about = About.of_refusal(snapshot.terminal, snapshot.created_s)
         else:
             about = _about(snapshot.response_id, snapshot.created_s, asked.model if asked else "", asked)
         if snapshot.terminal is not None:

@@ -41,3 +41,14 @@ async def test_what_a_dialect_repeats_of_its_request_stands_in_opened_and_where_
     [(_, told), (_, silent)] = world.log.of(Opened, "local.generated")
     assert told.echo == '{"store":true}'
     assert b"echo" not in silent.encode()
+
+
+async def test_what_is_refused_in_the_background_says_what_was_asked_for() -> None:
+    world = World()
+    world.beat()
+    for on_disconnect in ("continue", "cancel"):
+        request = world.request(model="gpt-9", echo='{"store":true}', on_disconnect=on_disconnect)
+        await world.pipeline.handle_request(world.record(request))
+    [later, at_once] = world.log.endings
+    assert later.echo == '{"store":true}'
+    assert b"echo" not in at_once.encode(), "its client is told at once, and there is nobody to come for it"

@@ -258,6 +258,21 @@ def test_beyond_its_bound_it_sheds_and_says_so() -> None:
     assert answer.bill.reserved_tokens == 110, "settlement gives it back"
 
 
+def test_what_is_shed_in_the_background_says_what_was_asked_for() -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=1))
+    member = Member(world)
+    member.run(20)
+    echo = '{"store":true}'
+    about = {"echo": echo, "on_disconnect": "continue"}
+    world.write(opened("r1"), opened("r2").model_copy(update=about), opened("r3").model_copy(update={"echo": echo}))
+    member.run()
+    assert (world.answer("r2").started, world.answer("r2").terminal.echo) == (0, echo)
+    member.kill()
+    member.run()
+    assert world.answer("r2").started == 1
+    assert world.answer("r2").terminal.echo == echo, "its end is the same"
+
+
 @pytest.mark.parametrize("tokens", [["Hi", " there"], []], ids=["tokens", "nothing"])
 @pytest.mark.parametrize("finish", ["", "stop"], ids=["shed", "finished before that"])
 def test_a_response_that_a_worker_answers_before_it_is_shed_is_told_whole(tokens: list[str], finish: str) -> None:

@@ -90,7 +90,7 @@ def _neutral_bodies() -> Iterator[Mapping[str, object]]:
     yield {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
     yield from ({"tool_choice": mode} for mode in ("none", "auto"))
     yield from ({name: kind()} for name, kind in HINTS.items())
-    yield {"metadata": {"job": "1"}, "prompt_cache_key": "tenant-7", "chat_template_kwargs": {"enable_thinking": False}}
+    yield {"metadata": {}, "prompt_cache_key": "tenant-7", "chat_template_kwargs": {}}
     yield {"stream_options": None}
     yield {"stream_options": {"include_obfuscation": False}}
     yield {"length_penalty": 1}
@@ -220,7 +220,10 @@ def test_what_is_not_offered_is_refused_by_name(extra: dict[str, object], param:
             {"repetition_detection": {"min_pattern_size": 5, "max_pattern_size": 4, "min_count": 2}},
             "repetition_detection",
         ),
-        ({"metadata": "x"}, "metadata"), ({"prompt_cache_key": 4}, "prompt_cache_key"),
+        ({"metadata": "x"}, "metadata"), ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"), ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"metadata": {str(i): "\n" * 512 for i in range(16)}}, "metadata"),
+        ({"prompt_cache_key": 4}, "prompt_cache_key"),
         ({"messages": [{"role": "user", "content": "x", "name": "n" * 65}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": "x", "reasoning": {}}]}, "messages[0].reasoning"),
         ({"stream_options": 3}, "stream_options"),

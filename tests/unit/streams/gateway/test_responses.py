@@ -260,13 +260,15 @@ async def test_from_every_event_the_rest_is_told_as_it_was(stack: Stack, where: 
         assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "starting_after")
 
 
-async def test_an_answer_that_was_cut_off_is_incomplete_and_a_chat_of_it_complete(stack: Stack) -> None:
+async def test_an_answer_that_was_cut_off_is_incomplete_in_every_shape(stack: Stack) -> None:
     request_id = await said_to_its_bound(stack)
     async with client(stack) as http:
         whole = (await http.get(f"/v1/responses/{request_id}")).json()
         chat = (await http.get(f"/v1/chat/completions/{request_id}")).json()
+        message = (await http.get(f"/v1/messages/{request_id}")).json()
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert (chat["status"], chat["choices"][0]["finish_reason"]) == ("completed", "length")
+    assert (chat["status"], chat["choices"][0]["finish_reason"]) == ("incomplete", "length")
+    assert (message["status"], message["stop_reason"]) == ("incomplete", "max_tokens")
 
 
 async def said_to_its_bound(stack: Stack) -> str:

@@ -134,7 +134,7 @@ async def test_tokens_are_for_who_has_a_key(stack: Stack) -> None:
 async def test_what_asks_for_nothing_is_accepted_of_a_chat_too(stack: Stack) -> None:
     neutral: dict[str, Any] = {
         "add_special_tokens": False, "continue_final_message": False, "chat_template": None, "tools": [],
-        "chat_template_kwargs": {"enable_thinking": False}, "mm_processor_kwargs": None, "return_token_strs": None,
+        "chat_template_kwargs": {}, "mm_processor_kwargs": None, "return_token_strs": None,
     }  # fmt: skip
     async with client(stack) as http:
         plain = await http.post("/tokenize", json={"messages": HELLO})

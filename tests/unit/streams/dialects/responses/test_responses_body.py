@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from openai.types.responses.response_includable import ResponseIncludable
 
 from schemas.base import MAX_ECHO_CHARS
-from schemas.request import MAX_MESSAGES, MAX_PARTS_OF_MESSAGE, MAX_TEXT_CHARS, MAX_TOOL_CALLS, MAX_TOOLS
+from schemas.request import MAX_MESSAGES, MAX_PARTS_OF_MESSAGE, MAX_TEXT_CHARS, MAX_TOOL_CALLS, MAX_TOOLS, Sampling
 from schemas.structure import StructuredOutputs
 from streams.dialects.fields import MAX_PARTS
 from streams.dialects.neutral import RequestError
+from streams.dialects.openai_chat import parse_chat_request
 from streams.dialects.responses.body import ResponsesRequest, parse_responses_request
 from streams.dialects.responses.objects import read_echo
 from streams.dialects.responses.parameters import HINTS, INCLUDABLE, NOT_OFFERED
@@ -70,6 +71,42 @@ def test_what_is_honoured_arrives() -> None:
     echo = read_echo(asked.echo)
     assert (echo["metadata"], echo["store"], echo["max_tool_calls"]) == ({"a": "b"}, False, 3)
     assert parsed(safety_identifier="ben").user == "ben"
+
+
+def test_what_vllm_samples_by_is_honoured_here_too() -> None:
+    sampled: dict[str, Any] = {
+        "top_k": 5, "min_p": 0.1, "min_tokens": 2, "ignore_eos": True, "seed": 7, "stop": "x", "stop_token_ids": [3],
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "logit_bias": {"4": -1.0},
+        "bad_words": ["y"], "allowed_token_ids": [1], "include_stop_str_in_output": True, "skip_special_tokens": False,
+        "spaces_between_special_tokens": False, "repetition_detection": {"max_pattern_size": 4, "min_count": 2},
+    }  # fmt: skip
+    sampling = parsed(**sampled).sampling
+    elsewhere = {"max_tokens", "temperature", "top_p", "structured_outputs", "logprobs"}
+    assert sampled.keys() | elsewhere == Sampling.model_fields.keys()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+    assert sampling == parse_chat_request({**chat, **sampled}).sampling
+    assert parsed(top_k=-1).sampling.top_k == 0
+    assert refused(min_tokens=5, max_output_tokens=4)[0] == "min_tokens"
+
+
+def test_an_answer_may_be_bound_as_vllm_has_it() -> None:
+    bound = parsed(structured_outputs={"regex": "[a-z]+"}).sampling.structured_outputs
+    assert bound == StructuredOutputs(regex="[a-z]+")
+    for more, param in (
+        ({"structured_outputs": {"regex": "a"}, "text": {"format": PERSON}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+        ({"text": {"format": PERSON}, "min_tokens": 1}, "min_tokens"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": {"$ref": "http://x"}}}, "structured_outputs.json"),
+        ({"structured_outputs": 3}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "tools": [ADD]}, "tools"),
+    ):
+        assert refused(**more)[0] == param
+
+
+def test_names_of_functions_are_as_long_as_openais() -> None:
+    assert parsed(tools=[{**ADD, "name": "a" * 64}]).tools[0].name == "a" * 64
+    assert refused(tools=[{**ADD, "name": "a" * 65}])[0] == "tools[0].name"
 
 
 def test_an_answer_may_be_bound_to_a_format() -> None:
@@ -174,6 +211,10 @@ def test_the_first_item_that_is_wrong_is_named(items: object, param: str, words:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"priority": 3}, "priority"),
+        ({"enable_response_messages": True}, "enable_response_messages"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
@@ -252,18 +293,37 @@ def test_all_that_openai_can_include_is_known() -> None:
     assert set(get_args(ResponseIncludable)) - INCLUDABLE == {"message.output_text.logprobs"}
 
 
-def test_an_echo_that_is_too_long_goes_without_what_makes_it_so() -> None:
-    long = "ü" * (MAX_ECHO_CHARS // 2)
-    for more, kept, lost in (
-        ({"instructions": long, "tools": [ADD], "metadata": {"a": "b"}}, {"metadata"}, {"tools", "instructions"}),
-        ({"instructions": "x", "tools": [{**ADD, "description": long}]}, {"instructions", "metadata"}, {"tools"}),
-        ({"instructions": "x", "metadata": {f"{i}": "ü" * 512 for i in range(16)}}, set(), {"metadata"}),
+def test_an_echo_that_is_too_long_goes_without_the_longest_first() -> None:
+    long, longer = "ü" * (MAX_ECHO_CHARS // 2), "é" * (MAX_ECHO_CHARS * 2 // 3)
+    bare = {**ADD, "description": None, "parameters": None}
+    told = {**ADD, "description": long}
+    form = {"format": {**PERSON, "description": longer}}
+    for more, instructions, tools, text in (
+        ({"instructions": long, "tools": [ADD]}, long, [ADD], "text"),
+        ({"instructions": longer, "tools": [told]}, None, [told], "text"),
+        ({"instructions": long, "tools": [{**ADD, "description": longer}]}, long, [bare], "text"),
+        ({"instructions": "x", "text": form, "tools": [told]}, "x", [told], None),
+        ({"instructions": longer, "tools": [{**ADD, "description": longer}], "text": form}, longer, [bare], None),
     ):
-        asked = parsed(**more)
-        assert len(asked.echo.encode()) <= MAX_ECHO_CHARS
-        echo = read_echo(asked.echo)
-        assert {"temperature", "store", *kept} <= echo.keys()
-        assert not lost & echo.keys()
+        metadata = {"a": "b" * 512}
+        echo = read_echo(parsed(**{**more, "metadata": metadata}).echo)
+        assert (echo["instructions"], echo["tools"], echo["metadata"]) == (instructions, tools, metadata)
+        assert (echo["text"] is None) == (text is None)
+        assert {"temperature", "store"} <= echo.keys()
+
+
+def test_metadata_and_the_names_of_tools_are_always_repeated() -> None:
+    tools = [{**ADD, "name": f"{i:064}", "description": "d" * 1_000} for i in range(MAX_TOOLS)]
+    metadata = {f"{i:064}": "ü" * 512 for i in range(16)}
+    asked = parsed(
+        tools=tools, metadata=metadata, instructions="x" * MAX_ECHO_CHARS, max_tool_calls=2**31, background=True,
+        max_output_tokens=131_072, tool_choice={"type": "function", "name": tools[0]["name"]},
+    )  # fmt: skip
+    assert len(asked.echo) <= MAX_ECHO_CHARS
+    echo = read_echo(asked.echo)
+    assert [tool["name"] for tool in echo["tools"]] == [tool["name"] for tool in tools]
+    assert echo["metadata"] == metadata
+    assert refused(metadata={f"{i}": "\n" * 512 for i in range(16)})[0] == "metadata"
 
 
 def test_nothing_of_the_user_stands_in_the_echo() -> None:
@@ -326,6 +386,6 @@ def test_whatever_comes_is_a_request_or_refused_by_name(body: dict[str, Any], it
         named = error.param or ""
     else:
         assert asked.messages
-        assert len(asked.echo.encode()) <= MAX_ECHO_CHARS
+        assert len(asked.echo) <= MAX_ECHO_CHARS
         return
     assert 0 < len(named) <= 200

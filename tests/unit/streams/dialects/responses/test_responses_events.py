@@ -14,8 +14,10 @@ from streams.dialects.responses.body import parse_responses_request
 from streams.dialects.responses.events import EventWriter
 from streams.dialects.responses.numbering import number_of, seen
 from streams.dialects.responses.objects import About
+from streams.dialects.responses.telling import Telling
 from streams.dialects.tool_calls import call_id
 from tests.unit.streams.dialects.responses.told import (
+    ABOUT,
     EVENT,
     RESPONSE_ID,
     Token,
@@ -180,23 +182,53 @@ def test_of_a_token_in_the_middle_of_a_character_nothing_is_told() -> None:
     assert events == told(tokens, cuts=[True] * 3, after=-1)
 
 
+def test_an_item_begins_with_the_first_text_of_it() -> None:
+    silent = said("content", "", "")
+    alone = told(WEATHER)
+    assert [item["type"] for item in told([*silent, *WEATHER])[-1]["response"]["output"]] == ["function_call"]
+    assert types_of(told([*silent, *WEATHER])) == types_of(alone)
+    between = [*THOUGHT, *silent, *THOUGHT, *silent, *HELLO]
+    assert [item["type"] for item in told(between)[-1]["response"]["output"]] == ["reasoning", "message"]
+    assert [item.type for item in seen_of(told(silent)[-1]).output] == ["message"]
+    call = [Token("tool_name", "f", 0), Token("tool_arguments", "", 0), Token("tool_arguments", "{}", 0)]
+    assert without_deltas(told(call, cuts=[True] * 3)) == without_deltas(told(call))
+
+
 def test_who_is_given_up_may_come_back_with_any_number() -> None:
-    writer = EventWriter(About(RESPONSE_ID, 0, "tiny"))
-    sent = b"".join(writer.text(*span) for span in grouped(HELLO[:2]))
-    [*_, delta, error] = events_of(sent + writer.give_up("slow_viewer", "The viewer read too slowly."))
+    writer = EventWriter(Telling(RESPONSE_ID), ABOUT)
+    sent = [writer.text(*span) for span in grouped(HELLO[:2])]
+    [*_, delta, error] = events_of(*sent, writer.give_up("slow_viewer", "The viewer read too slowly."))
     assert (error["type"], error["code"]) == ("error", "slow_viewer")
     assert delta["sequence_number"] < error["sequence_number"] < number_of(3, 0)
     assert [event["delta"] for event in told(HELLO, after=error["sequence_number"]) if "delta" in event] == [" you"]
-    late = EventWriter(About(RESPONSE_ID, 0, "tiny"), after=number_of(9, 5))
+    late = EventWriter(Telling(RESPONSE_ID), ABOUT, after=number_of(9, 5))
     [again] = events_of(late.give_up("slow_viewer", ""))
     assert again["sequence_number"] == number_of(9, 5), "what it had seen, and no more"
 
 
+@pytest.mark.parametrize("whole", [HELLO, [*said("content", "", ""), *HELLO], said("content", ""), []], ids=len)
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("before", [False, True], ids=["started", "not started"])
+def test_who_is_given_up_before_any_text_lacks_no_event_afterwards(
+    whole: list[Token], background: bool, before: bool
+) -> None:
+    start = started(background)
+    writer = EventWriter(Telling(RESPONSE_ID), About.of(start))
+    sent = [] if before else [writer.begin(start)]
+    silent = [token for token in whole if not token.text]
+    sent += [writer.text(*span) for span in grouped(silent)]
+    [*events, error] = events_of(*sent, writer.give_up("slow_viewer", ""))
+    rest = told(whole, after=error["sequence_number"], start=start)
+    assert [*events, *rest] == told(whole, start=start)
+    assert events[-1]["sequence_number"] < error["sequence_number"] < min(event["sequence_number"] for event in rest)
+
+
 def test_ids_are_the_numbers_where_they_are_wanted() -> None:
-    writer = EventWriter(About.of(started()), with_ids=True)
-    sent = b"".join(writer.text(*span) for span in grouped(EVERYTHING)) + writer.end(terminal(len(EVERYTHING)))
+    writer = EventWriter(Telling(RESPONSE_ID), About.of(started()), with_ids=True)
+    parts = [*(writer.text(*span) for span in grouped(EVERYTHING)), writer.end(terminal(len(EVERYTHING)))]
+    sent = b"".join(part for part in parts if isinstance(part, bytes))
     ids = [int(block.rpartition("id: ")[2]) for block in sent.decode().split("\n\n")[:-1]]
-    assert ids == [event["sequence_number"] for event in events_of(sent)]
+    assert ids == [event["sequence_number"] for event in events_of(*parts)]
 
 
 @st.composite

@@ -12,11 +12,14 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.generated import Kind
 from schemas.responses import Started, Terminal, TokenUsage
-from streams.dialects.responses.events import EventWriter
+from streams.dialects.responses.events import EventWriter, Told
 from streams.dialects.responses.objects import About
+from streams.dialects.responses.telling import Telling
 
 RESPONSE_ID = "resp_local-3_018f3c2e9d7a7b4e8c1d2e3f4a5b6c7d"
 SCOPE = Scope(tenant_id="acme")
+ABOUT = About(RESPONSE_ID, 0, "")
+"""What is known before it starts."""
 USAGE = TokenUsage(prompt_tokens=5, cached_tokens=2, completion_tokens=7, reasoning_tokens=3)
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
@@ -73,17 +76,16 @@ def told(
     start: Started | None = None,
 ) -> list[dict[str, Any]]:
     """The events of a whole answer, for a viewer that has seen those up to `after`."""
-    writer = EventWriter(About(RESPONSE_ID, 0, ""), after=after)
-    sent = writer.begin(About.of(start or started()))
-    for span in grouped(tokens, cuts):
-        sent += writer.text(*span)
-    return events_of(sent + writer.end(end or terminal(len(tokens))))
+    writer = EventWriter(Telling(RESPONSE_ID), ABOUT, after=after)
+    sent = [writer.begin(start or started()), *(writer.text(*span) for span in grouped(tokens, cuts))]
+    return events_of(*sent, writer.end(end or terminal(len(tokens))))
 
 
-def events_of(sent: bytes) -> list[dict[str, Any]]:
+def events_of(*sent: Told) -> list[dict[str, Any]]:
     """Each has its type as the name of the event as well, and is one of OpenAI's, strictly."""
     events: list[dict[str, Any]] = []
-    for block in sent.decode().split("\n\n")[:-1]:
+    whole = b"".join(each if isinstance(each, bytes) else b"".join(each) for each in sent)
+    for block in whole.decode().split("\n\n")[:-1]:
         name, data = (line.partition(": ")[2] for line in block.split("\n")[:2])
         event = json.loads(data)
         assert event["type"] == name
