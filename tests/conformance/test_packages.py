@@ -229,6 +229,21 @@ def test_a_raw_prompt_is_gone_on_with(see: See, tried: str) -> None:
     assert seen == {"text": seen["text"], "finish": "length", "tokens": 16, "streamed": seen["text"]}
 
 
+@of("openai_chat.choices")
+def test_several_answers_are_had_and_put_together(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert all(seen["texts"])
+    assert (seen["finishes"], seen["tokens"]) == (["length"] * 3, 24)
+    assert seen["streamed"] == [[index, "length"] for index in range(3)]
+
+
+@of("openai_chat.logprobs")
+def test_how_likely_tokens_were_is_told_and_put_together(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert len(seen["tokens"]) == 8
+    assert seen == {**seen, "likeliest": [2] * 8, "streamed": seen["tokens"], "legacy": [8] * 3}
+
+
 @of("openai_responses.background")
 def test_a_response_in_the_background_is_followed_and_had(see: See, tried: str) -> None:
     seen = see(tried)

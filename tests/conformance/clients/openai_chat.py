@@ -98,6 +98,33 @@ def completions():
     }
 
 
+def choices():
+    asked = {"model": MODEL, "messages": ASKED, "n": 3, "max_tokens": 8}
+    with client.chat.completions.stream(**asked) as streamed:
+        put_together = streamed.until_done().current_completion_snapshot
+    whole = client.chat.completions.create(**asked)
+    return {
+        "texts": [choice.message.content for choice in whole.choices],
+        "finishes": [choice.finish_reason for choice in whole.choices],
+        "streamed": [[choice.index, choice.finish_reason] for choice in put_together.choices],
+        "tokens": whole.usage.completion_tokens,
+    }
+
+
+def logprobs():
+    asked = {"model": MODEL, "messages": ASKED, "max_tokens": 8, "logprobs": True, "top_logprobs": 2}
+    told = client.chat.completions.create(**asked).choices[0].logprobs.content
+    with client.chat.completions.stream(**asked) as streamed:
+        done = [event.content for event in streamed if event.type == "logprobs.content.done"]
+    legacy = client.completions.create(model=MODEL, prompt="The fox", max_tokens=8, logprobs=2).choices[0].logprobs
+    return {
+        "tokens": [each.token for each in told],
+        "likeliest": [len(each.top_logprobs) for each in told],
+        "streamed": [each.token for each in done[-1]],
+        "legacy": [len(legacy.tokens), len(legacy.token_logprobs), len(legacy.text_offset)],
+    }
+
+
 def errors():
     def kind(asker, **fields):
         try:
@@ -118,5 +145,6 @@ def models():
 
 
 ABILITIES = (
-    chat, stream, tools, tool_choice, parsed_tools, structured, structured_stream, completions, errors, models,
+    chat, stream, tools, tool_choice, parsed_tools, structured, structured_stream, completions, choices, logprobs,
+    errors, models,
 )  # fmt: skip
