@@ -9,17 +9,18 @@ from itertools import repeat
 from operator import not_
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, TypeAdapter, model_validator
 
 from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import EndingCode
 from schemas.logprobs import RowLogprobs, are_all_logprobs
-from schemas.request import MAX_CHOICES, Lane, ReplyTo
+from schemas.request import MAX_CHOICES, MAX_STOP_CHARS, Lane, ReplyTo
 
 Kind = Literal["content", "reasoning", "tool_name", "tool_arguments", "embedding"]
 """Of a row. An embedding's tokens are vectors: the one numbered i is of input i, as base64 of little-endian float32."""
 FinishReason = Literal["", "stop", "length"]
+StoppedBy = Annotated[str, StringConstraints(max_length=MAX_STOP_CHARS)] | int | None
 
 
 class Opened(ScopedRecord):
@@ -135,6 +136,12 @@ class Frame(Record):
         description="Which call of its choice a tool's name or arguments belong to, from 0 on; 0 in other rows."
         " Absent where no row belongs to a tool.",
     )
+    stopped_by: list[StoppedBy] | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="Which of the request's stop strings, or of its `stop_token_ids`, made a row's choice finish."
+        " Absent where none did.",
+    )
 
     _spoilt: tuple[tuple[str, str], ...] = PrivateAttr(default=())
 
@@ -187,7 +194,8 @@ class Frame(Record):
             self.scope, self.response_id, self.attempt_id, self.choice, self.first_sequence, self.kind, self.token_ids,
             self.text, self.text_ends, self.logprobs, self.finish, self.cached_tokens,
         )  # fmt: skip
-        return columns if self.call is None else (*columns, self.call)
+        optional = (column for column in (self.call, self.stopped_by) if column is not None)
+        return (*columns, *optional)
 
 
 GeneratedRecord = Annotated[Opened | Fence | Frame | Ending, Field(discriminator="type")]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import EndingCode
-from schemas.generated import Kind
+from schemas.generated import Kind, StoppedBy
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES
 
@@ -107,6 +107,11 @@ class Terminal(ScopedRecord):
     sequence_number: int = Field(ge=1)
     code: EndingCode
     finish_reasons: list[str] = Field(default_factory=list, description="Per choice; OpenAI's words.")
+    stopped_by: list[StoppedBy] = Field(
+        default_factory=list,
+        exclude_if=not_,
+        description="Per choice, which of the request's stop strings or tokens it stopped at. Empty: none at any.",
+    )
     message: str = ""
     param: str | None = None
     retry_after_ms: int | None = None

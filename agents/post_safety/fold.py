@@ -15,7 +15,7 @@ from agents.post_safety.timers import Timers
 from agents.safety.phrases import PhraseSet
 from schemas.control import AttemptVoid
 from schemas.endings import ENDINGS, EndingCode
-from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.generated import Ending, Fence, Frame, Opened, StoppedBy
 from schemas.parked import Parked
 from schemas.responses import Started
 from streams.accepted_prefix import AcceptedPrefix, RowVerdict
@@ -84,6 +84,7 @@ class Fold:
         released = outbox.rows
         responses, emitted_at_us, worker_id = state.responses, frame.emitted_at_us, frame.worker_id
         newest = (worker_id, emitted_at_us)
+        stopped_by = _stopped_by(frame)
         for response_id, attempt_id in frame.spoilt:
             self._counts["rows_spoilt"] += 1
             response = responses.get(response_id)
@@ -137,6 +138,7 @@ class Fold:
                 if response.gap is not None and response.prefix.next_sequence >= response.gap.until:
                     response.gap = None
             if finish:
+                response.tallies[choice].stopped_by = stopped_by.get((response_id, attempt_id, choice))
                 for piece in response.hold.finish_choice(choice):
                     released[response.reply_partition].append(response.release(piece))
                 if response.prefix.terminal is not None:
@@ -251,3 +253,10 @@ def _say_void(
         begun_offset=begun_offset,
     )  # fmt: skip
     return Emit("control", fence.response_id, void)
+
+
+def _stopped_by(frame: Frame) -> dict[tuple[str, str, int], StoppedBy]:
+    """By response, attempt and choice, whose end is its last row."""
+    if frame.stopped_by is None:
+        return {}
+    return dict(zip(zip(frame.response_id, frame.attempt_id, frame.choice, strict=True), frame.stopped_by, strict=True))

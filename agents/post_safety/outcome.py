@@ -6,7 +6,7 @@ from agents.post_safety.effects import Effect, Emit
 from agents.post_safety.state import Response, Tally
 from schemas.batch import BatchError, BatchResponse, BatchResult
 from schemas.endings import ENDINGS, EndingCode
-from schemas.generated import Ending, Opened
+from schemas.generated import Ending, Opened, StoppedBy
 from schemas.responses import Terminal, TokenUsage
 from schemas.usage import UsageEvent
 from streams.dialects.openai_completion import completion_object
@@ -22,13 +22,16 @@ def of_response(response: Response, code: EndingCode, ending: Ending | None, end
     opened = response.opened
     reasons = [_finish_reason(response, choice, code) for choice in range(opened.choices)]
     usage = _token_usage(response)
+    told = zip(reasons, response.tallies, strict=True)
+    stopped_by = [tally.stopped_by if reason == "stop" else None for reason, tally in told]
     sequence_number = response.hold.released + 1
     # What is shed has not told how it began. A rebuild, which tells that, says the same of its end.
     is_shed = code is EndingCode.OVERLOADED and opened.on_disconnect == "continue"
     echo = opened.echo if is_shed else ""
     terminal = _terminal(
-        opened, code, ending, reasons, usage, sequence_number, ended_at_ms, model=opened.model, echo=echo
-    )
+        opened, code, ending, reasons, usage, sequence_number, ended_at_ms, model=opened.model, echo=echo,
+        stopped_by=stopped_by if any(each is not None for each in stopped_by) else [],
+    )  # fmt: skip
     yield Emit("responses", opened.response_id, terminal, response.reply_partition)
     yield from _bill(response, code, reasons, usage, ended_at_ms)
     if opened.reply_to.results_topic is not None:
@@ -163,6 +166,7 @@ def _terminal(
     *,
     model: str,
     echo: str,
+    stopped_by: list[StoppedBy] | None = None,
 ) -> Terminal:
     return Terminal(
         response_id=about.response_id,
@@ -170,6 +174,7 @@ def _terminal(
         sequence_number=sequence_number,
         code=code,
         finish_reasons=finish_reasons,
+        stopped_by=stopped_by or [],
         message=(ending.message if ending is not None else "") or ENDINGS[code].message,
         param=ending.param if ending is not None else None,
         retry_after_ms=_retry_after_ms(about.response_id, code, ending),

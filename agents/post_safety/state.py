@@ -8,7 +8,7 @@ import orjson
 from agents.post_safety.effects import ReleasedRow
 from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
-from schemas.generated import Kind, Opened
+from schemas.generated import Kind, Opened, StoppedBy
 from schemas.logprobs import RowLogprobs
 from streams.accepted_prefix import AcceptedPrefix
 
@@ -26,6 +26,7 @@ class Tally:
     reasoning: int = 0
     withheld: int = 0
     called: bool = False
+    stopped_by: StoppedBy = None
     first_token_at_ms: int = 0
     first_emitted_at_us: int = 0
     newest: tuple[str, int] | None = None

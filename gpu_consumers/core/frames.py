@@ -51,6 +51,7 @@ class FrameColumns:
         """A `Frame`. Validation is left to its readers: on this path it would cost more than everything else."""
         deltas = self._deltas
         kind = [delta.kind for delta in deltas]
+        stopped_by = [delta.stopped_by for delta in deltas]
         return Frame.model_construct(
             worker_id=worker_id,
             emitted_at_us=emitted_at_us,
@@ -68,6 +69,7 @@ class FrameColumns:
             finish=[delta.finish for delta in deltas],
             cached_tokens=[delta.cached_tokens for delta in deltas],
             call=None if _OF_TOOLS.isdisjoint(kind) else [delta.call for delta in deltas],
+            stopped_by=None if stopped_by.count(None) == len(stopped_by) else stopped_by,
         ).encode()
 
 
@@ -87,6 +89,7 @@ def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
         kind=then.kind,
         call=then.call,
         logprobs=None if first.logprobs is None else first.logprobs + (then.logprobs or []),
+        stopped_by=then.stopped_by,
     )
 
 

@@ -167,7 +167,7 @@ def as_deltas(request_id: str, choice: int, rows: Sequence[Row], cached_tokens: 
     return [
         EngineDelta(
             request_id, choice, row.token_ids, row.text, row.text_ends, row.finish, cached_tokens,
-            kind=row.kind, call=row.call, logprobs=row.logprobs,
+            kind=row.kind, call=row.call, logprobs=row.logprobs, stopped_by=row.stopped_by,
         )
         for row in rows
     ]  # fmt: skip

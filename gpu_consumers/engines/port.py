@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.generated import FinishReason, Kind
+from schemas.generated import FinishReason, Kind, StoppedBy
 from schemas.logprobs import RowLogprobs
 from schemas.request import Sampling, Tool, ToolChoice
 
@@ -40,7 +40,8 @@ class EngineDelta:
 
     `text_ends[k]` is the length of `text` after token k. `error` ends the request, with the reason;
     `refused_param` names the sampling parameter when the engine cannot honour it, and the client is told the reason;
-    `parser_error` is the type of what the answer's parser failed with.
+    `parser_error` is the type of what the answer's parser failed with. `stopped_by`, beside `finish`, is the request's
+    stop string or token that made the choice end.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class EngineDelta:
     call: int = 0
     parser_error: str = ""
     logprobs: RowLogprobs = None
+    stopped_by: StoppedBy = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,9 @@ class Answer:
             text, finish = self.stops.withhold(text, finish, may_stop=self.produced > sampling.min_tokens)
         delta = EngineDelta(self.request_id, self.choice, [token_id], text, [len(text)], finish, cached_tokens)
         delta.logprobs = logprobs
+        if finish == "stop":
+            is_own = token_id in sampling.stop_token_ids
+            delta.stopped_by = (self.stops and self.stops.found) or (token_id if is_own else None)
         deltas.append(delta)
         return finish
 

@@ -173,6 +173,8 @@ class StopStrings:
         self._shows = shows
         self._keep = max(map(len, stop)) - 1
         self._held = ""
+        self.found: str | None = None
+        """The stop string that ended the answer."""
 
     @staticmethod
     def of(sampling: Sampling) -> "StopStrings | None":
@@ -186,15 +188,19 @@ class StopStrings:
             self._held = held[max(len(held) - self._keep, 0) :]
             if may_stop:
                 ends = [
-                    at + len(stop) for stop in self._stop if (at := held.find(stop, max(shown - len(stop) + 1, 0))) >= 0
+                    (at + len(stop), stop)
+                    for stop in self._stop
+                    if (at := held.find(stop, max(shown - len(stop) + 1, 0))) >= 0
                 ]
                 if ends:
-                    return held[shown : min(ends)], "stop"
+                    end, self.found = min(ends)
+                    return held[shown:end], "stop"
             return text, finish
         if may_stop:
-            found = [at for at in (held.find(stop) for stop in self._stop) if at >= 0]
+            found = [(at, stop) for stop in self._stop if (at := held.find(stop)) >= 0]
             if found:
-                return held[: min(found)], "stop"
+                begin, self.found = min(found)
+                return held[:begin], "stop"
         if finish:
             return held, finish
         cut = max(len(held) - self._keep, 0)

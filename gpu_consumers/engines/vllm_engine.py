@@ -269,13 +269,16 @@ class VllmEngine:
                 _FINISH[reason] if reason is not None else "",
                 output.num_cached_tokens or 0,
             )
-            if completion.logprobs is None:
-                self._deliver(delta)
-            else:
+            rows, sampling = [delta], live.request.sampling
+            if completion.logprobs is not None:
                 by_token = reason == "stop" and not isinstance(completion.stop_reason, str)
-                hides_last = by_token and not live.request.sampling.include_stop_str_in_output
-                for row in with_logprobs(delta, self._told(completion), hides_last=hides_last):
-                    self._deliver(row)
+                hides_last = by_token and not sampling.include_stop_str_in_output
+                rows = with_logprobs(delta, self._told(completion), hides_last=hides_last)
+            # vLLM has reasons of its own as well.
+            if completion.stop_reason in sampling.stop or completion.stop_reason in sampling.stop_token_ids:
+                rows[-1].stopped_by = completion.stop_reason
+            for row in rows:
+                self._deliver(row)
             if reason is not None:
                 self._end_choice(live)
 

@@ -11,7 +11,7 @@ from gpu_consumers.parsing.bounds import CallBounds
 from gpu_consumers.parsing.port import TokenParser
 from gpu_consumers.parsing.rows import Row, RowCutter
 from gpu_consumers.parsing.stops import StopSearch, TextToken
-from schemas.generated import FinishReason
+from schemas.generated import FinishReason, StoppedBy
 from schemas.logprobs import RowLogprobs, TokenLogprobs
 from schemas.request import Sampling
 
@@ -35,6 +35,7 @@ class Fold:
         self._stops = (
             StopSearch(sampling.stop, min_tokens=sampling.min_tokens, shows=self._shows_stop) if sampling.stop else None
         )
+        self._stop_token_ids = sampling.stop_token_ids
         self._bounds = CallBounds()
         self._cutter = RowCutter()
         self._asks_logprobs = sampling.logprobs is not None
@@ -74,10 +75,17 @@ class Fold:
                 finish = "length"
             self._cutter.end(rows, finish)
             self.is_over = True
-        if not self._asks_logprobs:
-            return rows
-        self._texts.extend(text for _, text in certain)
-        return [part for row in rows for part in self._with_logprobs(row)]
+        if self._asks_logprobs:
+            self._texts.extend(text for _, text in certain)
+            rows = [part for row in rows for part in self._with_logprobs(row)]
+        if finish == "stop":
+            rows[-1].stopped_by = self._stopped_by(token_ids[-1] if by_token else None)
+        return rows
+
+    def _stopped_by(self, last_token_id: int | None) -> StoppedBy:
+        if self._stops is not None and self._stops.found:
+            return self._stops.found
+        return last_token_id if last_token_id in self._stop_token_ids else None
 
     def _with_logprobs(self, row: Row) -> list[Row]:
         """What stands before it and is not said, what is, and the end that is not shown."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_consumers.parsing.port import Piece
-from schemas.generated import FinishReason, Kind
+from schemas.generated import FinishReason, Kind, StoppedBy
 from schemas.logprobs import RowLogprobs
 
 MAX_WITHOUT_TEXT = 64
@@ -22,6 +22,7 @@ class Row:
     text_ends: list[int]
     finish: FinishReason = ""
     logprobs: RowLogprobs = None
+    stopped_by: StoppedBy = None
 
     def cut(self, token: int) -> tuple["Row", "Row"]:
         """The first `token` tokens and the others, either of which may be none. Of a row without probabilities."""

@@ -26,7 +26,8 @@ class StopSearch:
         self._tail = ""
         """In which one may have begun: the text of what waits, or the last that was shown."""
         self._tokens = 0
-        self.found = False
+        self.found = ""
+        """The stop string that ended the answer; empty while none has."""
 
     def take(self, token_id: int, text: str) -> list[TextToken]:
         """The next token. Returns those whose text is certain, in order; with the one that completes a stop string all,
@@ -36,8 +37,9 @@ class StopSearch:
         self._waiting.append(TextToken(token_id, text))
         tail = self._tail = self._tail + text
         if self._tokens > self._min_tokens and (match := self._match(len(text))) is not None:
-            self.found = True
-            return self._cut(match[1] if self._shows else match[0])
+            begin, end = match
+            self.found = tail[begin:end]
+            return self._cut(end if self._shows else begin)
         if self._shows:
             self._tail = tail[max(len(tail) - self._longest + 1, 0) :]
             return self.rest()

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedEngineSettings
+from schemas.generated import StoppedBy
 from schemas.request import Sampling
 
 MODEL = Path(__file__).parents[2] / "models" / "sluice-tiny"
@@ -93,6 +94,11 @@ class Client:
 
     def finish(self, name: str) -> str:
         return self.deltas[name][-1].finish
+
+    def stopped_by(self, name: str) -> StoppedBy:
+        *before, last = (delta.stopped_by for delta in self.deltas[name])
+        assert not any(before)
+        return last
 
     def finishes(self, name: str) -> list[str]:
         return [delta.finish for delta in self.deltas[name] if delta.finish]

@@ -79,6 +79,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_shown(client: Client) ->
     await client.ended("stopped")
     assert client.finish("stopped") == "stop"
     assert client.text("stopped") == whole[: whole.find(stop)]
+    assert (client.stopped_by("stopped"), client.stopped_by("whole")) == (stop, None)
 
 
 async def test_a_stop_token_ends_the_answer(client: Client) -> None:
@@ -89,6 +90,7 @@ async def test_a_stop_token_ends_the_answer(client: Client) -> None:
     await client.ended("stop-token")
     assert client.finish("stop-token") == "stop"
     assert client.tokens("stop-token") == tokens[: tokens.index(tokens[30]) + 1]
+    assert client.stopped_by("stop-token") == tokens[30]
 
 
 async def test_abort_frees_blocks_and_nothing_follows(client: Client) -> None:
@@ -170,6 +172,7 @@ async def test_what_stopped_the_answer_is_shown_to_who_asks(client: Client) -> N
     await client.ended("shown")
     assert client.finish("shown") == "stop"
     assert client.text("shown") == whole[: whole.find(stop) + len(stop)]
+    assert client.stopped_by("shown") == stop
 
 
 async def test_an_answer_that_repeats_itself_ends_where_that_was_asked(client: Client) -> None:
@@ -178,6 +181,7 @@ async def test_an_answer_that_repeats_itself_ends_where_that_was_asked(client: C
     )
     await client.ended("loop")
     assert (client.tokens("loop"), client.finish("loop")) == ([70] * 5, "stop")
+    assert client.stopped_by("loop") is None
 
 
 async def test_a_request_that_forbids_every_token_harms_nobody(client: Client) -> None:

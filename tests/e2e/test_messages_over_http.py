@@ -45,6 +45,17 @@ def test_a_message_streams_and_can_be_had_by_its_id(stack: Stack, api: anthropic
     assert told.text.endswith("data: [DONE]\n\n")
 
 
+def test_which_stop_sequence_ended_a_message_is_told(api: anthropic.Anthropic) -> None:
+    whole = text_of(api.messages.create(model="default", max_tokens=40, messages=user("Hello!")))
+    stop = whole[len(whole) // 2 :].split()[1]
+    with api.messages.stream(
+        model="default", max_tokens=40, stop_sequences=["never said", stop], messages=user("Hello!")
+    ) as stream:
+        message = stream.get_final_message()
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+    assert text_of(message) == whole[: whole.index(stop)]
+
+
 def test_a_prompt_beyond_the_context_is_refused_in_words_that_agents_know(api: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* > 4096 maximum") as raised:
         api.messages.create(model="default", max_tokens=16, messages=user("word " * 5_000))

@@ -6,6 +6,7 @@ from typing import Any, Final
 import orjson
 
 from schemas.endings import EndingCode
+from schemas.generated import StoppedBy
 from schemas.responses import TokenUsage
 from streams.dialects.anthropic.blocks import Key, Row, blocks_of, key_of, opening_of
 from streams.dialects.anthropic.message import opening_object, stop_of, usage_object
@@ -72,11 +73,12 @@ class EventWriter:
         return events
 
     def end(
-        self, code: EndingCode, finish_reasons: Sequence[str], usage: TokenUsage, sequence_number: int
-    ) -> list[Event]:
+        self, code: EndingCode, finish_reasons: Sequence[str], usage: TokenUsage, sequence_number: int,
+        stopped_by: Sequence[StoppedBy] = (),
+    ) -> list[Event]:  # fmt: skip
         """Of an answer that did not end in an error."""
         before = sequence_number - 1
-        stop = stop_of(code, finish_reasons, has_calls=self._has_calls)
+        stop = stop_of(code, finish_reasons, has_calls=self._has_calls, stopped_by=stopped_by)
         return [
             *self._stop(before),
             event("message_delta", before, delta=stop, usage=usage_object(usage)),

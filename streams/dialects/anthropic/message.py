@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from schemas.endings import ENDINGS, EndingCode
+from schemas.generated import StoppedBy
 from schemas.responses import TokenUsage
 from streams.dialects.anthropic.blocks import Row, content_of
 from streams.dialects.openai_completion import finish_reason
@@ -26,11 +27,16 @@ def usage_object(usage: TokenUsage) -> dict[str, Any]:
     }
 
 
-def stop_of(code: EndingCode | None, finish_reasons: Sequence[str], *, has_calls: bool) -> dict[str, Any]:
-    """Why an answer stopped, if it did. Which of its stop sequences stopped one, if any, no record says: `end_turn`."""
+def stop_of(
+    code: EndingCode | None, finish_reasons: Sequence[str], *, has_calls: bool, stopped_by: Sequence[StoppedBy] = ()
+) -> dict[str, Any]:
+    """Why an answer stopped, if it did, and at which of its stop sequences, if at one."""
     if code is None:
         return {"stop_reason": None, "stop_sequence": None, "stop_details": None}
     reason = _STOP_REASONS.get(finish_reason(code, finish_reasons), "tool_use" if has_calls else "end_turn")
+    sequence = stopped_by[0] if stopped_by and reason == "end_turn" else None
+    if isinstance(sequence, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": sequence, "stop_details": None}
     details = None
     if reason == "refusal":
         details = {"type": "refusal", "category": None, "explanation": ENDINGS[code].message or None}
@@ -45,6 +51,7 @@ def message_object(
     code: EndingCode | None,
     finish_reasons: Sequence[str],
     usage: TokenUsage,
+    stopped_by: Sequence[StoppedBy] = (),
 ) -> dict[str, Any]:
     """Its `id` is the response id. Without a `code` it has not stopped, or nothing stopped it but an error."""
     content = content_of(response_id, rows)
@@ -52,7 +59,7 @@ def message_object(
     return {
         **opening_object(response_id, model),
         "content": content,
-        **stop_of(code, finish_reasons, has_calls=has_calls),
+        **stop_of(code, finish_reasons, has_calls=has_calls, stopped_by=stopped_by),
         "usage": usage_object(usage),
     }
 

@@ -117,7 +117,8 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     ),
     "Message": _object(
         id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, model=_TEXT, usage=_ref("MessageUsage"),
-        stop_reason={"enum": ["end_turn", "max_tokens", "tool_use", "refusal"]}, stop_sequence=_maybe(_TEXT),
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]},
+        stop_sequence=_maybe(_TEXT),
         stop_details=_maybe(_object(type={"const": "refusal"}, explanation=_maybe(_TEXT))),
         content=_list(_object(type={"enum": ["text", "thinking", "tool_use"]})),
     ),

@@ -123,3 +123,13 @@ def test_a_frame_without_calls_says_nothing_of_calls() -> None:
     assert b'"call"' not in plain.encode("w", 0)
     frame = Frame.model_validate_json(calls.encode("w", 0))
     assert list(zip(frame.kind, frame.calls, strict=True)) == STRANDS
+
+
+def test_a_frame_says_what_stopped_an_answer_and_nothing_where_nothing_did() -> None:
+    plain, last = (delta("a", ("content", 0), [text]) for text in ("x", "y"))
+    last.finish, last.stopped_by = "stop", "END"
+    for rows, told in (([plain, joined(plain, last)], [None, "END"]), ([plain], None)):
+        columns = FrameColumns()
+        for row in rows:
+            columns.add(SCOPE, "resp_test-0_0", 1, row)
+        assert Frame.model_validate_json(columns.encode("w", 0)).stopped_by == told

@@ -64,7 +64,7 @@ class MessageEvents:
         if ENDINGS[terminal.code].is_error:
             error = {**_error(_failure_of(terminal), terminal.response_id), "sequence_number": number}
             return told + self._framed((b"error", orjson.dumps(error), number))
-        events = self._writer.end(terminal.code, terminal.finish_reasons, terminal.usage, number)
+        events = self._writer.end(terminal.code, terminal.finish_reasons, terminal.usage, number, terminal.stopped_by)
         return told + b"".join(map(self._framed, events))
 
     def closed(self, reason: CloseReason) -> bytes:
@@ -115,7 +115,7 @@ class Messages:
         terminal = answer.terminal
         return message_object(
             response_id=answer.response_id, model=answer.model, rows=_first_choice(answer.spans), code=terminal.code,
-            finish_reasons=terminal.finish_reasons, usage=terminal.usage,
+            finish_reasons=terminal.finish_reasons, usage=terminal.usage, stopped_by=terminal.stopped_by,
         )  # fmt: skip
 
     def state(self, snapshot: Snapshot, asked: MessagesRequest | None = None) -> dict[str, Any]:
@@ -129,6 +129,7 @@ class Messages:
             code=terminal.code if terminal and not failure else None,
             finish_reasons=terminal.finish_reasons if terminal else [],
             usage=terminal.usage if terminal else _used_so_far(snapshot),
+            stopped_by=terminal.stopped_by if terminal else (),
         )
         return {
             **message,

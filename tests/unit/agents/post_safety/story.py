@@ -13,7 +13,7 @@ from schemas.batch import BatchResult
 from schemas.control import CONTROL, AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Kind, Opened
+from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Kind, Opened, StoppedBy
 from schemas.logprobs import RowLogprobs, TokenLogprobs
 from schemas.policy import OutputPolicy
 from schemas.request import Lane, ReplyTo
@@ -118,6 +118,7 @@ class Row:
     cached: int = 4
     call: int = 0
     logprobs: RowLogprobs = None
+    stopped_by: StoppedBy = None
 
 
 def frame(*rows: Row, worker_id: str = "worker-1") -> Frame:
@@ -134,6 +135,7 @@ def frame(*rows: Row, worker_id: str = "worker-1") -> Frame:
         text=["".join(row.tokens) for row in rows], text_ends=ends, logprobs=[row.logprobs for row in rows],
         finish=[row.finish for row in rows], cached_tokens=[row.cached for row in rows],
         call=[row.call for row in rows] if any(row.kind.startswith("tool_") for row in rows) else None,
+        stopped_by=[row.stopped_by for row in rows] if any(row.stopped_by is not None for row in rows) else None,
     )  # fmt: skip
 
 

@@ -288,3 +288,29 @@ def test_no_character_of_a_denied_phrase_leaks_however_it_is_cut(
     whole_tokens = [token for token, end in zip(tokens, edges[1:], strict=True) if end <= match.start]
     assert answer.text == "".join(whole_tokens), "every token before the phrase is shown"
     assert answer.terminal.code is EndingCode.SAFETY_HALTED
+
+
+def test_what_stopped_a_choice_stands_in_the_terminal() -> None:
+    world = World()
+    world.write(opened("r1", choices=3), fence("r1"))
+    world.write(
+        frame(
+            Row("r1", 1, ["a"], choice=0), Row("r1", 2, ["b"], choice=1), Row("r1", 3, ["c"], choice=2),
+            Row("r1", 4, [], choice=0, finish="stop", stopped_by="END"),
+            Row("r1", 4, [], choice=1, finish="length"),
+            Row("r1", 4, [], choice=2, finish="stop", stopped_by=7),
+        ),
+        opened("r2"), fence("r2"), frame(Row("r2", 1, ["a"], finish="stop")),
+    )  # fmt: skip
+    Member(world).run()
+    assert world.answer("r1").terminal.stopped_by == ["END", None, 7]
+    assert b"stopped_by" not in world.answer("r2").terminal.encode()
+
+
+def test_what_stops_behind_a_call_stops_nothing_for_its_client() -> None:
+    world = World()
+    row = Row("r1", 1, ["add"], kind="tool_name", finish="stop", stopped_by="END")
+    world.write(opened("r1"), fence("r1"), frame(row))
+    Member(world).run()
+    terminal = world.answer("r1").terminal
+    assert (terminal.finish_reasons, terminal.stopped_by) == (["tool_calls"], [])

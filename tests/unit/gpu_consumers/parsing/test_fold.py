@@ -12,7 +12,7 @@ from gpu_consumers.parsing.fold import Fold
 from gpu_consumers.parsing.hermes import HermesParser
 from gpu_consumers.parsing.rows import Row
 from schemas.columns import can_be_cut
-from schemas.generated import FinishReason
+from schemas.generated import FinishReason, StoppedBy
 from schemas.logprobs import TokenLogprobs
 from schemas.request import Sampling
 from tests.unit.gpu_consumers.parsing.answers import Answer, answers, cut, told
@@ -212,3 +212,26 @@ def test_a_fold_of_the_same_ids_goes_on_where_the_first_was() -> None:
         before = again.feed(ids[:place])
         after = again.feed(ids[place:], "stop", by_token=True)
         assert before + after == whole
+
+
+def test_the_last_row_says_which_stop_string_or_token_ended_the_answer() -> None:
+    texts = ["Once", " upon", " a", ""]
+    cases: list[tuple[dict[str, object], FinishReason, bool, StoppedBy]] = [
+        ({"stop": ["x", "on a"]}, "", False, "on a"),
+        ({"stop_token_ids": [3]}, "stop", True, 3),
+        ({"stop_token_ids": [2]}, "stop", True, None),
+        ({"stop": ["zz"]}, "stop", True, None),
+        ({"stop_token_ids": [3]}, "length", False, None),
+        ({"stop": ["on a"], "logprobs": 0}, "", False, "on a"),
+    ]
+    for sampling, finish, by_token, told_by in cases:
+        fold = fold_of(texts, **sampling)
+        likely: list[TokenLogprobs] | None = [[("x", -0.5)] for _ in texts] if "logprobs" in sampling else None
+        rows = fold.feed(range(4), finish, by_token=by_token, logprobs=likely)
+        assert [row.stopped_by for row in rows] == [None] * (len(rows) - 1) + [told_by]
+
+
+def test_what_stops_within_a_call_is_told_of_none() -> None:
+    fold = fold_of(['<tool_call>{"name": "f", "arguments": {"a": "b', 'c"}}', ""], stop=["bc"])
+    [*_, last] = fold.feed(range(2))
+    assert (last.finish, last.stopped_by) == ("length", None)

@@ -312,3 +312,18 @@ def test_what_exceeds_the_context_is_said_in_words_that_clients_recognise() -> N
     )
     assert "prompt is too long" in endless_message(2_048)
     assert "> 2048 maximum" in endless_message(2_048)
+
+
+def test_the_stop_sequence_is_told_whole_and_streamed() -> None:
+    spans = spans_of([Piece("content", "Once")])
+    for stopped_by, reason, sequence in ((["END"], "stop_sequence", "END"), ([7], "end_turn", None)):
+        answer = message_object(
+            response_id=R, model="tiny", rows=spans, code=EndingCode.COMPLETED, finish_reasons=["stop"], usage=USAGE,
+            stopped_by=stopped_by,
+        )  # fmt: skip
+        message = Message.model_validate(answer, strict=True)
+        assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
+        assert not extras(message)
+        delta, _ = EventWriter(R).end(EndingCode.COMPLETED, ["stop"], USAGE, 2, stopped_by)
+        event = EVENT.validate_json(delta[1], strict=True)
+        assert (event.delta.stop_reason, event.delta.stop_sequence) == (reason, sequence)

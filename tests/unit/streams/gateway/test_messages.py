@@ -197,3 +197,19 @@ async def test_tokens_are_counted_as_a_worker_is_given_them(stack: Stack, api: a
     more = await api.messages.count_tokens(**prompt, tools=[WEATHER])
     tools = parse_count_tokens({**prompt, "tools": [WEATHER]}).tools
     assert more.input_tokens == len(tokenizer.encode_chat(request.messages, tools=tools)) > counted.input_tokens
+
+
+async def test_which_stop_sequence_ended_an_answer_is_told(stack: Stack, api: anthropic.AsyncAnthropic) -> None:
+    """A token that is none of them, and a call, end one otherwise."""
+    for stopped_by, reason, sequence in (
+        (["END"], "stop_sequence", "END"), ([7], "end_turn", None), ([], "end_turn", None),
+    ):  # fmt: skip
+        ending = asyncio.ensure_future(ended(stack, EndingCode.COMPLETED, "Once", stopped_by=stopped_by))
+        whole = await api.messages.create(**HELLO, stop_sequences=["END"])
+        await ending
+        assert (whole.stop_reason, whole.stop_sequence) == (reason, sequence)
+        ending = asyncio.ensure_future(ended(stack, EndingCode.COMPLETED, "Once", stopped_by=stopped_by))
+        async with api.messages.stream(**HELLO, stop_sequences=["END"]) as stream:
+            streamed = await stream.get_final_message()
+        await ending
+        assert (streamed.stop_reason, streamed.stop_sequence) == (reason, sequence)
