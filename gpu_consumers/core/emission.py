@@ -91,7 +91,7 @@ class Emission:
                 held.put(row, row_us)
                 continue
             if delta.finish:
-                work.open_choices -= 1
+                self._works.end_choice(work)
             self._add_row(frames, work, row, row_us)
             if delta.finish and not work.open_choices:
                 self.account(work, "completed", now_ms)

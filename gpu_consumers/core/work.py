@@ -146,7 +146,8 @@ class Works:
     def __init__(self) -> None:
         self.by_response: dict[str, Work] = {}
         self.by_attempt: dict[str, Work] = {}
-        self._in_slots: set[str] = set()
+        # By response, how many it takes.
+        self._in_slots: dict[str, int] = {}
         self.slots_taken = 0
 
     @property
@@ -158,12 +159,19 @@ class Works:
         """Each choice takes a slot."""
         had_slots = work.response_id in self._in_slots
         if phase in _IN_SLOT and not had_slots:
-            self._in_slots.add(work.response_id)
-            self.slots_taken += work.request.choices
+            self._take_slots(work, work.request.choices)
         elif phase not in _IN_SLOT and had_slots:
-            self._in_slots.remove(work.response_id)
-            self.slots_taken -= work.request.choices
+            self.slots_taken -= self._in_slots.pop(work.response_id)
         work.phase = phase
+
+    def end_choice(self, work: Work) -> None:
+        """The engine has ended one of its choices: that slot is free, however long the others take."""
+        work.open_choices -= 1
+        self._take_slots(work, -1)
+
+    def _take_slots(self, work: Work, slots: int) -> None:
+        self._in_slots[work.response_id] = self._in_slots.get(work.response_id, 0) + slots
+        self.slots_taken += slots
 
     def set_attempt(self, work: Work) -> None:
         """From now on its `attempt_id` stands for it."""

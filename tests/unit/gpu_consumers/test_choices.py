@@ -116,6 +116,23 @@ def test_each_choice_takes_a_slot_and_the_last_to_enter_may_take_more_than_are_f
     assert fleet.region.terminal(late) is EndingCode.COMPLETED
 
 
+def test_the_slot_of_a_choice_that_has_ended_is_free() -> None:
+    """One long choice holds up nobody who waits for the slots of the others."""
+    fleet = Fleet("a", max_running=2)
+    worker, _, attempt_id = told_here(fleet, 2)
+    others = [fleet.region.request() for _ in range(2)]
+    fleet.run(200)
+    assert len(worker.submitted) == 1, "both slots are taken"
+    says(fleet, attempt_id, 0, "a", "stop")
+    fleet.run(200)
+    assert len(worker.submitted) == 2
+    fleet.region.cancel(others[0])
+    says(fleet, attempt_id, 1, "b", "stop")
+    fleet.run(200)
+    assert len(worker.submitted) == 3
+    assert worker.core._works.slots_taken == 1, "of the other that is left"
+
+
 def test_what_waits_costs_as_much_as_all_its_choices_may() -> None:
     fleet = Fleet("a", max_running=1)
     for choices in (1, 3):
