@@ -8,7 +8,7 @@ from streams.dialects.fields import NotOffered
 
 _STORED = "earlier turns are not stored here, and are sent in input"
 _HOSTED = "tools run at the client"
-_LOGPROBS = "probabilities are not given to clients yet"
+_LOGPROBS = "probabilities are told of chats and legacy completions"
 _REASONING = "reasoning is not controlled here"
 _WHOLE = "a prompt is answered whole or refused"
 

@@ -2,14 +2,13 @@
 
 import json
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_consumers.parsing.either import EitherParser
 from gpu_consumers.parsing.hermes import HermesParser
 from tests.unit.gpu_consumers.parsing.answers import JSON, MARKERS, Answer, answers, cut, merged, parsed
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
@@ -19,7 +18,6 @@ def either(*, reasoning: bool) -> EitherParser:
     )  # fmt: skip
 
 
-@UNHURRIED
 @given(st.data(), JSON | st.sampled_from([CALL, *MARKERS]) | st.lists(st.sampled_from([CALL, *MARKERS])), st.booleans())
 def test_json_is_text_whatever_its_strings_say(data: st.DataObject, value: object, reasoning: bool) -> None:
     text = json.dumps(value, ensure_ascii=False)
@@ -28,7 +26,6 @@ def test_json_is_text_whatever_its_strings_say(data: st.DataObject, value: objec
     assert told == merged([("reasoning", 0, "Hm." if reasoning else ""), ("content", 0, text)])
 
 
-@UNHURRIED
 @given(st.data(), st.booleans())
 def test_calls_are_those_that_a_parser_of_calls_tells(data: st.DataObject, reasoning: bool) -> None:
     answer: Answer = data.draw(answers(reasoning=reasoning, calls_alone=True).filter(_has_calls))

@@ -8,6 +8,7 @@ import pytest
 
 from schemas.endings import EndingCode
 from schemas.request import Request
+from streams.gateway.http.sse import PIECE_BYTES, pieces
 from tests.unit.streams.gateway.gateway_stack import Stack, gateway_settings, memory_log, serving, until
 from tests.unit.streams.gateway.http_clients import client, events_of, sdk
 from tests.unit.streams.gateway.test_responses import EVENT, HELLO, start
@@ -118,6 +119,12 @@ async def test_a_long_answer_ends_alike_for_all_who_watch_it(stack: Stack) -> No
     last = EVENT.validate_json(endings[0][-1], strict=True)
     assert last.type == "response.completed"
     assert last.response.output_text == "".join(words)
+
+
+def test_what_is_long_is_sent_piece_by_piece() -> None:
+    told = (b"a" * 200_000, b"b", b"")
+    assert b"".join(pieces(told)) == b"".join(told)
+    assert max(map(len, pieces(told))) == PIECE_BYTES
 
 
 async def test_a_response_is_not_deleted_and_its_client_is_told_why(stack: Stack) -> None:
