@@ -139,7 +139,7 @@ async def test_a_job_becomes_a_batch_request_with_an_id_of_its_own(world: World)
         ({"body": {"model": "x", "messages": [{"role": "user", "content": "a"}]}}, EndingCode.MODEL_NOT_FOUND, "model"),
         (
             {"body": {"model": "default", "messages": [{"role": "user", "content": "hi"}], "n": 10**9}},
-            EndingCode.UNSUPPORTED_PARAMETER, "n",
+            EndingCode.INVALID_REQUEST, "n",
         ),
         (
             {"body": {"model": "default", "messages": [{"role": "user", "content": "hi"}], "temperature": "hot"}},
