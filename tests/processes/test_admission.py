@@ -25,8 +25,8 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
             region.send(request)
         region.send(region.request("from an outsider"), headers=())
         region.put(region.topics.requests.name, b"no json at all")
-        region.job("line-1", body)
-        region.job("line-2", body | {"n": 5})
+        region.job("line-1", body | {"n": 3})
+        region.job("line-2", body | {"prompt_logprobs": 5})
         region.flush()
         jobs = [job_id(region, "line-1"), job_id(region, "line-2")]
         written = region.read_until([r.response_id for r in (good, absent, denied)] + jobs, dead_letters=2, at_least=7)
@@ -57,10 +57,11 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
     assert ending.limits["requests_remaining"] == 0
 
     [(topic, _, work)] = written.admitted[jobs[0]]
+    assert work.choices == 3
     assert topic == region.topics.lane("default", work.lane).name == f"{region.name}.inference.default.batch"
     assert work.reply_to.results_topic == region.topics.results("acme").name
     [(_, ending)] = written.endings[jobs[1]]
-    assert (ending.code, ending.param) == (EndingCode.UNSUPPORTED_PARAMETER, "n")
+    assert (ending.code, ending.param) == (EndingCode.UNSUPPORTED_PARAMETER, "prompt_logprobs")
     assert {letter.reason for letter in written.dead} == {"untrusted"}
 
 
