@@ -8,8 +8,8 @@ answered and what is thought, or across two calls; nor in a call that is gone on
 
 A change of strand lets go what was held of the text that is left, so that nothing waits for a text that may never go
 on: a part of a phrase leaves, and its last token never does. What would be a denied phrase if the text ended there
-halts, though it might have become a longer word. Escapes of JSON are read in arguments, and in answers that were asked
-for as JSON; what else is answered may be JSON or not, and is read both ways.
+halts, though it might have become a longer word. In answers that were asked for as JSON its escapes are read; what else
+is answered, and arguments, may be JSON or not, and is read both ways.
 """
 
 from bisect import bisect_right
@@ -24,6 +24,8 @@ from agents.safety.phrases import Match, PhraseSet, StreamMatcher
 from agents.safety.text_or_json import TextOrJsonMatcher, passing_both
 from schemas.logprobs import RowLogprobs
 
+_MAY_BE_JSON = ("content", "tool_arguments")
+"""Arguments are what the model wrote: often nothing binds them to be JSON, and clients are shown them as they are."""
 _WITHOUT_TEXT = 2**63
 """Position of a token without text until its character is complete: beyond everything."""
 
@@ -91,7 +93,7 @@ class _Text:
     @property
     def may_be_json(self) -> bool:
         """Or not: nobody knows."""
-        return self.strand == "content" and type(self.matcher) is StreamMatcher
+        return kind_and_call(self.strand)[0] in _MAY_BE_JSON and type(self.matcher) is StreamMatcher
 
     @property
     def hold_from(self) -> int:
@@ -274,8 +276,7 @@ class HoldBack:
     def _begun(self, index: int, strand: Strand) -> _Text:
         if not self._phrases:
             return _Text(index, strand, None)
-        kind, _ = kind_and_call(strand)
-        is_json = kind == "tool_arguments" or (kind == "content" and self._content_is_json)
+        is_json = strand == "content" and self._content_is_json
         return _Text(index, strand, (ArgumentsMatcher if is_json else StreamMatcher)(self._phrases))
 
     def _turned(self, left: _Text, strand: Strand) -> _Text:
