@@ -21,9 +21,11 @@ from benchmarks.readme import refresh_readme
 from benchmarks.regressions import compare, read_reports
 from deploy.paths import ROOT
 
-BENCHMARKS = ("first_token", "bursts", "engine_throughput", "fan_out", "admission", "recovery", "post_safety")
+BENCHMARKS = (
+    "first_token", "bursts", "engine_throughput", "fan_out", "admission", "recovery", "post_safety", "dialects",
+)  # fmt: skip
 PEERS = ("beside_litellm", "beside_centrifugo")
-CHECKED = ("first_token", "bursts", "admission", "post_safety")
+CHECKED = ("first_token", "bursts", "admission", "post_safety", "dialects")
 """Minutes each; the others are checked where they are named."""
 FOLDER = Path(__file__).parent
 RESULTS, COSTS, README = FOLDER / "results.json", FOLDER / "costs.json", FOLDER / "README.md"

@@ -1,36 +1,47 @@
 """Sluice beside LiteLLM's proxy, and a thin server: one simulated engine's answers through each of them in turn.
 
 LiteLLM stands before the thin server, so what the thin server takes is in what LiteLLM takes. Of Sluice the whole
-pipeline runs. Where LiteLLM cannot be installed, the others are measured without it.
+pipeline runs. In each dialect LiteLLM asks the thin server for a chat, which is all that that one has, and translates.
+Where LiteLLM cannot be installed, the others are measured without it.
 """
 
 import contextlib
+import os
+from collections import Counter
 
-from benchmarks.bursts import ENGINE, RATE, STEP_MS, Load, Seen, SideBySide, Target, between_ms, first_tokens_ms
+from benchmarks import bursts
+from benchmarks.bursts import RATE, STEP_MS, Load, Seen, SideBySide, Target, between_ms, first_tokens_ms
 from benchmarks.environments import NotInstalled
 from benchmarks.figures import Report, percentile
-from benchmarks.peer_servers import LITELLM, litellm_proxy
+from benchmarks.peer_servers import litellm_proxy, litellm_version
+from benchmarks.spoken import DIALECTS
 from benchmarks.stacks import running_stack, stack_pids, thin_server
 from deploy.local.runner import simulated
 
+# Long enough that the bound alone ends an answer, in dialects too that have no word for it.
+ENGINE: dict[str, bool | int | float | str] = {
+    **bursts.ENGINE, "min_output_tokens": 1_000, "max_output_tokens": 1_000,
+}  # fmt: skip
 SIZES = (8, 32, 200)
 STREAMS, STREAM_TOKENS = 200, 100
 STREAMS_TIMEOUT_S = 150.0
+DIALECT_STREAMS = 32
 WARM_UP_S = 5.0
 
 
 def run(*, short: bool, seed: int) -> Report:
     seconds, rounds, sizes = (3.0, 1, SIZES[:1]) if short else (15.0, 3, SIZES)
-    setting = {"rate/s": RATE, "seconds": seconds, "rounds": rounds, "seed": seed, **ENGINE, "LiteLLM": LITELLM}
-    report = Report("beside_litellm", setting)
+    setting = {"rate/s": RATE, "seconds": seconds, "rounds": rounds, "seed": seed}
+    report = Report("beside_litellm", {**setting, **ENGINE, "LiteLLM": litellm_version()})
     with contextlib.ExitStack() as servers:
         stack = servers.enter_context(running_stack(simulated(ENGINE, max_running=1_024)))
         thin_url, thin_pid = servers.enter_context(thin_server(ENGINE))
         ours = Target(stack.gateway_url, {"Authorization": f"Bearer {stack.api_key()}"})
         targets = {"Sluice": ours, "thin server": Target(thin_url, {})}
         pids = {"Sluice": stack_pids(stack), "thin server": {"thin server": thin_pid}}
+        cores = len(os.sched_getaffinity(0))
         try:
-            proxy = servers.enter_context(litellm_proxy(thin_url))
+            proxy = servers.enter_context(litellm_proxy(thin_url, kind="custom_openai", workers=cores))
         except NotInstalled as why:
             report.notes.append(f"LiteLLM could not be installed: {why}")
         else:
@@ -62,8 +73,47 @@ def _measure(
     )
     for name, seen in streams.ask(lambda load: load.burst(STREAMS)).items():
         _add_rate(report, name, seen)
+    lost = turns.bad + streams.bad + _measure_dialects(report, targets, pids, seed, rounds)
     for name in targets:
-        report.add(f"{name}: answers lost or wrong", turns.bad[name] + streams.bad[name], "answers")
+        report.add(f"{name}: answers lost or wrong", lost[name], "answers")
+
+
+def _measure_dialects(
+    report: Report, targets: dict[str, Target], pids: dict[str, dict[str, int]], seed: int, rounds: int
+) -> Counter[str]:
+    """Of the servers that have more than chats. Returns how many answers were lost or wrong, by server."""
+    lost: Counter[str] = Counter()
+    polyglots = {name: target for name, target in targets.items() if name != "thin server"}
+    for dialect, spoken in DIALECTS.items():
+        loads = {name: Load(target, seed, spoken=spoken, fields={}) for name, target in polyglots.items()}
+        turns = SideBySide(loads, pids)
+        turns.ask(lambda load: load.one_by_one(2))
+        for name, seen in turns.ask(lambda load: load.burst(DIALECT_STREAMS), rounds).items():
+            what = f"{name}: {dialect}, {DIALECT_STREAMS} at once"
+            _add_percentiles(report, f"{what}, first token", first_tokens_ms(seen.answers))
+            _add_percentiles(report, f"{what}, whole", _whole_ms(seen))
+            report.add(f"{what}, rate", _requests_per_s(seen, DIALECT_STREAMS), "requests/s")
+        lost += turns.bad
+    return lost
+
+
+def _whole_ms(seen: Seen) -> list[float]:
+    return [
+        (answer.ended_at_s - answer.asked_at_s) * 1000
+        for answer in seen.answers
+        if answer.ended_at_s is not None and answer.is_good
+    ]
+
+
+def _requests_per_s(seen: Seen, size: int) -> float:
+    """Good answers over the time of their bursts, each from its first request to its last end."""
+    answers = seen.answers
+    bursts_of = [answers[first : first + size] for first in range(0, len(answers), size)]
+    took_s = sum(
+        max((each.ended_at_s or each.asked_at_s) for each in burst) - min(each.asked_at_s for each in burst)
+        for burst in bursts_of
+    )
+    return sum(answer.is_good for answer in answers) / took_s if took_s else 0.0
 
 
 def _add_percentiles(report: Report, what: str, values_ms: list[float]) -> None:

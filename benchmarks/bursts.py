@@ -10,11 +10,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
-from benchmarks.clients import Answer, ask_over_sse, chat_body
+from benchmarks.clients import Answer, ask_over_sse
 from benchmarks.figures import Report, percentile, sample_processes
+from benchmarks.spoken import CHAT, Spoken
 from benchmarks.stacks import MODEL, running_stack, stack_pids, thin_server
 from deploy.local.runner import simulated
 
@@ -35,6 +37,7 @@ COSTED_SIZE = 200
 REST_S = 2.0
 """Between bursts: everything that the last one began has ended."""
 TIMEOUT_S = 60.0
+TO_THE_BOUND: Mapping[str, Any] = {"ignore_eos": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,29 @@ class Target:
 class Load:
     """Asks one server. Prompts differ, so that no prefix is cached, and are the same for every server."""
 
-    def __init__(self, target: Target, seed: int, max_tokens: int = MAX_TOKENS, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        target: Target,
+        seed: int,
+        max_tokens: int = MAX_TOKENS,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        spoken: Spoken = CHAT,
+        fields: Mapping[str, Any] = TO_THE_BOUND,
+    ) -> None:
+        """`fields` stand in every body beside what its dialect asks with."""
         self._target = target
         self._timeout_s = timeout_s
         self._max_tokens = max_tokens
+        self._spoken = spoken
+        self._fields = fields
         self._rng = random.Random(seed)
 
     async def _ask(self, session: aiohttp.ClientSession, delay_s: float) -> Answer:
         await asyncio.sleep(delay_s)
         prompt = f"Question {self._rng.randrange(10**9)}: what is the capital of France?"
-        body = chat_body(MODEL, prompt, self._max_tokens, ignore_eos=True)
-        return await ask_over_sse(session, self._target.url, self._target.headers, body, self._timeout_s)
+        body = {**self._spoken.body(MODEL, prompt, self._max_tokens), **self._fields}
+        return await ask_over_sse(session, self._target.url, self._target.headers, body, self._timeout_s, self._spoken)
 
     async def _all(self, delays_s: Sequence[float]) -> list[Answer]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from benchmarks.spoken import CHAT, Spoken
+
 JSON_BODY = {"Content-Type": "application/json"}
 
 
@@ -47,20 +49,15 @@ class Answer:
         return None if self.first_token_at_s is None else (self.first_token_at_s - self.asked_at_s) * 1000
 
 
-def chat_body(model: str, prompt: str, max_tokens: int, **sampling: Any) -> dict[str, Any]:
-    return {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": max_tokens,
-        "stream": True,
-        **sampling,
-    }
-
-
 async def ask_over_sse(
-    session: aiohttp.ClientSession, url: str, headers: dict[str, str], body: dict[str, Any], timeout_s: float
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: dict[str, str],
+    body: dict[str, Any],
+    timeout_s: float,
+    spoken: Spoken = CHAT,
 ) -> Answer:
-    """One streamed `POST {url}/v1/chat/completions`. Usage, when asked for, gives the token count.
+    """One streamed request. Usage, where it is told, gives the token count.
 
     `error` says what was wrong with it: a refusal, an error in the stream, or that it broke off before its finish.
     """
@@ -68,15 +65,13 @@ async def ask_over_sse(
     try:
         async with (
             asyncio.timeout(timeout_s),
-            session.post(
-                f"{url}/v1/chat/completions", data=orjson.dumps(body), headers=JSON_BODY | headers
-            ) as response,
+            session.post(url + spoken.path, data=orjson.dumps(body), headers=JSON_BODY | headers) as response,
         ):
             answer.status = response.status
             if response.status != 200:
                 answer.error = (await response.text())[:500] or f"status {response.status}"
                 return answer
-            await _read_events(response, answer)
+            await _read_events(response, answer, spoken)
     except TimeoutError:
         answer.error = f"no end within {timeout_s:g} s"
     except aiohttp.ClientError as error:
@@ -84,28 +79,27 @@ async def ask_over_sse(
     return answer
 
 
-async def _read_events(response: aiohttp.ClientResponse, answer: Answer) -> None:
-    finished = False
+async def _read_events(response: aiohttp.ClientResponse, answer: Answer, spoken: Spoken) -> None:
+    has_ended = False
     last_s = answer.asked_at_s
     async for line in response.content:
         if not line.startswith(b"data: {"):
             continue
         now_s = monotonic()
-        chunk = orjson.loads(line[6:])
-        if "error" in chunk:
-            answer.error = str(chunk["error"])[:500]
+        heard = spoken.hear(orjson.loads(line[6:]))
+        if heard.error:
+            answer.error = heard.error
             return
-        if usage := chunk.get("usage"):
-            answer.tokens = usage["completion_tokens"]
-        finished = finished or any(choice.get("finish_reason") for choice in chunk["choices"])
-        if text := "".join(choice["delta"].get("content") or "" for choice in chunk["choices"]):
+        answer.tokens = heard.tokens or answer.tokens
+        has_ended = has_ended or heard.has_ended
+        if heard.text:
             if answer.first_token_at_s is not None:
                 answer.gaps_s.append(now_s - last_s)
             answer.saw_token(now_s, last_s)
             last_s = now_s
-            answer.text.append(text)
+            answer.text.append(heard.text)
     answer.ended_at_s = monotonic()
-    if not finished:
+    if not has_ended:
         answer.error = "the stream broke off before its finish"
 
 

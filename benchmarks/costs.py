@@ -10,6 +10,7 @@ BENCHMARK_AND_PREFIX = {
     "request, admitted at 500/s": ("admission", "500/s: CPU per request, "),
     "request of 32 tokens, 200 at once": ("bursts", "pipeline: 200 at once, CPU per request: "),
     "token in post-safety's own code": ("post_safety", "CPU per token p50, "),
+    "token in a dialect's encoder": ("dialects", "encoder: CPU per token p50, "),
 }
 """Of what, and which figures say it: what follows the prefix names the process, or the case."""
 MICROSECONDS = {"µs": 1, "ms": 1_000}

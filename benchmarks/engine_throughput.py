@@ -20,8 +20,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from benchmarks.clients import JSON_BODY, chat_body
+from benchmarks.clients import JSON_BODY
 from benchmarks.figures import Report
+from benchmarks.spoken import chat_body
 from benchmarks.stacks import (
     MODEL,
     MODEL_PATH,

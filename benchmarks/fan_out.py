@@ -14,8 +14,9 @@ import aiohttp
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.clients import Answer, Meter, ask_over_websocket, chat_body
+from benchmarks.clients import Answer, Meter, ask_over_websocket
 from benchmarks.figures import ProcessSample, Report, percentile, sample_processes
+from benchmarks.spoken import chat_body
 from benchmarks.stacks import MODEL, running_stack, stack_pids
 from deploy.local.runner import Stack, simulated
 

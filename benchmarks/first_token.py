@@ -8,8 +8,9 @@ import random
 
 import aiohttp
 
-from benchmarks.clients import Answer, ask_over_sse, chat_body
+from benchmarks.clients import Answer, ask_over_sse
 from benchmarks.figures import Report, percentile
+from benchmarks.spoken import chat_body
 from benchmarks.stacks import MODEL, running_stack, thin_server
 from deploy.local.runner import simulated
 

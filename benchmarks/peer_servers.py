@@ -3,18 +3,21 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.environments import go_program, python_with
-from benchmarks.stacks import MODEL, baseline_server, free_port
+from benchmarks.stacks import MODEL, ROOT, baseline_server, free_port
 
-LITELLM = "litellm[proxy]==1.104.0"
+LITELLM_REQUIREMENTS = ROOT / "deploy" / "install" / "requirements" / "litellm-proxy.txt"
 CENTRIFUGO = ("github.com/centrifugal/centrifugo/v5", "v5.4.9")
+UpstreamKind = Literal["openai", "custom_openai"]
+"""In the words of LiteLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,28 @@ def _configured(config: Mapping[str, Any]) -> Iterator[Path]:
         yield file
 
 
-@contextlib.contextmanager
-def litellm_proxy(upstream_url: str) -> Iterator[Peer]:
-    """LiteLLM's proxy before a server that speaks Chat Completions: one key, no database, a worker for each core.
+def litellm_version() -> str:
+    """The one that is installed for `litellm_proxy`."""
+    found = re.search(r"^litellm==(\S+)", LITELLM_REQUIREMENTS.read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
 
-    Raises NotInstalled.
+
+@contextlib.contextmanager
+def litellm_proxy(
+    upstream_url: str, upstream_key: str = "none", *, kind: UpstreamKind, workers: int = 1
+) -> Iterator[Peer]:
+    """LiteLLM's proxy: one key, no database.
+
+    Of a server of the kind `openai` it asks for Responses where it is itself asked for Responses or Messages; of one of
+    `custom_openai` always for chats. Several workers do not come up on a machine that is busy: who watches over them
+    ends those that take more than 5 s to load. Raises NotInstalled.
     """
-    python = python_with("peers/litellm", [LITELLM])
+    arguments = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", str(LITELLM_REQUIREMENTS)]
+    python = python_with("peers/litellm", arguments, locked=LITELLM_REQUIREMENTS.read_text())
     key, port = f"sk-{secrets.token_hex(8)}", free_port()
     url = f"http://127.0.0.1:{port}"
-    upstream = {"model": f"openai/{MODEL}", "api_base": f"{upstream_url}/v1", "api_key": "none"}
+    upstream = {"model": f"{kind}/{MODEL}", "api_base": f"{upstream_url}/v1", "api_key": upstream_key}
     config = {
         "model_list": [{"model_name": MODEL, "litellm_params": upstream}],
         "general_settings": {"master_key": key},
@@ -60,11 +75,10 @@ def litellm_proxy(upstream_url: str) -> Iterator[Peer]:
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_TELEMETRY": "False",
     }
-    workers = str(len(os.sched_getaffinity(0)))
     with _configured(config) as file:
         command = [
             str(python.with_name("litellm")), "--config", str(file), "--host", "127.0.0.1", "--port", str(port),
-            "--num_workers", workers,
+            "--num_workers", str(workers),
         ]  # fmt: skip
         with baseline_server(command, url, _environment(file.parent) | settings, "/health/liveliness") as pid:
             yield Peer(url, key, pid)

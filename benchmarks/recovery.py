@@ -11,8 +11,9 @@ from time import monotonic
 
 import aiohttp
 
-from benchmarks.clients import Answer, Meter, ask_over_sse, ask_over_websocket, chat_body
+from benchmarks.clients import Answer, Meter, ask_over_sse, ask_over_websocket
 from benchmarks.figures import Report, percentile
+from benchmarks.spoken import chat_body
 from benchmarks.stacks import MODEL, running_stack
 from deploy.local.runner import Stack, simulated
 

@@ -49,13 +49,12 @@ class ThinServer:
 
     async def _complete(self, request: Request) -> StreamingResponse:
         body = orjson.loads(await request.body())
-        messages = [Message(role=m["role"], content=[TextPart(text=m["content"])]) for m in body["messages"]]
+        messages = [Message(role=m["role"], content=[TextPart(text=_text(m["content"]))]) for m in body["messages"]]
+        max_tokens = body.get("max_completion_tokens") or body["max_tokens"]
         request_id = uuid4().hex
         self._queues[request_id] = asyncio.Queue()
-        sampling = Sampling(max_tokens=body["max_tokens"], ignore_eos=body.get("ignore_eos", False))
-        self._engine.submit(
-            EngineRequest(request_id, self._tokenizer.encode_chat(messages), sampling, body["max_tokens"])
-        )
+        sampling = Sampling(max_tokens=max_tokens, ignore_eos=body.get("ignore_eos", False))
+        self._engine.submit(EngineRequest(request_id, self._tokenizer.encode_chat(messages), sampling, max_tokens))
         return StreamingResponse(self._chunks(request_id, body["model"]), media_type="text/event-stream")
 
     async def _chunks(self, request_id: str, model: str) -> AsyncIterator[bytes]:
@@ -72,6 +71,11 @@ class ThinServer:
         finally:
             del self._queues[request_id]
             self._engine.abort(request_id)
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    """Of a message; who translates from another dialect sends its parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def main() -> None:

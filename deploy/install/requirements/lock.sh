@@ -30,6 +30,11 @@ printf '%s\n' hatchling==1.27.0 editables==0.5 setuptools wheel cython setuptool
   "$uv" pip compile --no-config --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes - -o "$folder/build.txt" >/dev/null
 # Packages of others that are run against Sluice, apart from ours: they want versions that ours do not.
 conformance=tests/conformance/requirements
+resolve() {
+  "$uv" pip compile --no-config --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes "${@:2}" -o "$1.txt" >/dev/null
+}
 for environment in newest openai-2; do
-  "$uv" pip compile --no-config --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes "$conformance/$environment.in" -o "$conformance/$environment.txt" >/dev/null
+  resolve "$conformance/$environment" "$conformance/$environment.in"
 done
+# LiteLLM's proxy: beside Sluice in benchmarks.
+echo "litellm[proxy]>=1.106" | resolve "$folder/litellm-proxy" -

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.clients import Answer, ask_over_sse, chat_body
+from benchmarks.clients import Answer, ask_over_sse
+from benchmarks.spoken import chat_body
 
 Story = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
