@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -12,28 +14,34 @@ from benchmarks.environments import NotInstalled, node_packages, python_with
 
 CLIENTS = Path(__file__).parent / "clients"
 REQUIREMENTS = Path(__file__).parent / "requirements"
-NODE = "node"
-DEADLINE_S = 120.0
+NODE, OURS = "node", "ours"
+"""Beside those of `requirements/`: Node's packages, and what Sluice is installed with itself."""
+WITHOUT_TORCH = ("guidellm",)
+DEADLINE_S = 400.0
 """Of all that a script does, with loading the package on a machine that has much else to do."""
 _QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false",
-    "AI_SDK_LOG_WARNINGS": "false",
+    "AI_SDK_LOG_WARNINGS": "false", "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
-"""Nothing is told to those who made the packages."""
+"""Nothing is told to those who made the packages, and nothing fetched of them."""
 
 Seen = Mapping[str, Mapping[str, Any]]
 """By ability: what its function returned (`seen`), or how it failed (`failed`)."""
 
 
-def run_client(environment: str, script: str, settings: Mapping[str, str], home: Path) -> Seen:
-    """What a script saw where the environment's packages are installed, and nothing of ours is.
+def run_client(
+    environment: str, script: str, settings: Mapping[str, str], home: Path, abilities: Collection[str] = ()
+) -> Seen:
+    """What a script saw where the environment's packages are installed; but for `ours`, nothing of ours is.
+    `abilities`: those of a Python script that are tried; none named: all.
 
     Raises NotInstalled.
     """
-    command, text, folder = _node(script) if environment == NODE else _python(environment, script, home)
+    command, text, folder = _node(script) if environment == NODE else _python(environment, script, abilities, home)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
     done = subprocess.run(
         command,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", **_QUIET, **settings},
+        env=environ | _QUIET | _lent(environment) | dict(settings),
         cwd=folder,
         input=text,
         capture_output=True,
@@ -46,11 +54,34 @@ def run_client(environment: str, script: str, settings: Mapping[str, str], home:
     return seen
 
 
-def _python(environment: str, script: str, home: Path) -> tuple[list[str], str, Path]:
+def _python(environment: str, script: str, abilities: Collection[str], home: Path) -> tuple[list[str], str, Path]:
+    python = _ours() if environment == OURS else _installed(environment)
+    return [str(python), "-I", str(CLIENTS / "run.py"), script, *abilities], "", home
+
+
+def _ours() -> Path:
+    if find_spec("vllm") is None:
+        raise NotInstalled("Sluice is installed without vLLM")
+    return Path(sys.executable)
+
+
+def _lent(environment: str) -> dict[str, str]:
+    """Where a package finds the torch that is installed beside Sluice: one of its own would be several GB.
+
+    Raises NotInstalled.
+    """
+    if environment not in WITHOUT_TORCH:
+        return {}
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise NotInstalled("Sluice is installed without torch")
+    return {"TORCH_PATH": str(Path(torch.origin).parents[1])}
+
+
+def _installed(environment: str) -> Path:
     requirements = REQUIREMENTS / f"{environment}.txt"
-    arguments = ["--require-hashes", "--only-binary", ":all:", "-r", str(requirements)]
-    python = python_with(f"conformance/{environment}", arguments, locked=requirements.read_text())
-    return [str(python), "-I", str(CLIENTS / "run.py"), script], "", home
+    arguments = ["--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", str(requirements)]
+    return python_with(f"conformance/{environment}", arguments, locked=requirements.read_text())
 
 
 def _node(script: str) -> tuple[list[str], str, Path]:

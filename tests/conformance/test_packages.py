@@ -1,20 +1,25 @@
 """Packages that others wrote, of exact versions and unchanged, get what they ask Sluice for.
 
 The first run installs them: `tests/conformance/environments.py`. Each script of `clients/` runs once; what it saw of
-each of its abilities is judged here.
+each of its abilities is judged here. What `make test` has of this, with each change: OpenAI's package over chats, tools
+and structured output, Responses and completions, and Anthropic's over Messages (`tests/e2e/test_chat_over_http.py`,
+`test_tool_calls.py`, `test_responses.py`, `test_completions.py`, `test_messages_over_http.py`).
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.environments import NotInstalled
+from benchmarks.peer_servers import litellm_proxy
+from benchmarks.stacks import MODEL_PATH
 from deploy.local.runner import Stack, simulated
-from tests.conformance.environments import NODE, Seen, run_client
+from tests.conformance.environments import NODE, OURS, Seen, run_client
 from tests.e2e.stacks import ENGINE, PATIENCE, api_key, is_scripted, prepare
 
 INSTALLING_S = 1_500
@@ -35,21 +40,29 @@ ENVIRONMENTS = {
     "openai_node": [NODE],
     "anthropic_node": [NODE],
     "vercel_ai": [NODE],
+    "vllm_bench": [OURS],
+    "guidellm_sweep": ["guidellm"],
+    "schemathesis_probe": ["schemathesis"],
 }
 """Where each script is run: `requirements/`."""
-JUDGED: defaultdict[str, set[str]] = defaultdict(set)
-"""Each script's abilities that a test looks at."""
+LITELLM = "through-litellm"
+JUDGED: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+"""The abilities that a test looks at: each script's, and of those that are run through LiteLLM's proxy."""
 
 See = Callable[[str], Any]
 
 
-def of(*abilities: str) -> pytest.MarkDecorator:
-    """Parametrizes a test with `SCRIPT.ABILITY`, and with each environment of the script."""
+def of(*abilities: str, through_litellm: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Parametrizes a test with `SCRIPT.ABILITY.ENVIRONMENT.WAY`: each environment of the script, straight to Sluice,
+    and the first of them through LiteLLM's proxy for those that are to be tried so too.
+    """
     tried = []
-    for each in abilities:
-        script, ability = each.split(".")
-        JUDGED[script].add(ability)
-        tried += [f"{each}.{environment}" for environment in ENVIRONMENTS[script]]
+    for way, several in (("straight", abilities), (LITELLM, through_litellm)):
+        for each in several:
+            script, ability = each.split(".")
+            JUDGED[script, way].add(ability)
+            environments = ENVIRONMENTS[script] if way == "straight" else ENVIRONMENTS[script][:1]
+            tried += [f"{each}.{environment}.{way}" for environment in environments]
     return pytest.mark.parametrize("tried", tried)
 
 
@@ -63,27 +76,54 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack.stop(kill=True)  # nothing of it is looked at any more
 
 
-@pytest.fixture(scope="module")
-def see(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> See:
-    """What a package got. Fails as the package failed; skips where it cannot be installed."""
-    settings = {"SLUICE_URL": stack.gateway_url, "SLUICE_KEY": api_key(stack), "SLUICE_MODEL": "sluice-tiny"}
-    missing: dict[str, str] = {}
-    ran: dict[tuple[str, str], Seen] = {}
+def _settings(stack: Stack) -> dict[str, str]:
+    """What scripts are told."""
+    return {
+        "SLUICE_URL": stack.gateway_url,
+        "SLUICE_KEY": api_key(stack),
+        "SLUICE_BRIEF_KEY": api_key(stack, "brief"),
+        "SLUICE_MODEL": "sluice-tiny",
+        "SLUICE_MODEL_PATH": str(MODEL_PATH),
+    }
 
-    def run(environment: str, script: str) -> None:
+
+@pytest.fixture(scope="module")
+def settings_of(stack: Stack) -> Iterator[Callable[[str], Mapping[str, str]]]:
+    """By way. Raises NotInstalled."""
+    by_way: dict[str, Mapping[str, str]] = {"straight": _settings(stack)}
+    with ExitStack() as servers:
+
+        def settings_of(way: str) -> Mapping[str, str]:
+            if way not in by_way:
+                proxy = servers.enter_context(litellm_proxy(stack.gateway_url, api_key(stack), kind="openai"))
+                by_way[way] = {**_settings(stack), "SLUICE_URL": proxy.url, "SLUICE_KEY": proxy.key}
+            return by_way[way]
+
+        yield settings_of
+
+
+@pytest.fixture(scope="module")
+def see(settings_of: Callable[[str], Mapping[str, str]], tmp_path_factory: pytest.TempPathFactory) -> See:
+    """What a package got. Fails as the package failed; skips where it cannot be installed."""
+    missing: dict[tuple[str, str], str] = {}
+    ran: dict[tuple[str, str, str], Seen] = {}
+
+    def run(script: str, environment: str, way: str) -> None:
+        abilities = () if way == "straight" else sorted(JUDGED[script, way])
         try:
-            ran[environment, script] = run_client(environment, script, settings, tmp_path_factory.mktemp(script))
+            told = run_client(environment, script, settings_of(way), tmp_path_factory.mktemp(script), abilities)
+            ran[script, environment, way] = told
         except NotInstalled as why:
-            missing[environment] = str(why)
+            missing[environment, way] = str(why)
 
     def see(tried: str) -> Any:
-        script, ability, environment = tried.split(".")
-        if environment not in missing and (environment, script) not in ran:
-            run(environment, script)
-        if environment in missing:
-            pytest.skip(f"the packages of {script} could not be installed: {missing[environment]}")
-        told = ran[environment, script]
-        assert told.keys() == JUDGED[script], "what is tried is judged"
+        script, ability, environment, way = tried.split(".")
+        if (environment, way) not in missing and (script, environment, way) not in ran:
+            run(script, environment, way)
+        if (environment, way) in missing:
+            pytest.skip(f"the packages of {script} could not be installed: {missing[environment, way]}")
+        told = ran[script, environment, way]
+        assert told.keys() == JUDGED[script, way], "what is tried is judged"
         assert "failed" not in told[ability], told[ability]["failed"]
         return told[ability]["seen"]
 
@@ -99,6 +139,7 @@ def see(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> See:
     "llama_index_like.chat", "llama_index_like.complete",
     "openai_node.chat", "openai_node.responses", "anthropic_node.whole",
     "vercel_ai.responses_plain", "vercel_ai.chat_plain", "vercel_ai.messages_plain",
+    through_litellm=("openai_chat.chat", "openai_responses.create", "anthropic_messages.messages"),
 )  # fmt: skip
 def test_an_answer_comes_whole(see: See, tried: str) -> None:
     seen = see(tried)
@@ -115,6 +156,7 @@ def test_an_answer_comes_whole(see: See, tried: str) -> None:
     "litellm_sdk.openai_stream", "litellm_sdk.anthropic_stream", "llama_index_like.stream",
     "openai_node.stream", "openai_node.responses_stream", "anthropic_node.stream",
     "vercel_ai.responses_streamed", "vercel_ai.chat_streamed", "vercel_ai.messages_streamed",
+    through_litellm=("openai_chat.stream", "openai_responses.stream", "anthropic_messages.stream"),
 )  # fmt: skip
 def test_an_answer_streams(see: See, tried: str) -> None:
     seen = see(tried)
@@ -130,6 +172,7 @@ def test_an_answer_streams(see: See, tried: str) -> None:
     "openai_node.tools", "openai_node.responses_tools", "anthropic_node.tools",
     "vercel_ai.responses_agent", "vercel_ai.chat_agent", "vercel_ai.messages_agent",
     "vercel_ai.responses_agent_streamed", "vercel_ai.chat_agent_streamed", "vercel_ai.messages_agent_streamed",
+    through_litellm=("openai_chat.tools", "openai_responses.tools", "anthropic_messages.tools"),
 )  # fmt: skip
 def test_a_tool_is_called_and_its_result_is_answered(see: See, tried: str) -> None:
     seen = see(tried)
@@ -214,6 +257,7 @@ def test_the_arguments_of_a_call_fit_their_class(see: See, tried: str) -> None:
     "instructor_modes.responses_tools", "litellm_sdk.openai_structured", "llama_index_like.structured",
     "openai_node.structured", "openai_node.responses_structured",
     "vercel_ai.responses_object", "vercel_ai.chat_object", "vercel_ai.messages_object",
+    through_litellm=("openai_chat.structured", "openai_responses.structured"),
 )  # fmt: skip
 def test_an_answer_fits_its_class(see: See, tried: str) -> None:
     seen = see(tried)
@@ -271,3 +315,27 @@ def test_errors_are_of_the_packages_classes(see: See, tried: str) -> None:
 def test_models_are_listed(see: See, tried: str) -> None:
     seen = see(tried)
     assert seen["one"] in seen["ids"]
+
+
+@of("vllm_bench.chats", "vllm_bench.completions", "vllm_bench.responses")
+def test_vllms_load_generator_completes_all_that_it_asks(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert (seen["answered"], seen["errors"]) == (seen["asked"], [])
+    assert all(map(is_scripted, seen["texts"]))
+
+
+@of("guidellm_sweep.chats", "guidellm_sweep.completions", "guidellm_sweep.responses")
+def test_a_sweep_of_guidellm_ends_without_an_error(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert len(seen["successful"]) == 3
+    assert min(seen["successful"]) > 0
+    assert seen["errored"] == 0
+
+
+@of("schemathesis_probe.everything")
+def test_every_operation_does_what_the_document_says_whatever_it_is_sent(see: See, tried: str) -> None:
+    seen = see(tried)
+    assert seen["found"] == [], seen["said"]
+    assert seen["tried"] == seen["documented"]
+    assert seen["never_taken"] == [], "not everything that it sends is refused"
+    assert seen["exit"] == 0, seen["said"]

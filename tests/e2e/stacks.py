@@ -40,6 +40,7 @@ TENANTS = (
     Tenant(tenant_id="one-at-a-time", limits=Limits(concurrent_responses=1)),
     Tenant(tenant_id="north", tier="paid"),
     Tenant(tenant_id="south", tier="paid"),
+    Tenant(tenant_id="brief", limits=AMPLE.model_copy(update={"max_output_tokens": 32})),
 )
 _API_KEYS: dict[tuple[str, str], str] = {}
 

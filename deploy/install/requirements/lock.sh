@@ -33,8 +33,9 @@ conformance=tests/conformance/requirements
 resolve() {
   "$uv" pip compile --no-config --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes "${@:2}" -o "$1.txt" >/dev/null
 }
-for environment in newest openai-2; do
+for environment in newest openai-2 schemathesis; do
   resolve "$conformance/$environment" "$conformance/$environment.in"
 done
-# LiteLLM's proxy: beside Sluice in benchmarks.
+resolve "$conformance/guidellm" --override "$conformance/guidellm.overrides" "$conformance/guidellm.in"
+# LiteLLM's proxy: before Sluice in those tests, beside it in benchmarks.
 echo "litellm[proxy]>=1.106" | resolve "$folder/litellm-proxy" -

@@ -1,6 +1,6 @@
-"""Runs a script of this folder: `python -I run.py NAME`, where the packages are installed that it imports.
+"""Runs a script of this folder: `python -I run.py NAME [ABILITY …]`, where the packages are installed that it imports.
 
-Prints one JSON object: of each of its ABILITIES what the function returned, or how it failed.
+Prints one JSON object: of each of its ABILITIES, or of those named, what the function returned, or how it failed.
 """
 
 import asyncio
@@ -22,5 +22,7 @@ def what_is_seen(ability: Callable[[], Any]) -> dict[str, Any]:
         return {"failed": traceback.format_exc()}
 
 
+named = sys.argv[2:]
 abilities = runpy.run_path(str(Path(__file__).parent / f"{sys.argv[1]}.py"))["ABILITIES"]
-print(json.dumps({ability.__name__: what_is_seen(ability) for ability in abilities}))
+asked = [ability for ability in abilities if not named or ability.__name__ in named]
+print(json.dumps({ability.__name__: what_is_seen(ability) for ability in asked}))

@@ -1,0 +1,79 @@
+"""schemathesis: what it finds that the OpenAPI document does not say, in every operation of it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+
+import requests
+
+URL, KEY, MODEL = os.environ["SLUICE_URL"], os.environ["SLUICE_BRIEF_KEY"], os.environ["SLUICE_MODEL"]
+CHECKS = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
+    "response_headers_conformance", "unsupported_method", "allow_header_conformance", "ignored_auth",
+)  # fmt: skip
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8},
+    "/v1/responses": {"input": "Hi", "background": True},
+}
+
+
+def configuration(known):
+    """By parameter of a path: what there is of it. By chance it would hardly be found."""
+    told = [f"[dictionaries.{name}]\nvalues = {json.dumps(values)}" for name, values in known.items()]
+    told.append("[parameters]")
+    told += [f'"path.{name}" = {{ dictionary = "{name}", probability = 0.5 }}' for name in known]
+    told.append('"body.model" = { dictionary = "model", probability = 0.9 }')
+    return "\n".join(told)
+
+
+def everything():
+    headers = {"authorization": f"Bearer {KEY}"}
+    answers = [
+        requests.post(URL + path, json={"model": MODEL, **body}, headers=headers, timeout=60)
+        for path, body in BODIES.items()
+    ]
+    ids = [answer.json()["id"] for answer in answers]
+    document = requests.get(f"{URL}/openapi.json", timeout=60).json()
+    documented = [f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods]
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "schemathesis.toml"
+        config.write_text(configuration({"model": [MODEL, "default"], "response_id": ids}))
+        report, log = Path(folder) / "told.xml", Path(folder) / "log.har"
+        command = [
+            str(Path(sys.executable).with_name("st")), "--config-file", str(config), "run", f"{URL}/openapi.json",
+            "--header", f"Authorization: Bearer {KEY}", "--checks", ",".join(CHECKS), "--mode", "all",
+            # One worker: threads that parse Python at once fail in some releases of 3.11.
+            "--continue-on-failure", "--max-examples", "20", "--workers", "1", "--seed", "7", "--request-timeout", "60",
+            "--report-junit-path", str(report), "--report-har-path", str(log), "--no-color",
+            "--generation-database", "none",
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        cases = list(ElementTree.parse(report).iter("testcase"))
+        exchanges = json.loads(log.read_text())["log"]["entries"]
+    taken = {
+        f"{each['request']['method']} {urlsplit(each['request']['url']).path}"
+        for each in exchanges
+        if each["response"]["status"] == 200
+    }
+    return {
+        "documented": sorted(documented),
+        "tried": sorted({case.get("name") for case in cases} & {*documented}),
+        "never_taken": sorted({each for each in documented if "{" not in each} - taken),
+        "found": [
+            f"{case.get('name')}: {told.get('message') or told.text}"
+            for case in cases
+            for told in (*case.iter("failure"), *case.iter("error"))
+        ],
+        "exit": done.returncode,
+        "said": done.stdout[-6_000:] + done.stderr[-2_000:],
+    }
+
+
+ABILITIES = (everything,)
