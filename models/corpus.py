@@ -998,6 +998,23 @@ _SHORT_GENERATORS: Final = tuple(kind for kind, _ in _SHORT_KINDS)
 _SHORT_WEIGHTS: Final = tuple(weight for _, weight in _SHORT_KINDS)
 
 
+def paraphrases(seed: int, draws: int = 60_000) -> dict[str, list[str]]:
+    """By an answer all the questions that it was drawn for: those mean the same. Without what has several answers."""
+    rng = random.Random(seed)  # noqa: S311 (text, not secrets)
+    kinds = (_capital, _unit, _fact_of_any, _opposite, _calendar, _how_to)
+    found: dict[str, dict[str, None]] = {}
+    for _ in range(draws):
+        ask, answer = rng.choices(kinds, weights=(10, 4, 4, 1, 1, 1))[0](rng)
+        found.setdefault(answer, {})[ask] = None
+    for asks, answers in SMALL_TALK:
+        found[answers[0]] = dict.fromkeys(asks)
+    return {answer: list(asks) for answer, asks in found.items()}
+
+
+def _fact_of_any(rng: random.Random) -> Exchange:
+    return _fact(rng, (*SLUICE_FACTS, *GENERAL_FACTS))
+
+
 def _short(rng: random.Random) -> Exchange:
     return rng.choices(_SHORT_GENERATORS, weights=_SHORT_WEIGHTS)[0](rng)
 

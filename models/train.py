@@ -322,8 +322,8 @@ def save(out: Path, tokenizer: Tokenizer, model: LlamaForCausalLM) -> None:
 
 def write_checksums(folder: Path) -> None:
     """Writes `SHA256SUMS`, in the format of `sha256sum`, over every other file of the folder."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "SHA256SUMS")
-    lines = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
+    lines = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files)
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
