@@ -5,10 +5,11 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 import uvloop
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from tokenizers import Tokenizer
 
 from gpu_consumers.core.config import CoreConfig
@@ -16,8 +17,10 @@ from gpu_consumers.core.home_partitions import home_partitions
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import Engine
 from gpu_consumers.engines.simulated import SimulatedEngine, SimulatedEngineSettings
+from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine, SimulatedPoolingSettings
 from gpu_consumers.engines.simulated_speech import REASONING_PARSERS, TOOL_PARSERS, ends_with_result
 from gpu_consumers.engines.vllm_engine import VllmEngine
+from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
 from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.parsing.port import ParserNames
 from gpu_consumers.shell.engine_keeping import WorkerFailed
@@ -37,6 +40,7 @@ from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog
 
 _log = structlog.get_logger()
+_Settings = TypeVar("_Settings", bound=BaseModel)
 
 
 def pool_and_model(settings: Settings) -> tuple[Pool, Model]:
@@ -53,18 +57,27 @@ def pool_and_model(settings: Settings) -> tuple[Pool, Model]:
     return pool, models[0]
 
 
+def _simulated(kind: type[_Settings], pool: Pool) -> _Settings:
+    """Raises SettingsError."""
+    try:
+        return kind.model_validate({"max_running": pool.max_running, **pool.engine_args})
+    except ValidationError as error:
+        lines = (f"pools.{pool.name}.engine_args.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise SettingsError("\n".join(lines)) from None
+
+
 def make_engine(pool: Pool, model: Model) -> Engine:
     """The pool's engine, not started. Raises SettingsError for what the simulated engine does not know."""
     parsers = ParserNames(model.tool_parser, model.reasoning_parser)
     if pool.engine == "vllm":
         if not Path(model.path).is_dir():
             raise SettingsError(f"models.{model.name}.path: no folder {model.path}")
+        if model.embedding is not None:
+            return VllmPoolingEngine(model.path, pool.engine_args, pool.max_running, model.embedding.dimensions)
         return VllmEngine(model.path, pool.engine_args, pool.max_running, parsers)
-    try:
-        settings = SimulatedEngineSettings.model_validate({"max_running": pool.max_running, **pool.engine_args})
-    except ValidationError as error:
-        lines = (f"pools.{pool.name}.engine_args.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise SettingsError("\n".join(lines)) from None
+    if model.embedding is not None:
+        return SimulatedPoolingEngine(_simulated(SimulatedPoolingSettings, pool), model.embedding.dimensions)
+    settings = _simulated(SimulatedEngineSettings, pool)
     for field, name, known in (
         ("tool_parser", parsers.tool, TOOL_PARSERS),
         ("reasoning_parser", parsers.reasoning, REASONING_PARSERS),
@@ -96,6 +109,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         max_uncommitted_bytes=worker.max_uncommitted_bytes,
         coalesce_ms=worker.coalesce_ms,
         coalesce_rows_per_s=worker.coalesce_rows_per_s,
+        embeds=model.embedding is not None,
     )
 
 

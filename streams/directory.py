@@ -1,11 +1,11 @@
 """Ports to who may do what (tenants) and what can be served (models, pools)."""
 
 from decimal import Decimal
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from schemas.request import Lane
+from schemas.request import Dimensions, Lane
 
 ParserName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{0,64}$")]
 MAX_OUTPUT_DENY_CHARS = 500_000
@@ -90,6 +90,28 @@ class Price(BaseModel):
     reasoning: Decimal = Field(default=Decimal("0.40"), ge=0)
 
 
+class Embedding(BaseModel):
+    """What a model that embeds gives: vectors of length 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dimensions: Dimensions
+    shorter: list[Dimensions] = Field(
+        default_factory=list,
+        description="To what they may be cut, where the model was trained for it (Matryoshka); none: to nothing.",
+    )
+
+    @property
+    def offered(self) -> list[int]:
+        return sorted({*self.shorter, self.dimensions})
+
+    @model_validator(mode="after")
+    def _are_shorter(self) -> Self:
+        if max(self.shorter, default=0) >= self.dimensions:
+            raise ValueError("shorter: not below dimensions")
+        return self
+
+
 class Model(BaseModel):
     """A model as clients name it. `path` holds tokenizer, chat template and, for real engines, weights."""
 
@@ -105,6 +127,9 @@ class Model(BaseModel):
     )
     reasoning_parser: ParserName = Field(
         default="", description="How its answers tell reasoning apart, by vLLM's name; empty: they do not."
+    )
+    embedding: Embedding | None = Field(
+        default=None, description="Of a model that embeds texts. It answers nothing else, and no other embeds."
     )
     price: Price = Price()
     description: str = ""

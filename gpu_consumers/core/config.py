@@ -22,6 +22,8 @@ class CoreConfig:
     max_uncommitted_bytes: int
     coalesce_ms: int
     coalesce_rows_per_s: int
+    embeds: bool = False
+    """Its engine gives vectors: numbered like tokens, counted nowhere as such, and never joined to others in a row."""
 
 
 class Observer(Protocol):

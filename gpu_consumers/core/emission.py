@@ -30,7 +30,8 @@ class Emission:
         self._works = works
         self._observer = observer
         self._effects = effects
-        self._held = HeldRows(config.coalesce_ms * 1_000, config.coalesce_rows_per_s)
+        # Vectors never wait: what they would be joined to is long enough.
+        self._held = HeldRows(-1 if config.embeds else config.coalesce_ms * 1_000, config.coalesce_rows_per_s)
         self._frames_in_flight = 0
         self.generated_tokens = 0
 
@@ -99,7 +100,7 @@ class Emission:
         if not may_wait:
             self._add_held(frames)
         self._publish_frames(frames)
-        if tokens:
+        if tokens and not self._config.embeds:
             self.generated_tokens += tokens
             self._observer.tokens(tokens)
         return kept_back
@@ -194,7 +195,7 @@ class Emission:
     def account(self, work: Work, outcome: str, now_ms: int) -> None:
         """The unpriced record of what an attempt cost; once per attempt that was in the engine."""
         request = work.request
-        tokens = work.generated_tokens
+        tokens = 0 if self._config.embeds else work.generated_tokens
         self._observer.closed(outcome, tokens / request.choices, work.first_token_at_ms, work.last_token_at_ms)
         record = ComputeRecord(
             response_id=work.response_id,

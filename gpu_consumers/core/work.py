@@ -129,6 +129,8 @@ class Work:
             request.tool_choice,
             is_turn=request.endpoint != "completions",
             choices=request.choices,
+            input_ends=request.input_ends,
+            dimensions=request.dimensions,
         )
 
     def begins_anew(self) -> None:

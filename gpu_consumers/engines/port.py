@@ -7,6 +7,7 @@ request is delivered; the text of all deltas is whole characters; callbacks run 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from schemas.generated import FinishReason, Kind, StoppedBy
@@ -20,6 +21,10 @@ class EngineRequest:
     the model by the prompt already: here they say what to look for in the answer, and by what to bind it. The answer
     is a turn of a chat, or what follows on a text, which holds neither calls nor reasoning. As many answers as
     `choices` are generated to the same prompt, apart from each other; `max_tokens` bounds each.
+
+    With `input_ends` nothing is generated: each part of the prompt that ends there becomes a vector, cut to
+    `dimensions`. These are given in their order once all are there, as the tokens of the one choice, of kind
+    `embedding`.
     """
 
     request_id: str
@@ -32,6 +37,13 @@ class EngineRequest:
     tool_choice: ToolChoice | None = None
     is_turn: bool = True
     choices: int = 1
+    input_ends: Sequence[int] = ()
+    dimensions: int | None = None
+
+    @property
+    def inputs(self) -> list[list[int]]:
+        """Of what is embedded: the tokens of each."""
+        return [self.prompt_token_ids[begin:end] for begin, end in pairwise((0, *self.input_ends))]
 
 
 @dataclass(slots=True)

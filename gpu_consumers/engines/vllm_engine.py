@@ -155,7 +155,7 @@ class VllmEngine:
         self._sampling_params = sampling_params
         self._tokens_input = tokens_input
         self._accepts_seed = not current_platform.is_cpu()
-        options = defaults(self._parser_names, self._max_running)
+        options = self._options()
         if current_platform.is_cpu():
             # For the engine's own process, which reads it when it loads OpenMP.
             os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
@@ -167,13 +167,21 @@ class VllmEngine:
             end_what_failed(error)
             raise
         self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
-        if self._parser_names != ParserNames():
-            try:
-                self._parsers = VllmParsers(self._parser_names, llm.get_tokenizer())
-            except BaseException:
-                shut_down(llm)
-                raise
+        try:
+            self._prepare(llm)
+        except BaseException:
+            shut_down(llm)
+            raise
         return llm
+
+    def _options(self) -> dict[str, Any]:
+        """Of `AsyncEngineArgs`, whatever vLLM runs on, where the pool says nothing else."""
+        return defaults(self._parser_names, self._max_running)
+
+    def _prepare(self, llm: Any) -> None:
+        """What is needed beside it. Raises whatever keeps the engine from starting."""
+        if self._parser_names != ParserNames():
+            self._parsers = VllmParsers(self._parser_names, llm.get_tokenizer())
 
     def submit(self, request: EngineRequest) -> None:
         if self._llm is None:

@@ -6,8 +6,10 @@ import pytest
 
 from gpu_consumers.__main__ import make_engine
 from gpu_consumers.engines.simulated import SimulatedEngine
+from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine
 from gpu_consumers.engines.vllm_engine import VllmEngine
-from streams.directory import Model, Pool
+from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
+from streams.directory import Embedding, Model, Pool
 from streams.settings import SettingsError
 
 MODEL = str(Path(__file__).parents[3] / "models" / "sluice-tiny")
@@ -32,3 +34,12 @@ def test_vllm_is_left_to_know_its_parsers() -> None:
     assert isinstance(make_engine(pool, model(tool_parser="mistral")), VllmEngine)
     with pytest.raises(SettingsError, match="no folder"):
         make_engine(pool, model(path="/nowhere"))
+
+
+def test_a_model_that_embeds_has_an_engine_of_its_own_kind() -> None:
+    embeds = model().model_copy(update={"embedding": Embedding(dimensions=128)})
+    assert isinstance(make_engine(Pool(name="p", engine="simulated"), embeds), SimulatedPoolingEngine)
+    assert isinstance(make_engine(Pool(name="p", engine="vllm"), embeds), VllmPoolingEngine)
+    chatting = Pool(name="p", engine="simulated", engine_args={"inter_token_ms": 5})
+    with pytest.raises(SettingsError, match=r"pools.p.engine_args.inter_token_ms"):
+        make_engine(chatting, embeds)

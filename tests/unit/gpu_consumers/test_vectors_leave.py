@@ -1,0 +1,88 @@
+"""Vectors leave as rows of frames: numbered like tokens, counted nowhere as such, in records that Kafka takes."""
+
+from array import array
+from itertools import accumulate
+
+import pytest
+
+from gpu_consumers.core.config import CoreConfig, NoObserver
+from gpu_consumers.core.effects import Effect, Publish
+from gpu_consumers.core.emission import Emission
+from gpu_consumers.core.work import Phase, Work, Works
+from gpu_consumers.engines.vectors import Vectors, next_step
+from schemas.generated import GENERATED, Frame
+from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
+from schemas.usage import USAGE, ComputeRecord
+from streams.log.port import MAX_RECORD_BYTES
+from tests.unit.gpu_consumers.fleet import LEASE_MS, NOW_MS, SCOPE, TOPICS
+
+
+def work_of(inputs: int, dimensions: int | None = None) -> Work:
+    prompt = [7] * 3 * inputs
+    request = AdmittedRequest(
+        response_id="resp_test-0_1", scope=SCOPE, endpoint="embeddings", model="m", requested_model="m", pool="pool",
+        lane=Lane.STANDARD, prompt_token_ids=prompt, input_ends=list(accumulate([3] * inputs)), dimensions=dimensions,
+        sampling=Sampling(), max_tokens=0, reply_to=ReplyTo(partition=0), accepted_at_ms=NOW_MS, admitted_at_ms=NOW_MS,
+        deadline_ms=NOW_MS + 1_000, generated_partition=0, opened_offset=0,
+    )  # fmt: skip
+    return Work(request, array("I", prompt), len(prompt), SCOPE, attempt_id="a")
+
+
+def emission_of(work: Work, effects: list[Effect]) -> Emission:
+    works = Works()
+    works.by_response[work.response_id] = work
+    works.set_attempt(work)
+    works.set_phase(work, Phase.RUNNING)
+    config = CoreConfig(
+        worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
+        lease_ms=LEASE_MS, max_running=4, healthy_buffer=0, max_uncommitted_records=100, max_uncommitted_bytes=10**6,
+        coalesce_ms=1_000, coalesce_rows_per_s=1, embeds=True,
+    )  # fmt: skip
+    return Emission(config, works, NoObserver(), effects)
+
+
+def published(effects: list[Effect], topic: str) -> list[bytes]:
+    return [effect.value or b"" for effect in effects if isinstance(effect, Publish) and effect.topic == topic]
+
+
+@pytest.mark.parametrize(("inputs", "size"), [(1, 8), (2_048, 128), (512, 1_024), (8, 65_536)])
+def test_the_largest_answers_leave_in_records_that_kafka_takes(inputs: int, size: int) -> None:
+    work, effects = work_of(inputs), list[Effect]()
+    emission = emission_of(work, effects)
+    vectors = Vectors(work.engine_request())
+    numbers = [1.0] * size
+    for index in range(inputs):
+        vectors.put(index, numbers)
+    waiting = vectors.rows()
+    while waiting:
+        step, waiting = next_step(waiting)
+        assert emission.step(step, NOW_MS * 1_000) == []
+    values = published(effects, TOPICS.generated.name)
+    assert all(len(value) < MAX_RECORD_BYTES for value in values)
+    frames = [GENERATED.validate_json(value) for value in values]
+    expected = 1
+    for frame in frames:
+        assert isinstance(frame, Frame)
+        assert not frame.spoilt
+        for row in range(len(frame)):
+            assert (frame.first_sequence[row], frame.kind[row]) == (expected, "embedding"), "none waits, none is joined"
+            expected += len(frame.token_ids[row])
+    assert expected == inputs + 1
+    [compute] = [USAGE.validate_json(value) for value in published(effects, TOPICS.usage.name)]
+    assert isinstance(compute, ComputeRecord)
+    assert (compute.generated_tokens, compute.prompt_tokens, compute.outcome) == (0, 3 * inputs, "completed")
+    assert emission.generated_tokens == 0
+    assert work.phase is Phase.CLOSING
+
+
+def test_each_input_reaches_the_engine_as_it_is() -> None:
+    asked = work_of(4, dimensions=32).engine_request()
+    assert (asked.inputs, asked.dimensions) == ([[7, 7, 7]] * 4, 32)
+
+
+@pytest.mark.parametrize("ends", [[3, 3, 6], [0, 6], [3], [3, 7], [4, 3, 6]], ids=str)
+def test_inputs_that_are_not_the_prompt_are_no_work(ends: list[int]) -> None:
+    given = work_of(2).request.model_dump()
+    AdmittedRequest.model_validate(given)
+    with pytest.raises(ValueError, match="input_ends"):
+        AdmittedRequest.model_validate({**given, "input_ends": ends})
