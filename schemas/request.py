@@ -254,6 +254,8 @@ class Request(ScopedRecord):
     def _asks_for_one_answer(self) -> Self:
         if [bool(self.messages), self.prompt is not None, bool(self.inputs)].count(True) != 1:
             raise ValueError("a request has messages, or a prompt, or inputs")
+        if bool(self.inputs) != (self.endpoint == "embeddings"):
+            raise ValueError("inputs are embedded, and nothing else is")
         return self
 
     @property

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from schemas.request import Message, Tool
 from streams.chat_template import ChatTemplate, Rendered
+from streams.directory import Model
 
 MAX_REMEMBERED_TURNS = 32
 """What the template writes depends on the roles alone; for short chats without tools it is rendered once."""
@@ -28,6 +29,9 @@ _NOT_WORTH_PROBING_CHARS = 4_096
 _BETWEEN_WORDS = re.compile("[A-Za-z](?= [A-Za-z])")
 _ACROSS_WORDS = re.compile("[A-Za-z][ \u0120\u2581]")
 """In a vocabulary, where a space is also written as `Ġ` or `▁`."""
+
+
+_NO_TEMPLATE = "{{ raise_exception('the model has none') }}"
 
 
 class TooManyTokens(Exception):
@@ -46,14 +50,14 @@ class _Around:
 class ChatTokenizer:
     """Deterministic and without state between calls. `path` holds `tokenizer.json` and `chat_template.jinja`.
 
-    Raises OSError when a file is missing.
+    One that does not `chat` needs no template, and refuses chats. Raises OSError when a file is missing.
     """
 
-    def __init__(self, path: Path) -> None:
-        for name in ("tokenizer.json", "chat_template.jinja"):
+    def __init__(self, path: Path, *, chats: bool = True) -> None:
+        for name in ("tokenizer.json", *(["chat_template.jinja"] if chats else [])):
             if not (path / name).is_file():
                 raise FileNotFoundError(f"{path}: no {name}")
-        self._template = ChatTemplate((path / "chat_template.jinja").read_text())
+        self._template = ChatTemplate((path / "chat_template.jinja").read_text() if chats else _NO_TEMPLATE)
         self._template_tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         fields = orjson.loads((path / "tokenizer.json").read_bytes())
         markers = _markers(fields, self._template)
@@ -167,8 +171,14 @@ def _markers(fields: Mapping[str, Any], template: ChatTemplate) -> dict[str, int
     }
 
 
+def tokenizer_of(model: Model) -> ChatTokenizer:
+    """Raises OSError."""
+    return ChatTokenizer(Path(model.path), chats=model.embedding is None)
+
+
 def _for_contents(fields: dict[str, Any], markers: Mapping[str, int]) -> Tokenizer:
-    """Takes no text for a marker."""
+    """Takes no text for a marker, and cuts and fills none, as tokenizers of models that embed often say they would."""
+    fields["truncation"] = fields["padding"] = None
     for token in fields.get("added_tokens") or ():
         token["special"] = token["content"] in markers
     tokenizer = Tokenizer.from_buffer(orjson.dumps(fields))

@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 import faust
@@ -23,7 +22,7 @@ from agents.admission.watchdog import Excuses, Watchdog
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.store import QuotaStore, QuotaUnavailable, RedisQuota
 from agents.safety.prompt_policies import PromptPolicies
-from streams.chat_tokenizer import ChatTokenizer
+from streams.chat_tokenizer import tokenizer_of
 from streams.clocks import now_ms
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.entry_point import EXIT_FAILED, exit_code
@@ -147,7 +146,7 @@ def _services(
         ids=settings.response_ids,
         directory=directory,
         catalog=catalog,
-        tokenizers={model.name: ChatTokenizer(Path(model.path)) for model in catalog.models()},
+        tokenizers={model.name: tokenizer_of(model) for model in catalog.models()},
         quota=quota,
         workers=workers,
         queue_bound=QueueBound(settings.admission.max_queued_tokens, settings.admission.max_queued_requests),

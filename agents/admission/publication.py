@@ -66,6 +66,8 @@ class Publication:
                 **common,
                 **_callable(admission.request),
                 prompt_token_ids=admission.prompt_token_ids,
+                input_ends=admission.input_ends,
+                dimensions=admission.request.dimensions,
                 sampling=admission.request.sampling,
                 generated_partition=decision.generated_partition,
                 opened_offset=opened_offset,

@@ -19,7 +19,7 @@ here publishes. Stages depend on the world through `Services` alone.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, Origin, Refused
@@ -150,7 +150,10 @@ def _with_reason(refusal: Refusal, admission: Admission, services: Services) -> 
 
 def _takes_long_to_look_at(request: Request, phrases: PhraseSet) -> bool:
     """Of what text token ids are nobody knows the length before they are decoded."""
-    return bool(phrases) and (isinstance(request.prompt, list) or work_chars(size_of(request)) >= THREADED_CHARS)
+    return bool(phrases) and (
+        any(isinstance(given, list) for given in (request.prompt, *request.inputs))
+        or work_chars(size_of(request)) >= THREADED_CHARS
+    )
 
 
 def _first_denial(phrases: PhraseSet, admission: Admission, services: Services) -> tuple[str, Match] | None:
@@ -161,7 +164,7 @@ def _first_denial(phrases: PhraseSet, admission: Admission, services: Services) 
     fields = (
         ("messages", texts_of_messages(request.messages)),
         ("tools", texts_of_tools(request.tools)),
-        ("prompt", _texts_of_prompt(admission, services)),
+        (request.prompt_field, _texts_of_prompts(admission, services)),
     )
     for field, texts in fields:
         for text in texts:
@@ -170,11 +173,12 @@ def _first_denial(phrases: PhraseSet, admission: Admission, services: Services) 
     return None
 
 
-def _texts_of_prompt(admission: Admission, services: Services) -> Sequence[str]:
-    prompt = admission.request.prompt
-    if isinstance(prompt, list):
-        return services.tokenizers[admission.model].readings(prompt)
-    return () if prompt is None else (prompt,)
+def _texts_of_prompts(admission: Admission, services: Services) -> Iterator[str]:
+    for prompt in (admission.request.prompt, *admission.request.inputs):
+        if isinstance(prompt, list):
+            yield from services.tokenizers[admission.model].readings(prompt)
+        elif prompt is not None:
+            yield prompt
 
 
 async def pre_safety(admission: Admission, services: Services) -> StageResult:

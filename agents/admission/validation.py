@@ -6,9 +6,11 @@ then is admitted all the same (`readmitted`): one id never gets an admission and
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 from jinja2 import TemplateError
 
+from agents.admission.embedding import UnfitInput, ends_of, not_done, tokens_of_inputs
 from agents.admission.long_prompts import LONG_CHARS
 from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, TOO_MANY_LONG, Origin, Refused
 from agents.admission.services import Services, Tokenizer
@@ -34,6 +36,9 @@ TOKENISING_HOLD_S = 10.0
 
 def size_of(request: Request) -> PromptSize:
     """Of what is tokenised: of token ids there is nothing."""
+    if request.inputs:
+        texts = [given for given in request.inputs if isinstance(given, str)]
+        return PromptSize(sum(map(len, texts)), turns=len(request.inputs))
     if request.prompt is None:
         return prompt_size(request.messages, request.tools)
     return PromptSize(len(request.prompt) if isinstance(request.prompt, str) else 0)
@@ -80,6 +85,8 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
     if request.may_call and not model.tool_parser:
         message = f"tools is not supported by the model {request.model!r}: it calls none."
         return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="tools"))
+    if (refusal := not_done(request, model)) is not None:
+        return Refused(origin, refusal)
     accepts_seed = request.sampling.seed is None or all(
         load.state.accepts_seed for load in services.workers.live(model.pool, services.clock_ms())
     )
@@ -87,17 +94,17 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
     refusal = _unfit(request, tenant, tokenizer.vocabulary_size, accepts_seed=accepts_seed)
     if refusal is not None:
         return Refused(origin, refusal)
-    prompt_token_ids = await _tokenised(request, tokenizer, model.context_window, services)
-    if not isinstance(prompt_token_ids, list):
-        return prompt_token_ids
-    if not prompt_token_ids:
+    tokenised = await _tokenised(request, tokenizer, model.context_window, services)
+    if not isinstance(tokenised, list):
+        return tokenised
+    if not tokenised[0]:
         message = "The prompt has no tokens."
         refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=request.prompt_field)
         return Refused(origin, refusal, spends_request=True)
-    max_tokens = _output_bound(request, tenant, model.context_window, len(prompt_token_ids))
+    max_tokens = _output_bound(request, tenant, model.context_window, len(tokenised[0]))
     if isinstance(max_tokens, Refusal):
         return Refused(origin, max_tokens, spends_request=True)
-    return _admission(request, tenant, model, prompt_token_ids, max_tokens)
+    return _admission(request, tenant, model, tokenised, max_tokens)
 
 
 async def readmitted(request: Request, decided: Decided, services: Services) -> Admission | None:
@@ -107,19 +114,19 @@ async def readmitted(request: Request, decided: Decided, services: Services) -> 
     tenant, model = services.directory.tenant(request.scope.tenant_id), services.catalog.model(request.model)
     if tenant is None or model is None:
         return None
-    prompt_token_ids = await _tokenised(request, services.tokenizers[model.name], model.context_window, services)
-    if not isinstance(prompt_token_ids, list):
+    tokenised = await _tokenised(request, services.tokenizers[model.name], model.context_window, services)
+    if not isinstance(tokenised, list):
         return None
-    max_tokens, others = divmod(decided.tokens - len(prompt_token_ids), request.choices)
-    if not prompt_token_ids or max_tokens < 1 or others:
+    max_tokens, others = divmod(decided.tokens - sum(map(len, tokenised)), request.choices)
+    if not tokenised[0] or bool(request.inputs) != (max_tokens == 0) or max_tokens < 0 or others:
         return None
-    admission = _admission(request, tenant, model, prompt_token_ids, max_tokens)
+    admission = _admission(request, tenant, model, tokenised, max_tokens)
     found = {"reserved_tokens": decided.tokens, "decision": decided.decision, "replayed": True}
     return admission.model_copy(update=found)
 
 
 def _admission(
-    request: Request, tenant: Tenant, model: Model, prompt_token_ids: list[int], max_tokens: int
+    request: Request, tenant: Tenant, model: Model, tokenised: list[list[int]], max_tokens: int
 ) -> Admission:
     return Admission(
         response_id=request.response_id,
@@ -129,7 +136,8 @@ def _admission(
         model=model.name,
         pool=model.pool,
         lane=lane_of(tenant.tier, request.service_tier),
-        prompt_token_ids=prompt_token_ids,
+        prompt_token_ids=tokenised[0] if len(tokenised) == 1 else list(chain.from_iterable(tokenised)),
+        input_ends=ends_of(tokenised) if request.inputs else [],
         max_tokens=max_tokens,
     )
 
@@ -160,24 +168,29 @@ def _unfit(request: Request, tenant: Tenant, vocabulary_size: int, *, accepts_se
 
 async def _tokenised(
     request: Request, tokenizer: Tokenizer, context_window: int, services: Services
-) -> list[int] | Refused | Finished:
+) -> list[list[int]] | Refused | Finished:
+    """Each input by itself; else what is to be answered alone."""
     prompt = request.prompt
     if isinstance(prompt, list):
         return _known(request, prompt, tokenizer.vocabulary_size)
     size = size_of(request)
 
-    def encode() -> list[int]:
+    def encode() -> list[list[int]]:
+        if request.inputs:
+            return tokens_of_inputs(request, tokenizer, context_window)
         if size.chars > context_window * MAX_CHARS_PER_TOKEN:
             raise TooManyTokens
         if prompt is not None:
-            return tokenizer.encode_prompt(prompt, at_most=context_window)
-        return tokenizer.encode_chat(request.messages, tools=request.tools, at_most=context_window)
+            return [tokenizer.encode_prompt(prompt, at_most=context_window)]
+        return [tokenizer.encode_chat(request.messages, tools=request.tools, at_most=context_window)]
 
     try:
         weight = work_chars(size)
         if weight < LONG_CHARS:
             return encode()
         return await _when_there_is_room(request, weight, encode, services)
+    except UnfitInput as error:
+        refusal = error.refusal
     except TooManyTokens:
         message = endless_message(request.endpoint, context_window, size.chars)
         refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
@@ -188,22 +201,22 @@ async def _tokenised(
     return Refused(Origin.of(request), refusal, spends_request=True)
 
 
-def _known(request: Request, token_ids: list[int], vocabulary_size: int) -> list[int] | Refused:
+def _known(request: Request, token_ids: list[int], vocabulary_size: int) -> list[list[int]] | Refused:
     """A prompt that came as token ids."""
     if max(token_ids) < vocabulary_size:
-        return token_ids
+        return [token_ids]
     message = f"prompt names a token beyond the {vocabulary_size} of the model."
     return Refused(Origin.of(request), Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="prompt"))
 
 
 async def _when_there_is_room(
-    request: Request, weight: int, encode: Callable[[], list[int]], services: Services
-) -> list[int] | Refused | Finished:
+    request: Request, weight: int, encode: Callable[[], list[list[int]]], services: Services
+) -> list[list[int]] | Refused | Finished:
     """A long prompt is tokenised for whom its tenant's rate admits, and in turns. Raises QuotaUnavailable."""
     tenant_id, job = request.scope.tenant_id, may_wait(request)
     topic = (services.topics.intake_batch if job else services.topics.requests).name
 
-    def work() -> list[int]:
+    def work() -> list[list[int]]:
         services.on_hold(topic, TOKENISING_HOLD_S)
         return encode()
 
@@ -231,7 +244,9 @@ async def _when_there_is_room(
 
 
 def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
-    """How many tokens each answer may have."""
+    """How many tokens each answer may have; vectors have none."""
+    if request.inputs:
+        return 0
     sampling, room = request.sampling, context_window - prompt_tokens
     most = min(room, tenant.limits.max_output_tokens // request.choices)
     message = overflow_message(request.endpoint, context_window, prompt_tokens, sampling.max_tokens)

@@ -274,7 +274,7 @@ class HoldBack:
         return [delta for index in self._texts for delta in self.finish_choice(index)]
 
     def _begun(self, index: int, strand: Strand) -> _Text:
-        if not self._phrases:
+        if not self._phrases or strand == "embedding":
             return _Text(index, strand, None)
         is_json = strand == "content" and self._content_is_json
         return _Text(index, strand, (ArgumentsMatcher if is_json else StreamMatcher)(self._phrases))

@@ -86,6 +86,7 @@ def _bill(
     Nothing is charged for a response that no worker ever took, however it ended.
     """
     opened = response.opened
+    of_vectors = _is_of_vectors(opened)
     taken = response.prefix.attempts > 0
     for choice, tally in enumerate(response.tallies):
         first = choice == 0
@@ -110,9 +111,9 @@ def _bill(
             ended_at_ms=ended_at_ms,
             uncached_input_tokens=usage.prompt_tokens - usage.cached_tokens if first and taken else 0,
             cached_input_tokens=usage.cached_tokens if first else 0,
-            output_tokens=tally.output,
+            output_tokens=0 if of_vectors else tally.output,
             reasoning_tokens=tally.reasoning,
-            released_tokens=tally.output + tally.reasoning - tally.withheld,
+            released_tokens=0 if of_vectors else tally.output + tally.reasoning - tally.withheld,
             reserved_tokens=opened.reserved_tokens if first else 0,
         )
         yield Emit("usage", opened.response_id, event)
@@ -145,12 +146,18 @@ def _stage_ms(response: Response, tally: Tally, ended_at_ms: int) -> dict[str, i
     return stage_ms
 
 
+def _is_of_vectors(opened: Opened) -> bool:
+    """Vectors have sequence numbers as tokens do, and are none."""
+    return opened.endpoint == "embeddings"
+
+
 def _token_usage(response: Response) -> TokenUsage:
     reasoning = sum(tally.reasoning for tally in response.tallies)
+    output = 0 if _is_of_vectors(response.opened) else sum(tally.output for tally in response.tallies)
     return TokenUsage(
         prompt_tokens=response.opened.prompt_tokens,
         cached_tokens=response.cached_tokens,
-        completion_tokens=reasoning + sum(tally.output for tally in response.tallies),
+        completion_tokens=reasoning + output,
         reasoning_tokens=reasoning,
     )
 

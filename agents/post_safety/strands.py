@@ -17,7 +17,7 @@ Strand = Kind | LaterCall
 """A text of its own: it shares no phrase and no row with another. The first call's are told by the kind alone, as is
 what belongs to no call: nearly every row has nothing to unpack."""
 
-NO_TOOLS: frozenset[Strand] = frozenset(("content", "reasoning"))
+NO_TOOLS: frozenset[Strand] = frozenset(("content", "reasoning", "embedding"))
 
 
 def strands(frame: Frame) -> Sequence[Strand]:

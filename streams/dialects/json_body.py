@@ -11,8 +11,9 @@ from streams.json_values import has_more_values, separators, without_texts
 
 LARGE_CHARS = 65_536
 LARGE_VALUES = 512
-MAX_VALUES = 200_000
-"""Objects, arrays, strings, numbers: more than any chat needs that fits a body, which could hold millions."""
+MAX_VALUES = 304_000
+"""Objects, arrays, strings, numbers: all tokens that may be embedded at once, and more than any chat needs. A body
+could hold millions."""
 MAX_KEYS = 2_048
 """Of one object."""
 EXACT_VALUES = 4_096

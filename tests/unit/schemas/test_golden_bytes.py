@@ -41,7 +41,9 @@ def test_a_field_from_the_future_is_ignored(example: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{"prompt": "Once"}, {"prompt": [5, 6]}, {"inputs": ["Once", [5, 6]], "dimensions": 64}], ids=str
+    "asked",
+    [{"prompt": "Once"}, {"prompt": [5, 6]}, {"inputs": ["Once", [5, 6]], "dimensions": 64, "endpoint": "embeddings"}],
+    ids=str,
 )
 def test_a_request_has_messages_or_a_prompt_or_inputs(asked: dict[str, object]) -> None:
     [chat] = [example for example in EXAMPLES if isinstance(example, Request)]

@@ -48,7 +48,7 @@ async def test_a_good_request_is_opened_then_put_into_its_lane(world: World) -> 
         ({"tenant": "nobody"}, EndingCode.INVALID_REQUEST, None),
         ({"model": "gpt-9"}, EndingCode.MODEL_NOT_FOUND, "model"),
         ({"model": "secret"}, EndingCode.MODEL_NOT_FOUND, "model"),
-        ({"endpoint": "embeddings"}, EndingCode.UNSUPPORTED_PARAMETER, "endpoint"),
+        ({"endpoint": "images"}, EndingCode.UNSUPPORTED_PARAMETER, "endpoint"),
         ({"deadline_ms": NOW}, EndingCode.DEADLINE_EXCEEDED, None),
         ({"text": "w " * 97}, EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages"),
         ({"text": "w" * 25_601}, EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages"),

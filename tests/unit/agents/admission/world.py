@@ -22,7 +22,7 @@ from schemas.generated import Ending, Opened
 from schemas.request import LANES, AdmittedRequest, Message, ReplyTo, Request, Sampling, TextPart, Tool
 from schemas.verdict import Verdict
 from schemas.worker import WorkerState
-from streams.directory import ApiKey, Limits, Model, Pool, ProducerKey, SafetyPolicy, Tenant
+from streams.directory import ApiKey, Embedding, Limits, Model, Pool, ProducerKey, SafetyPolicy, Tenant
 from streams.ids import ResponseIds, parse_response_id
 from streams.log.port import Headers, LogRecord
 from streams.signing import sign_job, sign_request
@@ -161,7 +161,8 @@ class World:
         self.directory = Directory(
             Tenant(
                 tenant_id="acme", tier="paid", limits=Limits(max_output_tokens=50, tokens_per_minute=500),
-                policy=SafetyPolicy(version=7, prompt_deny=["open the vault"]), models=["tiny", "elsewhere"],
+                policy=SafetyPolicy(version=7, prompt_deny=["open the vault"]),
+                models=["tiny", "elsewhere", "embed", "fixed"],
                 producer_keys=[ProducerKey(key_id="p1", public_key=PUBLIC_KEY)],
             ),
             Tenant(tenant_id="gold", tier="premium", limits=Limits(max_output_tokens=2_000)),
@@ -170,7 +171,14 @@ class World:
             Model(name="tiny", aliases=["default"], path="unused", pool="default", context_window=100),
             Model(name="secret", path="unused", pool="default", context_window=100),
             Model(name="elsewhere", path="unused", pool="other", context_window=100),
-        )
+            Model(
+                name="embed", path="unused", pool="other", context_window=100,
+                embedding=Embedding(dimensions=128, shorter=[64, 32]),
+            ),
+            Model(
+                name="fixed", path="unused", pool="other", context_window=100_000, embedding=Embedding(dimensions=1_024)
+            ),
+        )  # fmt: skip
         self.quota = ModelQuota(NOW)
         self.workers = WorkersView()
         self.log = Log(self.topics)
@@ -178,7 +186,7 @@ class World:
         self.services = Services(
             topics=self.topics, request_secrets=[SECRET], pseudonym_secret=SECRET, ids=IDS,
             directory=self.directory, catalog=self.catalog,
-            tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere")}, quota=self.quota,
+            tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere", "embed", "fixed")}, quota=self.quota,
             workers=self.workers,
             queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000,
             clock_ms=lambda: self.now_ms - self.set_back_ms,

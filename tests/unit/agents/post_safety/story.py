@@ -69,13 +69,14 @@ def opened(
     deadline_ms: int = DEADLINE_MS,
     output_policy: str = "",
     content_is_json: bool = False,
+    endpoint: str = "chat.completions",
 ) -> Opened:
     results_topic = TOPICS.results(tenant_id).name if custom_id is not None else None
     return Opened(
         response_id=response_id, scope=scope_of(tenant_id), model="tiny", requested_model="tiny-latest", pool="sim",
         lane=Lane.INTERACTIVE, lane_partition=0, choices=choices, prompt_tokens=10, max_tokens=100,
         reserved_tokens=110, accepted_at_ms=START_MS, admitted_at_ms=START_MS + 1, deadline_ms=deadline_ms,
-        output_policy=output_policy, content_is_json=content_is_json,
+        output_policy=output_policy, content_is_json=content_is_json, endpoint=endpoint,
         reply_to=ReplyTo(partition=reply_partition, results_topic=results_topic, custom_id=custom_id),
     )  # fmt: skip
 
