@@ -25,7 +25,7 @@ class RequestError(Exception):
 class ChatRequest(BaseModel):
     """What a body asks for, in Sluice's words. A dialect derives its own, with how the answer is to be told.
 
-    It has messages, or a raw `prompt` that is gone on with as it is.
+    It has messages, or a raw `prompt` that is gone on with as it is, or `inputs` that are embedded.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -34,6 +34,8 @@ class ChatRequest(BaseModel):
     model: str
     messages: list[Message]
     prompt: Prompt | None = None
+    inputs: list[Prompt] = []
+    dimensions: int | None = None
     sampling: Sampling
     tools: list[Tool] = []
     tool_choice: ToolChoice | None = None

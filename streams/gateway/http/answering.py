@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.request import Sampling
@@ -22,9 +22,11 @@ from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
     ending_response,
     invalid_parameter,
+    json_response,
     still_running_response,
 )
 from streams.gateway.http.body import ClientDisconnect, read_json_body
+from streams.gateway.http.dialects.embeddings import Embeddings, WordsAlone, without_vectors
 from streams.gateway.http.dialects.port import Answer, Asked, ById, Dialect, Events, Opening
 from streams.gateway.http.sse import SseResponse, departed
 from streams.gateway.request_headers import api_key_of, traceparent_of
@@ -59,7 +61,9 @@ def asks_for_ids(headers: Mapping[str, str]) -> bool:
     return "text/event-stream" in accepted or "last-event-id" in headers
 
 
-_NOTHING_LARGE: Mapping[str, Any] = {"messages": [], "prompt": None, "tools": [], "sampling": Sampling()}
+_NOTHING_LARGE: Mapping[str, Any] = {
+    "messages": [], "prompt": None, "inputs": [], "tools": [], "sampling": Sampling(),
+}  # fmt: skip
 
 
 class Answering:
@@ -97,7 +101,7 @@ class Answering:
             if first is None or asked.background:
                 assert state is not None, "only a dialect that can tell it takes such a request"
                 snapshot = Snapshot(response_id, follower.started, None, 0, None)
-                return JSONResponse(state(snapshot, asked), headers=headers)
+                return json_response(state(snapshot, asked), headers)
             return await self._whole(follower, first, headers, dialect, asked)
         finally:
             departure.cancel()
@@ -165,8 +169,7 @@ class Answering:
         if not stream:
             if starting_after is not None:
                 raise invalid_parameter("starting_after", "starting_after needs stream=true.")
-            snapshot = await self._gateway.retrieve(principal, response_id)
-            return await _told(snapshot.spans or (), lambda: dialect.state(snapshot))
+            return await _as_it_stands(await self._gateway.retrieve(principal, response_id), dialect)
         after = position_of(request.headers, starting_after)
         seen = 0 if after is None else dialect.seen(after)
         follower, first = await self._follow(principal, response_id, seen)
@@ -180,7 +183,7 @@ class Answering:
                 follower = again
             opening = _opening(response_id, follower, first, "", request.headers, after)
             return self._streaming(
-                follower, first, {"x-request-id": response_id}, dialect.events(None, opening), is_back=bool(seen)
+                follower, first, {"x-request-id": response_id}, _told_in(dialect, follower, opening), is_back=bool(seen)
             )
         finally:
             if not follower.is_handed_over:
@@ -207,7 +210,19 @@ class Answering:
             snapshot = await self._gateway.retrieve(
                 principal, response_id, waits=False, end_within_s=CANCELLED_WITHIN_S
             )
-        return await _told(snapshot.spans or (), lambda: dialect.state(snapshot))
+        return await _as_it_stands(snapshot, dialect)
+
+
+def _told_in(dialect: ById[Any], follower: Follower, opening: Opening) -> Events:
+    """For who comes back by an id, which may be that of vectors: there are no words for these."""
+    events, started = dialect.events(None, opening), follower.started
+    return WordsAlone(events) if started is None or started.endpoint == "embeddings" else events
+
+
+async def _as_it_stands(snapshot: Snapshot, dialect: ById[Any]) -> Response:
+    """Vectors are told in their own format alone."""
+    told = snapshot if isinstance(dialect, Embeddings) else without_vectors(snapshot)
+    return await _told(told.spans or (), lambda: dialect.state(told))
 
 
 async def _told(
@@ -216,7 +231,7 @@ async def _told(
     """What is told of these spans, whole: beside the loop where they are many."""
 
     def response() -> Response:
-        return JSONResponse(tell(), headers=headers)
+        return json_response(tell(), headers)
 
     return await asyncio.to_thread(response) if memory_bytes(spans) > LONG_BYTES else response()
 

@@ -4,15 +4,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastapi.responses import JSONResponse
+import orjson
+from fastapi.responses import JSONResponse, Response
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.gateway.errors import ApiError
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
+from streams.gateway.http.dialects.embeddings import Embeddings
 from streams.gateway.http.dialects.port import Dialect, Failure
 from streams.gateway.service.refusals import retry_advice_of
 from streams.ids import mint_request_id
+
+
+def json_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """What was asked for, or as far as it is there. Parts of it may be written already."""
+    return Response(orjson.dumps(body), media_type="application/json", headers=headers)
 
 
 def error_response(
@@ -64,7 +71,8 @@ def still_running_response(code: str, headers: Mapping[str, str], dialect: Diale
     `headers` hold the response's id.
     """
     response_id = headers["x-request-id"]
-    message = f"The answer can no longer be followed here. It may be had from /v1/responses/{response_id}."
+    path = "embeddings" if isinstance(dialect, Embeddings) else "responses"
+    message = f"The answer can no longer be followed here. It may be had from /v1/{path}/{response_id}."
     failure = Failure(503, code, message, "server_error", response_id=response_id)
     return error_response(failure, dialect, headers=headers, retryable=False)
 

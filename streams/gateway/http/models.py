@@ -13,6 +13,12 @@ from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.service import Gateway
 
 
+def capabilities_of(model: Model) -> list[str]:
+    if model.embedding is not None:
+        return ["embeddings"]
+    return ["chat.completions", "streaming", *(["tools"] if model.tool_parser else [])]
+
+
 def model_object(model: Model, name: str, region: str, since_s: int) -> dict[str, Any]:
     """OpenAI's model object with vLLM's fields, and what a client needs to choose. Prices are decimal strings.
 
@@ -34,7 +40,8 @@ def model_object(model: Model, name: str, region: str, since_s: int) -> dict[str
         "aliases": model.aliases,
         "description": model.description,
         "context_window": model.context_window,
-        "capabilities": ["chat.completions", "streaming", *(["tools"] if model.tool_parser else [])],
+        "capabilities": capabilities_of(model),
+        "dimensions": None if model.embedding is None else model.embedding.offered,
         "region": region,
         "prices": {
             "currency": price.currency,

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from streams.dialects.anthropic.body import messages_schemas
+from streams.dialects.openai_embeddings import embeddings_schema
 from streams.dialects.openai_schema import chat_schema, completion_schema
 from streams.dialects.responses.schema import responses_schema
 from streams.dialects.vllm_tokens import token_schemas
@@ -56,6 +57,12 @@ _TEXT_LOGPROBS: Final = _maybe(
     )
 )  # fmt: skip
 _PRICES: Final = {"type": "object", "additionalProperties": {"type": "string", "description": "A decimal number."}}
+_VECTOR: Final = {
+    "oneOf": [
+        {"type": "array", "items": {"type": "number"}},
+        {"type": "string", "description": "Base64 of little-endian float32."},
+    ]
+}
 _STATUS: Final = {"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]}
 _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_maybe(_TEXT), code=_TEXT)),
@@ -85,6 +92,15 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         choices=_list(_object(index=_WHOLE, finish_reason=_maybe(_TEXT), text=_TEXT, logprobs=_TEXT_LOGPROBS)),
         status=_STATUS, sequence_number=_WHOLE, code=_maybe(_TEXT), error=_maybe({"type": "object"}),
     ),
+    "Embeddings": _object(
+        object={"const": "list"}, model=_TEXT, usage=_object(prompt_tokens=_WHOLE, total_tokens=_WHOLE),
+        data=_list(_object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR)),
+    ),
+    "EmbeddingsState": _object(
+        object={"const": "list"}, model=_TEXT, id=_TEXT, status=_STATUS, error=_maybe({"type": "object"}),
+        usage=_maybe(_object(prompt_tokens=_WHOLE, total_tokens=_WHOLE)),
+        data=_list(_object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR)),
+    ),
     "Response": _object(
         id=_TEXT, object={"const": "response"}, created_at=_WHOLE, completed_at=_maybe(_WHOLE), model=_TEXT,
         status=_STATUS, output=_list(_object(id=_TEXT, type={"enum": ["message", "reasoning", "function_call"]})),
@@ -96,7 +112,7 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "Model": _object(
         id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, root=_TEXT, parent=_maybe(_TEXT),
         max_model_len=_WHOLE, aliases=_list(_TEXT), description=_TEXT, context_window=_WHOLE,
-        capabilities=_list(_TEXT), region=_TEXT,
+        capabilities=_list(_TEXT), region=_TEXT, dimensions=_maybe(_list(_WHOLE)),
         prices=_object(currency=_TEXT, per_1m_tokens=_PRICES, per_1k_tokens=_PRICES),
     ),
     "Models": _object(object={"const": "list"}, data=_list(_ref("Model"))),
@@ -154,6 +170,8 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("get", "/v1/completions/{response_id}"): ("CompletionState", (*_KEY, 400, 404, 409)),
     ("get", "/v1/responses/{response_id}"): ("Response", (*_KEY, 400, 404, 409)),
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
+    ("post", "/v1/embeddings"): ("Embeddings", (*_KEY, *_BODY, 499, 502, 504)),
+    ("get", "/v1/embeddings/{response_id}"): ("EmbeddingsState", (*_KEY, 400, 404, 409)),
     ("get", "/v1/models"): ("Models", _KEY),
     ("get", "/v1/models/{model}"): ("Model", (*_KEY, 404)),
     ("get", "/v1/usage"): ("UsagePage", (*_KEY, 400, 404)),
@@ -201,6 +219,7 @@ def _bodies() -> dict[str, Any]:
         "ChatBody": chat_schema(template),
         "ResponsesBody": responses_schema(template),
         "CompletionBody": completion_schema(template),
+        "EmbeddingsBody": embeddings_schema(template),
         **messages_schemas(template),
         **token_schemas(template),
     }

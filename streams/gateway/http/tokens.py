@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
@@ -15,7 +14,7 @@ from jinja2 import TemplateError
 
 from schemas.endings import EndingCode
 from streams.at_once import AtOnce, TooManyAtOnce
-from streams.chat_tokenizer import ChatTokenizer
+from streams.chat_tokenizer import ChatTokenizer, tokenizer_of
 from streams.dialects.anthropic.body import parse_count_tokens
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
@@ -67,7 +66,7 @@ class _Tokenizers:
         with self._reading:
             if model.name not in self._read:
                 try:
-                    self._read[model.name] = ChatTokenizer(Path(model.path))
+                    self._read[model.name] = tokenizer_of(model)
                 except OSError as error:
                     _log.error("tokenizer_unreadable", model=model.name, why=str(error))
                     message = "This gateway cannot read the model's tokenizer."

@@ -104,8 +104,9 @@ class Acceptance:
         )  # fmt: skip
         return Request(
             response_id=response_id, scope=scope, endpoint=chat.endpoint, model=chat.model,
-            messages=chat.messages, prompt=chat.prompt, sampling=chat.sampling, tools=chat.tools,
-            tool_choice=chat.tool_choice, choices=chat.choices, service_tier=chat.service_tier,
+            messages=chat.messages, prompt=chat.prompt, inputs=chat.inputs, dimensions=chat.dimensions,
+            sampling=chat.sampling, tools=chat.tools, tool_choice=chat.tool_choice, choices=chat.choices,
+            service_tier=chat.service_tier,
             reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,
             echo=chat.echo,

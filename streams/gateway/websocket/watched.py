@@ -15,7 +15,7 @@ from streams.gateway.service.refusals import retry_advice_of
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.protocol import text_frame
 
-_KINDS = {"content": b'"content"', "reasoning": b'"reasoning"'}
+_KINDS = {"content": b'"content"', "reasoning": b'"reasoning"', "embedding": b'"embedding"'}
 
 
 def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:

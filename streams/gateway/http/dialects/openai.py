@@ -53,10 +53,25 @@ class EventsForm:
         return cls(include_usage, so_far, opening.with_ids, opening.after or 0, opening.choices)
 
 
-class OpenAiDialect(ABC):
-    """Each adds its bodies, its events, and what its objects say of each choice."""
+class OpenAiRefusals:
+    """What every dialect of OpenAI's says where there is no answer, and of limits."""
 
     names = OF_CHATS
+
+    def error(self, failure: Failure) -> dict[str, Any]:
+        return error_object(failure.code, failure.message, failure.error_type, failure.param)
+
+    def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
+        """`x-ratelimit-*`; figures without one are left out."""
+        return {
+            header: f"{limits[name]}ms" if name.endswith("_ms") else str(limits[name])
+            for name, header in _LIMIT_HEADERS.items()
+            if name in limits
+        }
+
+
+class OpenAiDialect(OpenAiRefusals, ABC):
+    """Each adds its bodies, its events, and what its objects say of each choice."""
 
     @abstractmethod
     def _object(self, spans: Sequence[Span], **ended: Unpack[Ended]) -> dict[str, Any]:
@@ -99,17 +114,6 @@ class OpenAiDialect(ABC):
 
     def seen(self, number: int) -> int:
         return number
-
-    def error(self, failure: Failure) -> dict[str, Any]:
-        return error_object(failure.code, failure.message, failure.error_type, failure.param)
-
-    def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
-        """`x-ratelimit-*`; figures without one are left out."""
-        return {
-            header: f"{limits[name]}ms" if name.endswith("_ms") else str(limits[name])
-            for name, header in _LIMIT_HEADERS.items()
-            if name in limits
-        }
 
 
 class OpenAiEvents(Generic[_Writer]):

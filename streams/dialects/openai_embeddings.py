@@ -1,0 +1,138 @@
+"""OpenAI's embeddings as a pure translation: texts or token ids to a request, vectors to the answer's object.
+
+A vector is told as it came, base64 of its little-endian float32, or as the numbers that these are.
+"""
+
+import base64
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, Field, RootModel, field_validator
+
+from schemas.request import MAX_INPUT_TOKENS, MAX_INPUTS, Dimensions, Prompt, PromptText, PromptTokens, Sampling
+from schemas.responses import TokenUsage
+from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, validated
+from streams.dialects.neutral import ChatRequest
+from streams.dialects.openai_schema import body_schema
+
+EncodingFormat = Literal["float", "base64"]
+
+_WHOLE: Final = "an input is embedded whole or refused"
+_VECTORS: Final = "vectors are float32 of length 1"
+NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
+    # In this order: the first that asks for something is named.
+    "messages": NotOffered((), "texts are embedded, and no chats"),
+    "truncate_prompt_tokens": NotOffered((), _WHOLE),
+    "truncation_side": NotOffered((), _WHOLE),
+    "add_special_tokens": NotOffered((True,), "an input is framed as the model's tokenizer does"),
+    "embed_dtype": NotOffered(("float32",), _VECTORS),
+    "endianness": NotOffered(("little",), _VECTORS),
+    "use_activation": NotOffered((True,), _VECTORS),
+    "normalize": NotOffered((True,), _VECTORS),
+    "priority": NotOffered((0,), "the tenant's tier chooses the lane"),
+    "cache_salt": NotOffered((), "it is the engine's own"),
+}
+"""What clients of vLLM's embeddings may send beside what is honoured, unless it asks for nothing."""
+HINTS: Final[Mapping[str, type]] = {"request_id": str}
+"""Dropped, whatever they say: a response has an id of its own."""
+
+
+class _Text(RootModel[PromptText]):
+    model_config = {"strict": True}
+
+
+class _Tokens(RootModel[PromptTokens]):
+    model_config = {"strict": True}
+
+
+class EmbeddingsBody(BaseModel):
+    """The body of `POST /v1/embeddings`: every parameter that is honoured, and no other."""
+
+    model_config = WIRE
+
+    model: str = Field(min_length=1, max_length=200)
+    input: list[str | list[int]]
+    encoding_format: EncodingFormat = "float"
+    dimensions: Dimensions | None = Field(default=None, description="To which vectors are cut, where the model can.")
+    user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
+
+    @field_validator(
+        "input", mode="plain",
+        json_schema_input_type=Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_INPUTS)],
+    )  # fmt: skip
+    @classmethod
+    def _was_validated(cls, given: list[str | list[int]]) -> list[str | list[int]]:
+        """By `_inputs`."""
+        return given
+
+
+def embeddings_schema(ref_template: str) -> dict[str, Any]:
+    """As `openai_schema.chat_schema`."""
+    return body_schema(EmbeddingsBody, ref_template, NOT_OFFERED, HINTS)
+
+
+class EmbeddingsRequest(ChatRequest):
+    encoding_format: EncodingFormat
+
+
+def parse_embeddings_request(body: Mapping[str, Any]) -> EmbeddingsRequest:
+    """Raises RequestError naming the field, as a client would write it: `input[3]`."""
+    given = asked(EmbeddingsBody, body, NOT_OFFERED, HINTS)
+    if "input" in given:
+        given["input"] = _inputs(given["input"])
+    wanted = validated(EmbeddingsBody, given)
+    return EmbeddingsRequest(
+        endpoint="embeddings", model=wanted.model, messages=[], inputs=wanted.input, dimensions=wanted.dimensions,
+        sampling=Sampling(), user=wanted.user, encoding_format=wanted.encoding_format,
+    )  # fmt: skip
+
+
+def _inputs(given: object) -> list[str | list[int]]:
+    """One or several, of texts and of token ids."""
+    if isinstance(given, str) or (isinstance(given, list) and given and not isinstance(given[0], str | list)):
+        return [_input(given, "input")]
+    if not isinstance(given, list) or not given:
+        raise invalid("input", "Input should be a string, a list of token ids, or a list of some of these.")
+    check_length("input", given, MAX_INPUTS)
+    inputs = [_input(each, f"input[{index}]") for index, each in enumerate(given)]
+    if sum(len(each) for each in inputs if isinstance(each, list)) > MAX_INPUT_TOKENS:
+        raise invalid("input", f"At most {MAX_INPUT_TOKENS} tokens are embedded at once.")
+    return inputs
+
+
+def _input(given: object, path: str) -> str | list[int]:
+    if isinstance(given, str):
+        return validated(_Text, given, path).root
+    if isinstance(given, list):
+        return validated(_Tokens, given, path).root
+    raise invalid(path, "Input should be a string or a list of token ids.")
+
+
+def embeddings_object(
+    model: str, vectors: Iterable[str], encoding_format: EncodingFormat, usage: TokenUsage
+) -> dict[str, Any]:
+    """`vectors` in the order of the inputs. Numbers are written already: there may be half a million of them."""
+    return {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": vector if encoding_format == "base64" else orjson.Fragment(_numbers(vector)),
+            }
+            for index, vector in enumerate(vectors)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
+    }
+
+
+def _numbers(vector: str) -> bytes:
+    """Each the double that its float32 is exactly."""
+    numbers = array("f", base64.b64decode(vector))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return orjson.dumps(numbers.tolist())
