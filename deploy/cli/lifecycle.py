@@ -33,6 +33,9 @@ def up(
     workers: Annotated[int | None, typer.Option(min=0, max=64, help="Worker processes of each pool.")] = None,
     admission: Annotated[int, typer.Option(min=1, max=16, help="Admission processes.")] = 1,
     gateways: Annotated[int, typer.Option(min=1, max=16, help="Gateway processes, on ports of their own.")] = 1,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="With a model that embeds, and a worker of its own.")
+    ] = False,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Any free ports instead of the configured.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Returns when everything is ready; stop: sluice down.")
@@ -50,7 +53,7 @@ def up(
         return
     options = Options(
         engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,
-        free_ports=free_ports,
+        embeddings=embeddings, free_ports=free_ports,
     )  # fmt: skip
     progress = Progress()
     interrupted = threading.Event()

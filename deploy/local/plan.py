@@ -5,6 +5,7 @@ import json
 import os
 import random
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from streams.directory import Pool
 from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings, reachable
 
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
+EMBEDDINGS_CONFIG = LOCAL_CONFIG.with_name("embeddings.toml")
 PROBE_TIMEOUT_S = 1.0
 PYTHON = (sys.executable, "-P", "-m")
 """Before a module's name. A folder of the same name where it is started is not taken for ours."""
@@ -74,7 +76,7 @@ class Options:
     """What the command line or a test may choose. `environment` holds more SLUICE_* settings, the strongest of all.
 
     `gpus` None: those that this machine shows. `engine_args` replace the pools' own where `engine` replaces the pools'
-    engine. `free_ports` False: those of the settings.
+    engine. `free_ports` False: those of the settings. `embeddings`: with the pool and the model of `embeddings.toml`.
     """
 
     engine: str | None = None
@@ -83,6 +85,7 @@ class Options:
     max_running: int | None = None
     admission: int = 1
     gateways: int = 1
+    embeddings: bool = False
     free_ports: bool = False
     gpus: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -212,6 +215,23 @@ def _pools(settings: Settings, options: Options) -> list[dict[str, object]]:
     return pools
 
 
+def _embedding_pool(pool: dict[str, object], options: Options) -> dict[str, object]:
+    """Arguments that were given are those of the engine that chats."""
+    engine = options.engine or pool["engine"]
+    changes = {"engine": engine, "engine_args": pool["engine_args"] if engine == pool["engine"] else {}}
+    return {**pool, **changes, "workers": 1 if options.workers is None else options.workers}
+
+
+def _catalogue(settings: Settings, options: Options) -> dict[str, str]:
+    pools = _pools(settings, options)
+    if not options.embeddings:
+        return {"SLUICE_POOLS": json.dumps(pools)}
+    added = tomllib.loads(EMBEDDINGS_CONFIG.read_text())
+    pools += [_embedding_pool(pool, options) for pool in added["pools"]]
+    models = [*(model.model_dump(mode="json") for model in settings.models), *added["models"]]
+    return {"SLUICE_POOLS": json.dumps(pools), "SLUICE_MODELS": json.dumps(models)}
+
+
 def _from_outside(data: DataFolder) -> dict[str, str]:
     """What the operator's environment says, and where it says nothing, what a local stack takes."""
     config = os.environ.get(CONFIG_VARIABLE, str(LOCAL_CONFIG))
@@ -242,7 +262,7 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
     if settings.deployment_secret_file is None:
         own = settings.deployment_secret.get_secret_value()
         environment["SLUICE_DEPLOYMENT_SECRET"] = own or keys.deployment_secret
-    environment["SLUICE_POOLS"] = json.dumps(_pools(settings, options))
+    environment |= _catalogue(settings, options)
 
     ports = _Ports(rng, free=options.free_ports)
     kafka = _kafka_node(data, settings, ports)

@@ -7,6 +7,7 @@ and structured output, Responses and completions, and Anthropic's over Messages 
 """
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -68,7 +69,7 @@ def of(*abilities: str, through_litellm: tuple[str, ...] = ()) -> pytest.MarkDec
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = replace(simulated(SLOW_WITH_PROMPTS), environment=PATIENCE)
+    options = replace(simulated(SLOW_WITH_PROMPTS), environment=PATIENCE, embeddings=True)
     with Stack(tmp_path_factory.mktemp("conformance"), options, seed=11) as stack:
         prepare(stack)
         stack.wait_ready()
@@ -83,6 +84,7 @@ def _settings(stack: Stack) -> dict[str, str]:
         "SLUICE_KEY": api_key(stack),
         "SLUICE_BRIEF_KEY": api_key(stack, "brief"),
         "SLUICE_MODEL": "sluice-tiny",
+        "SLUICE_EMBEDS": "sluice-embed",
         "SLUICE_MODEL_PATH": str(MODEL_PATH),
     }
 
@@ -286,6 +288,16 @@ def test_how_likely_tokens_were_is_told_and_put_together(see: See, tried: str) -
     seen = see(tried)
     assert len(seen["tokens"]) == 8
     assert seen == {**seen, "likeliest": [2] * 8, "streamed": seen["tokens"], "legacy": [8] * 3}
+
+
+@of("openai_chat.embeddings", "langchain_chat.openai_embeddings", "openai_node.embeddings")
+def test_texts_are_embedded(see: See, tried: str) -> None:
+    seen = see(tried)
+    one, two, again = seen["vectors"]
+    assert one == again != two
+    assert math.hypot(*one) == pytest.approx(1, abs=1e-5)
+    assert (len(one), len(seen["short"][0])) == (128, 32)
+    assert seen.get("as_floats", seen["vectors"]) == seen["vectors"]
 
 
 @of("openai_responses.background")

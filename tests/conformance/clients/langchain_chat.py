@@ -8,7 +8,7 @@ from langchain.agents.structured_output import ProviderStrategy
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 URL, KEY, MODEL = os.environ["SLUICE_URL"], os.environ["SLUICE_KEY"], os.environ["SLUICE_MODEL"]
@@ -123,9 +123,19 @@ def anthropic_structured_by_a_tool():
     return of_structured(anthropic, method="function_calling")
 
 
+def openai_embeddings():
+    """As texts: unless it is told not to, it sends the tokens that OpenAI's models would have."""
+    embeds = OpenAIEmbeddings(
+        base_url=f"{URL}/v1", api_key=KEY, model=os.environ["SLUICE_EMBEDS"], max_retries=0,
+        check_embedding_ctx_length=False,
+    )  # fmt: skip
+    short = embeds.model_copy(update={"dimensions": 32})
+    return {"vectors": embeds.embed_documents(["one", "two", "one"]), "short": [short.embed_query("one")]}
+
+
 ABILITIES = (
     openai_chat, openai_stream, openai_bind_tools, openai_agent, openai_agent_typed, openai_structured,
     openai_structured_by_a_tool,
     responses_chat, responses_stream, responses_agent, responses_agent_typed,
-    anthropic_chat, anthropic_stream, anthropic_agent, anthropic_structured_by_a_tool,
+    anthropic_chat, anthropic_stream, anthropic_agent, anthropic_structured_by_a_tool, openai_embeddings,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""openai: chats, legacy completions and models."""
+"""openai: chats, legacy completions, embeddings and models."""
 
 import os
 from typing import Literal
@@ -7,6 +7,7 @@ import openai
 from pydantic import BaseModel
 
 URL, KEY, MODEL = os.environ["SLUICE_URL"], os.environ["SLUICE_KEY"], os.environ["SLUICE_MODEL"]
+EMBEDS = os.environ["SLUICE_EMBEDS"]
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
 ASKED = [{"role": "user", "content": "How is the weather in Paris?"}]
 
@@ -125,6 +126,14 @@ def logprobs():
     }
 
 
+def embeddings():
+    def vectors(**fields):
+        done = client.embeddings.create(model=EMBEDS, input=["one", "two", "one"], **fields)
+        return [item.embedding for item in done.data]
+
+    return {"vectors": vectors(), "as_floats": vectors(encoding_format="float"), "short": vectors(dimensions=32)}
+
+
 def errors():
     def kind(asker, **fields):
         try:
@@ -146,5 +155,5 @@ def models():
 
 ABILITIES = (
     chat, stream, tools, tool_choice, parsed_tools, structured, structured_stream, completions, choices, logprobs,
-    errors, models,
+    embeddings, errors, models,
 )  # fmt: skip

@@ -69,6 +69,14 @@ async function responses_structured() {
   return done.output_parsed;
 }
 
+async function embeddings() {
+  const vectors = async (fields) => {
+    const done = await client.embeddings.create({ model: process.env.SLUICE_EMBEDS, input: ["one", "two", "one"], ...fields });
+    return done.data.map((item) => item.embedding);
+  };
+  return { vectors: await vectors({}), short: await vectors({ dimensions: 32 }) };
+}
+
 async function errors() {
   const kind = async (asked) => asked.then(() => null, (error) => error.constructor.name);
   const stranger = new OpenAI({ baseURL: `${SLUICE_URL}/v1`, apiKey: "sk-nothing", maxRetries: 0 });
@@ -79,4 +87,4 @@ async function errors() {
   };
 }
 
-const abilities = [chat, stream, tools, structured, responses, responses_stream, responses_tools, responses_structured, errors];
+const abilities = [chat, stream, tools, structured, responses, responses_stream, responses_tools, responses_structured, embeddings, errors];

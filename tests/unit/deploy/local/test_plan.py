@@ -272,3 +272,21 @@ def test_a_tenants_file_of_the_operators_own_is_the_one_that_counts(
     keys = provision_keys(data, own)
     assert not own.exists()
     assert (keys.api_keys, keys) == ({}, provision_keys(data, own))
+
+
+def test_a_model_that_embeds_comes_with_a_pool_and_a_worker_of_its_own_where_it_is_asked_for(data: DataFolder) -> None:
+    chats = {"ttft_ms": 5.0}
+    options = Options(engine="simulated", engine_args=chats, embeddings=True, free_ports=True)
+    plan = make_plan(data, KEYS, options, random.Random(1))
+    [chat, embeds] = plan.settings.pools
+    assert (chat.engine_args, embeds.engine_args) == (chats, {}), "arguments are those of the engine that chats"
+    assert (embeds.name, embeds.engine, embeds.workers) == ("embeddings", "simulated", 1)
+    workers = [spec.environment["SLUICE_WORKER__POOL"] for spec in plan.processes if spec.stage is Stage.WORKERS]
+    assert workers == ["default", "embeddings"]
+    [_, model] = plan.settings.models
+    assert model.embedding is not None
+    assert (model.pool, model.embedding.offered) == ("embeddings", [32, 64, 128])
+    real = make_plan(data, KEYS, Options(embeddings=True, free_ports=True), random.Random(1)).settings.pools[1]
+    assert (real.engine, real.engine_args["max_model_len"]) == ("vllm", model.context_window)
+    without = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    assert [each.name for each in without.settings.models] == ["sluice-tiny"]

@@ -1,0 +1,100 @@
+"""Embeddings with OpenAI's own package through the whole flow, beside the model that chats."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import openai
+import pytest
+
+from deploy.local.runner import Stack, simulated
+from tests.e2e.stacks import ENGINE, PATIENCE, TIMEOUT_S, http_client, openai_client, prepare, user
+from tests.servers import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+MODEL = "sluice-embed"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    options = replace(simulated(ENGINE), environment=PATIENCE, embeddings=True)
+    with Stack(tmp_path_factory.mktemp("embeddings"), options, seed=11) as stack:
+        prepare(stack)
+        stack.wait_ready()
+        yield stack
+
+
+@pytest.fixture
+def demo(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai_client(stack) as client:
+        yield client
+
+
+def tokens_of(stack: Stack, text: str) -> list[int]:
+    with http_client(stack) as client:
+        tokens: list[int] = client.post("/tokenize", json={"model": MODEL, "prompt": text}).json()["tokens"]
+    return tokens
+
+
+def test_texts_and_tokens_become_vectors_that_are_billed_by_the_prompt(stack: Stack, demo: openai.OpenAI) -> None:
+    texts = [f"Text number {index}." for index in range(300)]
+    token_ids = [tokens_of(stack, text) for text in (texts[0], texts[299])]
+    raw = demo.embeddings.with_raw_response.create(model=MODEL, input=texts)
+    answer = raw.parse()
+    assert answer.model == MODEL
+    assert [item.index for item in answer.data] == list(range(300))
+    assert all(math.hypot(*item.embedding) == pytest.approx(1, abs=1e-5) for item in answer.data)
+    assert len({tuple(item.embedding) for item in answer.data}) == 300
+    again = demo.embeddings.create(model=MODEL, input=token_ids)
+    assert [item.embedding for item in again.data] == [answer.data[0].embedding, answer.data[299].embedding]
+    assert again.usage.prompt_tokens == again.usage.total_tokens == sum(map(len, token_ids))
+    assert int(raw.headers["x-ratelimit-remaining-tokens"]) < int(raw.headers["x-ratelimit-limit-tokens"])
+    short = demo.embeddings.create(model=MODEL, input=texts[0], dimensions=32).data[0].embedding
+    length = math.hypot(*answer.data[0].embedding[:32])
+    assert short == pytest.approx([number / length for number in answer.data[0].embedding[:32]], abs=1e-5)
+    with http_client(stack) as client:
+        told = client.get(f"/v1/embeddings/{raw.headers['x-request-id']}").json()
+        assert [item["embedding"] for item in told["data"]] == [item.embedding for item in answer.data]
+
+        def billed() -> bool:
+            page = client.get("/v1/usage", params={"group_by": "model"}).json()
+            rows = [row for bucket in page["data"] for row in bucket["results"] if row.get("model") == MODEL]
+            inputs = sum(row["uncached_input_tokens"] for row in rows)
+            assert all(row["output_tokens"] == 0 for row in rows)
+            return bool(inputs >= answer.usage.prompt_tokens + again.usage.prompt_tokens)
+
+        until(billed, "the prompts are billed, and no output", TIMEOUT_S)
+
+
+def test_each_model_does_its_own_and_says_which(stack: Stack, demo: openai.OpenAI) -> None:
+    with http_client(stack) as client:
+        listed = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
+    assert listed[MODEL]["capabilities"] == ["embeddings"]
+    assert listed[MODEL]["dimensions"] == [32, 64, 128]
+    assert "embeddings" not in listed["sluice-tiny"]["capabilities"]
+    with pytest.raises(openai.BadRequestError) as chat:
+        demo.chat.completions.create(model=MODEL, messages=user("Hello"))
+    with pytest.raises(openai.BadRequestError) as embedding:
+        demo.embeddings.create(model="sluice-tiny", input="Hello")
+    assert [(error.value.code, error.value.param) for error in (chat, embedding)] == [
+        ("unsupported_parameter", "model"), ("unsupported_parameter", "model")
+    ]  # fmt: skip
+    with pytest.raises(openai.BadRequestError) as dimensions:
+        demo.embeddings.create(model=MODEL, input="Hello", dimensions=48)
+    assert dimensions.value.param == "dimensions"
+
+
+def test_a_phrase_is_no_more_let_in_as_tokens_than_as_text(stack: Stack) -> None:
+    denied = "Please open the vault."
+    with openai_client(stack, "guarded") as guarded:
+        for given in (["Hello", denied], [tokens_of(stack, denied)]):
+            with pytest.raises(openai.BadRequestError) as refused:
+                guarded.embeddings.create(model=MODEL, input=given)
+            assert (refused.value.code, refused.value.param) == ("prompt_refused", "input")
+
+
+def test_the_largest_answer_comes_whole(stack: Stack, demo: openai.OpenAI) -> None:
+    answer = demo.embeddings.create(model=MODEL, input=["x"] * 2_048, encoding_format="float")
+    assert len(answer.data) == 2_048
+    assert len({tuple(item.embedding) for item in answer.data}) == 1
