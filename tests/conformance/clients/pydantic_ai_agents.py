@@ -15,8 +15,11 @@ ASKED = "How is the weather in Paris?"
 openai = OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY)
 chat = OpenAIChatModel(MODEL, provider=openai)
 responses = OpenAIResponsesModel(MODEL, provider=openai)
-# Its own `max_tokens` is that of Anthropic's models, and above what a tenant may ask for.
-messages = AnthropicModel(MODEL, provider=AnthropicProvider(base_url=URL, api_key=KEY), settings={"max_tokens": 200})
+# Its own `max_tokens` is that of Anthropic's models, and more than there is here. By their names it knows which of them
+# answer by a schema.
+messages = AnthropicModel(
+    MODEL, provider=AnthropicProvider(base_url=URL, api_key=KEY), profile={"supports_json_schema_output": True}
+)
 
 
 class City(BaseModel):
