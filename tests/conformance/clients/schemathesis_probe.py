@@ -40,11 +40,12 @@ def everything():
         for path, body in BODIES.items()
     ]
     ids = [answer.json()["id"] for answer in answers]
+    models = [each["id"] for each in requests.get(f"{URL}/v1/models", headers=headers, timeout=60).json()["data"]]
     document = requests.get(f"{URL}/openapi.json", timeout=60).json()
     documented = [f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "schemathesis.toml"
-        config.write_text(configuration({"model": [MODEL, "default"], "response_id": ids}))
+        config.write_text(configuration({"model": models, "response_id": ids}))
         report, log = Path(folder) / "told.xml", Path(folder) / "log.har"
         command = [
             str(Path(sys.executable).with_name("st")), "--config-file", str(config), "run", f"{URL}/openapi.json",
