@@ -49,7 +49,10 @@ async function agent_streamed(model) {
 
 async function agent_typed(model) {
   const output = Output.object({ schema: City });
-  const done = await generateText({ model, ...asked, tools: { get_weather }, stopWhen: stepCountIs(5), output });
+  // By their names it knows which of Anthropic's models answer by a schema.
+  const providerOptions = { anthropic: { structuredOutputMode: "outputFormat" } };
+  const tools = { get_weather };
+  const done = await generateText({ model, ...asked, tools, stopWhen: stepCountIs(5), output, providerOptions });
   return { turns: done.steps.map((step) => step.toolCalls.map((call) => call.toolName)), ...done.output };
 }
 
