@@ -11,9 +11,8 @@ from streams.json_values import has_more_values, separators, without_texts
 
 LARGE_CHARS = 65_536
 LARGE_VALUES = 512
-MAX_VALUES = 304_000
-"""Objects, arrays, strings, numbers: all tokens that may be embedded at once, and more than any chat needs. A body
-could hold millions."""
+MAX_VALUES = 200_000
+"""Objects, arrays, strings, numbers: more than any chat needs that fits a body, which could hold millions."""
 MAX_KEYS = 2_048
 """Of one object."""
 EXACT_VALUES = 4_096
@@ -44,7 +43,7 @@ def parsed_bytes(raw: bytes | str) -> int:
     return PARSED_BYTES + size_bytes + values * VALUE_BYTES + text.count(":") * NAME_BYTES
 
 
-def parse_json_object(raw: bytes | str) -> dict[str, Any]:
+def parse_json_object(raw: bytes | str, most_values: int = MAX_VALUES) -> dict[str, Any]:
     """The object in `raw`, exactly as written (integers stay integers).
 
     Raises RequestError for anything but one JSON object: malformed text, invalid UTF-8, lone surrogates, NaN and
@@ -52,8 +51,8 @@ def parse_json_object(raw: bytes | str) -> dict[str, Any]:
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode()
-        if has_more_values(text, MAX_VALUES):
-            _refuse(f"more than {MAX_VALUES} values")
+        if has_more_values(text, most_values):
+            _refuse(f"more than {most_values} values")
         # orjson is strict about syntax, encoding and depth; the second pass sees what it hides: repeated keys.
         orjson.loads(raw)
         value = json.loads(text, object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)

@@ -20,6 +20,9 @@ from streams.dialects.openai_schema import body_schema
 
 EncodingFormat = Literal["float", "base64"]
 
+MOST_VALUES: Final = MAX_INPUT_TOKENS + 4_000
+"""Of a body: all tokens that may be embedded at once."""
+
 _WHOLE: Final = "an input is embedded whole or refused"
 _VECTORS: Final = "vectors are float32 of length 1"
 NOT_OFFERED: Final[Mapping[str, NotOffered]] = {

@@ -43,12 +43,12 @@ def text_of(events: list[Event]) -> str:
 
 
 def until_complete(client: httpx.Client, response_id: str) -> str:
-    """Its whole text, once it has ended."""
+    """Its whole text, once its bound has ended it."""
     shown: dict[str, Any] = {}
 
     def complete() -> bool:
         shown.update(client.get(f"/v1/chat/completions/{response_id}").json())
-        return bool(shown["status"] == "completed")
+        return bool(shown["status"] == "incomplete")
 
     until(complete, "the response is complete", TIMEOUT_S, every_s=0.1)
     return str(shown["choices"][0]["message"]["content"])

@@ -13,7 +13,7 @@ def test_the_table_of_packages_has_their_locked_versions() -> None:
     of_node = json.loads((LOCKED / "node" / "package-lock.json").read_text())["packages"]
     of_python = "".join(file.read_text() for file in sorted(LOCKED.glob("*.txt")))
     rows = list(ROW.finditer((ROOT / "docs" / "frontends.md").read_text()))
-    assert len(rows) == 12
+    assert len(rows) == 13
     for row in rows:
         name, versions = row["name"], set(row["versions"].split(", "))
         if row["node"]:

@@ -115,7 +115,7 @@ class Answering:
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._settings.max_body_bytes, held)
             asked = await self._gateway.understood(
-                tenant_id, body, held, lambda: dialect.parse(parse_json_object(body))
+                tenant_id, body, held, lambda: dialect.parse(parse_json_object(body, dialect.most_values))
             )
             response_id, follower = await self._gateway.submit(
                 principal, asked, traceparent=traceparent_of(request.headers)

@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal, TokenUsage
 from streams.dialects.openai_embeddings import (
+    MOST_VALUES,
     EmbeddingsRequest,
     EncodingFormat,
     embeddings_object,
@@ -25,6 +26,8 @@ _STATUSES: Final = {EndingCode.COMPLETED: "completed", EndingCode.CANCELLED: "ca
 
 class Embeddings(OpenAiRefusals):
     """`encoding_format`: of those that are had by their id."""
+
+    most_values = MOST_VALUES
 
     def __init__(self, encoding_format: EncodingFormat = "float") -> None:
         self._encoding_format = encoding_format

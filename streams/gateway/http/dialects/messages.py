@@ -12,6 +12,7 @@ from streams.dialects.anthropic.body import MessagesRequest, parse_messages_requ
 from streams.dialects.anthropic.error import error_object
 from streams.dialects.anthropic.events import Event, EventWriter
 from streams.dialects.anthropic.message import message_object
+from streams.dialects.json_body import MAX_VALUES
 from streams.dialects.names import OF_MESSAGES
 from streams.dialects.responses.objects import status_of
 from streams.gateway.closing import CLOSINGS, CloseReason
@@ -101,6 +102,7 @@ class MessageEvents:
 
 class Messages:
     names = OF_MESSAGES
+    most_values = MAX_VALUES
 
     def parse(self, body: Mapping[str, Any]) -> MessagesRequest:
         return parse_messages_request(body)

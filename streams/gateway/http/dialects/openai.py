@@ -16,6 +16,7 @@ import orjson
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal, TokenUsage
 from streams.dialects.echo import echoed
+from streams.dialects.json_body import MAX_VALUES
 from streams.dialects.names import OF_CHATS
 from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_completion import Ended, finish_reason
@@ -57,6 +58,7 @@ class OpenAiRefusals:
     """What every dialect of OpenAI's says where there is no answer, and of limits."""
 
     names = OF_CHATS
+    most_values = MAX_VALUES
 
     def error(self, failure: Failure) -> dict[str, Any]:
         return error_object(failure.code, failure.message, failure.error_type, failure.param)

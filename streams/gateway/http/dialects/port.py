@@ -98,6 +98,8 @@ class Dialect(Protocol[Asked]):
 
     names: Names
     """What its clients call the fields of a request."""
+    most_values: int
+    """Objects, arrays, strings and numbers in a body."""
 
     def parse(self, body: Mapping[str, Any]) -> Asked:
         """Raises RequestError naming the field."""

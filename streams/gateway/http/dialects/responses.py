@@ -5,6 +5,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from schemas.responses import Started, Terminal
+from streams.dialects.json_body import MAX_VALUES
 from streams.dialects.names import OF_RESPONSES
 from streams.dialects.responses.body import ResponsesRequest, parse_responses_request
 from streams.dialects.responses.events import EventWriter
@@ -46,6 +47,7 @@ class Responses:
     """What the viewers of a response are told alike lives as long as they do."""
 
     names = OF_RESPONSES
+    most_values = MAX_VALUES
 
     def __init__(self) -> None:
         self._tellings: WeakValueDictionary[str, Telling] = WeakValueDictionary()

@@ -15,7 +15,7 @@ from schemas.request import MAX_INPUTS
 from schemas.responses import TokenUsage
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
-from streams.dialects.openai_embeddings import embeddings_object, parse_embeddings_request
+from streams.dialects.openai_embeddings import MOST_VALUES, embeddings_object, parse_embeddings_request
 
 USAGE = TokenUsage(prompt_tokens=7)
 
@@ -104,7 +104,7 @@ def test_what_is_not_offered_is_refused_by_name(name: str, value: object) -> Non
 
 def test_as_many_tokens_as_are_embedded_at_once_fit_a_body() -> None:
     tokens = [[7] * 1_000] * 300
-    parsed = parse_json_object(orjson.dumps(body(tokens)))
+    parsed = parse_json_object(orjson.dumps(body(tokens)), MOST_VALUES)
     assert parse_embeddings_request(parsed).inputs == tokens
 
 
