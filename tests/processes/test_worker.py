@@ -339,7 +339,7 @@ async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
 
 
 async def test_an_engine_that_hangs_is_started_again_and_its_answers_end(region: Region) -> None:
-    hangs = ENGINE.model_copy(update={"hang_after_tokens": 40})
+    hangs = ENGINE.model_copy(update={"hang_after_tokens": 400})  # seconds: both are to have begun by then
     async with worker(region, "a", hangs, engine_answers_s=0.5) as running:
         cut_off = [await region.request(max_tokens=5_000) for _ in range(2)]
         await region.ended(*cut_off)
