@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 import requests
 
-URL, KEY, MODEL = os.environ["SLUICE_URL"], os.environ["SLUICE_BRIEF_KEY"], os.environ["SLUICE_MODEL"]
+URL, KEY = os.environ["SLUICE_URL"], os.environ["SLUICE_BRIEF_KEY"]
+MODEL, EMBEDS = os.environ["SLUICE_MODEL"], os.environ["SLUICE_EMBEDS"]
 CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
     "response_headers_conformance", "unsupported_method", "allow_header_conformance", "ignored_auth",
@@ -25,11 +26,14 @@ BODIES = {
 
 
 def configuration(known):
-    """By parameter of a path: what there is of it. By chance it would hardly be found."""
-    told = [f"[dictionaries.{name}]\nvalues = {json.dumps(values)}" for name, values in known.items()]
+    """By parameter of a path: what there is of it. By chance it would hardly be found, nor a model for a body."""
+    values_of = {**known, "chats": [MODEL], "embeds": [EMBEDS]}
+    told = [f"[dictionaries.{name}]\nvalues = {json.dumps(values)}" for name, values in values_of.items()]
     told.append("[parameters]")
     told += [f'"path.{name}" = {{ dictionary = "{name}", probability = 0.5 }}' for name in known]
-    told.append('"body.model" = { dictionary = "model", probability = 0.9 }')
+    told.append('"body.model" = { dictionary = "chats", probability = 0.9 }')
+    told += ["[[operations]]", 'include-path = "/v1/embeddings"', "[operations.parameters]"]
+    told.append('"body.model" = { dictionary = "embeds", probability = 0.9 }')
     return "\n".join(told)
 
 
