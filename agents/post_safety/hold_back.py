@@ -1,10 +1,12 @@
 """Which accepted tokens of a response may be released: a pure function of the accepted tokens and the phrases.
 
 Tokens are released whole and in the order of their sequence numbers. A token waits while its text could still become
-part of a denied phrase, or while a token before it waits. One without text stands in the middle of a character, and one
-may end within an escape: they go with the token that completes it. The texts that phrases are sought in are those that
-readers join: all tokens of one choice and strand, whatever stands between them. So no phrase is found across what is
-answered and what is thought, or across two calls; nor in a call that is gone on with after another one.
+part of a denied phrase, or while a token before it waits. One without text stands in the middle of a character, one may
+end within an escape, and one with what is harmless only as the beginning of a longer word: they leave with the token
+that completes it, or not at all, so what has left is never denied, whatever else halts the response. The texts that
+phrases are sought in are those that readers join: all tokens of one choice and strand, whatever stands between them. So
+no phrase is found across what is answered and what is thought, or across two calls; nor in a call that is gone on with
+after another one.
 
 A change of strand lets go what was held of the text that is left, so that nothing waits for a text that may never go
 on: a part of a phrase leaves, and its last token never does. What would be a denied phrase if the text ended there
@@ -26,8 +28,8 @@ from schemas.logprobs import RowLogprobs
 
 _MAY_BE_JSON = ("content", "tool_arguments")
 """Arguments are what the model wrote: often nothing binds them to be JSON, and clients are shown them as they are."""
-_WITHOUT_TEXT = 2**63
-"""Position of a token without text until its character is complete: beyond everything."""
+_UNKNOWN = 2**63
+"""Position of a token that leaves with a later one, until that has come: beyond everything."""
 
 
 class Delta(NamedTuple):
@@ -73,10 +75,43 @@ class Delta(NamedTuple):
         )
 
 
+class _Row:
+    """Tokens that may have to wait. `positions`: of each, in the normalised text behind it; they never decrease.
+
+    The tokens from `tail` on leave only together with the one of the sequence number `needs`, in a later row.
+    """
+
+    __slots__ = ("delta", "needs", "positions", "tail", "text")
+
+    def __init__(self, delta: Delta, text: "_Text") -> None:
+        self.delta = delta
+        self.text = text
+        self.positions: list[int] = []
+        self.tail = _UNKNOWN
+        self.needs = 0
+
+    @property
+    def free(self) -> int:
+        """So many of its first tokens can be no part of a denied phrase."""
+        return bisect_right(self.positions, self.text.hold_from)
+
+    def settle(self, token: int, position: int, with_sequence: int) -> None:
+        self.positions[token] = position
+        if with_sequence >= self.delta.first_sequence + len(self.delta.text_ends):
+            self.tail, self.needs = min(self.tail, token), with_sequence
+
+    def without(self, tokens: int) -> None:
+        """The first of them have left."""
+        self.delta = self.delta.after(tokens)
+        del self.positions[:tokens]
+        self.tail -= tokens
+        self.text.with_next = [(row, at - tokens if row is self else at) for row, at in self.text.with_next]
+
+
 class _Text:
     """One strand of one choice. `is_left`: the choice is at another one now, and nothing of this one is held.
 
-    `with_next`: tokens that wait for the next one that ends a character, as (positions of their delta, index).
+    `with_next`: tokens that leave with the next one that completes what they end within.
     """
 
     __slots__ = ("index", "is_left", "likely", "matcher", "position", "strand", "with_next")
@@ -88,7 +123,7 @@ class _Text:
         self.is_left = False
         self.likely: LikelyTokens | None = None
         self.position = 0
-        self.with_next: list[tuple[list[int], int]] = []
+        self.with_next: list[tuple[_Row, int]] = []
 
     @property
     def may_be_json(self) -> bool:
@@ -101,29 +136,23 @@ class _Text:
             return 0
         return self.position if self.is_left else self.matcher.hold_from
 
-    def positions(self, delta: Delta) -> list[int]:
-        """Per token the position in the normalised text behind it; feeds the matcher."""
-        if len(delta.text_ends) == 1 and delta.text and self.matcher is not None and not self.with_next:
-            # The usual case on its own, for speed.
-            if not self._feed(self.matcher, delta.text):
-                return [self.position]
-            self.with_next.append((positions := [_WITHOUT_TEXT], 0))
-            return positions
-        positions = []
+    def take(self, delta: Delta) -> _Row:
+        """Feeds the matcher."""
+        row = _Row(delta, self)
         begin = 0
-        is_unfinished = False
-        for end in delta.text_ends:
+        is_complete = True
+        for token, end in enumerate(delta.text_ends):
             if end != begin and self.matcher is not None:
-                is_unfinished = self._feed(self.matcher, delta.text[begin:end])
-            if end == begin or is_unfinished:
-                self.with_next.append((positions, len(positions)))
-                positions.append(_WITHOUT_TEXT)
-            else:
+                is_complete = self._feed(self.matcher, delta.text[begin:end])
+            if end != begin and is_complete:
                 if self.with_next:
-                    self._settle()
-                positions.append(self.position)
+                    self._settle(delta.first_sequence + token)
+                row.positions.append(self.position)
+            else:
+                self.with_next.append((row, token))
+                row.positions.append(_UNKNOWN)
             begin = end
-        return positions
+        return row
 
     def passes_both(self, piece: str) -> bool:
         """Feeds a piece that neither reading holds, where there are two or it begins a second one."""
@@ -162,28 +191,22 @@ class _Text:
         self._settle()
 
     def _feed(self, matcher: StreamMatcher, piece: str) -> bool:
-        """Whether what the piece says is not known yet."""
+        """Whether it is known what the piece says, and the text might end here."""
         if "\\" in piece and self.may_be_json:
             matcher = self.matcher = TextOrJsonMatcher(matcher)
         matcher.feed(piece)
         self.position = matcher.position
         if isinstance(matcher, TextOrJsonMatcher):
             self.matcher = matcher.one_reading() or matcher
-        return matcher.is_unfinished
+        if matcher.is_unfinished:
+            return False
+        holds = matcher.hold_from != matcher.position and matcher.match is None
+        return not (holds and matcher.would_match(""))
 
-    def _settle(self) -> None:
-        for positions, index in self.with_next:
-            positions[index] = self.position
+    def _settle(self, with_sequence: int = 0) -> None:
+        for row, token in self.with_next:
+            row.settle(token, self.position, with_sequence)
         self.with_next.clear()
-
-
-class _Waiting:
-    __slots__ = ("delta", "positions", "text")
-
-    def __init__(self, delta: Delta, positions: list[int], text: _Text) -> None:
-        self.delta = delta
-        self.positions = positions
-        self.text = text
 
 
 class HoldBack:
@@ -193,7 +216,8 @@ class HoldBack:
     """
 
     __slots__ = (
-        "_content_is_json", "_left", "_phrases", "_texts", "_waiting", "halted", "halted_choice", "match", "released"
+        "_content_is_json", "_left", "_phrases", "_stuck", "_texts", "_waiting", "halted", "halted_choice", "match",
+        "released",
     )  # fmt: skip
 
     def __init__(self, phrases: PhraseSet, *, content_is_json: bool = False) -> None:
@@ -202,7 +226,8 @@ class HoldBack:
         # Per choice the text that it is at, and those that it left and may return to.
         self._texts: dict[int, _Text] = {}
         self._left: dict[int, dict[Strand, _Text]] = {}
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Row] = deque()
+        self._stuck: tuple[_Row, int] | None = None  # what a row that waits for a later one met on the way to it
         self.halted = False
         self.halted_choice: int | None = None
         self.match: Match | None = None
@@ -252,11 +277,11 @@ class HoldBack:
                 return self._release()
             text = self._texts[delta.choice] = self._turned(text, delta.strand)
         delta = text.told(delta, self._phrases)
-        positions = text.positions(delta)
-        if not self._waiting and positions[-1] <= text.hold_from:
-            self.released += len(positions)
+        row = text.take(delta)
+        if not self._waiting and row.positions[-1] <= text.hold_from:
+            self.released += len(row.positions)
             return [delta]
-        self._waiting.append(_Waiting(delta, positions, text))
+        self._waiting.append(row)
         self._is_halted_by(text)
         return self._release()
 
@@ -305,22 +330,35 @@ class HoldBack:
         waiting = self._waiting
         while waiting:
             first = waiting[0]
-            hold_from, positions = first.text.hold_from, first.positions
-            if positions[-1] <= hold_from:  # positions never decrease
-                waiting.popleft()
-                released.append(first.delta)
-                self.released += len(positions)
-                continue
-            free = bisect_right(positions, hold_from)
-            if free:
-                released.append(first.delta.before(free))
-                self.released += free
-                first.delta = first.delta.after(free)
-                del positions[:free]
-                first.text.with_next = [
-                    (held, index - free if held is positions else index) for held, index in first.text.with_next
-                ]
-            break
+            free = first.free
+            if free > first.tail and not self._may_leave_until(first.needs):
+                free = first.tail
+            self.released += free
+            if free < len(first.positions):
+                if free:
+                    released.append(first.delta.before(free))
+                    first.without(free)
+                break
+            waiting.popleft()
+            released.append(first.delta)
         if self.halted:
             waiting.clear()
         return released
+
+    def _may_leave_until(self, sequence_number: int) -> bool:
+        """Whether all up to that token may, with what these need in turn."""
+        if self._stuck is not None:
+            row, tokens = self._stuck
+            if row.free < tokens:
+                return False
+        for row in self._waiting:
+            tokens = min(sequence_number + 1 - row.delta.first_sequence, len(row.positions))
+            if tokens <= 0:
+                break
+            if row.free < tokens:
+                self._stuck = row, tokens
+                return False
+            if tokens > row.tail:
+                sequence_number = max(sequence_number, row.needs)
+        self._stuck = None
+        return True

@@ -137,6 +137,26 @@ def test_a_backslash_is_no_escape_in_what_is_never_json(kind: Strand) -> None:
     assert text_of(hold.accept(delta(2, "70oison ", kind=kind))) == "70oison "
 
 
+def test_what_only_a_longer_word_makes_harmless_leaves_with_it_or_not_at_all() -> None:
+    hold = HoldBack(PhraseSet(["make bomb", "poison"]))
+    assert text_of(hold.accept(delta(1, "make", " bomb", "ers and poi"))) == "make"
+    assert hold.accept(delta(4, "nt ")) != []
+    assert hold.released == 4
+    halted = HoldBack(PhraseSet(["make bomb", "poison"]))
+    out = halted.accept(delta(1, "make", " bomb", "ers and poi")) + halted.accept(delta(4, "son "))
+    assert halted.halted
+    assert text_of(out) == "make", "and not a phrase that the answer never had"
+
+
+def test_it_waits_for_its_longer_word_behind_another_choice_too() -> None:
+    rows = [delta(1, "a poison"), delta(2, "poi", choice=1), delta(3, "s pill"), delta(4, "nt", choice=1)]
+    hold = HoldBack(BOMB)
+    assert [hold.accept(row) for row in rows] == [[], [], [], rows]
+    halted = HoldBack(BOMB)
+    assert [halted.accept(row) for row in (*rows[:3], delta(4, "son,", choice=1))] == [[], [], [], []]
+    assert halted.halted
+
+
 def test_choices_are_sought_apart_and_released_in_one_order() -> None:
     hold = HoldBack(BOMB)
     assert hold.accept(delta(1, "make", choice=0)) == []
@@ -321,32 +341,46 @@ def test_rows_that_pass_leave_as_they_would_have(rows: list[tuple[list[str], Str
 )
 def test_no_phrase_is_in_the_joined_text_of_a_strand(rows: list[tuple[list[str], Strand, int]]) -> None:
     hold = HoldBack(BOMB)
-    out: list[Delta] = []
     seen: dict[tuple[int, Strand], str] = {}
+    told: dict[tuple[int, Strand], str] = {}
+
+    def tell(released: list[Delta]) -> None:
+        for each in released:
+            told[each.choice, each.strand] = told.get((each.choice, each.strand), "") + each.text
+        for (_, kind), text in told.items():
+            assert BOMB.first_match(text) is None, "whatever comes now, or nothing"
+            assert kind not in ("content", "tool_arguments") or not is_denied(text)
+
     ended_denied = False
     first_sequence = 1
     for tokens, kind, choice in rows:
-        out += hold.accept(delta(first_sequence, *tokens, kind=kind, choice=choice))
+        tell(hold.accept(delta(first_sequence, *tokens, kind=kind, choice=choice)))
         first_sequence += len(tokens)
         seen[choice, kind] = seen.get((choice, kind), "") + "".join(tokens)
         ended_denied = ended_denied or is_denied(seen[choice, kind])
-    out += hold.finish()
-    released: dict[tuple[int, Strand], str] = {}
-    for each in out:
-        released[each.choice, each.strand] = released.get((each.choice, each.strand), "") + each.text
-    for (_, kind), text in released.items():
-        assert BOMB.first_match(text) is None
-        if kind in ("content", "tool_arguments"):
-            json = ArgumentsMatcher(BOMB)
-            json.feed(text)
-            json.finish()
-            assert json.match is None
+    tell(hold.finish())
     assert hold.halted <= ended_denied, "halts only where a text would be denied if it ended there"
     if not hold.halted:
         assert hold.released == first_sequence - 1
-        assert {key: text for key, text in seen.items() if text} == {
-            key: text for key, text in released.items() if text
-        }
+        assert {key: text for key, text in seen.items() if text} == {key: text for key, text in told.items() if text}
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.sampled_from(PARTS), min_size=1, max_size=4), st.sampled_from(KINDS), st.integers(0, 2)),
+        max_size=20,
+    )
+)
+def test_of_several_choices_too_the_same_prefix_is_out(rows: list[tuple[list[str], Strand, int]]) -> None:
+    whole, single = HoldBack(BOMB), HoldBack(BOMB)
+    first_sequence = 1
+    for tokens, kind, choice in rows:
+        row = delta(first_sequence, *tokens, kind=kind, choice=choice)
+        first_sequence += len(tokens)
+        out = whole.accept(row)
+        apart = [each for token in row.apart() for each in single.accept(token)]
+        assert [token for each in out for token in each.apart()] == [token for each in apart for token in each.apart()]
+        assert (whole.released, whole.halted) == (single.released, single.halted)
 
 
 def test_most_rows_pass() -> None:
