@@ -66,8 +66,8 @@ class Emission:
             if delta.error is not None or work.on_trial:
                 kept_back.append((work, delta))
                 continue
-            row, row_us = delta, now_us
-            if held and (waited := held.pop(delta.request_id, delta.choice)) is not None:
+            row, row_us, earlier = delta, now_us, None
+            if held and (waited := held.at(delta.request_id, delta.choice)) is not None:
                 earlier, row_us = waited
                 if earlier is None:
                     pass
@@ -91,6 +91,8 @@ class Emission:
             if may_wait and not is_first and not delta.finish:
                 held.put(row, row_us)
                 continue
+            if earlier is not None:
+                held.remove(delta.request_id, delta.choice)
             if delta.finish:
                 self._works.end_choice(work)
             self._add_row(frames, work, row, row_us)

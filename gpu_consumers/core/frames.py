@@ -140,16 +140,17 @@ class HeldRows:
         else:
             waiting[0][row.choice] = row
 
-    def pop(self, attempt_id: str, choice: int) -> tuple[EngineDelta | None, int] | None:
+    def at(self, attempt_id: str, choice: int) -> tuple[EngineDelta | None, int] | None:
         """That of this choice, if it has one here, and the time of the attempt; None: nothing of that waits."""
         waiting = self._rows.get(attempt_id)
-        if waiting is None:
-            return None
-        rows, since_us = waiting
-        row = rows.pop(choice, None)
+        return None if waiting is None else (waiting[0].get(choice), waiting[1])
+
+    def remove(self, attempt_id: str, choice: int) -> None:
+        """That of this choice, which waits."""
+        rows, _ = self._rows[attempt_id]
+        del rows[choice]
         if not rows:
             del self._rows[attempt_id]
-        return row, since_us
 
     def drop(self, attempt_id: str) -> None:
         self._rows.pop(attempt_id, None)
