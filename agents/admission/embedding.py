@@ -2,6 +2,7 @@
 
 from itertools import accumulate
 
+from agents.admission.refusals import unknown_token
 from agents.admission.services import Tokenizer
 from agents.quota.store import Refusal
 from schemas.endings import EndingCode
@@ -56,8 +57,7 @@ def tokens_of_inputs(request: Request, tokenizer: Tokenizer, context_window: int
 def _tokens_of(given: Prompt, name: str, tokenizer: Tokenizer, context_window: int) -> list[int]:
     if isinstance(given, list):
         if max(given) >= tokenizer.vocabulary_size:
-            message = f"{name} names a token beyond the {tokenizer.vocabulary_size} of the model."
-            raise UnfitInput(_invalid(name, message))
+            raise UnfitInput(unknown_token(name, tokenizer.vocabulary_size))
         token_ids = given
     elif (encoded := _encoded(given, tokenizer, context_window)) is None:
         raise UnfitInput(_too_long(name, endless_message(context_window, len(given), name)))

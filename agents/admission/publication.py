@@ -17,7 +17,6 @@ from schemas.admission import Admission, Decision
 from schemas.generated import Opened
 from schemas.policy import OutputPolicy
 from schemas.request import AdmittedRequest, Request
-from schemas.structure import StructuredOutputs
 from streams.dead_letters import letter_of
 from streams.directory import TenantDirectory
 from streams.ids import stable_partition
@@ -37,6 +36,7 @@ class Publication:
 
     async def admitted(self, admission: Admission, decision: Decision, now_ms: int) -> None:
         common = _said_by_both(admission, decision, now_ms)
+        structure = admission.request.sampling.structured_outputs
         opened = Opened(
             **common,
             lane_partition=decision.lane_partition,
@@ -44,7 +44,7 @@ class Publication:
             reserved_tokens=admission.reserved_tokens,
             limits=admission.limits,
             output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
-            content_is_json=_is_json(admission.request.sampling.structured_outputs),
+            content_is_json=structure is not None and structure.value_schema is not None,
             echo=admission.request.echo,
         )
         # The verdict is nobody's precondition; it only has to be there before the event is acknowledged.
@@ -145,10 +145,6 @@ class Publication:
         """Writes the dead letter of a record. A crash after it: a second dead letter of the same offset."""
         letter = letter_of(record, stage, buried.reason, buried.detail, now_ms)
         await self.publisher.publish(self.topics.dead_letters.name, letter.encode(), key=letter.key)
-
-
-def _is_json(structure: StructuredOutputs | None) -> bool:
-    return structure is not None and (structure.json_object is not None or structure.json_schema is not None)
 
 
 def _callable(request: Request) -> dict[str, Any]:

@@ -89,6 +89,11 @@ UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS
 TENANT_GONE = Refusal(code=EndingCode.INVALID_REQUEST, message="The tenant does not exist any more.")
 
 
+def unknown_token(param: str, vocabulary_size: int) -> Refusal:
+    message = f"{param} names a token beyond the {vocabulary_size} of the model."
+    return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=param)
+
+
 def too_large(event: "Request | Admission") -> Refused:
     """No record can hold it."""
     request = event.request if isinstance(event, Admission) else event

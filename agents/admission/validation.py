@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from agents.admission.embedding import UnfitInput, ends_of, not_done, tokens_of_inputs
 from agents.admission.long_prompts import LONG_CHARS
-from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, TOO_MANY_LONG, Origin, Refused
+from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, TOO_MANY_LONG, Origin, Refused, unknown_token
 from agents.admission.services import Services, Tokenizer
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
@@ -161,8 +161,7 @@ def _unfit(request: Request, tenant: Tenant, vocabulary_size: int, *, accepts_se
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
     ):  # fmt: skip
         if any(token_id not in vocabulary for token_id in token_ids):
-            message = f"{param} names a token beyond the {vocabulary_size} of the model."
-            return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=param)
+            return unknown_token(param, vocabulary_size)
     return None
 
 
@@ -205,8 +204,7 @@ def _known(request: Request, token_ids: list[int], vocabulary_size: int) -> list
     """A prompt that came as token ids."""
     if max(token_ids) < vocabulary_size:
         return [token_ids]
-    message = f"prompt names a token beyond the {vocabulary_size} of the model."
-    return Refused(Origin.of(request), Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="prompt"))
+    return Refused(Origin.of(request), unknown_token("prompt", vocabulary_size))
 
 
 async def _when_there_is_room(

@@ -1,5 +1,7 @@
 """The WebSocket: many responses on one connection, cancels, and what it says to nonsense."""
 
+from collections.abc import Iterator
+
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -192,9 +194,16 @@ def test_binary_frames_close_the_socket(stack: Stack) -> None:
 
 
 def test_a_message_beyond_every_bound_closes_the_socket(stack: Stack) -> None:
-    """In two pieces, so that the gateway's answer is not overtaken by what is still being sent."""
     with open_socket(stack) as socket:
-        socket.connection.send(['{"type": "ping", "nonce": "' + "x" * (MAX_BODY_BYTES - 1_000), "x" * 5_000])
+
+        def in_two_pieces() -> Iterator[str]:
+            """The second is sent when all of the first is read: what a closed socket has not read resets it, and the
+            gateway's answer with it."""
+            yield '{"type": "ping", "nonce": "' + "x" * (MAX_BODY_BYTES - 1_000)
+            assert socket.connection.ping().wait(10)
+            yield "x" * 5_000
+
+        socket.connection.send(in_two_pieces())
         assert close_code(socket) == 1009
 
 
