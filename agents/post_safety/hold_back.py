@@ -45,6 +45,9 @@ class Delta(NamedTuple):
 
     def apart(self) -> "Iterator[Delta]":
         """Each token by itself."""
+        if len(self.text_ends) == 1:
+            yield self
+            return
         begin = 0
         for token, end in enumerate(self.text_ends):
             yield self._replace(
@@ -277,6 +280,9 @@ class HoldBack:
                 return self._release()
             text = self._texts[delta.choice] = self._turned(text, delta.strand)
         delta = text.told(delta, self._phrases)
+        # Rows without probabilities were asked for this before they came here.
+        if delta.logprobs is not None and self.passes(delta.choice, delta.strand, delta.text, delta.text_ends):
+            return [delta]
         row = text.take(delta)
         if not self._waiting and row.positions[-1] <= text.hold_from:
             self.released += len(row.positions)

@@ -18,6 +18,7 @@ includes the spaces around it.
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from copy import copy
@@ -179,13 +180,14 @@ class Match:
 class PhraseSet:
     """Compiled phrases; immutable, shared between responses. False when it denies nothing.
 
-    Phrases without any letter or digit cannot match; they are listed in `ignored`.
+    Phrases without any letter or digit cannot match; they are listed in `ignored`. `lifts`: some phrase allows.
     """
 
     def __init__(self, deny: Iterable[str], allow: Iterable[str] = ()) -> None:
         denied = {phrase: normalise(phrase).text for phrase in deny}
         allowed = {phrase: normalise(phrase).text for phrase in allow}
         self.ignored = tuple(phrase for phrase, words in (denied | allowed).items() if not words)
+        self.lifts = any(allowed.values())
         self._goto: list[dict[str, int]] = [{}]
         self._depth = [0]
         # Per node: the longest phrase that ends here, also at a suffix of it; "" for none.
@@ -202,6 +204,8 @@ class PhraseSet:
         self._fail = [0] * len(self._goto)
         self._link()
         self._start = self._goto[0].get(_SPACE, 0)
+        # The denied patterns from their ends on, sorted: those that end alike stand together.
+        self._from_end = sorted(f" {words} "[::-1] for words in set(denied.values()) - {""})
 
     def _add(self, words: str, ends: list[str], alive: list[int]) -> None:
         node = 0
@@ -244,6 +248,21 @@ class PhraseSet:
 
     def __bool__(self) -> bool:
         return len(self._goto) > 1
+
+    def may_end_in(self, folded: str) -> bool:
+        """Whether a denied phrase may end in folded text behind its first character, whatever stands in front of it."""
+        node = 0
+        for index, char in enumerate(folded):
+            node = self._step(node, char)
+            if index and char == _SPACE and (self._denied[node] or self._is_an_end(folded[: index + 1])):
+                return True
+        return False
+
+    def _is_an_end(self, folded: str) -> bool:
+        """Of a denied pattern."""
+        from_end = folded[::-1]
+        at = bisect_left(self._from_end, from_end)
+        return at < len(self._from_end) and self._from_end[at].startswith(from_end)
 
     def first_match(self, text: str) -> Match | None:
         """A denial that no allow phrase lifts, in characters of `text`; None when there is none.
@@ -307,11 +326,25 @@ class StreamMatcher:
         self.position = self.hold_from = self.position + moved
         return True
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing of what it was fed hangs on what follows, but whether a denied phrase ends there."""
+        return self.match is None and not self._undecided and not self.is_unfinished
+
+    @property
+    def is_free(self) -> bool:
+        """A denied phrase that ends behind what it was fed begins there, too, whatever is allowed."""
+        return self.hold_from == self.position and self.is_settled and not self._phrases.lifts
+
     def would_match(self, text: str) -> bool:
         """Whether a denied phrase would be found if the text ended with this piece. Nothing is fed."""
         if self.match is None and not self._undecided and len(text) <= MAX_CACHED_CHARS:
-            return _ends_denied(self._phrases, self._node, context(self._before, text), text)
+            return self._is_ended_by(text)
         return self._tried(text)
+
+    def _is_ended_by(self, text: str) -> bool:
+        """As `would_match`, where nothing is undecided."""
+        return _ends_denied(self._phrases, self._node, _end_with(text, context(self._before, text)))
 
     def _tried(self, text: str) -> bool:
         ahead = self._copy()
@@ -430,11 +463,29 @@ def _passage(phrases: PhraseSet, node: int, before: str, text: str) -> tuple[int
     return matcher._node, matcher._before, matcher.position
 
 
+def ends_no_denial(phrases: PhraseSet, text: str) -> bool:
+    """Whether that piece ends no denied phrase, wherever it stands, if none ends in front of it already. False where
+    that hangs on what stands there.
+    """
+    # What its first character says may hang on the one before.
+    if len(text) > MAX_CACHED_CHARS or context("b", text) == "b":
+        return False
+    return not phrases.may_end_in(_end_with(text, "a"))
+
+
 @lru_cache(maxsize=65_536)
-def _ends_denied(phrases: PhraseSet, node: int, before: str, text: str) -> bool:
-    """Whether a matcher that stands there finds a denied phrase in `text` and the end of all text behind it."""
+def _end_with(text: str, before: str) -> str:
+    """What a matcher meets, folded, of a text that ends with `text` behind `before`."""
+    folded = _fold(text, before)
+    if before == _SPACE and folded[:1] == _SPACE:
+        folded = folded[1:]
+    return folded if (folded or before)[-1] == _SPACE else folded + _SPACE
+
+
+@lru_cache(maxsize=65_536)
+def _ends_denied(phrases: PhraseSet, node: int, end: str) -> bool:
+    """Whether a matcher that stands there, nothing undecided, finds a denied phrase in the end of its text."""
     matcher = StreamMatcher(phrases)
-    matcher._node, matcher._before = node, before
-    matcher.feed(text)
-    matcher.finish()
-    return matcher.match is not None
+    matcher._node = node
+    matcher._advance(end)
+    return matcher.match is not None or bool(matcher._undecided)

@@ -35,6 +35,10 @@ class TextOrJsonMatcher(StreamMatcher):
     def passes(self, text: str) -> bool:
         return False
 
+    @property
+    def is_settled(self) -> bool:
+        return self._text.is_settled and self._json.is_settled
+
     def would_match(self, text: str) -> bool:
         return self._text.would_match(text) or self._json.would_match(text)
 

@@ -1,6 +1,8 @@
 """How likely tokens were is told with their text, withheld with it, and spells nothing that is denied."""
 
+from codecs import getincrementaldecoder
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -9,9 +11,10 @@ from openai.types.chat import ChatCompletion
 
 from agents.post_safety.effects import Released
 from agents.post_safety.hold_back import Delta, HoldBack
+from agents.post_safety.likely_tokens import LikelyTokens
 from agents.post_safety.regroup import MAX_CHARS, Regrouper
 from agents.safety.arguments import ArgumentsMatcher
-from agents.safety.phrases import PhraseSet
+from agents.safety.phrases import PhraseSet, StreamMatcher
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.generated import FinishReason
@@ -160,6 +163,15 @@ def test_what_escapes_spell_is_left_out_where_the_answer_may_be_json() -> None:
         assert texts_beside((out[-1].logprobs or [])[0]) == ["\\nsauces"]
 
 
+def test_nor_may_it_be_the_rest_of_an_escape() -> None:
+    hold = HoldBack(PhraseSet(["s"]), content_is_json=True)
+    out = hold.accept(Delta(0, "content", 1, '{"a":"\\u00', [10], 1, [likely('{"a":"\\u00')]))
+    out += hold.accept(Delta(0, "content", 2, "74", [2], 1, [likely("74", "73", "75", "7")]))
+    out += hold.finish()
+    [_, [told]] = [delta.logprobs or [] for delta in out]
+    assert texts_beside(told) == ["75", "7"]
+
+
 TOKENS = [" so", "make", " a", " bomb", "secret", " sauce", "s", "🙂", "", " s", "\\n"]
 
 
@@ -197,12 +209,91 @@ def test_no_row_says_more_than_its_text_and_no_reading_of_it_is_denied(
         said += text
 
 
-def is_denied(text: str) -> bool:
+def is_denied(text: str, rules: PhraseSet = PHRASES) -> bool:
     """In either reading."""
-    json = ArgumentsMatcher(PHRASES)
-    json.feed(text)
-    json.finish()
-    return json.match is not None or PHRASES.first_match(text) is not None
+    return is_denied_as_json(text, rules) or rules.first_match(text) is not None
+
+
+def is_denied_as_json(text: str, rules: PhraseSet) -> bool:
+    matcher = ArgumentsMatcher(rules)
+    matcher.feed(text)
+    matcher.finish()
+    return matcher.match is not None
+
+
+class Naively:
+    """The rule, with nothing remembered: each likely token is read behind all that was said, and by itself."""
+
+    def __init__(self, rules: PhraseSet, *, content_is_json: bool) -> None:
+        self.rules = rules
+        self.content_is_json = content_is_json
+        self.said = ""
+        self.unspelled = b""
+
+    def told(self, logprobs: TokenLogprobs, text: str) -> TokenLogprobs:
+        (own, logprob), *likely = logprobs
+        unspelled, said = self.unspelled + own.encode("latin-1"), text.encode()
+        is_cut = unspelled != said and self.is_denied(own)
+        kept = [each for each in likely if (each[0] == own and not is_cut) or not self.is_denied(each[0])]
+        self.unspelled = unspelled[len(said) :]
+        self.said += text
+        return [(text.encode().decode("latin-1") if is_cut else own, logprob), *kept]
+
+    def is_denied(self, token: str) -> bool:
+        raw = token.encode("latin-1")
+        here, alone = ((before + raw).decode(errors="ignore") for before in (self.unspelled, b""))
+        is_one = is_denied(alone, self.rules)
+        if self.content_is_json:
+            return is_one or is_denied_as_json(self.said + here, self.rules)
+        return is_one or is_denied(self.said + here, self.rules)
+
+
+WORDS = ["make", " a", " bomb", "secret", " sauce", "s", "🙂", "毒", "药", "\\n", "\\u0073", " so", ". ", "\\", "u0"]
+DENIED = ["make a bomb", "secret sauce", "毒药", "s", "so a", "sauce", "bomb so", "🙂"]
+
+
+@settings(deadline=None)
+@given(st.data(), st.lists(st.sampled_from(DENIED), max_size=4), st.booleans())
+def test_what_is_remembered_of_tokens_and_phrases_changes_nothing(
+    data: st.DataObject, deny: list[str], content_is_json: bool
+) -> None:
+    said = "".join(data.draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=8))).encode()
+    cuts = data.draw(st.sets(st.integers(1, len(said)), max_size=10))
+    raw = "".join(data.draw(st.lists(st.sampled_from(WORDS), max_size=4))).encode()
+    edges = data.draw(st.lists(st.tuples(st.integers(0, len(raw)), st.integers(0, len(raw))), max_size=5))
+    others = [raw[min(edge) : max(edge)].decode("latin-1") for edge in edges]
+    hold = HoldBack(PhraseSet(deny), content_is_json=content_is_json)
+    naive = Naively(PhraseSet(deny), content_is_json=content_is_json)
+    decoder = getincrementaldecoder("utf-8")()
+    told: list[TokenLogprobs] = []
+    expected: list[TokenLogprobs] = []
+    for number, (begin, end) in enumerate(pairwise(sorted({0, *cuts, len(said)})), 1):
+        own, text = said[begin:end].decode("latin-1"), decoder.decode(said[begin:end])
+        logprobs = [(each, -1.0) for each in (own, own, *others)]
+        expected.append(naive.told(logprobs, text))
+        released = hold.accept(Delta(0, "content", number, text, [len(text)], 1, [logprobs]))
+        told += [each for delta in released for each in delta.logprobs or ()]
+    told += [each for delta in hold.finish() for each in delta.logprobs or ()]
+    assert len(told) == hold.released
+    assert told == expected[: len(told)]
+
+
+def test_of_what_can_end_no_phrase_nothing_is_sought_in_the_text() -> None:
+    """However many phrases there are: else twenty tokens at each place would be sought through at each."""
+
+    class Asked(StreamMatcher):
+        pieces: ClassVar[list[str]] = []
+
+        def would_match(self, text: str) -> bool:
+            self.pieces.append(text)
+            return super().would_match(text)
+
+    rules = PhraseSet([f"never say word{number} thing{number}" for number in range(2_000)])
+    matcher = Asked(rules)
+    matcher.feed("They never say word7")
+    beside = [" the", ".", " a", "s", "\n", " things", " thing7", " never say word1 thing1"]
+    assert texts_beside(LikelyTokens(rules).told(likely(" no", *beside), " no", matcher)) == beside[:6]
+    assert matcher.pieces == ["", " thing7", " never say word1 thing1"]
 
 
 def test_a_record_that_tells_them_does_not_outgrow_its_topic() -> None:
