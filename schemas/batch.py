@@ -1,5 +1,6 @@
 """Batch producers: the job they write to `intake.batch` and the line they read from their results topic."""
 
+from operator import not_
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,6 +50,10 @@ class BatchError(BaseModel):
     retry_after_ms: int | None = None
 
 
+RESULT_TOO_LARGE = "result_too_large"
+"""The code of a line whose answer no record can hold. The response has ended, and is billed."""
+
+
 class BatchResult(Record):
     """On `results.<tenant>`, keyed by `custom_id`: exactly one of `response` and `error` is set.
 
@@ -61,3 +66,8 @@ class BatchResult(Record):
     custom_id: Identifier
     response: BatchResponse | None = None
     error: BatchError | None = None
+    left_out: list[Literal["logprobs"]] = Field(
+        default_factory=list,
+        exclude_if=not_,
+        description="What the answer has, and this line had no room for: it is null in every choice.",
+    )

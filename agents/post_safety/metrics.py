@@ -23,6 +23,11 @@ class Metrics:
         self.failed_results = Counter(
             "sluice_post_safety_failed_results", "Batch results that went to dead letters instead.", registry=registry
         )
+        self.shortened_results = Counter(
+            "sluice_post_safety_shortened_results",
+            "Batch results that their topic had no room for, sent without probabilities or as an error.",
+            registry=registry,
+        )
         self.open_responses = Gauge("sluice_post_safety_open_responses", "Responses without an end.", registry=registry)
         self.parked_responses = Gauge(
             "sluice_post_safety_parked_responses", "Open ones that do not hold the commit.", registry=registry

@@ -18,6 +18,7 @@ from agents.post_safety.metrics import Metrics
 from agents.post_safety.parking import Position, plan_restart
 from agents.post_safety.policies import ResponsePhrases
 from agents.post_safety.regroup import Group, Regrouper
+from agents.post_safety.result_lines import shortened
 from agents.post_safety.unreadable import named_responses
 from agents.safety.output_policies import OutputPolicyReader
 from schemas.batch import BatchResult
@@ -119,7 +120,7 @@ class PostSafetyProcess:
         self._commit_due_ms = 0.0
         self._open_commit: OpenCommit | None = None
         self._failure: DeliveryFailed | None = None
-        self._failed_results: list[tuple[int, str, bytes, LogError]] = []
+        self._failed_results: list[tuple[int, str, str, bytes, LogError]] = []
         self._counted: dict[str, int] = {}
         self._joined = False
 
@@ -312,16 +313,16 @@ class PostSafetyProcess:
                 self._emit(effect)
 
     def _emit(self, effect: Emit) -> None:
-        value = None if effect.record is None else effect.record.encode()
         if isinstance(effect.record, BatchResult):
             topic = self._topics.results(effect.record.scope.tenant_id).name
-            self._send_result(topic, effect.key, effect.record.encode())
+            self._send_result(topic, effect.key, effect.record.encode(), self._gate.sent())
             return
         if isinstance(effect.record, Terminal) and effect.partition is not None:
             # A response's tokens stand before its terminal.
             group = self._regrouper.take(effect.partition)
             if group is not None:
                 self._send_group(group)
+        value = None if effect.record is None else effect.record.encode()
         self._send(self._names[effect.channel], value, key=effect.key, partition=effect.partition)
         if self._tracing is not None and isinstance(effect.record, UsageEvent):
             self._tracing.billed(effect.record)
@@ -337,14 +338,9 @@ class PostSafetyProcess:
         self._metrics.release_seconds.observe(max(0.0, self._clock_ms() / 1e3 - group.oldest_emitted_at_us / 1e6))
 
     def _send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: str | None = None,
-        partition: int | None = None,
+        self, topic: str, value: bytes | None, *, key: str | None = None, partition: int | None = None,
         ticket: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """With `ticket` the record stands for one whose ticket is still outstanding."""
         held = self._gate.sent() if ticket is None else ticket
 
@@ -356,18 +352,17 @@ class PostSafetyProcess:
 
         self._produce(topic, value, key, partition, delivered)
 
-    def _send_result(self, topic: str, key: str, value: bytes) -> None:
+    def _send_result(self, topic: str, key: str, value: bytes, ticket: int) -> None:
         """A tenant's topic may be missing or refuse a record without stopping everybody's answers.
 
         A failure that may pass ends the process like any other: the result is sent again from the commit.
         """
-        ticket = self._gate.sent()
 
         def delivered(_offset: int | None, error: LogError | None) -> None:
             if error is None:
                 self._gate.acknowledged(ticket)
             elif not error.retriable:
-                self._failed_results.append((ticket, topic, value, error))
+                self._failed_results.append((ticket, topic, key, value, error))
             elif self._failure is None:
                 self._failure = DeliveryFailed(f"{topic}: {error}")
 
@@ -376,7 +371,7 @@ class PostSafetyProcess:
         except LogError as error:
             if error.retriable:
                 raise
-            self._failed_results.append((ticket, topic, value, error))
+            self._failed_results.append((ticket, topic, key, value, error))
 
     def _produce(
         self, topic: str, value: bytes | None, key: str | None, partition: int | None, delivered: OnDelivery
@@ -399,10 +394,15 @@ class PostSafetyProcess:
         if self._failure is not None:
             raise self._failure
         while self._failed_results:
-            ticket, topic, value, error = self._failed_results.pop()
+            # Whatever stands for a result has its ticket: nothing is committed before the log has the one or the other.
+            ticket, topic, key, value, error = self._failed_results.pop()
+            if (shorter := shortened(value, error)) is not None:
+                _log.warning("batch_result_shortened", topic=topic, error=str(error))
+                self._metrics.shortened_results.inc()
+                self._send_result(topic, key, shorter, ticket)
+                continue
             _log.error("batch_result_failed", topic=topic, error=str(error))
             self._metrics.failed_results.inc()
-            # Under the result's own ticket: nothing is committed before the log has the one or the other.
             letter = DeadLetter.of(
                 topic, 0, 0, value, stage=STAGE, reason="stage_failed", detail=str(error), dead_at_ms=self._clock_ms()
             )
