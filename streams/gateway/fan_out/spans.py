@@ -10,7 +10,7 @@ MAX_SPAN_CHARS = 32_768
 SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES = 300, 40, 6
 """Of a span in memory, as measured: itself, each of its tokens, and each character of text that is not all ASCII."""
 TOLD_TOKEN_BYTES, ALTERNATIVE_BYTES = 80, 150
-"""Of its probabilities: each token they are told of, and each token that is named there."""
+"""Of its probabilities: each token they are told of, and each token that is named there, beside its bytes."""
 ALTERNATIVE_CHARS = 80
 """About as many characters it takes to tell one of those."""
 
@@ -70,8 +70,9 @@ def memory_bytes(spans: Iterable[Span]) -> int:
     )  # fmt: skip
 
 
-def logprobs_bytes(logprobs: Iterable[TokenLogprobs]) -> int:
-    return sum(TOLD_TOKEN_BYTES + ALTERNATIVE_BYTES * len(told) for told in logprobs)
+def logprobs_bytes(logprobs: Sequence[TokenLogprobs]) -> int:
+    texts = [text for told in logprobs for text, _ in told]
+    return TOLD_TOKEN_BYTES * len(logprobs) + ALTERNATIVE_BYTES * len(texts) + sum(map(len, texts))
 
 
 def told_chars(span: Span) -> int:

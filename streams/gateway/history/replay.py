@@ -7,10 +7,9 @@ import orjson
 
 from schemas.responses import Release, Started, Terminal
 from streams.gateway.fan_out.spans import Span, memory_bytes
+from streams.gateway.history.turns import packed, unpacked
 
 _FORMAT = 1
-_WITHOUT_CALL, _WITHOUT_LOGPROBS = Span._fields.index("call"), Span._fields.index("logprobs")
-"""As many fields of a span stand in an entry as it needs: what it does not say is what it said before it could."""
 PIECE_BYTES = 1_048_576
 """Of memory, estimated: what a viewer missed is read in pieces of about this size, the next when one was sent."""
 
@@ -24,16 +23,10 @@ def pack(started: Started | None, spans: Iterable[Span], terminal: Terminal | No
     entry: list[Any] = [
         _FORMAT,
         None if started is None else started.model_dump(mode="json"),
-        [_packed(span) for span in spans],
+        packed(spans),
         None if terminal is None else terminal.model_dump(mode="json"),
     ]
     return orjson.dumps(entry)
-
-
-def _packed(span: Span) -> tuple[Any, ...]:
-    if span.logprobs is not None:
-        return tuple(span)
-    return span[:_WITHOUT_LOGPROBS] if span.call else span[:_WITHOUT_CALL]
 
 
 def has_end(entry: bytes) -> bool:
@@ -109,8 +102,8 @@ class Replay:
                 raise UnreadableEntry(f"format {version}")
             if started is not None:
                 self.add_started(Started.model_validate(started))
-            for span in spans:
-                self.add_span(Span(*span))
+            for span in unpacked(spans):
+                self.add_span(span)
             if terminal is not None:
                 self.add_terminal(Terminal.model_validate(terminal))
         except (ValueError, TypeError) as error:

@@ -107,8 +107,9 @@ def test_the_hub_counts_what_they_take(edges: list[int], repeats: bool) -> None:
     assert reader.text == "".join(TOKENS)
 
 
-def test_what_is_counted_is_what_they_take() -> None:
-    read = RESPONSES.validate_json(release(R, ACME, 1, ["word"] * 500, likeliest=20).encode())
+@pytest.mark.parametrize("token", ["word", "=" * 500], ids=["short", "long"])
+def test_what_is_counted_is_what_they_take(token: str) -> None:
+    read = RESPONSES.validate_json(release(R, ACME, 1, [token] * 500, likeliest=20).encode())
     assert isinstance(read, Release)
     assert read.logprobs is not None
     [logprobs] = read.logprobs
@@ -118,7 +119,8 @@ def test_what_is_counted_is_what_they_take() -> None:
         for each in logprobs
     )
     assert 0.7 < taken / logprobs_bytes(logprobs) < 1.1
-    assert logprobs_bytes(logprobs) == 500 * (TOLD_TOKEN_BYTES + 21 * ALTERNATIVE_BYTES)
+    chars = sum(len(text) for each in logprobs for text, _ in each)
+    assert logprobs_bytes(logprobs) == 500 * (TOLD_TOKEN_BYTES + 21 * ALTERNATIVE_BYTES) + chars
 
 
 def test_who_lags_is_given_no_more_at_once_than_of_text() -> None:
