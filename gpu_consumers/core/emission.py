@@ -18,6 +18,7 @@ from streams.dead_letters import letter_of
 from streams.log.offset_tracker import OffsetTracker
 from streams.log.port import LogRecord
 
+_RUNNING = Phase.RUNNING  # in Python 3.11 a look-up at the enum costs more than the row's other decisions
 _Frames = dict[tuple[int, int], FrameColumns]
 """By partition, and by when the oldest token in it was generated, in microseconds."""
 
@@ -49,12 +50,13 @@ class Emission:
         if held.are_ahead_of(now_us):
             self.publish_held()
         may_wait = held.may_wait(len(deltas), now_us, is_behind=self._frames_in_flight > 0)
+        waiting, by_attempt = held.rows, self._works.by_attempt
         frames: _Frames = {}
         kept_back: list[tuple[Work, EngineDelta]] = []
         tokens = 0
         for delta in deltas:
-            work = self._works.by_attempt.get(delta.request_id)
-            if work is None or work.phase is not Phase.RUNNING:
+            work = by_attempt.get(delta.request_id)
+            if work is None or work.phase is not _RUNNING:
                 continue
             ends = delta.text_ends
             if delta.error is None and (
@@ -67,8 +69,9 @@ class Emission:
                 kept_back.append((work, delta))
                 continue
             row, row_us, earlier = delta, now_us, None
-            if held and (waited := held.at(delta.request_id, delta.choice)) is not None:
-                earlier, row_us = waited
+            waits = waiting.get(delta.request_id)
+            if waits is not None:
+                earlier, row_us = waits[0].get(delta.choice), waits[1]
                 if earlier is None:
                     pass
                 elif (
@@ -89,7 +92,10 @@ class Emission:
                 work.cached_tokens = delta.cached_tokens
                 self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
             if may_wait and not is_first and not delta.finish:
-                held.put(row, row_us)
+                if waits is None:
+                    held.put(row, row_us)
+                else:
+                    waits[0][delta.choice] = row
                 continue
             if earlier is not None:
                 held.remove(delta.request_id, delta.choice)
@@ -130,11 +136,11 @@ class Emission:
         columns = frames.get((work.partition, row_us))
         if columns is None:
             columns = frames[work.partition, row_us] = FrameColumns()
-        columns.add(work.scope, work.response_id, work.next_sequence, row)
+        is_full = columns.add(work.scope, work.response_id, work.next_sequence, row)
         work.next_sequence += len(row.token_ids)
         if row.finish and not work.open_choices:
             columns.finished_ids.append(row.request_id)
-        if columns.is_full:
+        if is_full:
             self._publish_frames(frames)
             frames.clear()
 

@@ -25,18 +25,16 @@ class FrameColumns:
         self._first_sequence: list[int] = []
         self._deltas: list[EngineDelta] = []
         self._room = MAX_FRAME_ROWS
+        self._has_logprobs = False
         self.finished_ids: list[str] = []
         """The attempts that end here."""
-
-    @property
-    def is_full(self) -> bool:
-        return self._room <= 0
 
     @property
     def attempt_ids(self) -> list[str]:
         return [delta.request_id for delta in self._deltas]
 
-    def add(self, scope: Scope, response_id: str, first_sequence: int, delta: EngineDelta) -> None:
+    def add(self, scope: Scope, response_id: str, first_sequence: int, delta: EngineDelta) -> bool:
+        """Whether it is full now."""
         index = self._scope_index.get(id(scope))
         if index is None:
             index = self._scope_index[id(scope)] = len(self._scopes)
@@ -45,13 +43,17 @@ class FrameColumns:
         self._response_id.append(response_id)
         self._first_sequence.append(first_sequence)
         self._deltas.append(delta)
-        self._room -= 1 if delta.logprobs is None else _rows_of(delta.logprobs)
+        if delta.logprobs is not None:
+            self._has_logprobs = True
+            self._room -= _rows_of(delta.logprobs)
+        return len(self._deltas) >= self._room
 
     def encode(self, worker_id: str, emitted_at_us: int) -> bytes:
         """A `Frame`. Validation is left to its readers: on this path it would cost more than everything else."""
         deltas = self._deltas
         kind = [delta.kind for delta in deltas]
-        stopped_by = [delta.stopped_by for delta in deltas]
+        finish = [delta.finish for delta in deltas]
+        stopped_by = [delta.stopped_by for delta in deltas] if any(finish) else []
         return Frame.model_construct(
             worker_id=worker_id,
             emitted_at_us=emitted_at_us,
@@ -65,8 +67,8 @@ class FrameColumns:
             token_ids=[delta.token_ids for delta in deltas],
             text=[delta.text for delta in deltas],
             text_ends=[delta.text_ends for delta in deltas],
-            logprobs=[delta.logprobs for delta in deltas],
-            finish=[delta.finish for delta in deltas],
+            logprobs=[delta.logprobs for delta in deltas] if self._has_logprobs else [None] * len(deltas),
+            finish=finish,
             cached_tokens=[delta.cached_tokens for delta in deltas],
             call=None if _OF_TOOLS.isdisjoint(kind) else [delta.call for delta in deltas],
             stopped_by=None if stopped_by.count(None) == len(stopped_by) else stopped_by,
@@ -94,9 +96,9 @@ def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
 
 
 def _rows_of(logprobs: list[TokenLogprobs]) -> int:
-    """That are as long, at least."""
+    """That are as long, beside the row itself."""
     alternatives = [text for token in logprobs for text, _ in token]
-    return 1 + (_ALTERNATIVE_BYTES * len(alternatives) + _CHAR_BYTES * sum(map(len, alternatives))) // _ROW_BYTES
+    return (_ALTERNATIVE_BYTES * len(alternatives) + _CHAR_BYTES * sum(map(len, alternatives))) // _ROW_BYTES
 
 
 class HeldRows:
@@ -110,13 +112,14 @@ class HeldRows:
     def __init__(self, hold_us: int, rows_per_s: int) -> None:
         self._hold_us = hold_us
         self._rows_per_s = rows_per_s
-        self._rows: dict[str, tuple[dict[int, EngineDelta], int]] = {}
+        self.rows: dict[str, tuple[dict[int, EngineDelta], int]] = {}
+        """By attempt: those of its choices, and their time. A row that has grown is put in its own place."""
         self._last_step_us = 0
         self._left_us = 0
         self._since_us = 0
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def may_wait(self, rows: int, now_us: int, *, is_behind: bool) -> bool:
         """Whether the rows of this step, which has so many, may wait for the next one. Call it once for each step.
@@ -124,7 +127,7 @@ class HeldRows:
         `is_behind`: something that left before is not acknowledged yet.
         """
         step_us, self._last_step_us = now_us - self._last_step_us, now_us
-        age_us = now_us - self._since_us if self._rows else 0
+        age_us = now_us - self._since_us if self.rows else 0
         are_too_many = rows * 1_000_000 > self._rows_per_s * (now_us - self._left_us)
         waits = (is_behind or are_too_many) and age_us + step_us <= self._hold_us
         if not waits:
@@ -132,36 +135,27 @@ class HeldRows:
         return waits
 
     def put(self, row: EngineDelta, row_us: int) -> None:
-        """`row_us`: when the oldest token in it was generated, or in those of its attempt that wait."""
-        self._since_us = min(self._since_us, row_us) if self._rows else row_us
-        waiting = self._rows.get(row.request_id)
-        if waiting is None:
-            self._rows[row.request_id] = {row.choice: row}, row_us
-        else:
-            waiting[0][row.choice] = row
-
-    def at(self, attempt_id: str, choice: int) -> tuple[EngineDelta | None, int] | None:
-        """That of this choice, if it has one here, and the time of the attempt; None: nothing of that waits."""
-        waiting = self._rows.get(attempt_id)
-        return None if waiting is None else (waiting[0].get(choice), waiting[1])
+        """The first of its attempt that waits. `row_us`: when the oldest token in it was generated."""
+        self._since_us = min(self._since_us, row_us) if self.rows else row_us
+        self.rows[row.request_id] = {row.choice: row}, row_us
 
     def remove(self, attempt_id: str, choice: int) -> None:
         """That of this choice, which waits."""
-        rows, _ = self._rows[attempt_id]
+        rows, _ = self.rows[attempt_id]
         del rows[choice]
         if not rows:
-            del self._rows[attempt_id]
+            del self.rows[attempt_id]
 
     def drop(self, attempt_id: str) -> None:
-        self._rows.pop(attempt_id, None)
+        self.rows.pop(attempt_id, None)
 
     def pop_all(self) -> list[tuple[EngineDelta, int]]:
-        waiting, self._rows = self._rows.values(), {}
+        waiting, self.rows = self.rows.values(), {}
         return [(row, since_us) for rows, since_us in waiting for row in rows.values()]
 
     def overdue(self, now_us: int) -> bool:
-        return bool(self._rows) and abs(now_us - self._since_us) >= self._hold_us
+        return bool(self.rows) and abs(now_us - self._since_us) >= self._hold_us
 
     def are_ahead_of(self, now_us: int) -> bool:
         """The clock was set back since the last step: a row of now would pass for an older one than those here."""
-        return bool(self._rows) and now_us < self._last_step_us
+        return bool(self.rows) and now_us < self._last_step_us
