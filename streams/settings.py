@@ -223,6 +223,11 @@ class TenantShareSettings(_Section):
         ge=1_024,
         description="Of memory for bodies until they are stored, and what is made of them; a sixteenth for small ones.",
     )
+    answer_bytes: int = Field(
+        default=268_435_456,
+        ge=1_024,
+        description="Of memory for answers that are told whole, until they are sent; one alone may take more.",
+    )
 
 
 class GatewaySettings(_Section):

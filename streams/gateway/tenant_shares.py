@@ -1,4 +1,5 @@
-"""What one tenant takes of a gateway, bounded before it costs others: requests, log bytes, connections, bodies, pings.
+"""What one tenant takes of a gateway, bounded before it costs others: requests, log bytes, connections, bodies, whole
+answers, pings.
 
 Quota decides what a tenant may have generated, and decides after the log. These bounds stand before it, are the same
 for every tenant, and are wide: who meets them is broken, or means harm.
@@ -21,6 +22,7 @@ SMALL_MESSAGES_PER_S = 30
 """Of one socket; a client that keeps itself alive sends one in some seconds."""
 SMALL_BODY_BYTES = 8_192
 """Of one with what is made of it: pings, cancels, short questions. What large ones hold must not keep these out."""
+_ANSWERS_REFUSED = "Your organisation reads more long answers at once from this gateway than one may."
 
 
 def share_taken(code: str, message: str, retry_after_ms: int | None = None) -> ApiError:
@@ -63,31 +65,54 @@ class SmallMessages:
         return self._of_socket.take(amount, now_s) is None and self._of_tenant.take(amount, now_s) is None
 
 
-class BodyHold:
-    """Memory that one body takes. The last sixteenth of its tenant's share is for small ones."""
+@dataclass(slots=True)
+class _Memory:
+    """What all bodies of a tenant take together, or all its answers. `refusal`: what is said of too many. `admits_any`:
+    one alone may take more, since it would never fit.
+    """
 
-    def __init__(self, share: "_Share", most_bytes: int) -> None:
-        self._share = share
-        self._most_bytes = most_bytes
+    most_bytes: int
+    refusal: str
+    admits_any: bool = False
+    held_bytes: int = 0
+
+
+class Hold:
+    """Memory that one body takes, or one answer. The last sixteenth of its tenant's share is for small ones."""
+
+    def __init__(self, memory: _Memory) -> None:
+        self._memory = memory
         self._held_bytes = 0
 
     def set(self, size_bytes: int) -> bool:
         """Whether it may be so large; it stays as large as it was if not."""
-        more = size_bytes - self._held_bytes
-        most_bytes = self._most_bytes
+        memory, more = self._memory, size_bytes - self._held_bytes
+        most_bytes = memory.most_bytes
         if size_bytes > SMALL_BODY_BYTES:
             most_bytes -= most_bytes // 16
-        if more > 0 and self._share.body_bytes + more > most_bytes:
+        is_alone = memory.admits_any and memory.held_bytes == self._held_bytes
+        if more > 0 and memory.held_bytes + more > most_bytes and not is_alone:
             return False
-        self._share.body_bytes += more
+        memory.held_bytes += more
         self._held_bytes = size_bytes
         return True
 
     def grow(self, size_bytes: int) -> None:
         """Raises ApiError 429."""
-        if not self.set(self._held_bytes + size_bytes):
-            reason = CloseReason.RATE_LIMITED_BYTES
-            raise share_taken(reason.value, CLOSINGS[reason].message)
+        self.become(self._held_bytes + size_bytes)
+
+    def become(self, size_bytes: int) -> None:
+        """As `set`. Raises ApiError 429."""
+        if not self.set(size_bytes):
+            raise share_taken(CloseReason.RATE_LIMITED_BYTES.value, self._memory.refusal)
+
+
+def _held(memory: _Memory) -> Iterator[Hold]:
+    hold = Hold(memory)
+    try:
+        yield hold
+    finally:
+        hold.set(0)
 
 
 @dataclass(slots=True)
@@ -95,8 +120,9 @@ class _Share:
     requests: Bucket
     log_bytes: Bucket
     small_messages: Bucket
+    bodies: _Memory
+    answers: _Memory
     connections: int = 0
-    body_bytes: int = 0
 
 
 class TenantShares:
@@ -113,13 +139,19 @@ class TenantShares:
             share = _Share(
                 Bucket(limits.requests_per_s, now_s), Bucket(limits.log_bytes_per_s, now_s),
                 Bucket(limits.small_messages_per_s, now_s),
+                _Memory(limits.body_bytes, CLOSINGS[CloseReason.RATE_LIMITED_BYTES].message),
+                _Memory(limits.answer_bytes, _ANSWERS_REFUSED, admits_any=True),
             )  # fmt: skip
             self._shares[tenant_id] = share
         return share
 
     def body_bytes(self, tenant_id: str) -> int:
         """What its bodies take now."""
-        return self._share(tenant_id).body_bytes
+        return self._share(tenant_id).bodies.held_bytes
+
+    def answer_bytes(self, tenant_id: str) -> int:
+        """What its answers take now that are told whole."""
+        return self._share(tenant_id).answers.held_bytes
 
     def spend_request(self, tenant_id: str) -> None:
         """Also of a request that is refused later. Raises ApiError 429."""
@@ -154,13 +186,14 @@ class TenantShares:
             share.connections -= 1
 
     @contextmanager
-    def body(self, tenant_id: str) -> Iterator[BodyHold]:
+    def body(self, tenant_id: str) -> Iterator[Hold]:
         """A body that is read and understood while the block runs."""
-        hold = BodyHold(self._share(tenant_id), self._limits.body_bytes)
-        try:
-            yield hold
-        finally:
-            hold.set(0)
+        yield from _held(self._share(tenant_id).bodies)
+
+    @contextmanager
+    def answer(self, tenant_id: str) -> Iterator[Hold]:
+        """An answer that is put together, told whole and sent while the block runs. However long, one alone fits."""
+        yield from _held(self._share(tenant_id).answers)
 
     def check_open_responses(self, count: int) -> None:
         """`count`: of this tenant, at this gateway. Raises ApiError 429."""

@@ -108,10 +108,10 @@ def _metrics(stack: Stack, process: str) -> str:
     return httpx.get(url, timeout=TIMEOUT_S, verify=NO_TLS).text
 
 
-def worker_metrics(stack: Stack) -> dict[str, float]:
+def worker_metrics(stack: Stack, worker: str = "worker-1") -> dict[str, float]:
     """Each metric of the worker, summed over its labels."""
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(_metrics(stack, "worker-1")):
+    for family in text_string_to_metric_families(_metrics(stack, worker)):
         for sample in family.samples:
             totals[sample.name] = totals.get(sample.name, 0) + sample.value
     return totals

@@ -25,6 +25,12 @@ class LogView:
     usage: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     results: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
+    @property
+    def usage_of(self) -> dict[str, dict[str, Any]]:
+        """By response, of which each has one choice."""
+        events = (json.loads(value) for values in self.usage.values() for value in values)
+        return {event["response_id"]: event for event in events}
+
 
 def read_topic(stack: Stack, topic: str) -> list[tuple[bytes, dict[str, Any]]]:
     """Every record of the topic from the first to the last one now: raw value and parsed."""
@@ -91,9 +97,9 @@ def judge(stack: Stack, seen: Seen) -> Counter[str]:
         assert len(events) == 1, f"{usage_id} has {len(events)} different usage events"
     for custom_id, lines in log.results.items():
         assert len(lines) == 1, f"{custom_id} has {len(lines)} different results"
-    usage = {json.loads(value)["response_id"]: json.loads(value) for values in log.usage.values() for value in values}
+    usage = log.usage_of
     assert set(log.terminals) == set(usage), "every terminal has its usage event"
-    _billed_once(stack, usage)
+    billed_once(stack, usage)
     endings: Counter[str] = Counter()
     for answer in seen.answers:
         if not answer.response_id:
@@ -113,7 +119,7 @@ def judge(stack: Stack, seen: Seen) -> Counter[str]:
     return endings
 
 
-def _billed_once(stack: Stack, usage: dict[str, dict[str, Any]]) -> None:
+def billed_once(stack: Stack, usage: dict[str, dict[str, Any]]) -> None:
     """ClickHouse holds exactly the usage events of the log, one row each."""
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
@@ -121,12 +127,15 @@ def _billed_once(stack: Stack, usage: dict[str, dict[str, Any]]) -> None:
         with suppress(httpx.TransportError):  # billing may be starting again
             result = query(
                 stack.plan.settings,
-                "SELECT count() AS n, uniqExact(usage_id) AS ids, sum(output_tokens) AS tokens FROM usage_events FINAL",
+                "SELECT count() AS n, uniqExact(usage_id) AS ids, sum(output_tokens) AS tokens,"
+                " sum(uncached_input_tokens + cached_input_tokens) AS inputs FROM usage_events FINAL",
             )
-            counted, distinct, tokens = (int(value) for value in result["rows"][0])
+            counted, distinct, tokens, inputs = (int(value) for value in result["rows"][0])
         if counted >= len(usage):
             break
         assert time.monotonic() < deadline_s, f"billing holds {counted} of {len(usage)} events"
         time.sleep(0.5)
     assert (counted, distinct) == (len(usage), len(usage))
     assert tokens == sum(event["output_tokens"] for event in usage.values())
+    asked = (event["uncached_input_tokens"] + event["cached_input_tokens"] for event in usage.values())
+    assert inputs == sum(asked)

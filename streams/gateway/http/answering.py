@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from fastapi import Request
@@ -17,11 +17,12 @@ from streams.dialects.json_body import parse_json_object
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.spans import Span, memory_bytes
+from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
     ending_response,
     invalid_parameter,
+    json_bytes,
     json_response,
     still_running_response,
 )
@@ -29,18 +30,18 @@ from streams.gateway.http.body import ClientDisconnect, read_json_body
 from streams.gateway.http.dialects.embeddings import Embeddings, WordsAlone, without_vectors
 from streams.gateway.http.dialects.port import Answer, Asked, ById, Dialect, Events, Opening
 from streams.gateway.http.sse import SseResponse, departed
+from streams.gateway.http.whole import told_whole
 from streams.gateway.request_headers import api_key_of, traceparent_of
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
 from streams.gateway.service.refusals import replay_unavailable, unavailable
 from streams.gateway.service.service import Gateway
+from streams.gateway.tenant_shares import Hold
 from streams.gateway.timing import Timing
 
 MAX_SEQUENCE = 2**31
 CANCELLED_WITHIN_S = 1.0
 """How long a cancel waits for the response to end, so that it can say so."""
-LONG_BYTES = 1_048_576
-"""Of memory: telling such an answer whole takes longer than others should wait for what they are sent."""
 
 
 def position_of(headers: Mapping[str, str], starting_after: str | None) -> int | None:
@@ -101,7 +102,7 @@ class Answering:
             if first is None or asked.background:
                 assert state is not None, "only a dialect that can tell it takes such a request"
                 snapshot = Snapshot(response_id, follower.started, None, 0, None)
-                return json_response(state(snapshot, asked), headers)
+                return json_response(json_bytes(state(snapshot, asked)), headers)
             return await self._whole(follower, first, headers, dialect, asked)
         finally:
             departure.cancel()
@@ -160,7 +161,18 @@ class Answering:
             spans=spans,
             terminal=event,
         )
-        return await _told(spans, lambda: dialect.whole(asked, answer), headers)
+        tenant_id = event.scope.tenant_id
+        with ExitStack() as share:
+            held = share.enter_context(self._gateway.shares.answer(tenant_id))
+            try:
+                return await told_whole(
+                    self._gateway, tenant_id, spans, lambda: dialect.whole(asked, answer), share, held, headers
+                )
+            except ApiError as error:
+                if not error.retryable:
+                    raise
+                # It is made and billed: asked again it would be paid twice, and by its id it may be had a moment later.
+                return still_running_response(error.code, headers, dialect)
 
     async def retrieve(
         self, request: Request, response_id: str, dialect: ById[Any], *, stream: bool, starting_after: str | None
@@ -169,7 +181,10 @@ class Answering:
         if not stream:
             if starting_after is not None:
                 raise invalid_parameter("starting_after", "starting_after needs stream=true.")
-            return await _as_it_stands(await self._gateway.retrieve(principal, response_id), dialect)
+            with ExitStack() as share:
+                held = share.enter_context(self._gateway.shares.answer(principal.tenant.tenant_id))
+                snapshot = await self._gateway.retrieve(principal, response_id, held)
+                return await self._as_it_stands(principal, snapshot, dialect, share, held)
         after = position_of(request.headers, starting_after)
         seen = 0 if after is None else dialect.seen(after)
         follower, first = await self._follow(principal, response_id, seen)
@@ -206,34 +221,28 @@ class Answering:
     async def cancel(self, request: Request, response_id: str, dialect: ById[Any]) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
         snapshot = await self._gateway.cancel(principal, response_id)
-        with suppress(ApiError):  # What was asked for is done: how it ends, and its text, are a courtesy.
-            snapshot = await self._gateway.retrieve(
-                principal, response_id, waits=False, end_within_s=CANCELLED_WITHIN_S
-            )
-        return await _as_it_stands(snapshot, dialect)
+        with ExitStack() as share:
+            held = share.enter_context(self._gateway.shares.answer(principal.tenant.tenant_id))
+            with suppress(ApiError):  # What was asked for is done: how it ends, and its text, are a courtesy.
+                ended = await self._gateway.retrieve(
+                    principal, response_id, held, waits=False, end_within_s=CANCELLED_WITHIN_S
+                )
+                return await self._as_it_stands(principal, ended, dialect, share, held)
+            return await self._as_it_stands(principal, snapshot, dialect, share, held)
+
+    async def _as_it_stands(
+        self, principal: Principal, snapshot: Snapshot, dialect: ById[Any], share: ExitStack, held: Hold
+    ) -> Response:
+        """Vectors are told in their own format alone."""
+        told = snapshot if isinstance(dialect, Embeddings) else without_vectors(snapshot)
+        tenant_id, spans = principal.tenant.tenant_id, told.spans or ()
+        return await told_whole(self._gateway, tenant_id, spans, lambda: dialect.state(told), share, held)
 
 
 def _told_in(dialect: ById[Any], follower: Follower, opening: Opening) -> Events:
     """For who comes back by an id, which may be that of vectors: there are no words for these."""
     events, started = dialect.events(None, opening), follower.started
     return WordsAlone(events) if started is None or started.endpoint == "embeddings" else events
-
-
-async def _as_it_stands(snapshot: Snapshot, dialect: ById[Any]) -> Response:
-    """Vectors are told in their own format alone."""
-    told = snapshot if isinstance(dialect, Embeddings) else without_vectors(snapshot)
-    return await _told(told.spans or (), lambda: dialect.state(told))
-
-
-async def _told(
-    spans: Sequence[Span], tell: Callable[[], dict[str, Any]], headers: Mapping[str, str] | None = None
-) -> Response:
-    """What is told of these spans, whole: beside the loop where they are many."""
-
-    def response() -> Response:
-        return json_response(tell(), headers)
-
-    return await asyncio.to_thread(response) if memory_bytes(spans) > LONG_BYTES else response()
 
 
 def _opening(

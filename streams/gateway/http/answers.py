@@ -1,5 +1,6 @@
 """The shapes of what HTTP clients are answered: errors, with their advice."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,15 +12,22 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.gateway.errors import ApiError
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
-from streams.gateway.http.dialects.embeddings import Embeddings
 from streams.gateway.http.dialects.port import Dialect, Failure
 from streams.gateway.service.refusals import retry_advice_of
 from streams.ids import mint_request_id
 
 
-def json_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+def json_bytes(body: Mapping[str, Any]) -> bytes:
     """What was asked for, or as far as it is there. Parts of it may be written already."""
-    return Response(orjson.dumps(body), media_type="application/json", headers=headers)
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        # Integers beyond 64 bits: a client's schema has them, or a model has written them.
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def json_response(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, media_type="application/json", headers=headers)
 
 
 def error_response(
@@ -71,8 +79,7 @@ def still_running_response(code: str, headers: Mapping[str, str], dialect: Diale
     `headers` hold the response's id.
     """
     response_id = headers["x-request-id"]
-    path = "embeddings" if isinstance(dialect, Embeddings) else "responses"
-    message = f"The answer can no longer be followed here. It may be had from /v1/{path}/{response_id}."
+    message = f"The answer can no longer be followed here. It may be had from /v1/{dialect.path}/{response_id}."
     failure = Failure(503, code, message, "server_error", response_id=response_id)
     return error_response(failure, dialect, headers=headers, retryable=False)
 

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from streams.gateway.errors import ApiError
-from streams.gateway.tenant_shares import BodyHold
+from streams.gateway.tenant_shares import Hold
 from streams.retry_advice import retry_advice_ms
 
 BODY_TIMEOUT_S = 30.0
 MAX_DISCARDED_BYTES = 134_217_728
 
 
-async def read_json_body(request: Request, max_bytes: int, held: BodyHold) -> bytes:
+async def read_json_body(request: Request, max_bytes: int, held: Hold) -> bytes:
     """What is said to be JSON, not parsed. Raises ApiError 408, 413, 415 or 429, ClientDisconnect."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":

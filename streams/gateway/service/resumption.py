@@ -10,7 +10,7 @@ from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
-from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
@@ -20,6 +20,7 @@ from streams.gateway.service.patience import Patience, is_young
 from streams.gateway.service.ports import Ownership
 from streams.gateway.service.refusals import never_reached, not_found, not_here_yet, replay_unavailable
 from streams.gateway.service.viewing import Viewing
+from streams.gateway.tenant_shares import Hold
 
 OVERDUE_MS = 60_000
 
@@ -126,9 +127,12 @@ class Resumption:
         return self._hub.has_ended(response_id) or (stream is not None and (stream.next_sequence or 0) > after)
 
     async def retrieve(
-        self, principal: Principal, response_id: str, *, waits: bool = True, end_within_s: float = 0
+        self, principal: Principal, response_id: str, held: Hold, *, waits: bool = True, end_within_s: float = 0
     ) -> Snapshot:
-        """As it stands now, or at its end if that comes `end_within_s`. Raises ApiError as `resume` does."""
+        """As it stands now, or at its end if that comes `end_within_s`; what it takes is `held`.
+
+        Raises ApiError as `resume` does, and 429.
+        """
         deadline_s = time.monotonic() + end_within_s
         follower = await self.resume(principal, response_id, 0, stays=False, waits=waits)
         try:
@@ -139,6 +143,7 @@ class Resumption:
                     is_transient = CLOSINGS[event.reason].resumable
                     raise replay_unavailable("The response cannot be replayed in full.", is_transient=is_transient)
                 if isinstance(event, Span):
+                    held.grow(memory_bytes((event,)))
                     spans.append(event)
                 elif isinstance(event, Terminal):
                     terminal = event

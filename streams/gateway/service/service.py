@@ -25,7 +25,7 @@ from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Send
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.viewing import Viewing
-from streams.gateway.tenant_shares import BodyHold, TenantShares
+from streams.gateway.tenant_shares import Hold, TenantShares
 from streams.settings import Settings
 from streams.tracing.tracing import Tracing
 
@@ -81,7 +81,7 @@ class Gateway:
         """See `Parsers.parse`."""
         return await self._parsers.parse(tenant_id, parse, is_large=is_large)
 
-    async def understood(self, tenant_id: str, raw: bytes, held: BodyHold, parse: Callable[[], _Parsed]) -> _Parsed:
+    async def understood(self, tenant_id: str, raw: bytes, held: Hold, parse: Callable[[], _Parsed]) -> _Parsed:
         """What `parse` makes of a body, in its turn if it is large; its memory is added to what is `held`.
 
         Raises what `parse` raises, and ApiError 429 and 503.
@@ -113,10 +113,10 @@ class Gateway:
         return await self._resumption.resume(principal, response_id, after, stays=stays, waits=waits)
 
     async def retrieve(
-        self, principal: Principal, response_id: str, *, waits: bool = True, end_within_s: float = 0
+        self, principal: Principal, response_id: str, held: Hold, *, waits: bool = True, end_within_s: float = 0
     ) -> Snapshot:
         """See `Resumption.retrieve`."""
-        return await self._resumption.retrieve(principal, response_id, waits=waits, end_within_s=end_within_s)
+        return await self._resumption.retrieve(principal, response_id, held, waits=waits, end_within_s=end_within_s)
 
     async def cancel(self, principal: Principal, response_id: str) -> Snapshot:
         """See `Cancellation.cancel`."""

@@ -44,7 +44,7 @@ from streams.gateway.places import Place
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway
-from streams.gateway.tenant_shares import BodyHold, SmallMessages
+from streams.gateway.tenant_shares import Hold, SmallMessages
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.client_messages import MessageError, echoed_name, read_message
 from streams.gateway.websocket.protocol import Frames
@@ -188,7 +188,7 @@ class Socket:
             self._close(CloseReason.NOT_TEXT)
         return text
 
-    async def _understood(self, text: str, tenant_id: str, held: BodyHold) -> ClientMessage | None:
+    async def _understood(self, text: str, tenant_id: str, held: Hold) -> ClientMessage | None:
         """None, and the client is told, where it is no message or takes more memory than its tenant has."""
         self._message_is_large = is_large(text)
         request_id = None

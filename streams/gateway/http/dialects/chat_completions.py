@@ -15,6 +15,8 @@ from streams.gateway.service.lookup import choices_of
 
 
 class ChatCompletions(OpenAiDialect):
+    path = "chat/completions"
+
     def parse(self, body: Mapping[str, Any]) -> GenerationRequest:
         return parse_chat_request(body)
 

@@ -40,6 +40,8 @@ class TextEvents(OpenAiEvents[TextChunkWriter]):
 
 
 class Completions(OpenAiDialect):
+    path = "completions"
+
     def parse(self, body: Mapping[str, Any]) -> GenerationRequest:
         return parse_completion_request(body)
 

@@ -27,6 +27,7 @@ _STATUSES: Final = {EndingCode.COMPLETED: "completed", EndingCode.CANCELLED: "ca
 class Embeddings(OpenAiRefusals):
     """`encoding_format`: of those that are had by their id."""
 
+    path = "embeddings"
     most_values = MOST_VALUES
 
     def __init__(self, encoding_format: EncodingFormat = "float") -> None:

@@ -101,6 +101,7 @@ class MessageEvents:
 
 
 class Messages:
+    path = "messages"
     names = OF_MESSAGES
     most_values = MAX_VALUES
 

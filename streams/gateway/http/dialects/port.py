@@ -100,6 +100,8 @@ class Dialect(Protocol[Asked]):
     """What its clients call the fields of a request."""
     most_values: int
     """Objects, arrays, strings and numbers in a body."""
+    path: str
+    """Behind `/v1/`: where its answers are had by their id, with all that they say."""
 
     def parse(self, body: Mapping[str, Any]) -> Asked:
         """Raises RequestError naming the field."""

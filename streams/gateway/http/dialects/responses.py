@@ -46,6 +46,7 @@ class ResponseEvents:
 class Responses:
     """What the viewers of a response are told alike lives as long as they do."""
 
+    path = "responses"
     names = OF_RESPONSES
     most_values = MAX_VALUES
 

@@ -243,7 +243,7 @@ async def test_what_can_not_be_cancelled_either_is_said_to_go_on(
     answer = await asking
     assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
     assert answer.headers["x-request-id"] == request.response_id
-    assert f"/v1/responses/{request.response_id}" in answer.json()["error"]["message"]
+    assert f"/v1/chat/completions/{request.response_id}" in answer.json()["error"]["message"]
 
 
 async def test_a_request_that_is_acknowledged_too_late_is_cancelled_whoever_owns_its_partition(

@@ -265,6 +265,17 @@ def test_large_bodies_leave_a_sixteenth_to_small_ones_and_all_together_have_no_m
     assert shares.body_bytes("acme") == 0
 
 
+def test_an_answer_that_is_alone_may_take_more_than_the_share() -> None:
+    shares = TenantShares(TenantShareSettings(answer_bytes=1_600), lambda: 0.0)
+    with shares.answer("acme") as first, shares.answer("acme") as second:
+        assert first.set(100_000)
+        assert not second.set(1)
+        assert first.set(200_000)
+        assert first.set(0)
+        assert second.set(2_000)
+    assert shares.answer_bytes("acme") == 0
+
+
 DENSE = {"model": "small", "messages": [{"role": "user", "content": "a"}] * 250}
 """8 KB that become more than 100 KB of objects."""
 

@@ -1,0 +1,62 @@
+"""Answers that are told whole: what they take counts against their tenant's share until they are sent.
+
+Many clients that ask for a long answer at once, or that hardly read it, would otherwise hold a copy each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from streams.gateway.fan_out.spans import Span, memory_bytes
+from streams.gateway.http.answers import json_bytes, json_response
+from streams.gateway.http.sse import PIECE_BYTES, pieces
+from streams.gateway.service.service import Gateway
+from streams.gateway.tenant_shares import Hold
+
+LONG_BYTES: Final = 524_288
+"""Of memory: putting such an answer together (12 ms, of vectors) takes longer than others should wait for theirs."""
+
+
+async def told_whole(
+    gateway: Gateway,
+    tenant_id: str,
+    spans: Sequence[Span],
+    tell: Callable[[], dict[str, Any]],
+    share: ExitStack,
+    held: Hold,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """What `tell` tells of these spans: beside the loop, in the tenant's turn, where they are many.
+
+    It counts as `held` until `share` is left, which goes with a response that takes time to send. Raises what `tell`
+    raises, and ApiError 429 and 503 where the tenant has its share of what is told at once: they are worth asking
+    again.
+    """
+    size_bytes = memory_bytes(spans)
+    held.become(size_bytes)
+    body = await gateway.parsing(tenant_id, lambda: json_bytes(tell()), is_large=size_bytes > LONG_BYTES)
+    if len(body) <= PIECE_BYTES:
+        return json_response(body, headers)
+    held.become(len(body))
+    return LongAnswer(body, headers, share.pop_all())
+
+
+class LongAnswer(Response):
+    """Sent piece by piece, each when its client has taken the one before; `share` is left at the end.
+
+    One that takes nothing at all is given up as any peer is that has stopped reading.
+    """
+
+    def __init__(self, body: bytes, headers: Mapping[str, str] | None, share: ExitStack) -> None:
+        super().__init__(body, media_type="application/json", headers=headers)
+        self._share = share
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._share:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for piece in pieces((bytes(self.body),)):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
