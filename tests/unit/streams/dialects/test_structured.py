@@ -205,6 +205,10 @@ def nested(levels: int, inner: object = True) -> dict[str, Any]:
     return schema  # type: ignore[no-any-return]
 
 
+def patterns(count: int) -> list[dict[str, Any]]:
+    return [{"pattern": f"^.*a.{{{number}}}b.*$"} for number in range(count)]
+
+
 def properties(count: int) -> dict[str, Any]:
     return {"properties": {f"p{number}": True for number in range(count)}}
 
@@ -232,6 +236,15 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "a reference elsewhere": ({"$ref": "http://example.org/schema"}, "$ref should refer"),
     "a reference to a file": ({"items": {"$ref": "other.json#/a"}}, "$ref should refer"),
     "another reference elsewhere": ({"$defs": {"a": {"$dynamicRef": "b#c"}}}, "$dynamicRef should refer"),
+    "patterns together": ({"allOf": patterns(9)}, "at most 8 different patterns"),
+    "patterns by reference": (
+        {"$defs": {f"d{n}": {**each, "$ref": f"#/$defs/d{n + 1}"} for n, each in enumerate(patterns(9))}},
+        "at most 8 different patterns",
+    ),
+    "patterns beside choices": ({"anyOf": patterns(8), "pattern": "z"}, "at most 8 different patterns"),
+    "a reference to what is data": ({"default": {"maxItems": 10**9}, "$ref": "#/default"}, "nothing within default"),
+    "a reference within data": ({"enum": [[{}]], "items": {"$ref": "#/enum/0/0"}}, "nothing within enum"),
+    "an escaped reference": ({"examples": [{}], "$ref": "#/%65xamples/0"}, "nothing within examples"),
 }
 
 
@@ -268,6 +281,12 @@ def test_a_schema_that_is_too_large_is_refused_wherever_it_stands(schema: dict[s
         {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#"}}}},
         {"properties": {"$ref": {"type": "string"}, "enum": {"type": "string"}}, "$defs": {"$ref": {"items": True}}},
         {"const": {"$ref": "http://example.org"}, "enum": [{"$ref": "x"}], "default": {"enum": [0] * 3_000}},
+        {"allOf": patterns(8) * 2},
+        {"properties": {f"p{n}": {"anyOf": [each, {"type": "null"}]} for n, each in enumerate(patterns(20))}},
+        {
+            "$ref": "#/$defs/default",
+            "$defs": {"default": {"properties": {"enum": {}}}, "a": {"$ref": "#/properties/enum"}},
+        },
     ],
     ids=lambda value: str(value)[:40],
 )
