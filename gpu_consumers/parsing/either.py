@@ -13,6 +13,7 @@ class EitherParser:
     """A `TokenParser` over two: one that looks for calls, and one that takes all but reasoning for text.
 
     Both read until there is something behind the reasoning; from there on the right one goes on alone.
+    Blanks say nothing yet, and are kept until then.
     """
 
     def __init__(self, calling: TokenParser, plain: TokenParser) -> None:
@@ -26,17 +27,19 @@ class EitherParser:
         if self._chosen is not None:
             return self._chosen.feed(token_id, text, is_last=is_last)
         pieces = self._plain.feed(token_id, text, is_last=is_last)
-        self._told_by_plain += _behind_reasoning(pieces)
+        behind = _behind_reasoning(pieces)
+        self._told_by_plain += behind
         self._told_by_calling += _behind_reasoning(self._calling.feed(token_id, text, is_last=is_last))
         told = [piece for piece in pieces if piece.kind == "reasoning"]
-        begin = "".join(piece.text for piece in self._told_by_plain).lstrip()[:1]
-        if begin in BEGINS_JSON or (is_last and not begin):
-            self._chosen = self._plain
-            return [*told, *self._told_by_plain]
-        if begin:
-            self._chosen = self._calling
-            return [*told, *self._told_by_calling]
-        return told
+        begin = "".join(piece.text for piece in behind).lstrip()[:1]  # what came before these was blank
+        if not begin and not is_last:
+            return told
+        if not begin or begin in BEGINS_JSON:
+            self._chosen, withheld = self._plain, self._told_by_plain
+        else:
+            self._chosen, withheld = self._calling, self._told_by_calling
+        self._told_by_plain, self._told_by_calling = [], []
+        return [*told, *withheld]
 
 
 def _behind_reasoning(pieces: Sequence[Piece]) -> list[Piece]:

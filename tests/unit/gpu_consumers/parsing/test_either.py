@@ -1,12 +1,14 @@
 """Answers that are calls or JSON, cut into tokens anyhow: what stands in a string is no call."""
 
 import json
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_consumers.parsing.either import EitherParser
 from gpu_consumers.parsing.hermes import HermesParser
+from gpu_consumers.parsing.port import Piece
 from tests.unit.gpu_consumers.parsing.answers import JSON, MARKERS, Answer, answers, cut, merged, parsed
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -46,6 +48,33 @@ def test_json_is_told_while_it_is_written() -> None:
     parser = either(reasoning=False)
     assert [piece.text for piece in parser.feed(0, '{"a', is_last=False)] == ['{"a']
     assert [piece.text for piece in parser.feed(1, '": <tool_call>', is_last=False)] == ['": <tool_call>']
+
+
+class Looked(Piece):
+    """Counts how often its text is looked at."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        Looked.looks += name == "text"
+        return super().__getattribute__(name)
+
+
+class Plain:
+    """Tells each token as it comes."""
+
+    def feed(self, token_id: int, text: str, *, is_last: bool) -> Sequence[Piece]:
+        return [Looked("content", 0, text)]
+
+
+def test_blanks_are_looked_at_once_however_many_come_before_the_answer_begins() -> None:
+    Looked.looks = 0
+    parser = EitherParser(HermesParser(reasoning=False, calls=True), Plain())
+    for token in range(1_000):
+        assert not parser.feed(token, "\n", is_last=False)
+    told = parser.feed(1_000, "{}", is_last=True)
+    assert Looked.looks == 1_001
+    assert [piece.text for piece in told] == ["\n"] * 1_000 + ["{}"]
 
 
 def _has_calls(answer: Answer) -> bool:
