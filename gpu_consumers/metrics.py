@@ -13,9 +13,9 @@ class WorkerMetrics:
     """An `Observer` of the core, and gauges that the heartbeat sets."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._running = Gauge("sluice_worker_running_requests", "Requests in the engine's batch", registry=registry)
+        self._running = Gauge("sluice_worker_running_requests", "Answers in the engine's batch", registry=registry)
         self._engine_waiting = Gauge(
-            "sluice_worker_engine_waiting_requests", "Requests in the engine, not in its batch", registry=registry
+            "sluice_worker_engine_waiting_requests", "Answers in the engine, not in its batch", registry=registry
         )
         self._waiting = Gauge(
             "sluice_worker_waiting_requests", "Requests read but not in the engine", ["lane"], registry=registry

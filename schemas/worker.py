@@ -25,9 +25,9 @@ class WorkerState(Record):
         default_factory=dict, description="What is assigned to it, and is to be sent nothing now."
     )
     home_partitions: list[int] = Field(default_factory=list, description="Partitions of `generated` it writes.")
-    running: int = Field(default=0, ge=0, description="Requests in the engine.")
-    waiting: int = Field(default=0, ge=0, description="Requests read but not in the engine.")
-    queued_tokens: int = Field(default=0, ge=0, description="Prompt plus bounded output of what waits.")
+    running: int = Field(default=0, ge=0, description="Answers in the engine's batch.")
+    waiting: int = Field(default=0, ge=0, description="Answers that wait, in front of the engine or in it.")
+    queued_tokens: int = Field(default=0, ge=0, description="Prompts plus bounded output of what waits, about.")
     max_running: int = Field(default=0, ge=0)
     kv_blocks_used: int = Field(default=0, ge=0)
     kv_blocks_total: int = Field(default=0, ge=0)

@@ -144,7 +144,7 @@ class Pool(BaseModel):
     engine: Literal["vllm", "simulated"]
     workers: int = Field(default=1, ge=0, le=1_024, description="Processes that the local runner starts.")
     max_running: int = Field(
-        default=64, ge=1, le=65_536, description="Answers in the engine at once; those of one request enter together."
+        default=64, ge=1, le=65_536, description="Answers in the engine's batch; of one request each takes a place."
     )
     engine_args: dict[str, bool | int | float | str] = Field(
         default_factory=dict,

@@ -289,7 +289,9 @@ class AdmissionSettings(_Section):
     max_attempts: int = Field(default=5, ge=1, description="Of one event, before its dead letter.")
     in_flight: int = Field(default=256, ge=1, le=4_096, description="Requests worked on at once, per admission worker.")
     max_queued_tokens: int = Field(default=2_000_000, ge=1, description="Bound of a pool's queue; then `overloaded`.")
-    max_queued_requests: int = Field(default=10_000, ge=1, description="Bound of a pool's queue; then `overloaded`.")
+    max_queued_requests: int = Field(
+        default=10_000, ge=1, description="Bound of a pool's queue, in which each answer counts; then `overloaded`."
+    )
     trust_window_ms: int = Field(default=300_000, ge=1_000)
 
 
@@ -299,7 +301,9 @@ class PostSafetySettings(_Section):
     unanswered_cancel_ms: int = Field(
         default=5_000, ge=0, description="So long a cancel is left to the worker that has begun it; then it ends here."
     )
-    max_open_responses: int = Field(default=50_000, ge=1)
+    max_open_responses: int = Field(
+        default=50_000, ge=1, description="Beyond it new ones end as `overloaded`. Each answer counts: it has a state."
+    )
     park_after_ms: int = Field(
         default=30_000, ge=1, description="What waits so long without a worker no longer holds the commit."
     )
@@ -314,7 +318,9 @@ class WorkerSettings(_Section):
         default=10_000, ge=1, description="Unfinished of all lanes, and in any partition from its oldest unfinished on."
     )
     max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
-    healthy_buffer: int = Field(default=8, ge=0, description="Answers beyond `max_running` that wait in the engine.")
+    healthy_buffer: int = Field(
+        default=8, ge=0, description="Answers beyond `max_running`, of a lane and those above, that wait in the engine."
+    )
     coalesce_ms: int = Field(
         default=45, ge=0, description="Steps that follow each other within it leave as one frame, under pressure only."
     )

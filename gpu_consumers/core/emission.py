@@ -22,6 +22,9 @@ _RUNNING = Phase.RUNNING  # in Python 3.11 a look-up at the enum costs more than
 _Frames = dict[tuple[int, int], FrameColumns]
 """By partition, and by when the oldest token in it was generated, in microseconds."""
 
+_BROKEN = "the engine says more of a choice than there is, or its text or probabilities are not those of its tokens"
+"""Ends its own response: of a second end of one choice nobody could say which other one has not ended."""
+
 
 class Emission:
     """Puts everything into `effects`, in the order of the calls."""
@@ -60,11 +63,12 @@ class Emission:
                 continue
             ends = delta.text_ends
             if delta.error is None and (
-                len(ends) != len(delta.token_ids)
+                delta.choice not in work.open_choices
+                or len(ends) != len(delta.token_ids)
                 or (ends[-1] if ends else 0) != len(delta.text)
                 or (delta.logprobs is not None and len(delta.logprobs) != len(ends))
             ):
-                delta = replace(delta, error="its text or probabilities are not those of its tokens")
+                delta = replace(delta, error=_BROKEN)
             if delta.error is not None or work.on_trial:
                 kept_back.append((work, delta))
                 continue
@@ -100,7 +104,7 @@ class Emission:
             if earlier is not None:
                 held.remove(delta.request_id, delta.choice)
             if delta.finish:
-                self._works.end_choice(work)
+                self._works.end_choice(work, delta.choice)
             self._add_row(frames, work, row, row_us)
             if delta.finish and not work.open_choices:
                 self.account(work, "completed", now_ms)

@@ -5,6 +5,7 @@ alone: fairness between tenants will stand there.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.request import LANES, Lane
@@ -49,6 +50,7 @@ class Scheduler:
         self._lanes = {lane: _LaneQueue() for lane in LANES}
         self._items: dict[str, Queued] = {}
         self._queued_tokens = 0
+        self._queued_slots = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -63,19 +65,24 @@ class Scheduler:
         self._items[item.response_id] = item
         self._lanes[item.lane].add(item, front=front)
         self._queued_tokens += item.tokens
+        self._queued_slots += item.slots
 
-    def take(self, slots: int) -> list[Queued]:
-        """Removes and returns the next requests, for as long as one of the `slots` is free.
+    def take(self, slots: int, held: Mapping[Lane, int]) -> list[Queued]:
+        """Removes and returns the next requests: each lane's while it and those above it hold fewer than `slots`, of
+        which so many are `held`.
 
-        The last of them may take more than there are: else it would wait until an engine is empty, or for ever.
+        What lower lanes hold does not count: the engine itself lets higher ones go first. The last of a lane may take
+        more than there are: else it would wait until an engine is empty, or for ever.
         """
         taken: list[Queued] = []
+        held_so_far = 0
         for lane in LANES:
+            held_so_far += held.get(lane, 0)
             queue = self._lanes[lane]
-            while slots > 0 and (head := queue.peek()) is not None:
+            while held_so_far < slots and (head := queue.peek()) is not None:
                 self._discard(head)
                 taken.append(head)
-                slots -= head.slots
+                held_so_far += head.slots
         return taken
 
     def remove(self, response_id: str) -> Queued | None:
@@ -93,6 +100,11 @@ class Scheduler:
     def queued_tokens(self) -> int:
         return self._queued_tokens
 
+    @property
+    def queued_slots(self) -> int:
+        """That what waits will take."""
+        return self._queued_slots
+
     def waiting(self) -> dict[Lane, int]:
         return {lane: len(queue) for lane, queue in self._lanes.items()}
 
@@ -105,3 +117,4 @@ class Scheduler:
         del self._items[item.response_id]
         self._lanes[item.lane].remove(item.response_id)
         self._queued_tokens -= item.tokens
+        self._queued_slots -= item.slots

@@ -1,5 +1,9 @@
 """Who waits for a slot in the engine, and whom the claims are asked about meanwhile.
 
+A slot is an answer's place in the engine, in its batch or waiting for that. Lanes have their slots apart from those
+below them (`Scheduler.take`): what a lower lane has brought in, be it one request for many answers, waits in the engine
+for what comes later in a higher one. So there are never more in it than the slots and one request over, for each lane.
+
 A suspect (`Work.is_suspect`) is first tried alone: others wait until the engine is empty, and until it has a token.
 That token is not published; then it waits like everybody else. So no answer dies with it. Suspects are tried in the
 order of their lanes; when others have waited for them for long, those have a turn.
@@ -52,13 +56,12 @@ class Slots:
 
     def take(self, now_ms: int) -> list[Queued]:
         """Whom the free slots are given to."""
-        taken = self._works.slots_taken
         if not self._holds_others_up(now_ms):
-            return self._scheduler.take(self._slots - taken)
-        if taken or not self._suspects:
+            return self._scheduler.take(self._slots, self._works.slots_taken)
+        if self._works.are_in_slots or not self._suspects:
             return []
         self._turns_left = MAX_TURNS
-        return self._suspects.take(1)
+        return self._suspects.take(1, {})
 
     def _holds_others_up(self, now_ms: int) -> bool:
         if not self._suspects and not self._works.is_trial_on:
@@ -83,7 +86,7 @@ class Slots:
 
     def hopeless(self, now_ms: int) -> list[str]:
         """The suspects that others have waited for too long, and for which no engine gets empty."""
-        if self._turns_left or not self._works.slots_taken or not self._is_long_held(now_ms):
+        if self._turns_left or not self._works.are_in_slots or not self._is_long_held(now_ms):
             return []
         return self._suspects.waiting_ids()
 
@@ -122,12 +125,14 @@ class Slots:
 
     # What waits
 
-    def __len__(self) -> int:
-        return len(self._scheduler) + len(self._suspects)
-
     @property
     def queued_tokens(self) -> int:
         return self._scheduler.queued_tokens + self._suspects.queued_tokens
+
+    @property
+    def queued_slots(self) -> int:
+        """That what waits will take: one for each answer."""
+        return self._scheduler.queued_slots + self._suspects.queued_slots
 
     def waiting(self) -> dict[Lane, int]:
         suspects = self._suspects.waiting()

@@ -17,7 +17,7 @@ from typing import Literal
 
 from gpu_consumers.engines.port import EngineRequest
 from schemas.base import Scope
-from schemas.request import LANES, AdmittedRequest
+from schemas.request import LANES, AdmittedRequest, Lane
 from streams.log.offset_tracker import OffsetTracker
 
 
@@ -85,7 +85,7 @@ class Work:
     next_sequence: int = 1
     """Of the next token that is published."""
     generated_tokens: int = 0
-    open_choices: int = 1
+    open_choices: frozenset[int] = frozenset()
     """Of the current attempt: those that the engine has not ended."""
     cached_tokens: int = 0
     # Of the request; looked at with every token, so kept at hand.
@@ -114,7 +114,7 @@ class Work:
     @property
     def has_said_nothing(self) -> bool:
         """Nothing of the current attempt was published, neither a token nor the end of a choice."""
-        return self.next_sequence == 1 and self.open_choices == self.request.choices
+        return self.next_sequence == 1 and len(self.open_choices) == self.request.choices
 
     def engine_request(self) -> EngineRequest:
         request = self.request
@@ -137,7 +137,7 @@ class Work:
         """Its next attempt has said nothing."""
         self.next_sequence = 1
         self.generated_tokens = 0
-        self.open_choices = self.request.choices
+        self.open_choices = frozenset(range(self.request.choices))
         self.cached_tokens = 0
         self.first_token_at_ms = self.last_token_at_ms = 0
 
@@ -150,12 +150,24 @@ class Works:
         self.by_attempt: dict[str, Work] = {}
         # By response, how many it takes.
         self._in_slots: dict[str, int] = {}
-        self.slots_taken = 0
+        self.slots_taken: dict[Lane, int] = dict.fromkeys(LANES, 0)
+
+    @property
+    def are_in_slots(self) -> bool:
+        """Whether anything is in the engine, or about to enter it."""
+        return bool(self._in_slots)
 
     @property
     def is_trial_on(self) -> bool:
         """Who is in the engine is to be alone there."""
         return len(self._in_slots) == 1 and all(self.by_response[each].is_suspect for each in self._in_slots)
+
+    @property
+    def tokens_per_slot(self) -> int:
+        """How long an answer of those that are in slots may be, on average."""
+        slots = sum(self._in_slots.values())
+        tokens = sum(own * self.by_response[each].request.max_tokens for each, own in self._in_slots.items())
+        return tokens // slots if slots else 0
 
     def set_phase(self, work: Work, phase: Phase) -> None:
         """Each choice takes a slot."""
@@ -163,17 +175,17 @@ class Works:
         if phase in _IN_SLOT and not had_slots:
             self._take_slots(work, work.request.choices)
         elif phase not in _IN_SLOT and had_slots:
-            self.slots_taken -= self._in_slots.pop(work.response_id)
+            self.slots_taken[work.request.lane] -= self._in_slots.pop(work.response_id)
         work.phase = phase
 
-    def end_choice(self, work: Work) -> None:
-        """The engine has ended one of its choices: that slot is free, however long the others take."""
-        work.open_choices -= 1
+    def end_choice(self, work: Work, choice: int) -> None:
+        """The engine has ended one of its open choices: that slot is free, however long the others take."""
+        work.open_choices -= {choice}
         self._take_slots(work, -1)
 
     def _take_slots(self, work: Work, slots: int) -> None:
         self._in_slots[work.response_id] = self._in_slots.get(work.response_id, 0) + slots
-        self.slots_taken += slots
+        self.slots_taken[work.request.lane] += slots
 
     def set_attempt(self, work: Work) -> None:
         """From now on its `attempt_id` stands for it."""

@@ -36,6 +36,7 @@ class Client:
         self.choices: dict[str, int] = {}
         self.batches: list[int] = []
         self.died: list[EngineDied] = []
+        self.ends: list[str] = []
 
     def on_step(self, deltas: list[EngineDelta]) -> None:
         assert deltas
@@ -51,15 +52,18 @@ class Client:
             assert not self.over(delta.request_id), "nothing follows the end"
             assert delta.choice not in self.ended_choices(delta.request_id), "nor that of a choice"
             self.deltas[delta.request_id].append(delta)
+            if delta.finish:
+                self.ends.append(delta.request_id)
 
     def on_died(self, death: EngineDied) -> None:
         self.died.append(death)
 
     def submit(
-        self, name: str, *, prompt: list[int] | None = None, max_tokens: int = 64, choices: int = 1, **sampling: object
-    ) -> None:
+        self, name: str, *, prompt: list[int] | None = None, max_tokens: int = 64, choices: int = 1, priority: int = 1,
+        **sampling: object,
+    ) -> None:  # fmt: skip
         chosen = Sampling.model_validate({"ignore_eos": True, "temperature": 0, **sampling})
-        self.ask(EngineRequest(name, prompt or [5, 6, 7, 8], chosen, max_tokens, 1, "tenant", choices=choices))
+        self.ask(EngineRequest(name, prompt or [5, 6, 7, 8], chosen, max_tokens, priority, "tenant", choices=choices))
 
     def ask(self, request: EngineRequest) -> None:
         assert request.request_id not in self.choices, "ids are unique for the life of an engine"

@@ -290,6 +290,17 @@ async def test_more_answers_than_the_batch_holds_all_end(client: Client) -> None
     assert sorted(client.ended_choices("crowd")) == list(range(20))
 
 
+async def test_who_goes_first_waits_for_one_answer_of_a_crowd_and_not_for_all(client: Client) -> None:
+    client.submit("lower", max_tokens=200, choices=64, priority=2)
+    await client.until(lambda: client.deltas["lower"])
+    before = len(client.ends)
+    client.submit("higher", max_tokens=5, priority=0)
+    await client.ended("higher")
+    assert client.ends[before:].index("higher") <= 2 * 16, "of four rounds"
+    client.engine.abort("lower")
+    await client.until(lambda: client.engine.stats().running == 0)
+
+
 async def test_an_abort_ends_every_answer(client: Client) -> None:
     await client.until(lambda: client.engine.stats().running == 0)
     client.submit("gone", max_tokens=1_500, choices=3)

@@ -280,7 +280,7 @@ class Worker:
         region, core = self.region, self.core
         now_ms = region.now_ms
         if self.engine is None and self.engine_starts:
-            self.engine = SimulatedCore(ENGINE)
+            self.engine = SimulatedCore(ENGINE.model_copy(update={"max_running": core.config.max_running}))
             core.engine_started(now_ms)
         if region.claims_up:
             core.lease_renewed(region.claims.renew(self.incarnation, now_ms), now_ms)

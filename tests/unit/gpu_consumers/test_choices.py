@@ -1,12 +1,15 @@
 """Several answers to one request: numbered together, each with an end of its own, and a slot for each."""
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from gpu_consumers.core.effects import AskReadBack
 from gpu_consumers.core.takeover import PartitionReadBack
 from gpu_consumers.engines.port import EngineDelta
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, Frame
+from schemas.request import Lane
 from schemas.usage import USAGE, ComputeRecord
 from streams.log.memory import Fault, FaultKind
 from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, Worker, check
@@ -100,6 +103,34 @@ def test_a_choice_that_has_ended_is_something_said() -> None:
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
 
 
+@given(st.lists(st.tuples(st.integers(-1, 3), st.booleans()), max_size=8), st.sampled_from([0, 50]))
+@settings(max_examples=50, deadline=None)
+@example([(0, False), (1, False), (0, True), (0, True), (0, True)], 50)
+def test_what_an_engine_says_of_a_choice_that_has_ended_fails_that_response_alone(
+    said: list[tuple[int, bool]], coalesce_ms: int
+) -> None:
+    fleet = Fleet("a", coalesce_ms=coalesce_ms)
+    worker, response_id, attempt_id = told_here(fleet, 3)
+    bystander = fleet.region.request()
+    fleet.run(100)
+    open_choices, code = {0, 1, 2}, EndingCode.COMPLETED
+    for choice, ends in said:
+        fleet.region.now_ms += 5
+        says(fleet, attempt_id, choice, "a", "stop" if ends else "")
+        if open_choices and choice not in open_choices:
+            code = EndingCode.ENGINE_FAILED
+        elif ends and code is EndingCode.COMPLETED:
+            open_choices.discard(choice)
+    if code is EndingCode.COMPLETED:
+        for choice in open_choices:
+            says(fleet, attempt_id, choice, "a", "stop")
+    worker.late_rounds = 0
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is code
+    assert fleet.region.terminal(bystander) is EndingCode.COMPLETED
+    assert (attempt_id in worker.aborted) == (code is EndingCode.ENGINE_FAILED)
+
+
 def test_each_choice_takes_a_slot_and_the_last_to_enter_may_take_more_than_are_free() -> None:
     fleet = Fleet("a", max_running=4)
     first = [fleet.region.request(max_tokens=50, choices=3), fleet.region.request(max_tokens=100, choices=9)]
@@ -107,7 +138,8 @@ def test_each_choice_takes_a_slot_and_the_last_to_enter_may_take_more_than_are_f
     fleet.run(200)
     [worker] = fleet.all
     assert worker.engine is not None
-    assert (len(worker.submitted), worker.engine.stats().running) == (2, 12)
+    stats = worker.engine.stats()
+    assert (len(worker.submitted), stats.running, stats.waiting) == (2, 4, 8), "the engine begins one as another ends"
     fleet.run(1_200)
     assert fleet.region.terminal(first[0]) is EndingCode.COMPLETED
     assert len(worker.submitted) == 2, "nine of four slots are taken"
@@ -130,17 +162,36 @@ def test_the_slot_of_a_choice_that_has_ended_is_free() -> None:
     says(fleet, attempt_id, 1, "b", "stop")
     fleet.run(200)
     assert len(worker.submitted) == 3
-    assert worker.core._works.slots_taken == 1, "of the other that is left"
+    assert sum(worker.core._works.slots_taken.values()) == 1, "of the other that is left"
 
 
-def test_what_waits_costs_as_much_as_all_its_choices_may() -> None:
-    fleet = Fleet("a", max_running=1)
-    for choices in (1, 3):
-        fleet.region.request(max_tokens=100, choices=choices)
+@pytest.mark.parametrize(
+    ("lower", "higher"),
+    [(Lane.BATCH, Lane.STANDARD), (Lane.BATCH, Lane.INTERACTIVE), (Lane.STANDARD, Lane.INTERACTIVE)],
+)
+def test_many_answers_hold_up_who_comes_in_a_higher_lane_for_one_of_them_and_not_for_all(
+    lower: Lane, higher: Lane
+) -> None:
+    fleet = Fleet("a", max_running=4)
+    crowd = fleet.region.request(lower, max_tokens=100, choices=64)
+    fleet.run(200)
+    urgent = fleet.region.request(higher, max_tokens=100)
+    fleet.run(4_300)
+    assert fleet.region.terminal(urgent) is EndingCode.COMPLETED, "two seconds until there is a place, two to answer"
+    assert fleet.region.terminal(crowd) is None
+    fleet.settle()
+    check(fleet.region)
+
+
+def test_what_waits_is_told_by_its_answers_in_the_engine_and_in_front_of_it() -> None:
+    fleet = Fleet("a", max_running=4)
+    for max_tokens, choices in ((100, 9), (50, 3)):
+        fleet.region.request(max_tokens=max_tokens, choices=choices)
     fleet.run(200)
     [worker] = fleet.all
     assert worker.engine is not None
-    assert worker.core.state("ready", worker.engine.stats(), 0.0, True, fleet.region.now_ms).queued_tokens == 304
+    state = worker.core.state("ready", worker.engine.stats(), 0.0, True, fleet.region.now_ms)
+    assert (state.running, state.waiting, state.queued_tokens) == (4, 5 + 3, 5 * 100 + 4 + 3 * 50)
 
 
 def test_a_cancel_ends_every_choice() -> None:

@@ -1,4 +1,4 @@
-"""The scheduler against a plain list."""
+"""The scheduler against a plain list, and against an engine whose answers end one by one."""
 
 import hypothesis.strategies as st
 import pytest
@@ -7,21 +7,31 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gpu_consumers.core.scheduler import Queued, Scheduler
 from schemas.request import LANES, Lane
 
+SLOTS = 4
+MAX_CHOICES = 9
+
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """The model is one list in the order in which requests must leave."""
+    """The model is one list in the order in which requests must leave, and the lane of each answer in the engine."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = Scheduler()
         self.model: list[Queued] = []
+        self.in_engine: list[Lane] = []
         self.names = 0
         self.now_ms = 0
 
-    def ordered(self) -> list[Queued]:
-        return sorted(self.model, key=lambda queued: LANES.index(queued.lane))
+    def held(self) -> dict[Lane, int]:
+        return {lane: self.in_engine.count(lane) for lane in LANES}
 
-    @rule(lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(), choices=st.integers(1, 4))
+    def held_from(self, lane: Lane) -> int:
+        """By it and those above it."""
+        return sum(LANES.index(each) <= LANES.index(lane) for each in self.in_engine)
+
+    @rule(
+        lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(), choices=st.integers(1, MAX_CHOICES)
+    )
     def add(self, lane: Lane, tokens: int, front: bool, choices: int) -> None:
         self.names += 1
         queued = Queued(str(self.names), lane, tokens, self.now_ms, choices)
@@ -34,14 +44,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="queued"):
             self.scheduler.add(data.draw(st.sampled_from(self.model)))
 
-    @rule(slots=st.integers(-1, 5))
-    def take(self, slots: int) -> None:
-        expected: list[Queued] = []
-        for queued in self.ordered():
-            if sum(each.slots for each in expected) < slots:
-                expected.append(queued)
-        assert self.scheduler.take(slots) == expected
-        self.model = [queued for queued in self.model if queued not in expected]
+    @rule()
+    def take(self) -> None:
+        taken = self.scheduler.take(SLOTS, self.held())
+        assert taken == sorted(taken, key=lambda queued: LANES.index(queued.lane)), "the highest first"
+        for queued in taken:
+            assert queued == next(each for each in self.model if each.lane is queued.lane), "in the order of its lane"
+            assert self.held_from(queued.lane) < SLOTS, "nobody enters where there is no slot"
+            self.model.remove(queued)
+            self.in_engine += [queued.lane] * queued.slots
+        for queued in self.model:
+            assert self.held_from(queued.lane) >= SLOTS, "nobody waits for what a lower lane holds"
+
+    @precondition(lambda self: self.in_engine)
+    @rule(data=st.data())
+    def an_answer_ends(self, data: st.DataObject) -> None:
+        self.in_engine.remove(data.draw(st.sampled_from(self.in_engine)))
 
     @rule(which=st.integers(0, 60))
     def remove(self, which: int) -> None:
@@ -56,9 +74,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_ms += passed_ms
 
     @invariant()
+    def the_engine_holds_no_more_of_a_lane_than_its_slots_and_one_request_over(self) -> None:
+        assert max(self.held().values()) < SLOTS + MAX_CHOICES
+
+    @invariant()
     def figures_agree(self) -> None:
         assert len(self.scheduler) == len(self.model)
         assert self.scheduler.queued_tokens == sum(queued.tokens for queued in self.model)
+        assert self.scheduler.queued_slots == sum(queued.slots for queued in self.model)
         for lane in LANES:
             in_lane = [queued for queued in self.model if queued.lane is lane]
             assert self.scheduler.waiting()[lane] == len(in_lane)

@@ -33,6 +33,7 @@ def emission_of(work: Work, effects: list[Effect]) -> Emission:
     works.by_response[work.response_id] = work
     works.set_attempt(work)
     works.set_phase(work, Phase.RUNNING)
+    work.begins_anew()
     config = CoreConfig(
         worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
         lease_ms=LEASE_MS, max_running=4, healthy_buffer=0, max_uncommitted_records=100, max_uncommitted_bytes=10**6,
