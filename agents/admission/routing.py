@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from schemas.request import Lane
 from schemas.worker import WorkerState
@@ -16,11 +17,18 @@ from streams.ids import stable_partition
 PICKUP_MS = 250
 """A heartbeat may miss what was routed so shortly before it: the worker had not read it yet."""
 RUNNING_TOKENS = 256
-"""What a running request is taken to weigh, in tokens still to be done."""
+"""What a running answer is taken to weigh, in tokens still to be done."""
 MAX_ROUTED = 10_000
 
 QUEUE_SHARE: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
 """How much of a pool's queue bound a lane may fill: the lowest priority is refused first."""
+
+
+class Weight(NamedTuple):
+    """What a request takes of a queue: tokens, and a slot for each answer."""
+
+    tokens: int
+    answers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class Load:
 
     state: WorkerState
     routed_tokens: int = 0
-    routed_requests: int = 0
+    routed_answers: int = 0
 
     @property
     def tokens(self) -> int:
@@ -40,8 +48,8 @@ class Load:
         return self.state.queued_tokens + self.routed_tokens
 
     @property
-    def queued_requests(self) -> int:
-        return self.state.waiting + self.routed_requests
+    def queued_answers(self) -> int:
+        return self.state.waiting + self.routed_answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +66,36 @@ class QueueBound:
     """Of one pool, over all of its live workers."""
 
     tokens: int
-    requests: int
+    answers: int
 
 
 @dataclass(slots=True)
 class _Known:
-    """`routed`: by response, since when and how many tokens; the oldest first. `asking`: how many tokens."""
+    """`routed`: by response, since when and what it weighs; the oldest first. `asking`: what it would."""
 
     state: WorkerState
-    routed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    routed: dict[str, tuple[int, Weight]] = field(default_factory=dict)
     routed_tokens: int = 0
-    asking: dict[str, int] = field(default_factory=dict)
+    routed_answers: int = 0
+    asking: dict[str, Weight] = field(default_factory=dict)
 
     def load(self, *, also_asking: bool) -> Load:
-        asking = self.asking if also_asking else {}
-        return Load(self.state, self.routed_tokens + sum(asking.values()), len(self.routed) + len(asking))
+        asking = self.asking.values() if also_asking else ()
+        tokens = self.routed_tokens + sum(each.tokens for each in asking)
+        return Load(self.state, tokens, self.routed_answers + sum(each.answers for each in asking))
+
+    def add(self, response_id: str, weight: Weight, now_ms: int) -> None:
+        self.routed[response_id] = now_ms, weight
+        self.routed_tokens += weight.tokens
+        self.routed_answers += weight.answers
 
     def drop(self, response_id: str) -> None:
-        self.routed_tokens -= self.routed.pop(response_id, (0, 0))[1]
+        routed = self.routed.pop(response_id, None)
+        if routed is None:
+            return
+        _, weight = routed
+        self.routed_tokens -= weight.tokens
+        self.routed_answers -= weight.answers
 
     def drop_before(self, at_ms: int) -> None:
         while self.routed and next(iter(self.routed.values()))[0] <= at_ms:
@@ -104,13 +124,12 @@ class WorkersView:
             known.state = state
             known.drop_before(state.beat_at_ms - PICKUP_MS)
 
-    def routed(self, worker_id: str | None, response_id: str, tokens: int, now_ms: int) -> None:
+    def routed(self, worker_id: str | None, response_id: str, weight: Weight, now_ms: int) -> None:
         """Counts what is on its way to a worker, once, until a heartbeat can have included it."""
         with self._lock:
             known = self._workers.get(worker_id) if worker_id else None
             if known is not None and response_id not in known.routed:
-                known.routed[response_id] = (now_ms, tokens)
-                known.routed_tokens += tokens
+                known.add(response_id, weight, now_ms)
                 if len(known.routed) > MAX_ROUTED:
                     known.drop(next(iter(known.routed)))
 
@@ -121,12 +140,12 @@ class WorkersView:
                 known.drop(response_id)
 
     @contextmanager
-    def asking(self, worker_id: str | None, response_id: str, tokens: int) -> Iterator[None]:
+    def asking(self, worker_id: str | None, response_id: str, weight: Weight) -> Iterator[None]:
         """Meanwhile it may come to be routed, or be refused."""
         with self._lock:
             known = self._workers.get(worker_id) if worker_id else None
             if known is not None:
-                known.asking[response_id] = tokens
+                known.asking[response_id] = weight
         try:
             yield
         finally:
@@ -176,7 +195,8 @@ def choose(
 def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
     """Whether the pool's queue has no room for one more request of this lane. An unknown queue has room.
 
-    Nor has it where all that is read of the lane is held up.
+    Nor has it where all that is read of the lane is held up. Where there is room for an answer there is for a request,
+    however many it asks for.
     """
     share = QUEUE_SHARE[lane]
     if any(load.state.held_up.get(lane) for load in loads) and not any(
@@ -185,7 +205,7 @@ def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
         return True
     return (
         sum(load.queued_tokens for load in loads) >= bound.tokens * share
-        or sum(load.queued_requests for load in loads) >= bound.requests * share
+        or sum(load.queued_answers for load in loads) >= bound.answers * share
     ) and bool(loads)
 
 

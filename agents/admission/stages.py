@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, Origin, Refused
-from agents.admission.routing import Load, choose, drain_ms, overloaded
+from agents.admission.routing import Load, Weight, choose, drain_ms, overloaded
 from agents.admission.services import Services
 from agents.admission.validation import may_wait, size_of, validation, work_chars
 from agents.quota.limits import limits_of
@@ -79,7 +79,7 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     wanted = _route(admission, services, also_asking=True)
     if isinstance(wanted, Refusal) or _first_denial(phrases, admission, services) is not None:
         return await quota(admission, services)
-    with services.workers.asking(wanted.worker_id, admission.response_id, _tokens(admission)):
+    with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission)):
         outcome = await _reserve(admission, services, wanted)
     if isinstance(outcome, Decided) and outcome.is_new:
         _count(admission, wanted, services)
@@ -108,6 +108,10 @@ async def _reserve(admission: Admission, services: Services, wanted: Decision | 
 def _tokens(admission: Admission) -> int:
     """What it may come to at most: its prompt, and every answer as long as it may be."""
     return len(admission.prompt_token_ids) + admission.request.choices * admission.max_tokens
+
+
+def _weight(admission: Admission) -> Weight:
+    return Weight(_tokens(admission), admission.request.choices)
 
 
 def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Services) -> StageResult | NotYet:
@@ -250,7 +254,7 @@ def _route(admission: Admission, services: Services, *, also_asking: bool = Fals
 
 
 def _count(admission: Admission, decision: Decision, services: Services) -> None:
-    services.workers.routed(decision.worker_id, admission.response_id, _tokens(admission), services.clock_ms())
+    services.workers.routed(decision.worker_id, admission.response_id, _weight(admission), services.clock_ms())
 
 
 async def _decide(admission: Admission, wanted: Decision, services: Services) -> Outcome:

@@ -45,6 +45,10 @@ class PostSafety:
         return sum(len(partition.responses) for partition in self._partitions.values())
 
     @property
+    def _open_answers(self) -> int:
+        return sum(partition.open_answers for partition in self._partitions.values())
+
+    @property
     def parked_responses(self) -> int:
         return sum(partition.parked for partition in self._partitions.values())
 
@@ -123,7 +127,7 @@ class PostSafety:
         if isinstance(record, Frame):
             return self._fold.frame(state, record, timestamp_ms)
         if isinstance(record, Opened):
-            return self._fold.opened(state, record, offset, timestamp_ms, self.open_responses)
+            return self._fold.opened(state, record, offset, timestamp_ms, self._open_answers)
         if isinstance(record, Fence):
             return self._fold.fence(state, record, offset)
         return self._fold.ending(state, record, timestamp_ms)

@@ -35,16 +35,16 @@ class Fold:
         self._counts = counts
 
     def opened(
-        self, state: Partition, opened: Opened, offset: int, timestamp_ms: int, open_responses: int
+        self, state: Partition, opened: Opened, offset: int, timestamp_ms: int, open_answers: int
     ) -> list[Effect]:
-        """`open_responses` is how many this process has without this one."""
+        """`open_answers` is how many this process has without those of this one."""
         if opened.response_id in state.responses or opened.response_id in state.ended:
             self._counts["duplicate_opened"] += 1
             return []
         response = self._open(state, opened, offset, timestamp_ms, held_offset=offset)
         if response.hold.halted:
             return [_say_started(response), *self._say_halted(state, response)]
-        if self._timers.sheds(state, open_responses + 1):
+        if self._timers.sheds(state, open_answers):
             self._counts["overloaded"] += 1
             response.started_held = True
             return write_ending(state, response, EndingCode.OVERLOADED)

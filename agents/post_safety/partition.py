@@ -23,6 +23,8 @@ class Partition:
         self.live = False
         self.next_offset = restart.offset or 0
         self.responses: dict[str, Response] = {}
+        self.open_answers = 0
+        """Those of `responses`: each has a state of its own."""
         self.ended: OrderedDict[str, None] = OrderedDict.fromkeys(restart.ended)
         self.deadlines = Deadlines()
         self.watched: dict[str, Response] = {}
@@ -47,6 +49,7 @@ class Partition:
 
     def open(self, response: Response) -> None:
         self.responses[response.response_id] = response
+        self.open_answers += response.opened.choices
         if response.held_offset is None:
             self._parking.restored(response)
         else:
@@ -55,6 +58,7 @@ class Partition:
     def close(self, response: Response) -> list[Effect]:
         """The record that was read last is its terminal: nothing waits for it any more."""
         del self.responses[response.response_id]
+        self.open_answers -= response.opened.choices
         self.watched.pop(response.response_id, None)
         self.deadlines.remove(response.response_id)
         self.remember_ended(response.response_id)

@@ -47,9 +47,9 @@ class Timers:
         else:
             response.gap.until = max(response.gap.until, gap.until)
 
-    def sheds(self, state: Partition, open_responses: int) -> bool:
-        """Whether a response that comes now is one too many. A rebuild sheds nothing."""
-        return state.live and open_responses > self._settings.max_open_responses
+    def sheds(self, state: Partition, open_answers: int) -> bool:
+        """Whether a response that comes now, beside so many open answers, is one too many. A rebuild sheds nothing."""
+        return state.live and open_answers >= self._settings.max_open_responses
 
     def tick(self, partitions: list[Partition], now_ms: int) -> list[Effect]:
         """Endings that are due: deadlines, cancels that no worker answers, gaps that nobody fills."""

@@ -4,8 +4,9 @@
 
 - requests per minute by GCRA (the virtual scheduling algorithm of ITU-T I.371, in integers); a full minute may burst;
 - tokens per minute by a token bucket that may go into debt; a full minute may burst;
-- concurrent responses by a set of what is reserved; work of the batch lane has a set and a limit of its own
-  (`concurrent_jobs`), so it never takes the places of those who wait for an answer.
+- concurrent responses by a set of what is reserved, each once however many answers it has: their tokens are all
+  reserved; work of the batch lane has a set and a limit of its own (`concurrent_jobs`), so it never takes the places
+  of those who wait for an answer.
 
 Work that comes before a reservation is asked for first (`look`); where a refusal comes of it, it counts as a request.
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from agents.admission.routing import QueueBound
 from agents.admission.validation import MAX_LOGPROBS_OF_A_JOB
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Opened
@@ -34,7 +35,17 @@ async def test_as_much_is_held_as_all_answers_may_come_to(world: World) -> None:
     assert (opened.prompt_tokens, opened.reserved_tokens) == (PROMPT_TOKENS, PROMPT_TOKENS + 3 * 10)
     assert world.quota.tenants["acme"].tokens == 500 - 35
     [load] = world.workers.live("default", NOW)
-    assert load.queued_tokens == 35, "which a worker's queue counts too"
+    assert (load.queued_tokens, load.queued_answers) == (35, 3), "which a worker's queue counts too"
+
+
+async def test_a_pool_has_room_for_so_many_answers_whoever_asks_for_them() -> None:
+    world = World(queue_bound=QueueBound(10**6, 10))
+    world.beat()
+    for choices in (7, 1, 9):  # of the standard lane there is room for eight
+        await ask(world, choices, 1, response_id=IDS.mint(3))
+    assert [opened.choices for _, opened in world.log.of(Opened, "local.generated")] == [7, 1]
+    [ending] = world.log.endings
+    assert ending.code is EndingCode.OVERLOADED
 
 
 async def test_the_work_of_one_answer_is_written_as_by_the_release_before(world: World) -> None:

@@ -75,10 +75,10 @@ async def test_requests_that_ask_together_share_the_workers(world: World) -> Non
     records = [world.record(world.request(response_id=IDS.mint(3), sampling=Sampling(max_tokens=1))) for _ in range(10)]
     handling = [asyncio.create_task(world.pipeline.handle_request(record)) for record in records]
     await asyncio.sleep(0)
-    assert [load.routed_requests for load in world.workers.live("default", world.now_ms)] == [0, 0], "nothing is routed"
+    assert [load.routed_answers for load in world.workers.live("default", world.now_ms)] == [0, 0], "nothing is routed"
     answer.set()
     await asyncio.gather(*handling)
-    assert [load.routed_requests for load in world.workers.live("default", world.now_ms)] == [5, 5]
+    assert [load.routed_answers for load in world.workers.live("default", world.now_ms)] == [5, 5]
 
 
 async def test_nobody_is_refused_for_what_others_only_ask_for() -> None:

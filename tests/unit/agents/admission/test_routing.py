@@ -8,6 +8,7 @@ from agents.admission.routing import (
     QUEUE_SHARE,
     Load,
     QueueBound,
+    Weight,
     WorkersView,
     choose,
     drain_ms,
@@ -91,16 +92,16 @@ def test_a_late_heartbeat_does_not_undo_a_newer_one() -> None:
 def test_what_was_routed_counts_until_a_heartbeat_can_have_included_it() -> None:
     view = WorkersView()
     view.update("worker-1", worker())
-    view.routed("worker-1", "r1", 300, NOW)
-    view.routed("worker-1", "r2", 500, NOW + 100)
-    view.routed("worker-1", "r2", 500, NOW + 100)
-    view.routed("worker-1", "r3", 900, NOW + 100)
+    view.routed("worker-1", "r1", Weight(300), NOW)
+    view.routed("worker-1", "r2", Weight(500, 3), NOW + 100)
+    view.routed("worker-1", "r2", Weight(500, 3), NOW + 100)
+    view.routed("worker-1", "r3", Weight(900, 7), NOW + 100)
     view.not_routed("worker-1", "r3")
     [load] = view.live("default", NOW)
-    assert (load.routed_tokens, load.routed_requests) == (800, 2)
+    assert (load.routed_tokens, load.routed_answers) == (800, 4)
     view.update("worker-1", worker(beat_at_ms=NOW + PICKUP_MS, queued_tokens=300))
     [load] = view.live("default", NOW)
-    assert (load.queued_tokens, load.queued_requests) == (800, 1)
+    assert (load.queued_tokens, load.queued_answers) == (800, 3)
 
 
 def test_requests_spread_over_equal_workers_between_heartbeats() -> None:
@@ -110,13 +111,13 @@ def test_requests_spread_over_equal_workers_between_heartbeats() -> None:
     chosen = []
     for i in range(30):
         route = choose(view.live("default", NOW), Lane.STANDARD, f"r{i}", lane_partitions=8, generated_partitions=8)
-        view.routed(route.worker_id, f"r{i}", 100, NOW)
+        view.routed(route.worker_id, f"r{i}", Weight(100), NOW)
         chosen.append(route.worker_id)
     assert {name: chosen.count(name) for name in ("a", "b", "c")} == {"a": 10, "b": 10, "c": 10}
 
 
 def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
-    bound = QueueBound(tokens=1_000, requests=10_000)
+    bound = QueueBound(tokens=1_000, answers=10_000)
 
     def refused(queued_tokens: int) -> list[Lane]:
         loads = [Load(worker(queued_tokens=queued_tokens))]
@@ -129,12 +130,14 @@ def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
     assert sorted(QUEUE_SHARE, key=QUEUE_SHARE.__getitem__, reverse=True) == list(LANES)
 
 
-def test_the_number_of_waiting_requests_is_bounded_too() -> None:
-    assert overloaded([Load(worker(waiting=10))], Lane.INTERACTIVE, QueueBound(tokens=10**9, requests=10))
+def test_the_number_of_waiting_answers_is_bounded_too() -> None:
+    bound = QueueBound(tokens=10**9, answers=10)
+    assert overloaded([Load(worker(waiting=7), routed_answers=3)], Lane.INTERACTIVE, bound)
+    assert not overloaded([Load(worker(waiting=7), routed_answers=2)], Lane.INTERACTIVE, bound)
 
 
 def test_without_a_worker_nothing_is_known_to_be_full() -> None:
-    assert not overloaded([], Lane.BATCH, QueueBound(tokens=1, requests=1))
+    assert not overloaded([], Lane.BATCH, QueueBound(tokens=1, answers=1))
 
 
 @given(st.integers(0, 10**7), st.floats(0, 10**5))

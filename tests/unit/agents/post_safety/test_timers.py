@@ -258,6 +258,23 @@ def test_beyond_its_bound_it_sheds_and_says_so() -> None:
     assert answer.bill.reserved_tokens == 110, "settlement gives it back"
 
 
+def test_each_open_answer_counts_against_the_bound_until_its_response_has_ended() -> None:
+    world = World(settings=PostSafetySettings(max_open_responses=3))
+    member = Member(world)
+    member.run(20)
+    world.write(opened("r1"), opened("r2", choices=5), opened("r3"))
+    member.run()
+    assert not world.answer("r1").terminals
+    assert not world.answer("r2").terminals, "with room for one answer there is room for the response"
+    assert world.answer("r3").terminal.code is EndingCode.OVERLOADED
+    world.write(ending("r2", EndingCode.ENGINE_FAILED))
+    member.run()
+    world.write(opened("r4", choices=2), opened("r5"))
+    member.run()
+    assert not world.answer("r4").terminals
+    assert world.answer("r5").terminal.code is EndingCode.OVERLOADED
+
+
 def test_what_is_shed_in_the_background_says_what_was_asked_for() -> None:
     world = World(settings=PostSafetySettings(max_open_responses=1))
     member = Member(world)
