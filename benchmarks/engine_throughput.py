@@ -3,7 +3,7 @@
 The three take turns on the same cores, and nothing idles beside the one that is measured: the baselines are stopped
 (SIGSTOP) when it is not their turn, and each turn of the pipeline has a stack of its own, because sessions and leases
 would not outlive a pause. All three compute in one process on as many threads
-(`gpu_consumers.engines.vllm_engine`), which is the faster way on CPU for each of them.
+(`gpu_consumers.engines.vllm_options`), which is the faster way on CPU for each of them.
 """
 
 import asyncio

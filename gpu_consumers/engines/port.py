@@ -1,4 +1,5 @@
-"""The port to an inference engine. `vllm_engine` implements it over vLLM, `simulated` without any weights.
+"""The port to an inference engine: over vLLM in `vllm_engine` and `vllm_pooling`, without weights in `simulated` and
+`simulated_pooling`.
 
 Duties of every implementation, held by one contract suite: unless it is aborted, a request ends with one `error`, or
 with exactly one `finish` of each of its choices, whose deltas arrive in order; after `abort` returns, no delta of that
@@ -8,7 +9,7 @@ request is delivered; the text of all deltas is whole characters; callbacks run 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, Self
 
 from schemas.generated import FinishReason, Kind, StoppedBy
 from schemas.logprobs import RowLogprobs
@@ -70,6 +71,11 @@ class EngineDelta:
     parser_error: str = ""
     logprobs: RowLogprobs = None
     stopped_by: StoppedBy = None
+
+    @classmethod
+    def failure(cls, request_id: str, why: str, refused_param: str | None = None) -> Self:
+        """The end of a request, whatever its choices have got."""
+        return cls(request_id, 0, [], "", [], error=why, refused_param=refused_param)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class SimulatedCore:
         return deltas
 
     def _refuse(self, request: EngineRequest, why: str, param: str | None = None) -> None:
-        self._refused.append(EngineDelta(request.request_id, 0, [], "", [], error=why, refused_param=param))
+        self._refused.append(EngineDelta.failure(request.request_id, why, param))
 
     def _answer(self, request: EngineRequest, choice: int) -> Answer:
         """Raises CannotSay."""

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
-from gpu_consumers.engines.vectors import Vectors, next_step
+from gpu_consumers.engines.vectors import NO_TEXT, Vectors, next_step
 
 STEP_TOKENS: Final = 2_048
 """In one step there are no more, unless one input has them."""
@@ -89,7 +89,7 @@ class SimulatedPoolingEngine:
             self._requests[request_id] = running
             heappush(self._queue, (running, request_id))
         else:
-            self._ready.append(EngineDelta(request_id, 0, [], "", [], error="it generates no text"))
+            self._ready.append(EngineDelta.failure(request_id, NO_TEXT))
         self._schedule()
 
     def abort(self, request_id: str) -> None:

@@ -1,30 +1,27 @@
 """From the vectors of a request, which an engine may finish in any order, to its rows. Pure."""
 
-import base64
 import math
-import sys
-from array import array
 from collections.abc import Sequence
 from typing import Final
 
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
+from schemas.vectors import as_text
 
 MAX_ROW_CHARS: Final = 32_768
 """Of the vectors of one row, as far as one does not have more by itself."""
 MAX_STEP_CHARS: Final = 1_000_000
 """Of the rows that are handed on at once, which leave in one record: far below what that may have."""
+NO_TEXT: Final = "it generates no text"
+"""What an engine that embeds says to who asks for some."""
 
 
-def encoded(vector: Sequence[float], dimensions: int | None) -> str:
-    """As base64 of little-endian float32. A vector of length 1 that is cut to `dimensions` has length 1 again."""
-    if dimensions is not None and dimensions < len(vector):
-        vector = vector[:dimensions]
-        length = math.hypot(*vector) or 1.0
-        vector = [number / length for number in vector]
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
+def cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+    """A vector of length 1 that is cut to `dimensions` has length 1 again."""
+    if dimensions is None or dimensions >= len(vector):
+        return vector
+    vector = vector[:dimensions]
+    length = math.hypot(*vector) or 1.0
+    return [number / length for number in vector]
 
 
 class Vectors:
@@ -42,7 +39,7 @@ class Vectors:
 
     def put(self, index: int, vector: Sequence[float]) -> None:
         """Of each input once."""
-        self._texts[index] = encoded(vector, self._dimensions)
+        self._texts[index] = as_text(cut(vector, self._dimensions))
         self._missing -= 1
 
     def rows(self) -> list[EngineDelta]:

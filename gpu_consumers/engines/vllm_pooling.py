@@ -4,14 +4,15 @@ Each input is a request of vLLM's by itself; it batches them as it does all.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats
-from gpu_consumers.engines.vectors import Vectors, next_step
-from gpu_consumers.engines.vllm_engine import MAX_WHY_CHARS, VllmEngine
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.vectors import NO_TEXT, Vectors, next_step
+from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS, VllmBase
+from gpu_consumers.engines.vllm_options import POOLING
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +27,7 @@ class _Embedding:
     inside: set[str] = field(default_factory=set)
 
 
-class VllmPoolingEngine(VllmEngine):
+class VllmPoolingEngine(VllmBase):
     """`dimensions` is how long the model's vectors must be. Of one request `max_running` inputs are in vLLM at once."""
 
     def __init__(
@@ -37,10 +38,7 @@ class VllmPoolingEngine(VllmEngine):
         self._embeddings: dict[str, _Embedding] = {}
 
     def _options(self) -> dict[str, Any]:
-        return {
-            "runner": "pooling", "convert": "embed", "scheduling_policy": "priority", "max_num_seqs": self._max_running,
-            "disable_log_stats": True,
-        }  # fmt: skip
+        return POOLING
 
     def _prepare(self, llm: Any) -> None:
         from vllm import PoolingParams
@@ -49,21 +47,31 @@ class VllmPoolingEngine(VllmEngine):
         if (size := llm.vllm_config.model_config.embedding_size) != self._dimensions:
             raise EngineDied(f"the model's vectors have {size} numbers, and not {self._dimensions}")
 
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._embeddings)
+
+    def _forget(self) -> None:
+        embeddings, self._embeddings = self._embeddings, {}
+        for embedding in embeddings.values():
+            embedding.room.release()
+
+    def _take_step(self) -> list[EngineDelta]:
+        step, self._batch = next_step(self._batch)
+        if self._batch:
+            self._flush_soon()
+        return step
+
     def submit(self, request: EngineRequest) -> None:
         if self._llm is None:
             raise EngineDied("the engine is not running")
         if not request.input_ends:
-            self._deliver(EngineDelta(request.request_id, 0, [], "", [], error="it generates no text"))
+            self._deliver(EngineDelta.failure(request.request_id, NO_TEXT))
             return
         embedding = self._embeddings[request.request_id] = _Embedding(
             request.request_id, request.priority, request.inputs, Vectors(request), asyncio.Semaphore(self._max_running)
         )
         self._start_task(self._embed(embedding))
-
-    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _is_wanted(self, embedding: _Embedding) -> bool:
         return self._embeddings.get(embedding.id) is embedding
@@ -120,48 +128,14 @@ class VllmPoolingEngine(VllmEngine):
             self._batch += embedding.vectors.rows()
             self._flush_soon()
 
-    def _flush(self) -> None:
-        self._flushing = False
-        step, self._batch = next_step(self._batch)
-        if self._batch:
-            self._flush_soon()
-        if step and self._llm is not None:
-            self._on_step(step)
-
     def _give_up(self, embedding: _Embedding, why: str) -> None:
         if self._is_wanted(embedding):
             self.abort(embedding.id)
-            self._deliver(EngineDelta(embedding.id, 0, [], "", [], error=why[:MAX_WHY_CHARS]))
+            self._deliver(EngineDelta.failure(embedding.id, why[:MAX_WHY_CHARS]))
 
     def abort(self, request_id: str) -> None:
         embedding = self._embeddings.pop(request_id, None)
         self._batch = [delta for delta in self._batch if delta.request_id != request_id]
         if embedding is not None:
             embedding.room.release()
-            self._start_task(self._abort_inputs(embedding))
-
-    async def _abort_inputs(self, embedding: _Embedding) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            if self._llm is not None and embedding.inside:
-                await self._llm.abort(list(embedding.inside), internal=True)
-        except EngineDeadError as error:
-            self._died(error)
-
-    def stats(self) -> EngineStats:
-        # As in the engine that generates: once nothing is in it, nobody says so.
-        return self._stats if self._embeddings else EngineStats(kv_blocks_total=self._stats.kv_blocks_total)
-
-    def _died(self, error: Exception) -> None:
-        self._forget()
-        super()._died(error)
-
-    async def close(self) -> None:
-        self._forget()
-        await super().close()
-
-    def _forget(self) -> None:
-        embeddings, self._embeddings = self._embeddings, {}
-        for embedding in embeddings.values():
-            embedding.room.release()
+            self._abort_soon([*embedding.inside])

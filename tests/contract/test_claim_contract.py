@@ -62,7 +62,7 @@ def region() -> str:
 
 
 @given(script=STEPS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> None:
     async def play() -> None:
         client = connect_redis(redis_url, timeout_ms=5_000, decode_responses=True)

@@ -4,56 +4,36 @@ import asyncio
 import base64
 import math
 import struct
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from time import monotonic
+from collections.abc import AsyncIterator
+from itertools import accumulate, chain
 
 import pytest
 import pytest_asyncio
 
 from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine, SimulatedPoolingSettings
+from gpu_consumers.engines.vectors import MAX_STEP_CHARS
 from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
 from schemas.request import Sampling
-from tests.contract.engines import VLLM_MARKS
+from tests.contract.engines import MODEL, VLLM_MARKS, Client
 
-MODEL = Path(__file__).parents[2] / "models" / "sluice-embed"
+EMBEDS = MODEL.with_name("sluice-embed")
 DIMENSIONS = 128
 Vector = list[float]
 
 
-class Client:
-    """Collects what the engine says, and holds it to the port's duties."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.deltas: defaultdict[str, list[EngineDelta]] = defaultdict(list)
-        self.died: list[EngineDied] = []
+class EmbeddingClient(Client):
+    aborts = ""
+    """A request that is aborted as soon as anything is told of it."""
 
     def on_step(self, deltas: list[EngineDelta]) -> None:
-        assert deltas
-        assert not self.died
-        for delta in deltas:
-            assert len(delta.token_ids) == len(delta.text_ends)
-            assert (delta.text_ends[-1] if delta.text_ends else 0) == len(delta.text)
-            assert not self.over(delta.request_id), "nothing follows the end"
-            self.deltas[delta.request_id].append(delta)
+        super().on_step(deltas)
+        if any(delta.request_id == self.aborts for delta in deltas):
+            self.engine.abort(self.aborts)
 
-    def on_died(self, death: EngineDied) -> None:
-        self.died.append(death)
-
-    def submit(self, name: str, *inputs: list[int], dimensions: int | None = None) -> None:
-        token_ids, ends = [], []
-        for each in inputs:
-            token_ids += each
-            ends.append(len(token_ids))
-        self.engine.submit(
-            EngineRequest(name, token_ids, Sampling(), 0, 1, "tenant", input_ends=ends, dimensions=dimensions)
-        )
-
-    def over(self, name: str) -> bool:
-        return any(delta.finish or delta.error for delta in self.deltas.get(name, []))
+    def embed(self, name: str, *inputs: list[int], dimensions: int | None = None) -> None:
+        token_ids, ends = list(chain.from_iterable(inputs)), list(accumulate(map(len, inputs)))
+        self.ask(EngineRequest(name, token_ids, Sampling(), 0, 1, "tenant", input_ends=ends, dimensions=dimensions))
 
     def vectors(self, name: str) -> list[Vector]:
         found = []
@@ -64,16 +44,13 @@ class Client:
                 found.append(list(struct.unpack(f"<{len(raw) // 4}f", raw)))
         return found
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
-        deadline_s = monotonic() + timeout_s
-        while not condition():
-            assert monotonic() < deadline_s, "not in time"
-            await asyncio.sleep(0.002)
-
     async def embedded(self, name: str, *inputs: list[int], dimensions: int | None = None) -> list[Vector]:
-        self.submit(name, *inputs, dimensions=dimensions)
-        await self.until(lambda: self.over(name))
+        self.embed(name, *inputs, dimensions=dimensions)
+        await self.ended(name)
         return self.vectors(name)
+
+    async def idle(self) -> None:
+        await self.until(lambda: self.engine.stats().running == self.engine.stats().waiting == 0)
 
 
 def near(left: Vector, right: Vector) -> float:
@@ -83,14 +60,14 @@ def near(left: Vector, right: Vector) -> float:
 @pytest_asyncio.fixture(
     scope="module", loop_scope="module", params=["simulated", pytest.param("vllm", marks=VLLM_MARKS)]
 )
-async def client(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[EmbeddingClient]:
     engine: Engine
     if request.param == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
-        engine = VllmPoolingEngine(str(MODEL), {"dtype": "float32", "max_model_len": 512}, 16, DIMENSIONS)
+        engine = VllmPoolingEngine(str(EMBEDS), {"dtype": "float32", "max_model_len": 512}, 16, DIMENSIONS)
     else:
         engine = SimulatedPoolingEngine(SimulatedPoolingSettings(max_running=16), DIMENSIONS)
-    client = Client(engine)
+    client = EmbeddingClient(engine)
     await engine.start(client.on_step, client.on_died)
     yield client
     await engine.close()
@@ -99,7 +76,7 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_each_input_has_a_vector_of_length_1_in_its_place(client: Client) -> None:
+async def test_each_input_has_a_vector_of_length_1_in_its_place(client: EmbeddingClient) -> None:
     inputs = [[5 + index, 9, 11] for index in range(50)]
     vectors = await client.embedded("many", *inputs)
     assert [len(vector) for vector in vectors] == [DIMENSIONS] * 50
@@ -110,59 +87,59 @@ async def test_each_input_has_a_vector_of_length_1_in_its_place(client: Client) 
         assert near(alone, vectors[index - 1]) < 0.9999
 
 
-async def test_a_shorter_vector_is_the_beginning_of_the_whole_one(client: Client) -> None:
+async def test_a_shorter_vector_is_the_beginning_of_the_whole_one(client: EmbeddingClient) -> None:
     [whole] = await client.embedded("whole", [20, 21, 22, 23])
     [short] = await client.embedded("short", [20, 21, 22, 23], dimensions=32)
     length = math.hypot(*whole[:32])
     assert short == pytest.approx([number / length for number in whole[:32]], abs=1e-5)
 
 
-async def test_requests_are_embedded_together_and_all_end(client: Client) -> None:
+async def test_requests_are_embedded_together_and_all_end(client: EmbeddingClient) -> None:
     names = [f"beside-{index}" for index in range(30)]
     for index, name in enumerate(names):
-        client.submit(name, [5 + index, 7], [6 + index])
-    await client.until(lambda: all(map(client.over, names)))
+        client.embed(name, [5 + index, 7], [6 + index])
+    await client.ended(*names)
     assert all(len(client.vectors(name)) == 2 for name in names)
     assert client.engine.stats().running == client.engine.stats().waiting == 0
 
 
-async def test_after_an_abort_nothing_follows_and_others_go_on(client: Client) -> None:
-    client.submit("goes", *[[5 + index % 400] * 200 for index in range(300)])
-    client.submit("stays", *[[9 + index] * 3 for index in range(20)])
+async def test_after_an_abort_nothing_follows_and_others_go_on(client: EmbeddingClient) -> None:
+    client.embed("goes", *[[5 + index % 400] * 200 for index in range(300)])
+    client.embed("stays", *[[9 + index] * 3 for index in range(20)])
     client.engine.abort("goes")
     client.engine.abort("never seen")
-    await client.until(lambda: client.over("stays"))
+    await client.ended("stays")
     assert len(client.vectors("stays")) == 20
     assert not client.deltas["goes"]
-    await client.until(lambda: client.engine.stats().running == client.engine.stats().waiting == 0)
+    await client.idle()
 
 
-async def test_an_abort_in_the_middle_leaves_nothing_behind(client: Client) -> None:
-    client.submit("midway", *[[5 + index % 400] * 100 for index in range(500)])
-    await client.until(lambda: client.deltas["midway"])
-    client.engine.abort("midway")
-    seen = len(client.deltas["midway"])
+async def test_what_is_told_in_several_turns_ends_with_an_abort_between_them(client: EmbeddingClient) -> None:
+    client.aborts = "several"
+    client.embed("several", *[[5 + index % 400] * 3 for index in range(2_000)])
+    await client.until(lambda: client.deltas["several"], timeout_s=60)
     assert len(await client.embedded("behind", [5, 6])) == 1
-    await client.until(lambda: client.engine.stats().running == client.engine.stats().waiting == 0)
-    assert len(client.deltas["midway"]) == seen
+    await client.idle()
+    assert sum(len(delta.text) for delta in client.deltas["several"]) >= MAX_STEP_CHARS
+    assert not client.over("several"), "the rest is not told"
 
 
-async def test_who_asks_for_text_is_refused_alone(client: Client) -> None:
-    client.engine.submit(EngineRequest("chat", [5, 6], Sampling(), 10))
-    await client.until(lambda: client.over("chat"))
+async def test_who_asks_for_text_is_refused_alone(client: EmbeddingClient) -> None:
+    client.ask(EngineRequest("chat", [5, 6], Sampling(), 10))
+    await client.ended("chat")
     [delta] = client.deltas["chat"]
     assert delta.error == "it generates no text"
     assert len(await client.embedded("then", [5, 6])) == 1
 
 
-async def test_a_probe_is_answered_while_it_works(client: Client) -> None:
-    client.submit("long", *[[5 + index] * 100 for index in range(100)])
+async def test_a_probe_is_answered_while_it_works(client: EmbeddingClient) -> None:
+    client.embed("long", *[[5 + index] * 100 for index in range(100)])
     await asyncio.wait_for(client.engine.probe(), 30)
-    await client.until(lambda: client.over("long"))
+    await client.ended("long")
 
 
-async def test_a_killed_engine_says_so_once_takes_nothing_and_starts_again(client: Client) -> None:
-    client.submit("lost", *[[5 + index % 300] * 100 for index in range(300)])
+async def test_a_killed_engine_says_so_once_takes_nothing_and_starts_again(client: EmbeddingClient) -> None:
+    client.embed("lost", *[[5 + index % 300] * 100 for index in range(300)])
     client.engine.kill("it hangs")
     client.engine.kill("it hangs")
     await client.until(lambda: client.died)

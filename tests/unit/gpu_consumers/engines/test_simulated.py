@@ -11,8 +11,7 @@ from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
 from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Vocabulary, repeats
 from schemas.request import RepetitionDetection, Sampling
-
-FAST = SimulatedEngineSettings(ttft_ms=10, prompt_token_us=0, inter_token_ms=10, step_ms=5)
+from tests.unit.gpu_consumers.engines.simulated_runs import FAST, run
 
 
 def request(name: str = "r", *, prompt: int = 8, max_tokens: int = 1_000, **more: object) -> EngineRequest:
@@ -20,13 +19,6 @@ def request(name: str = "r", *, prompt: int = 8, max_tokens: int = 1_000, **more
     return EngineRequest(
         name, list(range(prompt)), sampling, max_tokens, int(str(more.get("priority", 0))), str(more.get("salt", ""))
     )
-
-
-def run(core: SimulatedCore, until_s: float = 1e9) -> list[EngineDelta]:
-    deltas = []
-    while (due_s := core.next_due_s) is not None and due_s <= until_s:
-        deltas += core.step(due_s)
-    return deltas
 
 
 def text_of(deltas: list[EngineDelta], name: str = "r") -> str:
@@ -70,7 +62,7 @@ def test_ignore_eos_and_min_tokens_are_honoured() -> None:
 
 
 @given(stop=st.lists(st.sampled_from(["river", " fox", "ry", "e", ". ", "day 🌊"]), min_size=1, max_size=3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_shown(stop: list[str]) -> None:
     whole = answer(max_tokens=400, ignore_eos=True)[0]
     text, _, finish = answer(max_tokens=400, ignore_eos=True, stop=stop)
@@ -85,7 +77,7 @@ def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_shown(stop: list[str
 
 
 @given(stop=st.lists(st.sampled_from(["river", " fox", "ry", "e", ". ", "day 🌊"]), min_size=1, max_size=3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_stop_string_that_is_to_be_shown_is_the_last_thing_shown(stop: list[str]) -> None:
     whole = answer(max_tokens=400, ignore_eos=True)[0]
     text, _, finish = answer(max_tokens=400, ignore_eos=True, stop=stop, include_stop_str_in_output=True)
@@ -113,7 +105,7 @@ def test_bad_words_are_left_out_and_of_several_tokens_only_the_last() -> None:
 
 
 @given(bad=st.lists(st.sampled_from(["fox", "🌊", "the", ".", "🏔️", "a map"]), max_size=4), seed=st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_text_and_tokens_agree_whatever_is_forbidden(bad: list[str], seed: int) -> None:
     core = SimulatedCore(FAST)
     core.submit(request(max_tokens=600, ignore_eos=True, bad_words=bad, seed=seed), 0.0)
@@ -323,7 +315,7 @@ def test_unknown_settings_are_refused_by_name() -> None:
         st.tuples(st.sampled_from(["submit", "abort", "step"]), st.integers(0, 5), st.integers(1, 90)), max_size=60
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_happens_blocks_and_slots_are_conserved(script: list[tuple[str, int, int]]) -> None:
     core = SimulatedCore(FAST.model_copy(update={"kv_blocks": 14, "max_running": 3}))
     now_s, open_requests, ended = 0.0, set[str](), set[str]()

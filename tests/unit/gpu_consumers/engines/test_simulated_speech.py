@@ -16,9 +16,9 @@ from gpu_consumers.engines.simulated_text import SENTENCES
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import Message, Sampling, TextPart, Tool, ToolCall, ToolChoice
 from streams.chat_tokenizer import ChatTokenizer
+from tests.unit.gpu_consumers.engines.simulated_runs import FAST, run
 
 MODEL = Path(__file__).parents[4] / "models" / "sluice-tiny"
-FAST = SimulatedEngineSettings(ttft_ms=10, prompt_token_us=0, inter_token_ms=10, step_ms=5)
 BOTH = ParserNames("hermes", "qwen3")
 WEATHER = Tool(
     name="get_weather",
@@ -50,9 +50,7 @@ def ask(
         tools=[WEATHER, CLOCK] if tools is None else tools, tool_choice=choice, is_turn=is_turn,
     )  # fmt: skip
     core.submit(request, 0.0)
-    deltas = []
-    while (due_s := core.next_due_s) is not None:
-        deltas += core.step(due_s)
+    deltas = run(core)
     assert [delta.finish for delta in deltas[:-1]] == [""] * (len(deltas) - 1)
     assert core.stats().running == 0
     return deltas
@@ -112,7 +110,7 @@ def test_it_thinks_first_where_that_is_read() -> None:
 
 
 @given(stop=st.sampled_from(["Rome", "Zür", '"days"', "get_", "fox asked", "\n</tool_call>", "Once upon"]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_stop_string_ends_it_wherever_it_stands(stop: str) -> None:
     whole, cut = told(ask(parsers=BOTH)), told(ask(parsers=BOTH, stop=[stop]))
     assert all(whole[strand].startswith(text) for strand, text in cut.items())
@@ -160,9 +158,7 @@ def test_who_is_preempted_goes_on_in_the_same_call() -> None:
     core = SimulatedCore(tight, parsers=BOTH)
     for name in "abc":
         core.submit(EngineRequest(name, [1, 2, 3], Sampling(), 1_000, tools=[WEATHER]), 0.0)
-    deltas = []
-    while (due_s := core.next_due_s) is not None:
-        deltas += core.step(due_s)
+    deltas = run(core)
     assert core.preemptions
     each = [told([delta for delta in deltas if delta.request_id == name]) for name in "abc"]
     assert each[0] == each[1] == each[2] == told(ask(tools=[WEATHER], parsers=BOTH))

@@ -16,6 +16,7 @@ from gpu_consumers.engines.simulated_structure import MAX_CHARS, MAX_PARTS, inst
 from gpu_consumers.engines.simulated_text import SENTENCES, Vocabulary
 from schemas.request import Sampling
 from schemas.structure import StructuredOutputs
+from tests.unit.gpu_consumers.engines.simulated_runs import run
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema comes with vLLM")
 
@@ -143,7 +144,7 @@ def _composed(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(schema=st.recursive(LEAVES, _composed, max_leaves=12), shared=LEAVES)
 def test_whatever_it_says_is_valid(schema: dict[str, Any], shared: dict[str, Any]) -> None:
     document = {"allOf": [schema], "$defs": {"shared": shared}}
@@ -223,10 +224,7 @@ def answer(structure: StructuredOutputs, **sampling: Any) -> list[EngineDelta]:
     core = SimulatedCore(SimulatedEngineSettings())
     asked = Sampling(structured_outputs=structure, **{name: sampling[name] for name in sampling.keys() - {"tokens"}})
     core.submit(EngineRequest("r", [1, 2, 3], asked, sampling.get("tokens", 500)), 0.0)
-    deltas: list[EngineDelta] = []
-    while (due := core.next_due_s) is not None:
-        deltas += core.step(due)
-    return deltas
+    return run(core)
 
 
 def test_an_answer_ends_where_its_structure_does() -> None:

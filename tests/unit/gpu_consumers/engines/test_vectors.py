@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
-from gpu_consumers.engines.vectors import MAX_ROW_CHARS, MAX_STEP_CHARS, Vectors, encoded, next_step
+from gpu_consumers.engines.vectors import MAX_ROW_CHARS, MAX_STEP_CHARS, Vectors, cut, next_step
 from schemas.request import Sampling
+from schemas.vectors import as_text, numbers_of
 
 
 def request(inputs: int, dimensions: int | None = None) -> EngineRequest:
@@ -50,7 +51,7 @@ def test_a_row_ends_where_it_is_long_enough() -> None:
     for index in range(100):
         vectors.put(index, [0.5] * 1_024)
     deltas = vectors.rows()
-    size = len(encoded([0.5] * 1_024, None))
+    size = len(as_text([0.5] * 1_024))
     assert sum(len(delta.text_ends) for delta in deltas) == 100
     assert all(len(delta.text) < MAX_ROW_CHARS + size for delta in deltas)
     assert len(deltas) == math.ceil(100 / math.ceil(MAX_ROW_CHARS / size))
@@ -72,14 +73,18 @@ def test_rows_leave_in_steps_that_fit_a_record() -> None:
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_a_vector_that_is_cut_has_length_1_again(dimensions: int) -> None:
-    cut = decoded(encoded([0.48, 0.6, 0.64], dimensions))
-    assert len(cut) == dimensions
-    assert math.hypot(*cut) == pytest.approx(1, abs=1e-6)
-    assert all(number > 0 for number in cut)
+    short = cut([0.48, 0.6, 0.64], dimensions)
+    assert len(short) == dimensions
+    assert math.hypot(*short) == pytest.approx(1, abs=1e-6)
+    assert all(number > 0 for number in short)
 
 
 def test_a_vector_that_is_whole_is_told_as_it_is() -> None:
-    numbers = [0.1, -0.2, 0.3]
-    rounded = list(struct.unpack("<3f", struct.pack("<3f", *numbers)))
-    assert decoded(encoded(numbers, None)) == decoded(encoded(numbers, 3)) == rounded
-    assert decoded(encoded([0.0, 0.0], 1)) == [0.0]
+    vector = [0.1, -0.2, 0.3]
+    assert cut(vector, None) == cut(vector, 3) == vector
+    assert cut([0.0, 0.0], 1) == [0.0]
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False)))
+def test_a_vector_is_written_as_little_endian_float32_and_read_as_it_was(vector: list[float]) -> None:
+    assert decoded(as_text(vector)) == numbers_of(as_text(vector)) == vector

@@ -14,10 +14,9 @@ from gpu_consumers.parsing.hermes import HermesParser
 from gpu_consumers.parsing.port import ParserNames
 from gpu_consumers.parsing.vllm_parsers import Reading
 from schemas.request import Sampling, Tool
-from tests.unit.gpu_consumers.engines.scripted_vllm import Llm, ScriptedEngine
+from tests.unit.gpu_consumers.engines.scripted_vllm import DEADLINE_S, Llm, ScriptedEngine, imports_vllm
 
-# vLLM and torch warn of their own deprecations while they are imported.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = imports_vllm
 
 
 class Talking(Llm):
@@ -58,7 +57,7 @@ async def asked(**more: Any) -> tuple[VllmEngine, Talking, list[EngineDelta]]:
     deltas: list[EngineDelta] = []
     await engine.start(deltas.extend, lambda _death: None)
     engine.submit(EngineRequest("r", [1], Sampling(stop=["."]), 50, choices=3, **more))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         await llm.is_taken.wait()
     return engine, llm, deltas
 

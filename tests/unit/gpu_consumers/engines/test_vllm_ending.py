@@ -6,7 +6,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,8 +17,6 @@ from tests.unit.gpu_consumers.engines.scripted_vllm import Llm, ScriptedEngine
 
 zmq = pytest.importorskip("zmq", reason="vLLM is not installed, which brings zmq")
 on_loop = pytest.importorskip("zmq.asyncio")
-
-DEADLINE_S = 20.0
 
 
 class MPClient:
@@ -45,7 +42,7 @@ class Connected(Llm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine_core: Any = MPClient()
+        self.engine_core = MPClient()
         self._loop = asyncio.get_running_loop()
 
     def shutdown(self) -> None:
@@ -72,40 +69,30 @@ async def started() -> tuple[ScriptedEngine, Connected, list[EngineDied]]:
     return engine, llm, deaths
 
 
-async def test_an_engine_that_is_closed() -> None:
-    engine, llm, _ = await started()
+async def ends_whole(engine: ScriptedEngine, llm: Connected) -> None:
     await engine.close()
     assert llm.engine_core.resources.ctx.closed
     await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def test_an_engine_that_is_closed() -> None:
+    engine, llm, _ = await started()
+    await ends_whole(engine, llm)
 
 
 async def test_an_engine_that_died() -> None:
     engine, llm, deaths = await started()
     engine.kill("it hangs")
-    await engine.close()
+    await ends_whole(engine, llm)
     assert len(deaths) == 1
-    assert llm.engine_core.resources.ctx.closed
-    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 async def test_an_engine_that_was_given_up_while_it_started() -> None:
-    llm, may_start = Connected(), threading.Event()
+    llm = Connected()
     engine = ScriptedEngine(llm)
-    create = engine._create
-
-    def slowly() -> Any:
-        assert may_start.wait(DEADLINE_S)
-        return create()
-
-    engine._create = slowly  # type: ignore[method-assign]
-    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
-    await asyncio.sleep(0)
-    starting.cancel()
-    await asyncio.wait([starting])
-    may_start.set()
-    await engine.close()
-    assert llm.engine_core.resources.ctx.closed
-    await asyncio.get_running_loop().shutdown_default_executor()
+    await engine.give_up_a_start()
+    engine.may_start.set()
+    await ends_whole(engine, llm)
 
 
 def test_an_engine_that_could_not_be_made() -> None:

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.vllm_engine import MAX_WHY_CHARS, VllmEngine
+from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS
+from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults
 from gpu_consumers.engines.vllm_sampling import sampling_arguments
 from schemas.request import RepetitionDetection, Sampling
 from schemas.structure import StructuredOutputs
 from streams.dialects.openai_parameters import NOT_OFFERED
-from tests.unit.gpu_consumers.engines.scripted_vllm import Llm, ScriptedEngine
-
-DEADLINE_S = 10.0
+from tests.unit.gpu_consumers.engines.scripted_vllm import DEADLINE_S, Llm, ScriptedEngine, imports_vllm
 
 
 def test_every_sampling_field_reaches_vllm_by_name() -> None:
@@ -46,8 +45,7 @@ def test_values_are_passed_on_unchanged() -> None:
         assert arguments[field] == told[field] != Sampling.model_fields[field].get_default(call_default_factory=True)
 
 
-# vLLM and torch warn of their own deprecations while they are imported.
-@pytest.mark.filterwarnings("ignore")
+@imports_vllm
 def test_every_parameter_of_vllm_is_honoured_or_refused_with_a_reason() -> None:
     sampling_params = pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
     offered = {name for name in sampling_params.SamplingParams.__struct_fields__ if not name.startswith("_")}
@@ -64,19 +62,22 @@ def test_neither_vllm_nor_torch_is_imported_before_the_engine_starts() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-class ScriptedLlm(Llm):
+class Refusing(Llm):
     """Refuses every request with `error`; its shutdown takes until `may_end`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self._error = error
+        self.asked: list[dict[str, Any]] = []
         self.may_end = threading.Event()
+        self.may_end.set()
         self.shut_down_by: list[threading.Thread] = []
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    async def add_request(self, *_arguments: object, **_options: object) -> None:
+    async def add_request(self, *_arguments: object, **options: object) -> None:
+        self.asked.append(options)
         raise self._error
 
     def shutdown(self) -> None:
@@ -84,8 +85,22 @@ class ScriptedLlm(Llm):
         assert self.may_end.wait(DEADLINE_S)
 
 
-# vLLM and torch warn of their own deprecations while they are imported.
-@pytest.mark.filterwarnings("ignore")
+async def refusal_by(llm: Refusing, *, is_turn: bool = True, **sampling: Any) -> EngineDelta:
+    """What the engine over it tells of a request; it goes on."""
+    engine = ScriptedEngine(llm)
+    ended: asyncio.Queue[list[EngineDelta]] = asyncio.Queue()
+    deaths: list[EngineDied] = []
+    await engine.start(ended.put_nowait, deaths.append)
+    engine.submit(EngineRequest("r", [1, 2], Sampling(**sampling), 5, is_turn=is_turn))
+    async with asyncio.timeout(DEADLINE_S):
+        [delta] = await ended.get()
+    assert delta.request_id == "r"
+    assert not deaths
+    await engine.close()
+    return delta
+
+
+@imports_vllm
 @pytest.mark.parametrize(
     ("kind", "parameter"),
     [("RuntimeError", None), ("KeyError", None), ("ValueError", None), ("vllm", "logit_bias"), ("vllm", None)],
@@ -98,29 +113,13 @@ async def test_whatever_vllm_refuses_a_request_with_ends_that_request(kind: str,
         error = exceptions.VLLMValidationError("out of range", parameter=parameter)
     else:
         error = {"RuntimeError": RuntimeError, "KeyError": KeyError, "ValueError": ValueError}[kind]("refused")
-    llm = ScriptedLlm(error)
-    llm.may_end.set()
-    engine = ScriptedEngine(llm)
-    deltas: asyncio.Queue[EngineDelta] = asyncio.Queue()
-    deaths: list[EngineDied] = []
-
-    def on_step(step: list[EngineDelta]) -> None:
-        for delta in step:
-            deltas.put_nowait(delta)
-
-    await engine.start(on_step, deaths.append)
-    engine.submit(EngineRequest("r", [1, 2], Sampling(), 5))
-    async with asyncio.timeout(DEADLINE_S):
-        delta = await deltas.get()
-    assert (delta.request_id, delta.refused_param) == ("r", parameter)
+    delta = await refusal_by(Refusing(error))
+    assert delta.refused_param == parameter
     assert delta.error is not None
     assert type(error).__name__ in delta.error
-    assert not deaths
-    await engine.close()
 
 
-# vLLM and torch warn of their own deprecations while they are imported.
-@pytest.mark.filterwarnings("ignore")
+@imports_vllm
 async def test_a_structure_is_validated_beside_the_loop_and_blamed_for_what_fails() -> None:
     exceptions = pytest.importorskip("vllm.exceptions", reason="vLLM is not installed")
     validated_by: list[threading.Thread] = []
@@ -133,50 +132,29 @@ async def test_a_structure_is_validated_beside_the_loop_and_blamed_for_what_fail
         async def process_inputs_async(self, *arguments: object, **options: object) -> None:
             await asyncio.to_thread(self.process_inputs, *arguments, **options)
 
-    llm = ScriptedLlm(ValueError())
+    llm = Refusing(ValueError())
     llm.input_processor = Processor()  # type: ignore[attr-defined]
-    llm.may_end.set()
-    engine = ScriptedEngine(llm)
-    ended: asyncio.Queue[list[EngineDelta]] = asyncio.Queue()
-    await engine.start(ended.put_nowait, lambda _death: None)
-    engine.submit(EngineRequest("r", [1, 2], Sampling(structured_outputs=StructuredOutputs(regex="a")), 5))
-    async with asyncio.timeout(DEADLINE_S):
-        [delta] = await ended.get()
+    delta = await refusal_by(llm, structured_outputs=StructuredOutputs(regex="a"))
     assert validated_by != [threading.current_thread()]
     assert delta.refused_param == "structured_outputs"
     assert delta.error is not None
     assert len(delta.error) == MAX_WHY_CHARS
-    await engine.close()
 
 
-# vLLM and torch warn of their own deprecations while they are imported.
-@pytest.mark.filterwarnings("ignore")
+@imports_vllm
 @pytest.mark.parametrize(("is_turn", "reasoning_ended"), [(True, None), (False, True)])
 async def test_what_follows_on_a_text_is_bound_from_its_first_token(
     is_turn: bool, reasoning_ended: bool | None
 ) -> None:
     pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
-    told: list[dict[str, Any]] = []
-
-    class Llm(ScriptedLlm):
-        async def add_request(self, *arguments: object, **options: object) -> None:
-            told.append(options)
-            await super().add_request(*arguments, **options)
-
-    llm = Llm(ValueError())
-    llm.may_end.set()
-    engine = ScriptedEngine(llm)
-    ended: asyncio.Queue[list[EngineDelta]] = asyncio.Queue()
-    await engine.start(ended.put_nowait, lambda _death: None)
-    engine.submit(EngineRequest("r", [1, 2], Sampling(), 5, is_turn=is_turn))
-    async with asyncio.timeout(DEADLINE_S):
-        await ended.get()
-    assert [options.get("reasoning_ended") for options in told] == [reasoning_ended]
-    await engine.close()
+    llm = Refusing(ValueError())
+    await refusal_by(llm, is_turn=is_turn)
+    assert [options.get("reasoning_ended") for options in llm.asked] == [reasoning_ended]
 
 
 async def test_a_dead_engine_is_shut_down_beside_the_loop_and_before_the_next_one_starts() -> None:
-    llm = ScriptedLlm(ValueError())
+    llm = Refusing(ValueError())
+    llm.may_end.clear()
     engine = ScriptedEngine(llm)
     died = asyncio.Event()
     await engine.start(lambda _step: None, lambda _death: died.set())
@@ -227,23 +205,11 @@ async def test_a_start_that_is_given_up_ends_its_process_and_its_thread() -> Non
 
 
 async def test_an_engine_that_starts_after_it_was_given_up_is_shut_down() -> None:
-    llm = ScriptedLlm(ValueError())
-    llm.may_end.set()
-    may_start = threading.Event()
+    llm = Refusing(ValueError())
     engine = ScriptedEngine(llm)
-    create = engine._create
-
-    def slowly() -> Any:
-        assert may_start.wait(DEADLINE_S)
-        return create()
-
-    engine._create = slowly  # type: ignore[method-assign]
-    starting = asyncio.create_task(engine.start(lambda _step: None, lambda _death: None))
-    await asyncio.sleep(0)
-    starting.cancel()
-    await asyncio.wait([starting])
+    await engine.give_up_a_start()
     closing = asyncio.create_task(engine.close())
-    may_start.set()
+    engine.may_start.set()
     async with asyncio.timeout(DEADLINE_S):
         await closing
     assert len(llm.shut_down_by) == 1

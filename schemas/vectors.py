@@ -1,0 +1,21 @@
+"""A vector as rows of the kind `embedding` carry it: base64 of its little-endian float32."""
+
+import base64
+import sys
+from array import array
+from collections.abc import Iterable
+
+
+def as_text(vector: Iterable[float]) -> str:
+    return base64.b64encode(_turned(array("f", vector)).tobytes()).decode()
+
+
+def numbers_of(text: str) -> list[float]:
+    """Each the double that its float32 is exactly."""
+    return _turned(array("f", base64.b64decode(text))).tolist()
+
+
+def _turned(numbers: "array[float]") -> "array[float]":
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
