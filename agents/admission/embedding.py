@@ -2,10 +2,9 @@
 
 from itertools import accumulate
 
-from agents.admission.refusals import unknown_token
+from agents.admission.refusals import invalid, too_long, unknown_token, unsupported
 from agents.admission.services import Tokenizer
 from agents.quota.store import Refusal
-from schemas.endings import EndingCode
 from schemas.request import MAX_EMBEDDED_NUMBERS, MAX_INPUT_TOKENS, Prompt, Request
 from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
 from streams.dialects.openai_error import endless_message, overflow_message
@@ -26,17 +25,17 @@ def not_done(request: Request, model: Model) -> Refusal | None:
     if embedding is None:
         if not request.inputs:
             return None
-        return _unsupported("model", f"The model {name!r} does not embed: it answers chats and completions.")
+        return unsupported("model", f"The model {name!r} does not embed: it answers chats and completions.")
     if not request.inputs:
-        return _unsupported("model", f"The model {name!r} embeds: it answers /v1/embeddings alone.")
+        return unsupported("model", f"The model {name!r} embeds: it answers /v1/embeddings alone.")
     dimensions = embedding.dimensions if request.dimensions is None else request.dimensions
     if dimensions not in embedding.offered:
         *others, last = embedding.offered
         offered = f"{', '.join(map(str, others))} or {last}" if others else f"{last}"
-        return _invalid("dimensions", f"dimensions: vectors of the model {name!r} have {offered} numbers.")
+        return invalid("dimensions", f"dimensions: vectors of the model {name!r} have {offered} numbers.")
     if len(request.inputs) * dimensions > MAX_EMBEDDED_NUMBERS:
         most = MAX_EMBEDDED_NUMBERS // dimensions
-        return _invalid("input", f"input: at most {most} vectors of {dimensions} numbers are given at once.")
+        return invalid("input", f"input: at most {most} vectors of {dimensions} numbers are given at once.")
     return None
 
 
@@ -49,7 +48,7 @@ def tokens_of_inputs(request: Request, tokenizer: Tokenizer, context_window: int
         token_ids = _tokens_of(given, name, tokenizer, context_window)
         left -= len(token_ids)
         if left < 0:
-            raise UnfitInput(_invalid("input", f"input: at most {MAX_INPUT_TOKENS} tokens are embedded at once."))
+            raise UnfitInput(invalid("input", f"input: at most {MAX_INPUT_TOKENS} tokens are embedded at once."))
         tokenised.append(token_ids)
     return tokenised
 
@@ -60,13 +59,13 @@ def _tokens_of(given: Prompt, name: str, tokenizer: Tokenizer, context_window: i
             raise UnfitInput(unknown_token(name, tokenizer.vocabulary_size))
         token_ids = given
     elif (encoded := _encoded(given, tokenizer, context_window)) is None:
-        raise UnfitInput(_too_long(name, endless_message(context_window, len(given), name)))
+        raise UnfitInput(too_long(name, endless_message(context_window, len(given), name)))
     else:
         token_ids = encoded
     if len(token_ids) > context_window:
-        raise UnfitInput(_too_long(name, overflow_message(context_window, len(token_ids), field=name)))
+        raise UnfitInput(too_long(name, overflow_message(context_window, len(token_ids), field=name)))
     if not token_ids:
-        raise UnfitInput(_invalid(name, f"{name} has no tokens."))
+        raise UnfitInput(invalid(name, f"{name} has no tokens."))
     return token_ids
 
 
@@ -83,15 +82,3 @@ def _encoded(text: str, tokenizer: Tokenizer, context_window: int) -> list[int] 
 def ends_of(tokenised: list[list[int]]) -> list[int]:
     """Where each input ends among the tokens of all of them."""
     return list(accumulate(map(len, tokenised)))
-
-
-def _invalid(param: str, message: str) -> Refusal:
-    return Refusal(code=EndingCode.INVALID_REQUEST, message=message[:2_000], param=param)
-
-
-def _unsupported(param: str, message: str) -> Refusal:
-    return Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message[:2_000], param=param)
-
-
-def _too_long(param: str, message: str) -> Refusal:
-    return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=param)

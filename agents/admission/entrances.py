@@ -6,7 +6,7 @@ Either becomes a `Request` for the stages, or is refused, or buried.
 import asyncio
 from dataclasses import dataclass
 
-from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused
+from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused, invalid
 from agents.admission.services import Services
 from agents.quota.store import Refusal
 from schemas.base import Scope
@@ -97,7 +97,7 @@ async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> 
     try:
         chat = await readers.read(job.tenant_id, job.value, job.custom_id)
     except Undecodable as error:
-        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=f"The job cannot be read: {error}"[:2_000])
+        refusal = invalid(None, f"The job cannot be read: {error}")
         return Refused(genuine, refusal, buried=Buried(error.reason, error.detail))
     except RequestError as error:
         return Refused(genuine, Refusal(code=error.code, message=error.message[:2_000], param=error.param))
@@ -204,6 +204,5 @@ def _unproved(job: ClaimedJob) -> Refusal | None:
     if job.expires_ms <= job.record.timestamp_ms:
         return Refusal(code=EndingCode.JOB_EXPIRED, param=EXPIRES_HEADER)
     if job.expires_ms > job.record.timestamp_ms + MAX_JOB_LIFETIME_MS:
-        message = "The job expires more than 24 hours ahead."
-        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=EXPIRES_HEADER)
+        return invalid(EXPIRES_HEADER, "The job expires more than 24 hours ahead.")
     return None

@@ -14,6 +14,8 @@ from schemas.generated import Ending
 from schemas.request import ReplyTo, Request
 from schemas.verdict import Verdict
 
+MAX_MESSAGE_CHARS = 2_000
+
 
 class Buried(Exception):
     """The record becomes a dead letter: nobody can be told, or nobody proved to be who it claims."""
@@ -89,17 +91,28 @@ UNAVAILABLE = Refusal(code=EndingCode.UNAVAILABLE, retry_after_ms=RETRY_AFTER_MS
 TENANT_GONE = Refusal(code=EndingCode.INVALID_REQUEST, message="The tenant does not exist any more.")
 
 
+def invalid(param: str | None, message: str) -> Refusal:
+    return Refusal(code=EndingCode.INVALID_REQUEST, message=message[:MAX_MESSAGE_CHARS], param=param)
+
+
+def unsupported(param: str, message: str) -> Refusal:
+    return Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message[:MAX_MESSAGE_CHARS], param=param)
+
+
+def too_long(param: str, message: str) -> Refusal:
+    """For the context of the model, or for a record."""
+    return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=param)
+
+
 def unknown_token(param: str, vocabulary_size: int) -> Refusal:
-    message = f"{param} names a token beyond the {vocabulary_size} of the model."
-    return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=param)
+    return invalid(param, f"{param} names a token beyond the {vocabulary_size} of the model.")
 
 
 def too_large(event: "Request | Admission") -> Refused:
     """No record can hold it."""
     request = event.request if isinstance(event, Admission) else event
     message = "The prompt exceeds the maximum number of tokens allowed in one request."
-    refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
-    return Refused(Origin.of(event), refusal)
+    return Refused(Origin.of(event), too_long(request.prompt_field, message))
 
 
 def ending_of(origin: Origin, refusal: Refusal) -> Ending:

@@ -12,7 +12,17 @@ from jinja2 import TemplateError
 
 from agents.admission.embedding import UnfitInput, ends_of, not_done, tokens_of_inputs
 from agents.admission.long_prompts import LONG_CHARS
-from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, TOO_MANY_LONG, Origin, Refused, unknown_token
+from agents.admission.refusals import (
+    DEADLINE_PASSED,
+    TENANT_GONE,
+    TOO_MANY_LONG,
+    Origin,
+    Refused,
+    invalid,
+    too_long,
+    unknown_token,
+    unsupported,
+)
 from agents.admission.services import Services, Tokenizer
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
@@ -75,8 +85,7 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
     if tenant is None:
         return Refused(origin, TENANT_GONE)
     if request.endpoint not in ENDPOINTS:
-        message = f"{request.endpoint} is not supported."
-        return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="endpoint"))
+        return Refused(origin, unsupported("endpoint", f"{request.endpoint} is not supported."))
     model = services.catalog.model(request.model)
     if model is None or (tenant.models and model.name not in tenant.models):
         # The same words for both: who may not use a model does not learn that it exists.
@@ -84,7 +93,7 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
         return Refused(origin, Refusal(code=EndingCode.MODEL_NOT_FOUND, message=message, param="model"))
     if request.may_call and not model.tool_parser:
         message = f"tools is not supported by the model {request.model!r}: it calls none."
-        return Refused(origin, Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="tools"))
+        return Refused(origin, unsupported("tools", message))
     if (refusal := not_done(request, model)) is not None:
         return Refused(origin, refusal)
     accepts_seed = request.sampling.seed is None or all(
@@ -98,8 +107,7 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
     if not isinstance(tokenised, list):
         return tokenised
     if not tokenised[0]:
-        message = "The prompt has no tokens."
-        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=message, param=request.prompt_field)
+        refusal = invalid(request.prompt_field, "The prompt has no tokens.")
         return Refused(origin, refusal, spends_request=True)
     max_tokens = _output_bound(request, tenant, model.context_window, len(tokenised[0]))
     if isinstance(max_tokens, Refusal):
@@ -146,15 +154,12 @@ def _unfit(request: Request, tenant: Tenant, vocabulary_size: int, *, accepts_se
     """What this tenant, model or engine does not take."""
     sampling, limit = request.sampling, tenant.limits.max_output_tokens
     if sampling.seed is not None and not accepts_seed:
-        message = "seed is not supported by this model's engine."
-        return Refusal(code=EndingCode.UNSUPPORTED_PARAMETER, message=message, param="seed")
+        return unsupported("seed", "seed is not supported by this model's engine.")
     each = 1 if _is_lowered(request) else sampling.max_tokens or 1
     if each > limit:
-        message = f"max_tokens is above the limit of {limit}."
-        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="max_tokens")
+        return invalid("max_tokens", f"max_tokens is above the limit of {limit}.")
     if request.choices * each > limit:
-        message = f"n times max_tokens, {request.choices} times {each}, is above the limit of {limit}."
-        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="n")
+        return invalid("n", f"n times max_tokens, {request.choices} times {each}, is above the limit of {limit}.")
     vocabulary = range(vocabulary_size)
     for param, token_ids in (
         ("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids),
@@ -192,11 +197,10 @@ async def _tokenised(
         refusal = error.refusal
     except TooManyTokens:
         message = endless_message(request.endpoint, context_window, size.chars)
-        refusal = Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
+        refusal = too_long(request.prompt_field, message)
     except TemplateError as error:
         # Templates see placeholders instead of contents, so their words repeat nobody's text.
-        message = f"The model's chat template refuses the messages: {error}"[:2_000]
-        refusal = Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="messages")
+        refusal = invalid("messages", f"The model's chat template refuses the messages: {error}")
     return Refused(Origin.of(request), refusal, spends_request=True)
 
 
@@ -249,15 +253,14 @@ def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_
     most = min(room, tenant.limits.max_output_tokens // request.choices)
     message = overflow_message(request.endpoint, context_window, prompt_tokens, sampling.max_tokens)
     if room < 1:
-        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param=request.prompt_field)
+        return too_long(request.prompt_field, message)
     max_tokens = sampling.max_tokens or most
     if _is_lowered(request):
         max_tokens = min(max_tokens, most)
     elif max_tokens > room:
-        return Refusal(code=EndingCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens")
+        return too_long("max_tokens", message)
     if sampling.min_tokens > max_tokens:
-        message = f"min_tokens is above {max_tokens}."
-        return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="min_tokens")
+        return invalid("min_tokens", f"min_tokens is above {max_tokens}.")
     if may_wait(request) and sampling.logprobs is not None:
         told = request.choices * max_tokens * (sampling.logprobs + 1)
         if told > MAX_LOGPROBS_OF_A_JOB:
@@ -265,7 +268,7 @@ def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_
                 f"A result holds {MAX_LOGPROBS_OF_A_JOB} probabilities at most;"
                 f" n times max_tokens times (top_logprobs + 1) is {told}."
             )
-            return Refusal(code=EndingCode.INVALID_REQUEST, message=message, param="logprobs")
+            return invalid("logprobs", message)
     return max_tokens
 
 

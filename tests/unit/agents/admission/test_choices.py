@@ -16,11 +16,6 @@ STANDARD = "local.inference.default.standard"
 PROMPT_TOKENS = 5
 
 
-def limit(world: World, **limits: int) -> None:
-    tenant = world.directory.all["acme"]
-    world.directory.all["acme"] = tenant.model_copy(update={"limits": tenant.limits.model_copy(update=limits)})
-
-
 async def ask(world: World, choices: int, max_tokens: int | None = 10, **fields: Any) -> None:
     request = world.request(choices=choices, sampling=Sampling(max_tokens=max_tokens), **fields)
     await world.pipeline.handle_request(world.record(request))
@@ -80,7 +75,7 @@ async def test_a_tenant_s_longest_output_is_that_of_all_answers_together(world: 
     ("per_minute", "param"), [(34, "n"), (15, "n"), (14, "max_tokens"), (5, "messages")], ids=str
 )  # fmt: skip
 async def test_what_no_minute_holds_is_told_which_field_to_change(world: World, per_minute: int, param: str) -> None:
-    limit(world, tokens_per_minute=per_minute)
+    world.limit(tokens_per_minute=per_minute)
     await ask(world, 3)
     [ending] = world.log.endings
     assert (ending.code, ending.param) == (EndingCode.INVALID_REQUEST, param)
@@ -88,7 +83,7 @@ async def test_what_no_minute_holds_is_told_which_field_to_change(world: World, 
 
 
 async def test_a_minute_s_tokens_are_spent_by_all_answers(world: World) -> None:
-    limit(world, tokens_per_minute=60)
+    world.limit(tokens_per_minute=60)
     await ask(world, 3)
     await ask(world, 3, response_id=IDS.mint(3))
     [ending] = world.log.endings
@@ -96,7 +91,7 @@ async def test_a_minute_s_tokens_are_spent_by_all_answers(world: World) -> None:
 
 
 async def test_several_answers_are_one_request_and_one_response_at_once(world: World) -> None:
-    limit(world, requests_per_minute=1, concurrent_responses=1)
+    world.limit(requests_per_minute=1, concurrent_responses=1)
     await ask(world, 5)
     assert not world.log.endings
 
@@ -110,9 +105,7 @@ async def test_a_job_may_ask_for_several_answers(world: World) -> None:
 
 
 async def test_a_job_asks_for_no_more_probabilities_than_one_result_holds(world: World) -> None:
-    world.directory.all["gold"] = world.directory.all["gold"].model_copy(
-        update={"limits": Limits(max_output_tokens=100_000)}
-    )
+    world.change("gold", limits=Limits(max_output_tokens=100_000))
     world.catalog._models = tuple(
         model.model_copy(update={"context_window": 100_000}) for model in world.catalog.models()
     )

@@ -9,8 +9,7 @@ from schemas.admission import Admission
 from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.request import ENDPOINTS, MAX_EMBEDDED_NUMBERS, MAX_INPUT_TOKENS, AdmittedRequest, Prompt, Request
-from tests.unit.agents.admission.test_raw_prompts import OPEN_THE_VAULT
-from tests.unit.agents.admission.world import SPECIAL, VAULT, Words, World
+from tests.unit.agents.admission.world import OPEN_THE_VAULT, SPECIAL, VAULT, Words, World
 
 
 def asked(world: World, *inputs: Prompt, **fields: Any) -> Request:

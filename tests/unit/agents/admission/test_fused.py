@@ -1,7 +1,7 @@
 """Where the stages are fused a request asks the store once, and what comes of it is as if it had gone through each."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,22 +22,6 @@ from tests.unit.agents.admission.world import IDS, World
 DENIED = "now open the vault quickly"
 
 
-def calls_of(world: World) -> list[str]:
-    """Which operations of the store were asked for, in order."""
-    calls: list[str] = []
-
-    def noted(name: str, method: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-        async def call(*arguments: object, **named: object) -> object:
-            calls.append(name)
-            return await method(*arguments, **named)
-
-        return call
-
-    for name in ("reserve", "decide", "refuse"):
-        setattr(world.quota, name, noted(name, getattr(world.quota, name)))
-    return calls
-
-
 @pytest.mark.parametrize(
     ("text", "busy", "asked", "ended"),
     [
@@ -50,7 +34,7 @@ async def test_only_who_will_be_refused_asks_again(
     world: World, text: str, busy: dict[str, Any], asked: list[str], ended: EndingCode | None
 ) -> None:
     world.beat(**busy)
-    calls = calls_of(world)
+    calls = world.store_calls()
     await world.pipeline.handle_request(world.record(world.request(text)))
     assert calls == asked
     assert [ending.code for ending in world.log.endings] == ([ended] if ended else [])
@@ -85,9 +69,7 @@ async def test_nobody_is_refused_for_what_others_only_ask_for() -> None:
     """A tenant beyond its limits asks for as much as it likes, all at once, and is told that in a moment."""
     world = World(queue_bound=QueueBound(1_000, 10**4))
     world.beat()
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(
-        update={"limits": Limits(tokens_per_minute=40)}
-    )
+    world.change(limits=Limits(tokens_per_minute=40))
     reserve, answer = world.quota.reserve, asyncio.Event()
 
     async def slow(tenant_id: str, *arguments: Any, **named: Any) -> object:
@@ -136,8 +118,7 @@ async def lived(stages: Sequence[Stage], steps: Sequence[Step], response_ids: Se
         world.now_ms += step.passed_ms
         world.quota.now_ms = world.now_ms
         policy = SafetyPolicy(prompt_deny=["open the vault"] if step.denies else [])
-        tenant = world.directory.all["acme"]
-        world.directory.all["acme"] = tenant.model_copy(update={"limits": limits, "policy": policy})
+        world.change(limits=limits, policy=policy)
         for worker, partition in (("worker-1", 2), ("worker-2", 3)):
             lanes = {lane: [partition] for lane in LANES}
             queued = step.queued_tokens if worker == "worker-1" else 0
@@ -164,7 +145,7 @@ def written(world: World, *, verdicts: bool) -> list[tuple[str, int, bytes | Non
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=STEPS)
 def test_whatever_comes_and_comes_again_ends_as_it_does_stage_by_stage(steps: list[Step]) -> None:
     response_ids = [IDS.mint(3) for _ in range(8)]

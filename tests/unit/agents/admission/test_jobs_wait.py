@@ -89,8 +89,7 @@ async def test_jobs_that_look_for_room_together_overshoot_nothing_and_are_not_re
 async def test_a_job_that_could_never_pass_is_told_so_at_once() -> None:
     world = World()
     world.beat()
-    limits = world.directory.all["acme"].limits.model_copy(update={"tokens_per_minute": 5})
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"limits": limits})
+    world.limit(tokens_per_minute=5)
     await world.submit(world.job())
     [ending] = world.log.endings
     assert ending.code is EndingCode.INVALID_REQUEST
@@ -155,7 +154,7 @@ async def test_a_revoked_key_stops_its_jobs_at_the_intake_and_no_later() -> None
     world.beat()
     await world.pipeline.handle_job(world.job(custom_id="read before"))
     [queued] = world.log.records
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"producer_keys": []})
+    world.change(producer_keys=[])
     await world.pipeline.handle_job(world.job(custom_id="read after", offset=10))
     assert [(letter.reason, letter.offset) for letter in world.log.dead] == [("untrusted", 10)]
     await world.pipeline.handle_queued_job(queued)

@@ -64,7 +64,7 @@ async def test_a_prompt_that_is_too_long_spends_a_request_and_beyond_the_rate_no
     held.may_go_on.set()
     world.services.tokenizers["tiny"] = held  # type: ignore[index]
     limits = Limits(requests_per_minute=3, max_output_tokens=50)
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"limits": limits})
+    world.change(limits=limits)
 
     async def told(text: str, model: str = "tiny") -> EndingCode | None:
         response_id, deadline_ms = IDS.mint(3), world.now_ms + 60_000
@@ -87,9 +87,7 @@ async def test_a_prompt_that_is_too_long_spends_a_request_and_beyond_the_rate_no
 
 
 async def test_a_long_prompt_that_comes_again_meets_its_first_outcome(world: World) -> None:
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(
-        update={"limits": Limits(requests_per_minute=1)}
-    )
+    world.change(limits=Limits(requests_per_minute=1))
     record = world.record(world.request("w" * LONG_CHARS, sampling=Sampling(max_tokens=10)))
     for _ in range(2):
         await world.pipeline.handle_request(record)

@@ -8,7 +8,7 @@ import pytest
 
 from agents.admission.app import bindings
 from agents.admission.pipeline import Pipeline
-from agents.admission.publisher import MustEnd, PublishFailed
+from agents.admission.publisher import MustEnd
 from agents.admission.stages import STAGES
 from agents.quota.store import EpochLost
 from schemas.endings import EndingCode
@@ -20,19 +20,11 @@ from streams.topics import LONGEST_OUTAGE_MS
 from tests.unit.agents.admission.world import RESPONSE, World
 
 
-async def crash_after(world: World, record: LogRecord, writes: int) -> None:
-    """A delivery that writes so many records and dies; the log takes more again afterwards."""
-    world.log.fail_after = writes
-    with pytest.raises(PublishFailed):
-        await world.pipeline.handle_request(record)
-    world.log.fail_after = None
-
-
 @pytest.mark.parametrize("writes_before_the_crash", [0, 1, 2, 3])
 async def test_a_redelivered_request_goes_where_it_went_before(world: World, writes_before_the_crash: int) -> None:
     record = world.record(world.request())
     if writes_before_the_crash < 3:
-        await crash_after(world, record, writes=writes_before_the_crash)
+        await world.crash_after(record, writes=writes_before_the_crash)
     else:
         world.log.fail_after = writes_before_the_crash
         await world.pipeline.handle_request(record)
@@ -50,9 +42,9 @@ async def test_a_redelivered_request_goes_where_it_went_before(world: World, wri
 @pytest.mark.parametrize("writes_before_the_crash", [0, 1])
 async def test_a_redelivered_refusal_is_the_same_refusal(world: World, writes_before_the_crash: int) -> None:
     record = world.record(world.request("open the vault"))
-    await crash_after(world, record, writes=writes_before_the_crash)
+    await world.crash_after(record, writes=writes_before_the_crash)
     policy = world.directory.all["acme"].policy.model_copy(update={"prompt_deny": []})
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"policy": policy})
+    world.change(policy=policy)
     await world.pipeline.handle_request(record)
     assert {ending.code for ending in world.log.endings} == {EndingCode.PROMPT_REFUSED}
     assert not world.log.of(Opened, "local.generated")
@@ -60,7 +52,7 @@ async def test_a_redelivered_refusal_is_the_same_refusal(world: World, writes_be
 
 async def test_a_request_that_outlived_its_deadline_ends_beside_its_opened(world: World) -> None:
     record = world.record(world.request())
-    await crash_after(world, record, writes=2)
+    await world.crash_after(record, writes=2)
     world.now_ms += 60_000
     await world.pipeline.handle_request(record)
     [ending] = world.log.endings
@@ -88,7 +80,7 @@ async def test_a_request_that_was_swept_before_it_was_opened_gets_an_ending(worl
 
 async def test_a_request_that_was_swept_after_it_was_opened_ends_beside_its_opened(world: World) -> None:
     record = world.record(world.request())
-    await crash_after(world, record, writes=1)
+    await world.crash_after(record, writes=1)
     await sweep(world)
     await world.pipeline.handle_request(record)
     assert {ending.code for ending in world.log.endings} == {EndingCode.DEADLINE_EXCEEDED}
@@ -165,7 +157,7 @@ async def test_a_quota_store_that_stays_away_is_waited_for_in_silence(world: Wor
 
 async def test_a_redelivered_request_gets_no_second_ending_while_the_quota_store_is_away(world: World) -> None:
     record = world.record(world.request())
-    await crash_after(world, record, writes=1)
+    await world.crash_after(record, writes=1)
     pipeline, _ = silent_while_waiting(world)
     world.quota.failures = 40
     await pipeline.handle_request(record)
@@ -179,7 +171,7 @@ async def test_the_wait_outlives_the_deadline_and_nothing_ends_in_two_places(wor
     record = world.record(request)
     if opened_before:
         # An earlier delivery opened the response in its worker's home partition, and died.
-        await crash_after(world, record, writes=2)
+        await world.crash_after(record, writes=2)
     pipeline, excused_s = silent_while_waiting(world)
     world.quota.failures = 1_000
     await pipeline.handle_request(record)

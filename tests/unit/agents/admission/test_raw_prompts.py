@@ -13,10 +13,7 @@ from schemas.admission import Admission
 from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Request, Sampling
-from tests.unit.agents.admission.test_fused import calls_of
-from tests.unit.agents.admission.world import SPECIAL, VAULT, Words, World
-
-OPEN_THE_VAULT = [VAULT, VAULT + 1, VAULT + 2]
+from tests.unit.agents.admission.world import OPEN_THE_VAULT, SPECIAL, VAULT, Words, World
 
 
 def asked(world: World, prompt: str | list[int], **fields: Any) -> Request:
@@ -92,8 +89,7 @@ async def test_a_prompt_of_which_no_token_is_left_is_refused(world: World, monke
 
 
 async def test_a_minute_s_tokens_are_named_where_the_prompt_has_them(world: World) -> None:
-    limits = world.directory.all["acme"].limits.model_copy(update={"tokens_per_minute": 5})
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"limits": limits})
+    world.limit(tokens_per_minute=5)
     await world.pipeline.handle_request(world.record(asked(world, [5] * 5)))
     assert [(ending.code, ending.param) for ending in world.log.endings] == [(EndingCode.INVALID_REQUEST, "prompt")]
 
@@ -130,7 +126,7 @@ async def test_a_long_text_is_tokenised_in_turns_beside_the_event_loop(
 async def test_tokens_are_read_for_phrases_beside_the_event_loop_and_only_where_there_are_some(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, calls = threads_of(monkeypatch, "readings"), calls_of(world)
+    threads, calls = threads_of(monkeypatch, "readings"), world.store_calls()
     free = asked(world, [5] * 10, tenant="gold")
     await world.pipeline.handle_request(world.record(free))
     assert (threads, calls) == (set(), ["reserve"])

@@ -9,21 +9,17 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending, Opened
 from schemas.request import AdmittedRequest, Sampling
 from streams.directory import Model
-from tests.unit.agents.admission.test_pipeline import crash_after
 from tests.unit.agents.admission.world import World
 
 LANE = "local.inference.default.standard"
 
 
 def lowers_the_limit(world: World) -> None:
-    tenant = world.directory.all["acme"]
-    limits = tenant.limits.model_copy(update={"max_output_tokens": 9})
-    world.directory.all["acme"] = tenant.model_copy(update={"limits": limits})
+    world.limit(max_output_tokens=9)
 
 
 def takes_the_model_away(world: World) -> None:
-    tenant = world.directory.all["acme"]
-    world.directory.all["acme"] = tenant.model_copy(update={"models": ["elsewhere"]})
+    world.change(models=["elsewhere"])
 
 
 def shortens_the_context(world: World) -> None:
@@ -46,7 +42,7 @@ async def test_what_was_admitted_is_admitted_again(
     world.beat(accepts_seed=True)
     request = world.request(sampling=Sampling(max_tokens=12, seed=1), choices=choices)
     record = world.record(request)
-    await crash_after(world, record, writes=writes_before_the_crash)
+    await world.crash_after(record, writes=writes_before_the_crash)
     change(world)
     await world.pipeline.handle_request(record)
     assert not world.log.endings
@@ -75,7 +71,7 @@ async def test_so_it_is_where_the_stages_are_split(world: World) -> None:
 @pytest.mark.parametrize("taken", ["tenant", "model"])
 async def test_whom_or_what_nobody_knows_any_more_is_ended_beside_its_opened(world: World, taken: str) -> None:
     record = world.record(world.request())
-    await crash_after(world, record, writes=1)
+    await world.crash_after(record, writes=1)
     if taken == "tenant":
         del world.directory.all["acme"]
     else:

@@ -242,8 +242,7 @@ async def test_quota_refusals_carry_advice_and_figures(world: World) -> None:
 async def test_a_request_that_can_never_fit_is_told_what_to_change_and_not_to_come_again(
     world: World, tokens_per_minute: int, param: str
 ) -> None:
-    limits = world.directory.all["acme"].limits.model_copy(update={"tokens_per_minute": tokens_per_minute})
-    world.directory.all["acme"] = world.directory.all["acme"].model_copy(update={"limits": limits})
+    world.limit(tokens_per_minute=tokens_per_minute)
     for _ in range(2):
         await world.pipeline.handle_request(world.record(world.request()))
     for ending in world.log.endings:

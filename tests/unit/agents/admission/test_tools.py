@@ -27,8 +27,7 @@ def calling(world: World) -> World:
         Model(name="calling", path="unused", pool="default", context_window=100, tool_parser="hermes"),
     )
     world.services.tokenizers["calling"] = Words()  # type: ignore[index]
-    tenant = world.directory.all["acme"]
-    world.directory.all["acme"] = tenant.model_copy(update={"models": [*tenant.models, "calling"]})
+    world.change(models=[*world.directory.all["acme"].models, "calling"])
     world.beat()
     return world
 

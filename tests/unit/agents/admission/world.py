@@ -1,10 +1,11 @@
 """A whole world of stages in memory: tenants, a model, a tokenizer of words, quota by its model, a log of lists."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jinja2 import TemplateError
@@ -42,6 +43,7 @@ RESPONSE = "resp_local-3_018f3c2e9d7a7b4e8c1d2e3f4a5b6c7d"
 VAULT, SPECIAL = 900, 999
 """Tokens: the first of three that the tenant denies in this order, and one that is no text. Behind the three stands the
 second of them again, without the space in front of it."""
+OPEN_THE_VAULT = [VAULT, VAULT + 1, VAULT + 2]
 
 
 R = TypeVar("R", bound=Record)
@@ -202,6 +204,14 @@ class World:
         self.now_ms += round(seconds * 1_000)
         self.quota.now_ms = self.now_ms
 
+    def change(self, tenant_id: str = "acme", **fields: object) -> None:
+        """The operator edits the tenants file."""
+        self.directory.all[tenant_id] = self.directory.all[tenant_id].model_copy(update=fields)
+
+    def limit(self, **limits: int) -> None:
+        """Of `acme`, beside those that it has."""
+        self.change(limits=self.directory.all["acme"].limits.model_copy(update=limits))
+
     def beat(self, worker_id: str = "worker-1", **fields: object) -> None:
         values: dict[str, object] = {
             "worker_id": worker_id, "pool": "default", "model": "tiny", "engine": "simulated", "state": "ready",
@@ -225,6 +235,28 @@ class World:
         value, topic = request.encode(), self.topics.requests.name
         signed = sign_request(SECRET, topic, value) if headers is None else headers
         return LogRecord(topic, 1, 41, request.response_id.encode(), value, tuple(signed), NOW + 2)
+
+    async def crash_after(self, record: LogRecord, writes: int) -> None:
+        """A delivery that writes so many records and dies; the log takes more again afterwards."""
+        self.log.fail_after = writes
+        with pytest.raises(PublishFailed):
+            await self.pipeline.handle_request(record)
+        self.log.fail_after = None
+
+    def store_calls(self) -> list[str]:
+        """Which operations of the store are asked for from now on, in order."""
+        calls: list[str] = []
+
+        def noted(name: str, method: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+            async def call(*arguments: object, **named: object) -> object:
+                calls.append(name)
+                return await method(*arguments, **named)
+
+            return call
+
+        for name in ("reserve", "decide", "refuse"):
+            setattr(self.quota, name, noted(name, getattr(self.quota, name)))
+        return calls
 
     async def submit(self, *jobs: LogRecord) -> None:
         """Producers' jobs, and what becomes of them in the queues, until nothing waits in a queue any more."""
