@@ -251,7 +251,7 @@ class Request(ScopedRecord):
     echo: Echo = ""
 
     @model_validator(mode="after")
-    def _asks_for_one_answer(self) -> Self:
+    def _asks_in_one_way(self) -> Self:
         if [bool(self.messages), self.prompt is not None, bool(self.inputs)].count(True) != 1:
             raise ValueError("a request has messages, or a prompt, or inputs")
         if bool(self.inputs) != (self.endpoint == "embeddings"):

@@ -23,7 +23,7 @@ from schemas.request import ReplyTo, Request
 from streams.at_once import AtOnce
 from streams.dialects.batch_line import parse_job
 from streams.dialects.json_body import is_large
-from streams.dialects.neutral import ChatRequest, RequestError, end_user_pseudonym
+from streams.dialects.neutral import NeutralRequest, RequestError, end_user_pseudonym
 from streams.directory import ProducerKey
 from streams.ids import parse_response_id
 from streams.log.port import LogRecord
@@ -74,7 +74,7 @@ class JobReaders:
     def __init__(self) -> None:
         self._reading = AtOnce("large jobs at once", LARGE_JOBS_AT_ONCE, at_once_per_tenant=1, present_per_tenant=None)
 
-    async def read(self, tenant_id: str, value: bytes, custom_id: str) -> ChatRequest:
+    async def read(self, tenant_id: str, value: bytes, custom_id: str) -> NeutralRequest:
         """See `parse_job`."""
         if not is_large(value):
             return parse_job(value, custom_id)

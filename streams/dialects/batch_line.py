@@ -6,7 +6,7 @@ from schemas.batch import CHAT_URL, BatchJob
 from schemas.codec import Undecodable, decode_object
 from schemas.endings import EndingCode
 from streams.dialects.json_body import parse_json_object
-from streams.dialects.neutral import ChatRequest, RequestError
+from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_chat import parse_chat_request
 
 
@@ -16,7 +16,7 @@ class _Line(BatchJob):
     model_config = ConfigDict(extra="allow")
 
 
-def parse_job(value: bytes, custom_id: str) -> ChatRequest:
+def parse_job(value: bytes, custom_id: str) -> NeutralRequest:
     """`custom_id` is the one that was signed. Raises Undecodable for what is no job, RequestError naming the field."""
     try:
         line = parse_json_object(value)

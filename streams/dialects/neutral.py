@@ -22,7 +22,7 @@ class RequestError(Exception):
         self.param = param
 
 
-class ChatRequest(BaseModel):
+class NeutralRequest(BaseModel):
     """What a body asks for, in Sluice's words. A dialect derives its own, with how the answer is to be told.
 
     It has messages, or a raw `prompt` that is gone on with as it is, or `inputs` that are embedded.

@@ -3,19 +3,18 @@
 A vector is told as it came, base64 of its little-endian float32, or as the numbers that these are.
 """
 
-import base64
-import sys
-from array import array
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import BaseModel, Field, RootModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 
-from schemas.request import MAX_INPUT_TOKENS, MAX_INPUTS, Dimensions, Prompt, PromptText, PromptTokens, Sampling
+from schemas.request import MAX_INPUT_TOKENS, MAX_INPUTS, Dimensions, Prompt, Sampling
 from schemas.responses import TokenUsage
+from schemas.vectors import numbers_of
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, validated
-from streams.dialects.neutral import ChatRequest
+from streams.dialects.neutral import NeutralRequest
+from streams.dialects.openai_prompts import prompt_of
 from streams.dialects.openai_schema import body_schema
 
 EncodingFormat = Literal["float", "base64"]
@@ -41,14 +40,6 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
 """What clients of vLLM's embeddings may send beside what is honoured, unless it asks for nothing."""
 HINTS: Final[Mapping[str, type]] = {"request_id": str}
 """Dropped, whatever they say: a response has an id of its own."""
-
-
-class _Text(RootModel[PromptText]):
-    model_config = {"strict": True}
-
-
-class _Tokens(RootModel[PromptTokens]):
-    model_config = {"strict": True}
 
 
 class EmbeddingsBody(BaseModel):
@@ -77,7 +68,7 @@ def embeddings_schema(ref_template: str) -> dict[str, Any]:
     return body_schema(EmbeddingsBody, ref_template, NOT_OFFERED, HINTS)
 
 
-class EmbeddingsRequest(ChatRequest):
+class EmbeddingsRequest(NeutralRequest):
     encoding_format: EncodingFormat
 
 
@@ -96,22 +87,14 @@ def parse_embeddings_request(body: Mapping[str, Any]) -> EmbeddingsRequest:
 def _inputs(given: object) -> list[str | list[int]]:
     """One or several, of texts and of token ids."""
     if isinstance(given, str) or (isinstance(given, list) and given and not isinstance(given[0], str | list)):
-        return [_input(given, "input")]
+        return [prompt_of(given, "input")]
     if not isinstance(given, list) or not given:
         raise invalid("input", "Input should be a string, a list of token ids, or a list of some of these.")
     check_length("input", given, MAX_INPUTS)
-    inputs = [_input(each, f"input[{index}]") for index, each in enumerate(given)]
+    inputs = [prompt_of(each, f"input[{index}]") for index, each in enumerate(given)]
     if sum(len(each) for each in inputs if isinstance(each, list)) > MAX_INPUT_TOKENS:
         raise invalid("input", f"At most {MAX_INPUT_TOKENS} tokens are embedded at once.")
     return inputs
-
-
-def _input(given: object, path: str) -> str | list[int]:
-    if isinstance(given, str):
-        return validated(_Text, given, path).root
-    if isinstance(given, list):
-        return validated(_Tokens, given, path).root
-    raise invalid(path, "Input should be a string or a list of token ids.")
 
 
 def embeddings_object(
@@ -124,18 +107,12 @@ def embeddings_object(
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": vector if encoding_format == "base64" else orjson.Fragment(_numbers(vector)),
+                "embedding": vector
+                if encoding_format == "base64"
+                else orjson.Fragment(orjson.dumps(numbers_of(vector))),
             }
             for index, vector in enumerate(vectors)
         ],
         "model": model,
         "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
     }
-
-
-def _numbers(vector: str) -> bytes:
-    """Each the double that its float32 is exactly."""
-    numbers = array("f", base64.b64decode(vector))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return orjson.dumps(numbers.tolist())

@@ -16,7 +16,7 @@ from schemas.request import (
 )
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
 from streams.dialects.fields import WIRE, NotOffered, asked, unsupported
-from streams.dialects.neutral import ChatRequest, RequestError
+from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.structured import StructuredBody, asked_structure, structure_of
 
@@ -48,7 +48,7 @@ class GenerationBody(StructuredBody):
     )
 
 
-class GenerationRequest(ChatRequest):
+class GenerationRequest(NeutralRequest):
     """`usage_so_far`: in every chunk."""
 
     include_usage: bool = False

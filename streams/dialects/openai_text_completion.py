@@ -7,31 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
 import orjson
-from pydantic import ConfigDict, Field, RootModel, field_validator
+from pydantic import Field, field_validator
 
 from schemas.endings import EndingCode
 from schemas.logprobs import RowLogprobs
 from schemas.request import MAX_OUTPUT_TOKENS, Prompt, PromptText, PromptTokens
-from streams.dialects.fields import invalid, validated
+from streams.dialects.fields import validated
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_completion import Ended, whole_object
 from streams.dialects.openai_generation import GenerationBody, GenerationRequest, asked_to_generate, neutral_fields
 from streams.dialects.openai_logprobs import text_logprobs
 from streams.dialects.openai_parameters import NOT_OFFERED_WITH_A_PROMPT
+from streams.dialects.openai_prompts import prompt_of
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's: of an answer whose bound nobody names."""
 MAX_LOGPROBS = 5
 """OpenAI's: of one number that says both whether they are told, and how many."""
-
-
-class _Text(RootModel[PromptText]):
-    model_config = ConfigDict(strict=True)
-
-
-class _Tokens(RootModel[PromptTokens]):
-    model_config = ConfigDict(strict=True)
 
 
 _OneText = Annotated[list[PromptText], Field(min_length=1, max_length=1)]
@@ -78,11 +71,7 @@ def _one_prompt(prompt: object) -> str | list[int]:
             message = "prompt: several prompts are not supported: a request has one."
             raise RequestError(EndingCode.UNSUPPORTED_PARAMETER, message, path)
         prompt, path = prompt[0], "prompt[0]"
-    if isinstance(prompt, str):
-        return validated(_Text, prompt, path).root
-    if isinstance(prompt, list):
-        return validated(_Tokens, prompt, path).root
-    raise invalid(path, "Input should be a string or a list of token ids.")
+    return prompt_of(prompt, path)
 
 
 class TextChunkWriter(Chunks):

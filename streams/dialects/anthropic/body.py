@@ -26,7 +26,7 @@ from streams.dialects.anthropic.parameters import HINTS, NOT_OFFERED, NOT_OFFERE
 from streams.dialects.anthropic.tools import ToolChoiceParam, ToolParam, asked_tools, neutral_choice, neutral_tools
 from streams.dialects.anthropic.turns import neutral_turns
 from streams.dialects.fields import WIRE, NotOffered, asked
-from streams.dialects.neutral import ChatRequest
+from streams.dialects.neutral import NeutralRequest
 from streams.dialects.openai_schema import body_schema
 from streams.dialects.structured import JsonSchema, structure_beside_tools
 
@@ -81,7 +81,7 @@ class MessagesBody(CountTokensBody):
     )
 
 
-class MessagesRequest(ChatRequest):
+class MessagesRequest(NeutralRequest):
     endpoint: Endpoint = "messages"
 
 

@@ -25,7 +25,7 @@ from schemas.request import ToolChoice as NeutralChoice
 from schemas.structure import StructuredOutputs
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
-from streams.dialects.neutral import ChatRequest
+from streams.dialects.neutral import NeutralRequest
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.openai_tools import FunctionName
 from streams.dialects.responses.input import Item, read_input
@@ -107,7 +107,7 @@ class ResponsesBody(SamplingBody):
     structured_outputs: StructuredOutputsBody | None = Field(default=None, description="In the place of `text.format`.")
 
 
-class ResponsesRequest(ChatRequest):
+class ResponsesRequest(NeutralRequest):
     """Its `echo` is for `objects.read_echo`. What goes on in the background goes on without viewers."""
 
 

@@ -63,6 +63,8 @@ _VECTOR: Final = {
         {"type": "string", "description": "Base64 of little-endian float32."},
     ]
 }
+_VECTORS: Final = _list(_object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR))
+_USAGE_OF_PROMPT: Final = _object(prompt_tokens=_WHOLE, total_tokens=_WHOLE)
 _STATUS: Final = {"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]}
 _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_maybe(_TEXT), code=_TEXT)),
@@ -93,13 +95,11 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         status=_STATUS, sequence_number=_WHOLE, code=_maybe(_TEXT), error=_maybe({"type": "object"}),
     ),
     "Embeddings": _object(
-        object={"const": "list"}, model=_TEXT, usage=_object(prompt_tokens=_WHOLE, total_tokens=_WHOLE),
-        data=_list(_object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR)),
+        object={"const": "list"}, model=_TEXT, usage=_USAGE_OF_PROMPT, data=_VECTORS,
     ),
     "EmbeddingsState": _object(
         object={"const": "list"}, model=_TEXT, id=_TEXT, status=_STATUS, error=_maybe({"type": "object"}),
-        usage=_maybe(_object(prompt_tokens=_WHOLE, total_tokens=_WHOLE)),
-        data=_list(_object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR)),
+        usage=_maybe(_USAGE_OF_PROMPT), data=_VECTORS,
     ),
     "Response": _object(
         id=_TEXT, object={"const": "response"}, created_at=_WHOLE, completed_at=_maybe(_WHOLE), model=_TEXT,

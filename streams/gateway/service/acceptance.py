@@ -8,7 +8,7 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
 from streams.clocks import monotonic_ms, now_ms
-from streams.dialects.neutral import ChatRequest, end_user_pseudonym
+from streams.dialects.neutral import NeutralRequest, end_user_pseudonym
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
@@ -50,7 +50,9 @@ class Acceptance:
         self._pseudonym_secret = settings.keyring(Purpose.END_USER_PSEUDONYMS).current
         self._next_partition = 0
 
-    async def submit(self, principal: Principal, chat: ChatRequest, *, traceparent: str = "") -> tuple[str, Follower]:
+    async def submit(
+        self, principal: Principal, asked: NeutralRequest, *, traceparent: str = ""
+    ) -> tuple[str, Follower]:
         """The response id and its first viewer, once the log has acknowledged the request. Release the follower.
 
         Raises ApiError 503 when this gateway is full or the log does not take the request in time, 413 when it never
@@ -60,11 +62,11 @@ class Acceptance:
             raise unavailable("Too many responses are open at this gateway.", EndingCode.OVERLOADED.value)
         tenant_id = principal.tenant.tenant_id
         self._shares.check_open_responses(self._hub.opened.of(tenant_id))
-        request = self._request(principal, chat, traceparent)
+        request = self._request(principal, asked, traceparent)
         value = request.encode()
         self._shares.spend_log_bytes(tenant_id, len(value))
         response_id, partition = request.response_id, request.reply_to.partition
-        stream = self._hub.open(response_id, partition, request.scope, chat.on_disconnect, monotonic_ms())
+        stream = self._hub.open(response_id, partition, request.scope, asked.on_disconnect, monotonic_ms())
         stream.given_traceparent = traceparent
         follower = self._viewing.follow(response_id, partition, request.scope, 0)
         try:
@@ -89,7 +91,7 @@ class Acceptance:
         self._metrics.accepted.inc()
         return response_id, follower
 
-    def _request(self, principal: Principal, chat: ChatRequest, traceparent: str) -> Request:
+    def _request(self, principal: Principal, asked: NeutralRequest, traceparent: str) -> Request:
         settings, tenant, accepted_at_ms = self._settings, principal.tenant, now_ms()
         owned = self._ownership.owned[: settings.gateway.reply_partitions]
         self._next_partition = (self._next_partition + 1) % len(owned)
@@ -99,17 +101,17 @@ class Acceptance:
             traceparent = self._tracing.traceparent(response_id, traceparent)
         scope = Scope(
             tenant_id=tenant.tenant_id, project_id=principal.key.project_id, key_id=principal.key.key_id,
-            end_user=end_user_pseudonym(self._pseudonym_secret, tenant.tenant_id, chat.user),
+            end_user=end_user_pseudonym(self._pseudonym_secret, tenant.tenant_id, asked.user),
             region=settings.region, policy_version=tenant.policy.version, traceparent=traceparent,
         )  # fmt: skip
         return Request(
-            response_id=response_id, scope=scope, endpoint=chat.endpoint, model=chat.model,
-            messages=chat.messages, prompt=chat.prompt, inputs=chat.inputs, dimensions=chat.dimensions,
-            sampling=chat.sampling, tools=chat.tools, tool_choice=chat.tool_choice, choices=chat.choices,
-            service_tier=chat.service_tier,
+            response_id=response_id, scope=scope, endpoint=asked.endpoint, model=asked.model,
+            messages=asked.messages, prompt=asked.prompt, inputs=asked.inputs, dimensions=asked.dimensions,
+            sampling=asked.sampling, tools=asked.tools, tool_choice=asked.tool_choice, choices=asked.choices,
+            service_tier=asked.service_tier,
             reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
-            deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=chat.on_disconnect,
-            echo=chat.echo,
+            deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=asked.on_disconnect,
+            echo=asked.echo,
             stage_ms={"gateway": accepted_at_ms},
         )  # fmt: skip
 

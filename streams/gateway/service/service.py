@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large, parsed_bytes
-from streams.dialects.neutral import ChatRequest
+from streams.dialects.neutral import NeutralRequest
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.delivery import Follower
@@ -92,11 +92,13 @@ class Gateway:
         held.grow(size_bytes)
         return parsed
 
-    async def submit(self, principal: Principal, chat: ChatRequest, *, traceparent: str = "") -> tuple[str, Follower]:
+    async def submit(
+        self, principal: Principal, asked: NeutralRequest, *, traceparent: str = ""
+    ) -> tuple[str, Follower]:
         """See `Acceptance.submit`. Raises ApiError 503 also when this gateway is not ready."""
         if (why := self.why_not_ready()) is not None:
             raise unavailable(f"The gateway is not ready: {why}.", "not_ready")
-        return await self._acceptance.submit(principal, chat, traceparent=traceparent)
+        return await self._acceptance.submit(principal, asked, traceparent=traceparent)
 
     async def withdraw(self, follower: Follower) -> bool:
         """See `Acceptance.withdraw`."""

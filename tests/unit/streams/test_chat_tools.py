@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -195,7 +195,6 @@ def said(role: str, *parts: str, **fields: object) -> Message:
     return Message.model_validate({"role": role, "content": [TextPart(text=text) for text in parts], **fields})
 
 
-@settings(deadline=None)
 @given(messages=chats(), tools=tools_of_chats)
 def test_a_prompt_says_what_plain_rendering_says(
     bound: tuple[str, ChatTokenizer], messages: list[Message], tools: list[Tool]
@@ -220,7 +219,6 @@ def harmless(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[list[M
     return calm, [Tool(name="x") for _ in tools]
 
 
-@settings(deadline=None)
 @given(messages=chats(), tools=tools_of_chats)
 def test_no_text_of_a_tool_a_call_or_a_result_frames_a_turn(
     bound: tuple[str, ChatTokenizer], messages: list[Message], tools: list[Tool]
@@ -231,7 +229,6 @@ def test_no_text_of_a_tool_a_call_or_a_result_frames_a_turn(
     assert found == specials_in(tokenizer, tokenizer.encode_chat(calm, tools=calm_tools))
 
 
-@settings(deadline=None)
 @given(messages=chats(), tools=tools_of_chats, at_most=st.integers(0, 300))
 def test_a_bound_changes_no_prompt_that_keeps_it(
     bound: tuple[str, ChatTokenizer], messages: list[Message], tools: list[Tool], at_most: int

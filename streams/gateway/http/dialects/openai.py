@@ -37,6 +37,13 @@ _LIMIT_HEADERS = {
 _Writer = TypeVar("_Writer", bound=Chunks)
 
 
+def keep_alive(*, with_ids: bool) -> bytes:
+    """An empty line, as it ends every event: parsers that know no comments glue one to the next event. Where ids are
+    sent it would be an event of its own to parsers that keep the last id, and a comment line is not.
+    """
+    return b": keep-alive\n" if with_ids else b"\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class EventsForm:
     """What one client wants in its stream, of how many choices. `usage_so_far`: in every chunk."""
@@ -55,7 +62,7 @@ class EventsForm:
 
 
 class OpenAiRefusals:
-    """What every dialect of OpenAI's says where there is no answer, and of limits."""
+    """What every dialect of OpenAI's says where there is no answer, and of limits. Its `names` are those of chats."""
 
     names = OF_CHATS
     most_values = MAX_VALUES
@@ -127,9 +134,7 @@ class OpenAiEvents(Generic[_Writer]):
         self._form = form
         self._writer = writer(response_id, created_s, model, include_usage=form.include_usage)
         self._retry_sent = not form.with_ids
-        # An empty line, as it ends every event: parsers that know no comments glue one to the next event. Where ids are
-        # sent it would be an event of its own to parsers that keep the last id, and a comment line is not.
-        self.keep_alive = b": keep-alive\n" if form.with_ids else b"\n\n"
+        self.keep_alive = keep_alive(with_ids=form.with_ids)
 
     def begin(self, started: Started) -> bytes:
         """Who resumes before a response has started learns the model, and when it was created, only now.

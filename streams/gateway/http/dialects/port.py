@@ -7,12 +7,12 @@ from typing import Any, Protocol, TypeVar
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal
 from streams.dialects.names import Names, in_words_of
-from streams.dialects.neutral import ChatRequest
+from streams.dialects.neutral import NeutralRequest
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.service.lookup import Snapshot
 
-Asked = TypeVar("Asked", bound=ChatRequest)
+Asked = TypeVar("Asked", bound=NeutralRequest)
 Told = bytes | tuple[bytes, ...]
 """What is sent at once, or piece by piece where it is long: viewers share the pieces."""
 

@@ -5,7 +5,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from schemas.responses import Started, Terminal
-from streams.dialects.json_body import MAX_VALUES
 from streams.dialects.names import OF_RESPONSES
 from streams.dialects.responses.body import ResponsesRequest, parse_responses_request
 from streams.dialects.responses.events import EventWriter
@@ -15,8 +14,8 @@ from streams.dialects.responses.output import Output
 from streams.dialects.responses.telling import Telling
 from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
-from streams.gateway.http.dialects.port import Answer, Failure, Opening, Told
+from streams.gateway.http.dialects.openai import OpenAiRefusals, keep_alive
+from streams.gateway.http.dialects.port import Answer, Opening, Told
 from streams.gateway.service.lookup import Snapshot
 
 
@@ -26,7 +25,7 @@ class ResponseEvents:
     def __init__(self, telling: Telling, about: About, opening: Opening) -> None:
         after = -1 if opening.after is None else opening.after
         self._writer = EventWriter(telling, about, after=after, with_ids=opening.with_ids)
-        self.keep_alive = b": keep-alive\n" if opening.with_ids else b"\n\n"
+        self.keep_alive = keep_alive(with_ids=opening.with_ids)
 
     def begin(self, started: Started) -> Told:
         return self._writer.begin(started)
@@ -43,12 +42,11 @@ class ResponseEvents:
         return self._writer.give_up(reason.value, CLOSINGS[reason].message)
 
 
-class Responses:
+class Responses(OpenAiRefusals):
     """What the viewers of a response are told alike lives as long as they do."""
 
     path = "responses"
     names = OF_RESPONSES
-    most_values = MAX_VALUES
 
     def __init__(self) -> None:
         self._tellings: WeakValueDictionary[str, Telling] = WeakValueDictionary()
@@ -82,12 +80,6 @@ class Responses:
 
     def seen(self, number: int) -> int:
         return seen(number)
-
-    def error(self, failure: Failure) -> dict[str, Any]:
-        return CHAT_COMPLETIONS.error(failure)
-
-    def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
-        return CHAT_COMPLETIONS.limit_headers(limits, at_ms)
 
 
 def _about(response_id: str, created_s: int, model: str, asked: ResponsesRequest | None) -> About:

@@ -24,7 +24,7 @@ from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, ReplyTo
 from streams.dialects.batch_line import parse_job
-from streams.dialects.neutral import ChatRequest
+from streams.dialects.neutral import NeutralRequest
 from streams.log.port import LogRecord
 from streams.signing import sign_request
 from tests.unit.agents.admission.world import NOW, RESPONSE, SECRET, World
@@ -228,7 +228,7 @@ async def test_a_job_that_takes_long_to_read_holds_up_nobody_but_its_tenant_s_ne
     both_begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def read_for_long(value: bytes, custom_id: str) -> ChatRequest:
+    def read_for_long(value: bytes, custom_id: str) -> NeutralRequest:
         if custom_id.startswith("large"):
             begun[custom_id] += 1
             if set(begun) == {"large 1", "large other"}:

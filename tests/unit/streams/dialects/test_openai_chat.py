@@ -13,7 +13,7 @@ from schemas.responses import TokenUsage
 from streams.dialects import json_body
 from streams.dialects.fields import NotOffered
 from streams.dialects.json_body import parse_json_object
-from streams.dialects.neutral import ChatRequest, RequestError, end_user_pseudonym
+from streams.dialects.neutral import NeutralRequest, RequestError, end_user_pseudonym
 from streams.dialects.openai_chat import ChunkWriter, parse_chat_request
 from streams.dialects.openai_completion import completion_object
 from streams.dialects.openai_error import ending_error
@@ -115,7 +115,7 @@ def test_what_asks_for_nothing_is_accepted(neutral: Mapping[str, object]) -> Non
     ids=str,
 )  # fmt: skip
 def test_what_clients_echo_of_an_answer_is_accepted_in_a_message(echoed: dict[str, object]) -> None:
-    def asked(**more: object) -> ChatRequest:
+    def asked(**more: object) -> NeutralRequest:
         messages = [{"role": "assistant", "content": [{"type": "text", "text": "Yes?"}], **more}]
         return parse_chat_request({**HELLO, "messages": messages})
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pydantic
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.lib._parsing import type_to_response_format_param
 
@@ -324,7 +324,6 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(schema=st.dictionaries(st.sampled_from(["properties", "enum", "$ref", "items"]), VALUES), wide=st.integers(0, 5))
 @example(schema=nested(40), wide=5)
 def test_no_schema_takes_more_steps_than_it_has_values_or_may_have(schema: dict[str, Any], wide: int) -> None:

@@ -163,7 +163,10 @@ class Pipeline:
         self.log.append(self.topics.responses.name, record.encode(), key=response_id, partition=partition)
 
     def start(self, request: Request, **fields: Any) -> None:
-        self.write(request.response_id, started(request.response_id, request.scope, request.on_disconnect, **fields))
+        """With what admission and post-safety repeat of the request."""
+        repeated = {"endpoint": request.endpoint, "choices": request.choices, "echo": request.echo}
+        record = started(request.response_id, request.scope, request.on_disconnect, **{**repeated, **fields})
+        self.write(request.response_id, record)
 
     def release(
         self, request: Request, first: int, tokens: Sequence[str], strands: Strands | None = None, *,
@@ -171,6 +174,10 @@ class Pipeline:
     ) -> None:  # fmt: skip
         told = release(request.response_id, request.scope, first, tokens, strands, likeliest=likeliest)
         self.write(request.response_id, told)
+
+    def say(self, request: Request, first: int, kind: Kind, *tokens: str, call: int = 0) -> None:
+        """Tokens of one kind and call."""
+        self.release(request, first, tokens, [(kind, call)] * len(tokens))
 
     def end(self, request: Request, sequence: int, code: EndingCode = EndingCode.COMPLETED, **fields: Any) -> None:
         self.write(request.response_id, terminal(request.response_id, request.scope, sequence, code, **fields))
@@ -182,6 +189,15 @@ class Pipeline:
         for number, token in enumerate(tokens, 1):
             self.release(request, number, [token], likeliest=request.sampling.logprobs)
         self.end(request, len(tokens) + 1)
+        return request
+
+    async def ends(self, code: EndingCode, *tokens: str, kind: Kind = "content", **fields: Any) -> Request:
+        """Ends the next request so; it has started if anything is said."""
+        request = await self.next_request()
+        if tokens:
+            self.start(request)
+            self.say(request, 1, kind, *tokens)
+        self.end(request, len(tokens) + 1, code, **fields)
         return request
 
 

@@ -1,12 +1,9 @@
-"""Anthropic's own package for a served gateway, and what the pipeline behind it says to messages."""
+"""Anthropic's own package for a served gateway, and its event streams as they stand."""
 
 from typing import Any
 
 import anthropic
 
-from schemas.endings import EndingCode
-from schemas.generated import Kind
-from schemas.request import Request
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack
 from tests.unit.streams.gateway.http_clients import client
 
@@ -18,20 +15,6 @@ def package(
     stack: Stack, *, max_retries: int = 0, api_key: str | None = KEY, auth_token: str | None = None
 ) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=stack.url, max_retries=max_retries, api_key=api_key, auth_token=auth_token)
-
-
-def say(stack: Stack, request: Request, first: int, kind: Kind, *tokens: str, call: int = 0) -> None:
-    stack.pipeline.release(request, first, tokens, [(kind, call)] * len(tokens))
-
-
-async def ended(stack: Stack, code: EndingCode, *tokens: str, **fields: Any) -> Request:
-    """The next request, started, told and ended so."""
-    request = await stack.pipeline.next_request()
-    if tokens:
-        stack.pipeline.start(request)
-        stack.pipeline.release(request, 1, tokens)
-    stack.pipeline.end(request, len(tokens) + 1, code, **fields)
-    return request
 
 
 async def raw_stream(stack: Stack, **headers: str) -> str:

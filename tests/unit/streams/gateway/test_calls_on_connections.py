@@ -2,7 +2,6 @@
 
 import asyncio
 from itertools import pairwise
-from typing import Any
 
 import orjson
 import pytest
@@ -12,15 +11,14 @@ from openai.types.chat import ChatCompletion
 
 from schemas.generated import Kind
 from schemas.request import Request
-from schemas.websocket import Delta, ErrorMessage, TerminalMessage
+from schemas.websocket import Delta, ErrorMessage
 from streams.dialects.tool_calls import call_id
 from streams.gateway.fan_out.spans import Span, join_runs
 from streams.gateway.history.replay import Replay, pack
 from tests.unit.streams.gateway.gateway_stack import Stack, release
 from tests.unit.streams.gateway.http_clients import HELLO, client, events_of, sdk
 from tests.unit.streams.gateway.hub_stories import ACME, R
-from tests.unit.streams.gateway.socket_clients import hear
-from tests.unit.streams.gateway.test_websocket import dial, say
+from tests.unit.streams.gateway.socket_clients import dial, hear, hear_until_terminal, say
 
 ROWS: list[tuple[Kind, int, list[str]]] = [
     ("reasoning", 0, ["Two", " cities"]),
@@ -109,14 +107,10 @@ async def test_a_socket_tells_of_every_delta_which_call_it_belongs_to(stack: Sta
     async with dial(stack) as socket:
         await say(socket, type="request", request_id="r1", body=HELLO)
         answering = asyncio.ensure_future(call_tools(stack))
-        seen: list[Any] = []
-        while not (seen and isinstance(seen[-1], TerminalMessage)):
-            seen.append(await hear(socket))
+        seen, _ = await hear_until_terminal(socket)
         request = await answering
         await say(socket, type="resume", response_id=request.response_id, starting_after=3)
-        rest: list[Any] = []
-        while not (rest and isinstance(rest[-1], TerminalMessage)):
-            rest.append(await hear(socket))
+        rest, _ = await hear_until_terminal(socket)
     for deltas, tokens, strands in ((seen, TOKENS, STRANDS), (rest, TOKENS[3:], STRANDS[3:])):
         told = [message for message in deltas if isinstance(message, Delta)]
         of_tokens = [(d.kind, d.call) for d in told for _ in range(d.first_sequence, d.sequence_number + 1)]

@@ -1,13 +1,10 @@
 """What a viewer lacks is read back while its response goes on: each token comes once, in order."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 
 from schemas.responses import Started
 from schemas.websocket import Delta, TerminalMessage
@@ -20,10 +17,10 @@ from streams.gateway.fan_out.stream import Behind, Closed
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import HistoryUnavailable, RedisHistory
 from streams.log.port import TopicPartition
-from tests.unit.streams.gateway.gateway_stack import KEY, Stack, release, started, terminal, until
+from tests.unit.streams.gateway.gateway_stack import Stack, release, started, terminal, until
 from tests.unit.streams.gateway.hub_stories import ACME, R, flush, hub
 from tests.unit.streams.gateway.replays import entry, http, span, text_after
-from tests.unit.streams.gateway.socket_clients import hear
+from tests.unit.streams.gateway.socket_clients import hear, resuming
 
 
 class SlowHistory:
@@ -144,14 +141,6 @@ async def read_in_the_middle(stack: Stack) -> str:
     stack.pipeline.write(response_id, release(response_id, ACME, 3, ["c"]))
     await until(lambda: (s := stack.runtime.hub.get(response_id)) and s.trimmed, "token 3 stands in history alone")
     return response_id
-
-
-@asynccontextmanager
-async def resuming(stack: Stack, response_id: str, after: int) -> AsyncIterator[ClientConnection]:
-    headers = {"authorization": f"Bearer {KEY}"}
-    async with connect(stack.websocket_url, additional_headers=headers, proxy=None) as client:
-        await client.send(json.dumps({"type": "resume", "response_id": response_id, "starting_after": after}))
-        yield client
 
 
 async def deltas(client: ClientConnection) -> list[tuple[int, int, str]]:

@@ -13,7 +13,7 @@ from openai.types import Completion
 from schemas.endings import EndingCode
 from schemas.request import Request
 from schemas.responses import Terminal
-from schemas.websocket import Delta, TerminalMessage
+from schemas.websocket import Delta
 from streams.dialects.tool_calls import call_id
 from streams.gateway.fan_out.spans import Span, join_runs
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
@@ -22,7 +22,7 @@ from streams.gateway.http.dialects.port import Opening
 from tests.unit.streams.gateway.gateway_stack import Stack, started, terminal, until
 from tests.unit.streams.gateway.http_clients import HELLO, client, events_of, sdk
 from tests.unit.streams.gateway.hub_stories import ACME, R
-from tests.unit.streams.gateway.socket_clients import hear
+from tests.unit.streams.gateway.socket_clients import dial, hear_until_terminal, say
 from tests.unit.streams.gateway.test_calls_in_chunks import (
     Part,
     accumulated,
@@ -31,7 +31,6 @@ from tests.unit.streams.gateway.test_calls_in_chunks import (
     told_calls,
     whole_of,
 )
-from tests.unit.streams.gateway.test_websocket import dial, say
 
 TURNS = [(0, "Par"), (1, "Rom"), (2, "Li"), (1, "e"), (0, "is"), (2, "ma")]
 TEXTS = ["Paris", "Rome", "Lima"]
@@ -64,7 +63,7 @@ def chunks_of(spans: list[Span], end: Terminal, after: int = 0) -> list[dict[str
     return [json.loads(data) for _, data in events_of(told.decode()) if data != "[DONE]"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(spoken(), st.integers(1, 12))
 def test_the_package_puts_each_choice_together(tokens: list[Span], chars: int) -> None:
     spans, end = join_runs(tokens, chars), ended(tokens)
@@ -79,7 +78,7 @@ def test_the_package_puts_each_choice_together(tokens: list[Span], chars: int) -
         assert told_calls(completion, choice.index) == message.get("tool_calls", [])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(spoken(), st.integers(1, 12), st.integers(1, 12))
 def test_who_was_cut_off_anywhere_puts_the_same_together(tokens: list[Span], chars: int, other: int) -> None:
     """Also in the middle of a name that another choice has spoken into."""
@@ -113,7 +112,7 @@ async def answer(stack: Stack, likeliest: int | None = None) -> Request:
     """Plays three choices, a token at a time."""
     request = await stack.pipeline.next_request()
     assert request.choices == 3
-    stack.pipeline.start(request, choices=3)
+    stack.pipeline.start(request)
     for number, (choice, text) in enumerate(TURNS, 1):
         stack.pipeline.release(request, number, [text], [("content", 0, choice)], likeliest=likeliest)
     stack.pipeline.end(request, len(TURNS) + 1, finish_reasons=REASONS)
@@ -202,14 +201,10 @@ async def test_on_a_socket_every_delta_says_which_it_is_of(stack: Stack) -> None
     async with dial(stack) as socket:
         await say(socket, type="request", request_id="r1", body={**HELLO, "n": 3})
         answering = asyncio.ensure_future(answer(stack))
-        seen: list[Any] = []
-        while not (seen and isinstance(seen[-1], TerminalMessage)):
-            seen.append(await hear(socket))
+        seen, _ = await hear_until_terminal(socket)
         request = await answering
         await say(socket, type="resume", response_id=request.response_id, starting_after=4)
-        rest: list[Any] = []
-        while not (rest and isinstance(rest[-1], TerminalMessage)):
-            rest.append(await hear(socket))
+        rest, _ = await hear_until_terminal(socket)
     for messages, turns in ((seen, TURNS), (rest, TURNS[4:])):
         assert [(each.choice, each.text) for each in messages if isinstance(each, Delta)] == turns
         assert messages[-1].finish_reasons == REASONS
@@ -219,7 +214,7 @@ async def test_while_they_run_all_of_them_are_shown(stack: Stack) -> None:
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**HELLO, "n": 3, "stream": True}))
         request = await stack.pipeline.next_request()
-        stack.pipeline.start(request, choices=3)
+        stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["Rom"], [("content", 0, 1)])
         await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.spans, "it has begun")
         shown = (await http.get(f"/v1/chat/completions/{request.response_id}")).json()

@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 
-from schemas.base import Scope
 from schemas.endings import EndingCode
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.completions import COMPLETIONS
 from streams.gateway.http.dialects.port import Answer, Opening
 from tests.unit.streams.gateway.gateway_stack import OTHER_KEY, Stack, started, terminal, until
 from tests.unit.streams.gateway.http_clients import client, events_of, sdk, text_of
-from tests.unit.streams.gateway.test_sse_clients import Lines, Stripping
+from tests.unit.streams.gateway.hub_stories import ACME
+from tests.unit.streams.gateway.sse_readers import Lines, Stripping
 
 ONCE: dict[str, Any] = {"model": "small", "prompt": "Once"}
 TOKENS = [" upon", " a", " time"]
-SCOPE = Scope(tenant_id="acme")
 
 
 @pytest.mark.parametrize("prompt", ["Once", ["Once"], [5, 6], [[5, 6]]], ids=str)
@@ -59,51 +58,9 @@ async def test_openais_package_streams_an_answer_with_usage(stack: Stack) -> Non
     assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == [7]
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"prompt": ["Once", "Twice"]}, "unsupported_parameter", "prompt"),
-        ({"prompt": ""}, "invalid_request", "prompt"),
-        ({"prompt": []}, "invalid_request", "prompt"),
-        ({"logprobs": 6}, "invalid_request", "logprobs"),
-        ({"n": 2, "best_of": 3}, "unsupported_parameter", "best_of"),
-    ],
-    ids=str,
-)
-async def test_what_is_refused_is_a_400_that_names_the_field(
-    stack: Stack, body: dict[str, Any], code: str, param: str
-) -> None:
-    async with sdk(stack) as api:
-        with pytest.raises(openai.BadRequestError) as error:
-            await api.completions.create(**{**ONCE, **body})
-    assert (error.value.code, error.value.param) == (code, param)
-    assert stack.pipeline.requests() == []
-
-
-async def test_a_refusal_of_admission_is_a_real_status_with_its_limits(stack: Stack) -> None:
-    async def refuse() -> None:
-        request = await stack.pipeline.next_request()
-        limits = {"tokens_remaining": 0}
-        stack.pipeline.end(request, 1, EndingCode.RATE_LIMITED_TOKENS, retry_after_ms=1_500, limits=limits)
-
-    async with sdk(stack) as api:
-        refusing = asyncio.ensure_future(refuse())
-        with pytest.raises(openai.RateLimitError) as error:
-            await api.completions.create(model="small", prompt="Once", stream=True)
-        await refusing
-    assert error.value.response.headers["retry-after-ms"] == "1500"
-    assert error.value.response.headers["x-ratelimit-remaining-tokens"] == "0"
-
-
 async def test_an_error_after_the_first_token_is_an_error_event(stack: Stack) -> None:
-    async def fail() -> None:
-        request = await stack.pipeline.next_request()
-        stack.pipeline.start(request)
-        stack.pipeline.release(request, 1, [" upon"])
-        stack.pipeline.end(request, 2, EndingCode.GENERATION_INTERRUPTED)
-
     async with sdk(stack) as api:
-        failing = asyncio.ensure_future(fail())
+        failing = asyncio.ensure_future(stack.pipeline.ends(EndingCode.GENERATION_INTERRUPTED, " upon"))
         stream = await api.completions.create(model="small", prompt="Once", stream=True)
         seen: list[str] = []
         with pytest.raises(openai.APIError) as error:  # noqa: PT012
@@ -189,8 +146,8 @@ def test_however_tokens_are_grouped_the_chunks_say_the_whole_text(
         first = end
     asked = COMPLETIONS.parse({**ONCE, "stream_options": {"include_usage": include_usage}})
     events = COMPLETIONS.events(asked, Opening("resp_x", 1, "tiny", with_ids=with_ids))
-    begun = started("resp_x", SCOPE)
-    ending = terminal("resp_x", SCOPE, len(pieces) + 1)
+    begun = started("resp_x", ACME)
+    ending = terminal("resp_x", ACME, len(pieces) + 1)
     reading = Lines()
     reading.feed(events.begin(begun) + b"".join(map(events.span, spans)) + events.terminal(ending))
     *chunks, done = reading.read

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP: OpenAI's own package, what is refused, and vectors by their id."""
+"""Embeddings over HTTP: OpenAI's own package, and vectors by their id."""
 
 import asyncio
 import base64
@@ -25,9 +25,9 @@ AS_FLOAT32 = [list(struct.unpack("<3f", struct.pack("<3f", *vector))) for vector
 async def embedded(stack: Stack, texts: Sequence[str] = TEXTS, **started: Any) -> Request:
     """Answers the next request, in two releases."""
     request = await stack.pipeline.next_request()
-    stack.pipeline.start(request, endpoint="embeddings", **started)
+    stack.pipeline.start(request, **started)
     for first, part in ((1, texts[:2]), (3, texts[2:])):
-        stack.pipeline.release(request, first, part, [("embedding", 0)] * len(part))
+        stack.pipeline.say(request, first, "embedding", *part)
     stack.pipeline.end(request, len(texts) + 1)
     return request
 
@@ -54,51 +54,10 @@ async def test_openais_package_gets_a_vector_for_each_input(stack: Stack, encodi
     assert len(request.scope.end_user) == 32
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"input": []}, "invalid_request", "input"),
-        ({"input": ["x", ""]}, "invalid_request", "input[1]"),
-        ({"dimensions": 0}, "invalid_request", "dimensions"),
-        ({"extra_body": {"stream": True}}, "unsupported_parameter", "stream"),
-    ],
-    ids=str,
-)
-async def test_what_is_refused_is_a_400_that_names_the_field(
-    stack: Stack, body: dict[str, Any], code: str, param: str
-) -> None:
-    async with sdk(stack) as api:
-        with pytest.raises(openai.BadRequestError) as error:
-            await api.embeddings.create(**{"model": "small", "input": "x", **body})
-    assert (error.value.code, error.value.param) == (code, param)
-    assert stack.pipeline.requests() == []
-
-
-async def test_a_refusal_of_admission_is_a_real_status_with_its_limits(stack: Stack) -> None:
-    async def refuse() -> None:
-        request = await stack.pipeline.next_request()
-        limits = {"tokens_remaining": 0}
-        stack.pipeline.end(request, 1, EndingCode.RATE_LIMITED_TOKENS, retry_after_ms=1_500, limits=limits)
-
-    async with sdk(stack) as api:
-        refusing = asyncio.ensure_future(refuse())
-        with pytest.raises(openai.RateLimitError) as error:
-            await api.embeddings.create(model="small", input="x")
-        await refusing
-    assert error.value.response.headers["retry-after-ms"] == "1500"
-    assert error.value.response.headers["x-ratelimit-remaining-tokens"] == "0"
-
-
 @pytest.mark.parametrize("code", [EndingCode.SAFETY_HALTED, EndingCode.GENERATION_INTERRUPTED])
 async def test_a_part_of_the_vectors_is_no_answer(stack: Stack, code: EndingCode) -> None:
-    async def interrupt() -> None:
-        request = await stack.pipeline.next_request()
-        stack.pipeline.start(request, endpoint="embeddings")
-        stack.pipeline.release(request, 1, TEXTS[:2], [("embedding", 0)] * 2)
-        stack.pipeline.end(request, 3, code)
-
     async with sdk(stack) as api:
-        failing = asyncio.ensure_future(interrupt())
+        failing = asyncio.ensure_future(stack.pipeline.ends(code, *TEXTS[:2], kind="embedding"))
         with pytest.raises(openai.InternalServerError) as error:
             await api.embeddings.create(model="small", input=["a", "b", "c"])
         await failing
@@ -125,8 +84,8 @@ async def test_vectors_that_are_not_all_there_are_not_told(stack: Stack) -> None
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/embeddings", json={"model": "small", "input": ["a", "b", "c"]}))
         request = await stack.pipeline.next_request()
-        stack.pipeline.start(request, endpoint="embeddings")
-        stack.pipeline.release(request, 1, TEXTS[:2], [("embedding", 0)] * 2)
+        stack.pipeline.start(request)
+        stack.pipeline.say(request, 1, "embedding", *TEXTS[:2])
         path = f"/v1/embeddings/{request.response_id}"
         await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.spans, "it has begun")
         running = (await http.get(path)).json()

@@ -1,18 +1,13 @@
 """What Redis holds of a response looks as if it ran, and it has ended: whoever comes back is told the end."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
-from websockets.asyncio.client import ClientConnection, connect
 
-from schemas.websocket import Delta, TerminalMessage
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.history import replay as replay_module
 from streams.gateway.history import store
@@ -20,26 +15,9 @@ from streams.ids import parse_response_id
 from streams.log.memory import MemoryLog
 from streams.log.port import Committed, TopicPartition
 from streams.settings import Settings
-from tests.unit.streams.gateway.gateway_stack import KEY, Stack, memory_log, release, serving, started, terminal, until
+from tests.unit.streams.gateway.gateway_stack import Stack, memory_log, release, serving, started, terminal, until
 from tests.unit.streams.gateway.replays import ACME, entry, http, span
-from tests.unit.streams.gateway.socket_clients import hear
-
-
-@asynccontextmanager
-async def resuming(stack: Stack, response_id: str, after: int) -> AsyncIterator[ClientConnection]:
-    headers = {"authorization": f"Bearer {KEY}"}
-    async with connect(stack.websocket_url, additional_headers=headers, proxy=None) as client:
-        await client.send(json.dumps({"type": "resume", "response_id": response_id, "starting_after": after}))
-        yield client
-
-
-async def heard_until_the_end(client: ClientConnection) -> str:
-    text = ""
-    async with asyncio.timeout(20):
-        while not isinstance(message := await hear(client), TerminalMessage):
-            if isinstance(message, Delta):
-                text += message.text
-    return text
+from tests.unit.streams.gateway.socket_clients import hear_until_terminal, resuming
 
 
 class Outage:
@@ -100,7 +78,7 @@ async def test_who_comes_back_after_a_restart_is_told_an_end_that_was_left_to_th
             all_read = 3 + bool(tokens)
             await until(lambda: committed(log, settings, response_id) == all_read, "it is not read again")
     async with serving(settings, log) as stack, resuming(stack, response_id, 1) as client:
-        assert await heard_until_the_end(client) == "b" + tokens
+        assert (await hear_until_terminal(client))[1] == "b" + tokens
 
 
 async def test_while_history_lacks_what_was_left_to_the_log_nothing_is_committed(
@@ -148,7 +126,7 @@ async def test_the_gateway_that_left_it_knows_so_before_redis_does(
         await end(stack, response_id, "")
         stack.runtime.hub._ended.clear()
         async with resuming(stack, response_id, 0) as client:
-            assert await heard_until_the_end(client) == "ab"
+            assert (await hear_until_terminal(client))[1] == "ab"
 
 
 async def test_what_runs_beside_what_was_left_to_the_log_is_followed(
@@ -167,7 +145,7 @@ async def test_what_runs_beside_what_was_left_to_the_log_is_followed(
         await until(lambda: stack.runtime.hub.viewers == 1, "the client is back")
         stack.pipeline.write(running, release(running, ACME, 2, ["y"]))
         stack.pipeline.write(running, terminal(running, ACME, 3))
-        assert await heard_until_the_end(client) == "xy"
+        assert (await hear_until_terminal(client))[1] == "xy"
         assert stack.runtime.gateway._history.log_reads == 1
 
 
@@ -187,7 +165,7 @@ async def test_the_end_of_a_long_answer_is_found_before_what_an_old_owner_wrote_
     for number in range(late):
         await near.append([entry(response_id, span(100 + number, tokens[99 + number :]))])
     async with resuming(stack, response_id, 0) as client:
-        assert await heard_until_the_end(client) == tokens
+        assert (await hear_until_terminal(client))[1] == tokens
     assert stack.runtime.gateway._history.log_reads == 0
 
 
@@ -218,4 +196,4 @@ async def test_what_redis_loses_while_it_is_read_is_told_by_the_log(
         await near.append([entry(response_id, end=11)])
         monkeypatch.setattr(Redis, "lrange", read_and_lose)
         async with resuming(stack, response_id, 0) as client:
-            assert await heard_until_the_end(client) == tokens
+            assert (await hear_until_terminal(client))[1] == tokens

@@ -72,13 +72,11 @@ async def test_what_is_accepted_is_signed_scoped_and_holds_no_raw_user(stack: St
 
 
 async def test_the_status_waits_for_admission_so_a_refusal_is_a_real_status(stack: Stack) -> None:
-    async def refuse() -> None:
-        request = await stack.pipeline.next_request()
-        limits = {"requests_limit": 10, "requests_remaining": 0, "requests_reset_ms": 1500, "odd\r\nname": 1}
-        stack.pipeline.end(request, 1, EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=1500, limits=limits)
-
+    limits = {"requests_limit": 10, "requests_remaining": 0, "requests_reset_ms": 1500, "odd\r\nname": 1}
     async with client(stack) as http:
-        refusing = asyncio.ensure_future(refuse())
+        refusing = asyncio.ensure_future(
+            stack.pipeline.ends(EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=1500, limits=limits)
+        )
         answer = await http.post("/v1/chat/completions", json={**HELLO, "stream": True})
     await refusing
     assert answer.status_code == 429
@@ -116,9 +114,6 @@ async def test_openais_package_reads_what_is_left_of_its_limits_with_an_answer_w
 
 
 async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:
-    async def refuse(code: EndingCode) -> None:
-        stack.pipeline.end(await stack.pipeline.next_request(), 1, code, param="model")
-
     async with sdk(stack) as api:
         for code, kind in (
             (EndingCode.MODEL_NOT_FOUND, openai.NotFoundError),
@@ -126,7 +121,7 @@ async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:
             (EndingCode.RATE_LIMITED_TOKENS, openai.RateLimitError),
             (EndingCode.ENGINE_FAILED, openai.InternalServerError),
         ):
-            refusing = asyncio.ensure_future(refuse(code))
+            refusing = asyncio.ensure_future(stack.pipeline.ends(code, param="model"))
             with pytest.raises(kind) as error:
                 await api.chat.completions.create(model="small", messages=[{"role": "user", "content": "Hi"}])
             await refusing
@@ -135,14 +130,8 @@ async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:
 
 
 async def test_an_error_after_the_first_token_is_an_error_event(stack: Stack) -> None:
-    async def fail() -> None:
-        request = await stack.pipeline.next_request()
-        stack.pipeline.start(request)
-        stack.pipeline.release(request, 1, ["Once"])
-        stack.pipeline.end(request, 2, EndingCode.GENERATION_INTERRUPTED)
-
     async with sdk(stack) as api:
-        failing = asyncio.ensure_future(fail())
+        failing = asyncio.ensure_future(stack.pipeline.ends(EndingCode.GENERATION_INTERRUPTED, "Once"))
         stream = await api.chat.completions.create(
             model="small", messages=[{"role": "user", "content": "Hi"}], stream=True
         )
@@ -160,14 +149,8 @@ async def _collect(stream: openai.AsyncStream[ChatCompletionChunk], seen: list[s
 
 
 async def test_a_halted_answer_finishes_with_content_filter(stack: Stack) -> None:
-    async def halt() -> None:
-        request = await stack.pipeline.next_request()
-        stack.pipeline.start(request)
-        stack.pipeline.release(request, 1, ["Once"])
-        stack.pipeline.end(request, 2, EndingCode.SAFETY_HALTED)
-
     async with client(stack) as http:
-        halting = asyncio.ensure_future(halt())
+        halting = asyncio.ensure_future(stack.pipeline.ends(EndingCode.SAFETY_HALTED, "Once"))
         answer = (await http.post("/v1/chat/completions", json=HELLO)).json()
     await halting
     assert answer["choices"][0]["finish_reason"] == "content_filter"

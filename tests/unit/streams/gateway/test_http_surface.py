@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from schemas.base import Scope
@@ -31,6 +30,7 @@ from tests.unit.streams.gateway.gateway_stack import (
     until,
 )
 from tests.unit.streams.gateway.http_clients import AUTH, HELLO, client, sdk
+from tests.unit.streams.gateway.socket_clients import dial
 
 
 async def test_models_are_listed_with_prices_and_windows(stack: Stack) -> None:
@@ -144,7 +144,7 @@ async def test_a_gateway_full_of_connections_says_so_and_stays_healthy(redis_url
             asking: list[asyncio.Future[httpx.Response]] = []
             for _ in range(2):
                 if full_of == "sockets":
-                    await opened.enter_async_context(connect(stack.websocket_url, additional_headers=AUTH, proxy=None))
+                    await opened.enter_async_context(dial(stack))
                 else:
                     asking.append(asyncio.ensure_future(http.post("/v1/chat/completions", json=HELLO)))
             if asking:
@@ -152,7 +152,7 @@ async def test_a_gateway_full_of_connections_says_so_and_stays_healthy(redis_url
             full = await http.get("/v1/models")
             assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
             assert int(full.headers["retry-after-ms"]) >= 1_000
-            async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as refused:
+            async with dial(stack) as refused:
                 assert json.loads(await refused.recv())["reason"] == "overloaded"
                 with pytest.raises(ConnectionClosed) as closed:
                     await refused.recv()
@@ -232,7 +232,7 @@ async def test_a_large_body_is_parsed_while_others_are_served(
             headers = {"content-type": "application/json"}
             asking = asyncio.ensure_future(http.post("/v1/chat/completions", content=body, headers=headers))
         else:
-            dialled = connect(stack.websocket_url, additional_headers=AUTH, proxy=None)
+            dialled = dial(stack)
             socket = await opened.enter_async_context(dialled)
             await socket.send(f'{{"type":"request","request_id":"r1","body":{body}}}')
         await asyncio.sleep(0.05)
@@ -299,7 +299,7 @@ async def test_every_answer_has_an_id_of_its_own(stack: Stack, method: str, path
 async def test_refusals_without_a_route_have_an_id_too(redis_url: str) -> None:
     settings = gateway_settings(redis_url, "fullid", max_connections=1)
     async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
-        async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None):
+        async with dial(stack):
             full = await http.get("/v1/models")
         assert (full.status_code, full.headers["x-request-id"][:4]) == (503, "req_")
     async with serving(settings, memory_log(settings)) as stack, client(stack) as http:

@@ -146,6 +146,4 @@ class HubMachine(RuleBasedStateMachine):
 
 
 TestHubMachine = HubMachine.TestCase
-TestHubMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestHubMachine.settings = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))

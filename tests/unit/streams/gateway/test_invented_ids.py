@@ -1,19 +1,18 @@
 """Ids that nobody was given: whoever guesses them finds nothing, and costs nothing but the answer."""
 
 import asyncio
-import json
 import os
 import time
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import connect
 
-from schemas.websocket import SERVER_MESSAGE, Delta, ErrorMessage
+from schemas.websocket import Delta, ErrorMessage
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.ids import uuid7
 from tests.unit.streams.gateway.gateway_stack import Stack, until
-from tests.unit.streams.gateway.http_clients import AUTH, HELLO, client, events_of, text_of
+from tests.unit.streams.gateway.http_clients import HELLO, client, events_of, text_of
+from tests.unit.streams.gateway.socket_clients import dial, hear, say
 
 SOCKETS, IDS_PER_SOCKET = 100, 20
 
@@ -41,12 +40,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 async def guess_on_sockets(stack: Stack) -> None:
     for _ in range(SOCKETS):
-        async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as socket:
+        async with dial(stack) as socket:
             for number in range(IDS_PER_SOCKET - 1):
                 kind: dict[str, Any] = {"type": "resume", "starting_after": 1} if number % 2 else {"type": "cancel"}
-                await socket.send(json.dumps({**kind, "response_id": invented(stack)}))
+                await say(socket, **kind, response_id=invented(stack))
             for _ in range(IDS_PER_SOCKET - 1):
-                answer = SERVER_MESSAGE.validate_json(await socket.recv())
+                answer = await hear(socket)
                 assert isinstance(answer, ErrorMessage)
                 assert (answer.error.code, answer.resumable) == ("response_not_found", False)
 
@@ -61,9 +60,9 @@ async def guess_over_http(stack: Stack) -> None:
 
 
 async def come_back(stack: Stack, response_id: str) -> None:
-    async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as socket:
-        await socket.send(json.dumps({"type": "resume", "response_id": response_id, "starting_after": 1}))
-        back = SERVER_MESSAGE.validate_json(await socket.recv())
+    async with dial(stack) as socket:
+        await say(socket, type="resume", response_id=response_id, starting_after=1)
+        back = await hear(socket)
         assert isinstance(back, Delta), back
         assert back.text == "two "
 

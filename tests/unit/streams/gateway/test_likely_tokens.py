@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from schemas.generated import Kind
 from schemas.logprobs import RowLogprobs, TokenLogprobs
 from schemas.responses import RESPONSES, Release
-from schemas.websocket import Delta, TerminalMessage
+from schemas.websocket import Delta
 from streams.dialects.openai_logprobs import token_objects, written
 from streams.gateway.fan_out.spans import (
     ALTERNATIVE_BYTES,
@@ -34,8 +34,7 @@ from streams.gateway.service.lookup import Snapshot
 from tests.unit.streams.gateway.gateway_stack import Stack, likely, release
 from tests.unit.streams.gateway.http_clients import HELLO, client, events_of
 from tests.unit.streams.gateway.hub_stories import ACME, R, Reader, hub
-from tests.unit.streams.gateway.socket_clients import hear
-from tests.unit.streams.gateway.test_websocket import dial, say
+from tests.unit.streams.gateway.socket_clients import dial, hear, hear_until_terminal, say
 
 TOKENS = ["Pa", "ris", "", " 👋", "é", "."]
 LIKELY: dict[str, Any] = {**HELLO, "logprobs": True, "top_logprobs": 2}
@@ -225,13 +224,10 @@ async def test_a_socket_tells_them_with_each_delta_and_all_who_watch_the_same(st
         await hear(one)
         first = await hear(one)
         await say(two, type="resume", response_id=request.response_id)
-        told: list[list[Any]] = [[first], []]
         stack.pipeline.release(request, 2, TOKENS[1:], likeliest=2)
         stack.pipeline.end(request, len(TOKENS) + 1)
-        for socket, messages in ((one, told[0]), (two, told[1])):
-            while not (messages and isinstance(messages[-1], TerminalMessage)):
-                messages.append(await hear(socket))
-    for messages in told:
+        told = [await hear_until_terminal(socket) for socket in (one, two)]
+    for messages in ([first, *told[0][0]], told[1][0]):
         deltas = [message for message in messages if isinstance(message, Delta)]
         assert [each.model_dump() for delta in deltas for each in delta.logprobs or ()] == CONTENT
 

@@ -17,16 +17,16 @@ from tests.unit.streams.gateway.gateway_stack import (
     MODEL_PATH,
     Stack,
 )
-from tests.unit.streams.gateway.messages_clients import HELLO, HI, ended, package, say
+from tests.unit.streams.gateway.messages_clients import HELLO, HI, package
 
 
 async def test_the_package_streams_an_answer(stack: Stack, api: anthropic.AsyncAnthropic) -> None:
     async def answer() -> Request:
         request = await stack.pipeline.next_request()
         stack.pipeline.start(request)
-        say(stack, request, 1, "reasoning", "Let ", "me see.")
-        say(stack, request, 3, "content", "Par", "is")
-        say(stack, request, 5, "content", ".")
+        stack.pipeline.say(request, 1, "reasoning", "Let ", "me see.")
+        stack.pipeline.say(request, 3, "content", "Par", "is")
+        stack.pipeline.say(request, 5, "content", ".")
         stack.pipeline.end(request, 6)
         return request
 
@@ -84,11 +84,11 @@ async def call_twice(stack: Stack, second: str) -> Request:
     """Says something, then calls `weather` for Paris and with what is given."""
     request = await stack.pipeline.next_request()
     stack.pipeline.start(request)
-    say(stack, request, 1, "content", "I look.")
-    say(stack, request, 2, "tool_name", "wea", "ther")
-    say(stack, request, 4, "tool_arguments", '{"place": "', 'Paris"}')
-    say(stack, request, 6, "tool_name", "weather", call=1)
-    say(stack, request, 7, "tool_arguments", second, call=1)
+    stack.pipeline.say(request, 1, "content", "I look.")
+    stack.pipeline.say(request, 2, "tool_name", "wea", "ther")
+    stack.pipeline.say(request, 4, "tool_arguments", '{"place": "', 'Paris"}')
+    stack.pipeline.say(request, 6, "tool_name", "weather", call=1)
+    stack.pipeline.say(request, 7, "tool_arguments", second, call=1)
     stack.pipeline.end(request, 8)
     return request
 
@@ -151,7 +151,7 @@ async def test_both_ways_to_show_a_key_and_betas_are_taken(
 
 
 async def test_a_halted_answer_is_a_refusal(stack: Stack, api: anthropic.AsyncAnthropic) -> None:
-    halting = asyncio.ensure_future(ended(stack, EndingCode.SAFETY_HALTED, "Once"))
+    halting = asyncio.ensure_future(stack.pipeline.ends(EndingCode.SAFETY_HALTED, "Once"))
     message = await api.messages.create(**HELLO)
     await halting
     assert (message.stop_reason, message.content[0].type) == ("refusal", "text")
@@ -204,11 +204,11 @@ async def test_which_stop_sequence_ended_an_answer_is_told(stack: Stack, api: an
     for stopped_by, reason, sequence in (
         (["END"], "stop_sequence", "END"), ([7], "end_turn", None), ([], "end_turn", None),
     ):  # fmt: skip
-        ending = asyncio.ensure_future(ended(stack, EndingCode.COMPLETED, "Once", stopped_by=stopped_by))
+        ending = asyncio.ensure_future(stack.pipeline.ends(EndingCode.COMPLETED, "Once", stopped_by=stopped_by))
         whole = await api.messages.create(**HELLO, stop_sequences=["END"])
         await ending
         assert (whole.stop_reason, whole.stop_sequence) == (reason, sequence)
-        ending = asyncio.ensure_future(ended(stack, EndingCode.COMPLETED, "Once", stopped_by=stopped_by))
+        ending = asyncio.ensure_future(stack.pipeline.ends(EndingCode.COMPLETED, "Once", stopped_by=stopped_by))
         async with api.messages.stream(**HELLO, stop_sequences=["END"]) as stream:
             streamed = await stream.get_final_message()
         await ending

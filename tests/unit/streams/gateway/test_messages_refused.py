@@ -18,7 +18,7 @@ from tests.unit.streams.gateway.gateway_stack import (
     until,
 )
 from tests.unit.streams.gateway.http_clients import client
-from tests.unit.streams.gateway.messages_clients import HELLO, HI, ended, package
+from tests.unit.streams.gateway.messages_clients import HELLO, HI, package
 
 
 async def test_a_wrong_key_is_anthropics_own_error(stack: Stack) -> None:
@@ -38,7 +38,7 @@ async def test_it_asks_again_where_the_catalogue_says_so_and_nowhere_else(stack:
 
     async def end() -> None:
         while True:
-            await ended(stack, code, param="model", retry_after_ms=1)
+            await stack.pipeline.ends(code, param="model", retry_after_ms=1)
 
     ending = asyncio.ensure_future(end())
     async with package(stack, max_retries=1) as api:
@@ -69,7 +69,7 @@ async def test_the_package_raises_its_own_errors(
     stack: Stack, api: anthropic.AsyncAnthropic, code: EndingCode, kind: type[anthropic.APIStatusError], told: str
 ) -> None:
     for stream in (False, True):
-        ending = asyncio.ensure_future(ended(stack, code))
+        ending = asyncio.ensure_future(stack.pipeline.ends(code))
         with pytest.raises(kind) as raised:
             await api.messages.create(**HELLO, stream=stream)
         await ending
@@ -77,7 +77,7 @@ async def test_the_package_raises_its_own_errors(
 
 
 async def test_an_error_after_the_first_token_is_an_error_event(stack: Stack, api: anthropic.AsyncAnthropic) -> None:
-    failing = asyncio.ensure_future(ended(stack, EndingCode.GENERATION_INTERRUPTED, "Once"))
+    failing = asyncio.ensure_future(stack.pipeline.ends(EndingCode.GENERATION_INTERRUPTED, "Once"))
     seen: list[str] = []
     with pytest.raises(anthropic.APIStatusError) as raised:
         await read_texts(api, seen)
@@ -96,7 +96,7 @@ async def test_limits_are_told_in_anthropics_names(stack: Stack) -> None:
     limits = {"requests_limit": 10, "requests_remaining": 0, "requests_reset_ms": 1_500, "tokens_limit": 7}
     async with client(stack) as http:
         ending = asyncio.ensure_future(
-            ended(stack, EndingCode.RATE_LIMITED_REQUESTS, limits=limits, retry_after_ms=1_500)
+            stack.pipeline.ends(EndingCode.RATE_LIMITED_REQUESTS, limits=limits, retry_after_ms=1_500)
         )
         refused = await http.post("/v1/messages", json=HELLO)
         await ending

@@ -17,7 +17,7 @@ from tests.unit.streams.gateway.gateway_stack import (
     until,
 )
 from tests.unit.streams.gateway.http_clients import client
-from tests.unit.streams.gateway.messages_clients import HELLO, of_events, raw_stream, say
+from tests.unit.streams.gateway.messages_clients import HELLO, of_events, raw_stream
 
 
 async def test_pings_keep_a_stream_alive_and_the_package_passes_over_them(
@@ -72,7 +72,7 @@ async def test_who_comes_back_is_told_exactly_the_rest(stack: Stack) -> None:
         request = await stack.pipeline.next_request()
         stack.pipeline.start(request)
         for number, (kind, token) in enumerate(tokens, 1):
-            say(stack, request, number, kind, token)
+            stack.pipeline.say(request, number, kind, token)
         stack.pipeline.end(request, 5)
         return request
 
@@ -121,8 +121,8 @@ async def test_a_message_can_be_had_while_it_runs_and_afterwards(stack: Stack) -
         path = f"/v1/messages/{request.response_id}"
         assert (await http.get(path)).json()["status"] == "queued"
         stack.pipeline.start(request)
-        say(stack, request, 1, "reasoning", "Hm")
-        say(stack, request, 2, "content", "Hel", "lo")
+        stack.pipeline.say(request, 1, "reasoning", "Hm")
+        stack.pipeline.say(request, 2, "content", "Hel", "lo")
         await until(lambda: stack.runtime.hub.released_tokens == 3, "tokens arrive")
         running = (await http.get(path)).json()
         assert [running[name] for name in ("status", "stop_reason", "sequence_number")] == ["in_progress", None, 3]

@@ -1,20 +1,17 @@
 """Clients that are told to ask again later: who does is served, who asks on and on is told goodbye."""
 
 import asyncio
-import json
 from contextlib import suppress
 
 import pytest
-from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from schemas.websocket import Closing, Delta, ErrorMessage
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.websocket.refused_asks import EARLY_WEIGHT, FORGIVEN_PER_S, MAX_REFUSALS, RefusedAsks
 from tests.unit.streams.gateway.gateway_stack import Stack, until
-from tests.unit.streams.gateway.http_clients import AUTH
 from tests.unit.streams.gateway.replays import entry, span
-from tests.unit.streams.gateway.socket_clients import hear
+from tests.unit.streams.gateway.socket_clients import dial, hear, say
 
 
 @pytest.fixture
@@ -29,10 +26,10 @@ async def elsewhere(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_who_asks_again_at_once_is_closed_after_a_few_dozen_times(stack: Stack, elsewhere: str) -> None:
     refusals: list[ErrorMessage] = []
-    async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as socket:
+    async with dial(stack) as socket:
         while True:
             with suppress(ConnectionClosed):
-                await socket.send(json.dumps({"type": "resume", "response_id": elsewhere, "starting_after": 1}))
+                await say(socket, type="resume", response_id=elsewhere, starting_after=1)
             message = await hear(socket)
             if not isinstance(message, ErrorMessage):
                 break
@@ -51,9 +48,9 @@ async def test_who_waits_as_advised_goes_on_asking_until_it_is_served(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, elsewhere: str
 ) -> None:
     monkeypatch.setattr("streams.gateway.service.refusals.retry_advice_ms", lambda: 10)
-    async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as socket:
+    async with dial(stack) as socket:
         for number in range(40):
-            await socket.send(json.dumps({"type": "resume", "response_id": elsewhere, "starting_after": 1}))
+            await say(socket, type="resume", response_id=elsewhere, starting_after=1)
             refused = await hear(socket)
             assert isinstance(refused, ErrorMessage)
             assert refused.error.code == "replay_unavailable"
@@ -62,17 +59,17 @@ async def test_who_waits_as_advised_goes_on_asking_until_it_is_served(
             if number == 30:
                 await stack.runtime.gateway._history.append([entry(elsewhere, end=3)])
                 break
-        await socket.send(json.dumps({"type": "resume", "response_id": elsewhere, "starting_after": 1}))
+        await say(socket, type="resume", response_id=elsewhere, starting_after=1)
         shown = await hear(socket)
         assert isinstance(shown, Delta)
         assert shown.text == "b"
 
 
 async def test_a_cancel_does_not_wait_for_the_advice_that_a_resume_got(stack: Stack, elsewhere: str) -> None:
-    async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as socket:
-        await socket.send(json.dumps({"type": "resume", "response_id": elsewhere}))
+    async with dial(stack) as socket:
+        await say(socket, type="resume", response_id=elsewhere)
         assert isinstance(await hear(socket), ErrorMessage)
-        await socket.send(json.dumps({"type": "cancel", "response_id": elsewhere}))
+        await say(socket, type="cancel", response_id=elsewhere)
         await until(stack.pipeline.cancels, "it is cancelled")
     [cancel] = stack.pipeline.cancels()
     assert cancel.response_id == elsewhere
@@ -82,11 +79,11 @@ async def test_who_corrects_its_position_need_not_wait(stack: Stack) -> None:
     response_id = stack.settings.response_ids.mint(0)
     ended = entry(response_id, span(1, "ab"), with_start=True, is_first=True, end=3)
     await stack.runtime.gateway._history.append([ended])
-    async with connect(stack.websocket_url, additional_headers=AUTH, proxy=None) as socket:
-        await socket.send(json.dumps({"type": "resume", "response_id": response_id, "starting_after": 99}))
+    async with dial(stack) as socket:
+        await say(socket, type="resume", response_id=response_id, starting_after=99)
         refused = await hear(socket)
         assert (refused.error.code, refused.error.param) == ("invalid_request", "starting_after")
-        await socket.send(json.dumps({"type": "resume", "response_id": response_id, "starting_after": 1}))
+        await say(socket, type="resume", response_id=response_id, starting_after=1)
         shown = await hear(socket)
         assert isinstance(shown, Delta)
         assert shown.text == "b"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -11,7 +10,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from schemas.endings import EndingCode
-from schemas.generated import Kind
 from schemas.request import Request
 from streams.dialects.responses.numbering import number_of
 from tests.unit.streams.gateway.gateway_stack import (
@@ -20,7 +18,6 @@ from tests.unit.streams.gateway.gateway_stack import (
     gateway_settings,
     memory_log,
     serving,
-    started,
     terminal,
     until,
 )
@@ -28,26 +25,8 @@ from tests.unit.streams.gateway.http_clients import client, events_of, sdk, text
 
 HELLO: dict[str, Any] = {"model": "small", "input": "Hello"}
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+PARIS = ("Par", "is", ".")
 LIMITS = {"requests_limit": 10, "requests_remaining": 0, "requests_reset_ms": 1500}
-
-
-def start(stack: Stack, request: Request) -> None:
-    """As admission and post-safety do: what a response repeats of its request goes with it."""
-    record = started(request.response_id, request.scope, request.on_disconnect)
-    stack.pipeline.write(request.response_id, record.model_copy(update={"echo": request.echo}))
-
-
-def say(stack: Stack, request: Request, kind: Kind, first: int, tokens: Sequence[str], call: int = 0) -> None:
-    stack.pipeline.release(request, first, tokens, [(kind, call)] * len(tokens))
-
-
-async def answer(stack: Stack, tokens: Sequence[str] = ("Par", "is", ".")) -> Request:
-    request = await stack.pipeline.next_request()
-    start(stack, request)
-    for number, token in enumerate(tokens, 1):
-        stack.pipeline.release(request, number, [token])
-    stack.pipeline.end(request, len(tokens) + 1)
-    return request
 
 
 async def left_memory(stack: Stack, request: Request) -> None:
@@ -56,7 +35,7 @@ async def left_memory(stack: Stack, request: Request) -> None:
 
 async def test_openais_package_gets_a_whole_response(stack: Stack) -> None:
     async with sdk(stack) as api:
-        answering = asyncio.ensure_future(answer(stack))
+        answering = asyncio.ensure_future(stack.pipeline.answer(PARIS))
         response = await api.responses.create(
             model="small", input="Capital of France?", instructions="Be brief.", metadata={"a": "b"}, user="ann"
         )
@@ -70,7 +49,7 @@ async def test_openais_package_gets_a_whole_response(stack: Stack) -> None:
 
 async def test_openais_package_streams_a_response(stack: Stack) -> None:
     async with sdk(stack) as api:
-        answering = asyncio.ensure_future(answer(stack))
+        answering = asyncio.ensure_future(stack.pipeline.answer(PARIS))
         async with api.responses.stream(model="small", input="Capital of France?") as stream:
             deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
             whole = await stream.get_final_response()
@@ -80,7 +59,7 @@ async def test_openais_package_streams_a_response(stack: Stack) -> None:
 
 async def test_who_had_a_response_gets_the_same_by_its_id(stack: Stack) -> None:
     async with sdk(stack) as api:
-        answering = asyncio.ensure_future(answer(stack))
+        answering = asyncio.ensure_future(stack.pipeline.answer(PARIS))
         created = await api.responses.create(model="small", input="Hi", instructions="Be brief.", temperature=0.5)
         request = await answering
         await left_memory(stack, request)
@@ -91,9 +70,9 @@ async def test_who_had_a_response_gets_the_same_by_its_id(stack: Stack) -> None:
 async def test_reasoning_is_an_item_before_the_message(stack: Stack) -> None:
     async def think() -> None:
         request = await stack.pipeline.next_request()
-        start(stack, request)
-        say(stack, request, "reasoning", 1, ["Hm", "."])
-        say(stack, request, "content", 3, ["Paris"])
+        stack.pipeline.start(request)
+        stack.pipeline.say(request, 1, "reasoning", "Hm", ".")
+        stack.pipeline.say(request, 3, "content", "Paris")
         stack.pipeline.end(request, 4)
 
     async with sdk(stack) as api:
@@ -110,7 +89,7 @@ class Person(BaseModel):
 
 async def test_openais_package_parses_an_answer_that_is_bound_to_a_schema(stack: Stack) -> None:
     async with sdk(stack) as api:
-        answering = asyncio.ensure_future(answer(stack, ['{"name"', ':"Ann"}']))
+        answering = asyncio.ensure_future(stack.pipeline.answer(['{"name"', ':"Ann"}']))
         response = await api.responses.parse(model="small", input="Who?", text_format=Person)
         request = await answering
     assert response.output_parsed == Person(name="Ann")
@@ -126,10 +105,10 @@ ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "str
 async def test_calls_are_items_whose_results_go_back_to_the_model(stack: Stack) -> None:
     async def call() -> None:
         request = await stack.pipeline.next_request()
-        start(stack, request)
+        stack.pipeline.start(request)
         for number, first in ((0, 1), (1, 4)):
-            say(stack, request, "tool_name", first, ["a", "dd"], number)
-            say(stack, request, "tool_arguments", first + 2, [f'{{"a": {number}}}'], number)
+            stack.pipeline.say(request, first, "tool_name", "a", "dd", call=number)
+            stack.pipeline.say(request, first + 2, "tool_arguments", f'{{"a": {number}}}', call=number)
         stack.pipeline.end(request, 7)
 
     async with sdk(stack) as api:
@@ -144,7 +123,7 @@ async def test_calls_are_items_whose_results_go_back_to_the_model(stack: Stack) 
         assert [item.to_dict()["id"] for item in again.output] == [item.to_dict()["id"] for item in whole.output]
         assert again.tools[0].to_dict() == {**ADD, "description": ""}
         results = [{"type": "function_call_output", "call_id": item.call_id, "output": "3"} for item in calls]
-        answering = asyncio.ensure_future(answer(stack))
+        answering = asyncio.ensure_future(stack.pipeline.answer(PARIS))
         told = [item.to_dict() for item in again.output]
         await api.responses.create(model="small", input=[*asked, *told, *results], tools=[ADD])  # type: ignore[list-item]
         request = await answering
@@ -156,7 +135,7 @@ async def test_a_background_response_is_answered_at_once_and_had_later(stack: St
     async with sdk(stack) as api:
         asking = asyncio.ensure_future(api.responses.create(model="small", input="Hi", background=True))
         request = await stack.pipeline.next_request()
-        start(stack, request)
+        stack.pipeline.start(request)
         queued = await asking
         assert (queued.id, queued.status, queued.background) == (request.response_id, "queued", True)
         await until(lambda: stack.runtime.hub.viewers == 0, "nobody watches")
@@ -181,7 +160,7 @@ async def test_a_background_response_that_nobody_admits_in_time_waits(redis_url:
         await stack.pipeline.next_request()
         request = await stack.pipeline.next_request()
         stream = await streaming
-        start(stack, request)
+        stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["a"])
         stack.pipeline.end(request, 2)
         types = [event.type async for event in stream]
@@ -190,9 +169,6 @@ async def test_a_background_response_that_nobody_admits_in_time_waits(redis_url:
 
 
 async def test_a_refusal_is_a_real_status_also_in_the_background(stack: Stack) -> None:
-    async def refuse(code: EndingCode) -> None:
-        stack.pipeline.end(await stack.pipeline.next_request(), 1, code, param="model", limits=LIMITS)
-
     async with sdk(stack) as api:
         for background in (False, True):
             for code, kind in (
@@ -200,7 +176,7 @@ async def test_a_refusal_is_a_real_status_also_in_the_background(stack: Stack) -
                 (EndingCode.CONTEXT_LENGTH_EXCEEDED, openai.BadRequestError),
                 (EndingCode.RATE_LIMITED_REQUESTS, openai.RateLimitError),
             ):
-                refusing = asyncio.ensure_future(refuse(code))
+                refusing = asyncio.ensure_future(stack.pipeline.ends(code, param="model", limits=LIMITS))
                 with pytest.raises(kind) as error:
                     await api.responses.create(model="small", input="Hi", background=background)
                 await refusing
@@ -215,7 +191,7 @@ async def test_a_viewer_that_leaves_ends_what_is_not_in_the_background(stack: St
                 api.responses.create(model="small", input="Hi", stream=True, background=background)
             )
             request = await stack.pipeline.next_request()
-            start(stack, request)
+            stack.pipeline.start(request)
             stream = await asking
             await stream.close()
             await until(lambda: stack.runtime.hub.viewers == 0, "it has left")
@@ -275,7 +251,7 @@ async def said_to_its_bound(stack: Stack) -> str:
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/responses", json={**HELLO, "max_output_tokens": 1}))
         request = await stack.pipeline.next_request()
-        start(stack, request)
+        stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["a"])
         record = terminal(request.response_id, request.scope, 2)
         stack.pipeline.write(request.response_id, record.model_copy(update={"finish_reasons": ["length"]}))
@@ -288,10 +264,10 @@ async def said_in_parts(stack: Stack) -> Request:
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/responses", json=HELLO))
         request = await stack.pipeline.next_request()
-        start(stack, request)
-        say(stack, request, "reasoning", 1, ["Hm", "."])
-        say(stack, request, "content", 3, ["Once"])
-        say(stack, request, "content", 4, [" upon", " a time"])
+        stack.pipeline.start(request)
+        stack.pipeline.say(request, 1, "reasoning", "Hm", ".")
+        stack.pipeline.say(request, 3, "content", "Once")
+        stack.pipeline.say(request, 4, "content", " upon", " a time")
         stack.pipeline.end(request, 6)
         assert (await asking).status_code == 200
     return request
@@ -301,7 +277,7 @@ async def test_who_comes_back_in_the_middle_of_a_running_response_is_told_what_i
     async with sdk(stack) as api:
         asking = asyncio.ensure_future(api.responses.create(**HELLO, stream=True))
         request = await stack.pipeline.next_request()
-        start(stack, request)
+        stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["one ", "two "])
         await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.trimmed, "it is in history")
         stack.pipeline.release(request, 3, ["three "])
@@ -333,7 +309,7 @@ async def test_every_path_takes_every_id_and_tells_it_in_its_own_shape(stack: St
             ("/v1/chat/completions", {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}),
             ("/v1/responses", HELLO),
         ):
-            answering = asyncio.ensure_future(answer(stack))
+            answering = asyncio.ensure_future(stack.pipeline.answer(PARIS))
             await http.post(path, json=body)
             request = await answering
             whole = Response.model_validate(
@@ -356,7 +332,7 @@ async def test_a_cancel_waits_a_moment_for_the_end_and_changes_none(stack: Stack
     async with sdk(stack) as api:
         asking = asyncio.ensure_future(api.responses.create(model="small", input="Hi", background=True))
         request = await stack.pipeline.next_request()
-        start(stack, request)
+        stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["a"])
         response = await asking
         ending = asyncio.ensure_future(end())
@@ -372,7 +348,7 @@ async def test_a_gateway_that_stops_says_so_in_an_event(stack: Stack) -> None:
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/responses", json={**HELLO, "stream": True}))
         request = await stack.pipeline.next_request()
-        start(stack, request)
+        stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["one"])
         await until(lambda: stack.runtime.hub.released_tokens == 1, "it runs")
         await stack.runtime.gateway.stop()

@@ -11,7 +11,7 @@ from schemas.request import Request
 from streams.gateway.http.sse import PIECE_BYTES, pieces
 from tests.unit.streams.gateway.gateway_stack import Stack, gateway_settings, memory_log, serving, until
 from tests.unit.streams.gateway.http_clients import client, events_of, sdk
-from tests.unit.streams.gateway.test_responses import EVENT, HELLO, start
+from tests.unit.streams.gateway.test_responses import EVENT, HELLO
 
 REFUSALS = [
     ("max_tokens", "max_tokens is above the limit of 16.", "max_output_tokens", "max_output_tokens is above"),
@@ -23,12 +23,7 @@ REFUSALS = [
 
 
 async def refuse(stack: Stack, *, begun: bool = False, **fields: Any) -> Request:
-    request = await stack.pipeline.next_request()
-    if begun:
-        start(stack, request)
-        stack.pipeline.release(request, 1, ["a"])
-    stack.pipeline.end(request, 2 if begun else 1, EndingCode.INVALID_REQUEST, **fields)
-    return request
+    return await stack.pipeline.ends(EndingCode.INVALID_REQUEST, *["a"] * begun, **fields)
 
 
 @pytest.mark.parametrize(("param", "message", "own", "words"), REFUSALS, ids=[row[0] for row in REFUSALS])
@@ -105,7 +100,7 @@ async def test_a_long_answer_ends_alike_for_all_who_watch_it(stack: Stack) -> No
     async with client(stack) as http:
         asking = asyncio.ensure_future(http.post("/v1/responses", json={**HELLO, "stream": True}))
         request = await stack.pipeline.next_request()
-        start(stack, request)
+        stack.pipeline.start(request)
         path = f"/v1/responses/{request.response_id}?stream=true"
         others = [asyncio.ensure_future(http.get(path)) for _ in range(3)]
         await until(lambda: stack.runtime.hub.viewers == 4, "all watch")
@@ -142,7 +137,7 @@ async def test_a_chats_metadata_is_given_back_by_its_id(stack: Stack) -> None:
         for asked, told in (({"metadata": metadata}, metadata), ({}, {})):
             asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**body, **asked}))
             request = await stack.pipeline.next_request()
-            start(stack, request)
+            stack.pipeline.start(request)
             stack.pipeline.end(request, 1)
             assert (await asking).status_code == 200
             for path in ("chat/completions", "responses"):

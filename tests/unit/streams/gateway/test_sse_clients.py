@@ -1,18 +1,17 @@
 """What clients that nobody here wrote make of an event stream: each by its own way of reading, on a real socket."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
-from openai._streaming import SSEDecoder
 
 from streams.gateway.http import sse
 from tests.unit.streams.dialects.recorded import RECORDED
 from tests.unit.streams.gateway.gateway_stack import Stack, until
 from tests.unit.streams.gateway.http_clients import HELLO, client
+from tests.unit.streams.gateway.sse_readers import Decoder, Lines, Stripping
 
 CHAT = "/v1/chat/completions"
 STREAMED = {**HELLO, "stream": True}
@@ -28,63 +27,6 @@ EVENT_SOURCES = {
     "fetch-event-source": {"accept": "text/event-stream, application/json;q=0.5"},
     "who comes back": {"accept": "*/*", "last-event-id": "0"},
 }
-
-
-class Stripping:
-    """As `vllm bench serve` and sglang's benchmark read: pieces of the body are stripped, and so is `data: `."""
-
-    def __init__(self) -> None:
-        self._buffer = ""
-        self.read: list[Any] = []
-
-    def feed(self, piece: bytes) -> None:
-        stripped = piece.strip()
-        if not stripped:
-            return
-        self._buffer += stripped.decode()
-        messages = []
-        while "\n\n" in self._buffer:
-            message, self._buffer = self._buffer.split("\n\n", 1)
-            messages.append(message)
-        if self._buffer.startswith("data: "):
-            messages.append(self._buffer)
-            self._buffer = ""
-        for message in messages:
-            if not message.startswith(":"):
-                data = message.removeprefix("data: ")
-                self.read.append(data if data == "[DONE]" else json.loads(data))
-
-
-class Lines:
-    """As guidellm, go-openai and most scripts read: line by line, what begins with `data:`."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-        self.read: list[Any] = []
-
-    def feed(self, piece: bytes) -> None:
-        *lines, self._buffer = (self._buffer + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                data = line.removeprefix(b"data:").strip()
-                self.read.append("[DONE]" if data == b"[DONE]" else json.loads(data))
-
-
-class Decoder:
-    """As openai's package and httpx-sse read: an empty line ends an event, and one with an id is one without data."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-        self._decoder = SSEDecoder()
-        self.read: list[Any] = []
-        self.ids: list[str | None] = []
-
-    def feed(self, piece: bytes) -> None:
-        *lines, self._buffer = (self._buffer + piece).split(b"\n")
-        for line in lines:
-            if (event := self._decoder.decode(line.decode())) is not None:
-                self.read.append("[DONE]" if event.data == "[DONE]" else event.json())
-                self.ids.append(event.id)
 
 
 def text_of(read: list[Any]) -> str:

@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from schemas.base import Scope
 from schemas.websocket import EditMessage, RequestMessage
 from streams.dialects.json_body import parse_json_object
-from streams.dialects.neutral import ChatRequest
+from streams.dialects.neutral import NeutralRequest
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.http.usage_reader import UsagePage
@@ -295,10 +295,12 @@ async def test_memory_of_what_is_made_of_bodies(redis_url: str, path: str, body:
 async def test_memory_of_messages_until_they_are_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     submit, goes_on = Acceptance.submit, asyncio.Event()
 
-    async def late(self: Acceptance, principal: Principal, chat: ChatRequest, **fields: Any) -> tuple[str, Follower]:
+    async def late(
+        self: Acceptance, principal: Principal, asked: NeutralRequest, **fields: Any
+    ) -> tuple[str, Follower]:
         if principal.tenant.tenant_id == "acme":
             await goes_on.wait()
-        return await submit(self, principal, chat, **fields)
+        return await submit(self, principal, asked, **fields)
 
     monkeypatch.setattr(Acceptance, "submit", late)
     async with shared(redis_url, body_bytes=400_000) as stack, dial(stack) as socket:

@@ -6,7 +6,7 @@ import socket as socketlib
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
@@ -19,32 +19,8 @@ from streams.gateway.websocket.endpoint import origin_allowed
 from streams.gateway.websocket.protocol import MAX_STRANGERS_MESSAGE_BYTES, text_frame
 from streams.gateway.websocket.watched import Watched
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
-from tests.unit.streams.gateway.socket_clients import hear
-
-HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
-AUTH = {"authorization": f"Bearer {KEY}"}
-
-
-def dial(stack: Stack, **options: Any) -> connect:
-    return connect(stack.websocket_url, **{"additional_headers": AUTH, "proxy": None, **options})
-
-
-async def say(socket: ClientConnection, **message: Any) -> None:
-    await socket.send(json.dumps(message))
-
-
-async def hear_until_terminal(socket: ClientConnection) -> tuple[list[Any], str]:
-    """Everything up to a terminal, and the text; checks that sequence numbers have no gap."""
-    seen: list[Any] = []
-    text, last = "", None
-    while not (seen and isinstance(seen[-1], TerminalMessage)):
-        message = await hear(socket)
-        seen.append(message)
-        if isinstance(message, Delta):
-            assert last is None or message.first_sequence == last + 1
-            last = message.sequence_number
-            text += message.text
-    return seen, text
+from tests.unit.streams.gateway.http_clients import HELLO
+from tests.unit.streams.gateway.socket_clients import dial, hear, hear_until_terminal, say
 
 
 async def test_a_request_is_accepted_started_streamed_and_ended(stack: Stack) -> None:

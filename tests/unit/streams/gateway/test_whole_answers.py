@@ -21,7 +21,6 @@ from tests.unit.streams.gateway.gateway_stack import (
     until,
 )
 from tests.unit.streams.gateway.http_clients import HELLO, client
-from tests.unit.streams.gateway.messages_clients import say
 from tests.unit.streams.gateway.raw_peers import buffered, narrow_peer
 
 HUGE = 10**30
@@ -60,8 +59,8 @@ async def test_a_message_tells_integers_beyond_64_bits_that_a_model_has_written(
     async def call() -> Request:
         request = await stack.pipeline.next_request()
         stack.pipeline.start(request)
-        say(stack, request, 1, "tool_name", "add")
-        say(stack, request, 2, "tool_arguments", f'{{"count": {HUGE}}}')
+        stack.pipeline.say(request, 1, "tool_name", "add")
+        stack.pipeline.say(request, 2, "tool_arguments", f'{{"count": {HUGE}}}')
         stack.pipeline.end(request, 3)
         return request
 

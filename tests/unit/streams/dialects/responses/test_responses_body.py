@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses.response_includable import ResponseIncludable
 
@@ -376,7 +376,6 @@ _ITEM = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(body=st.dictionaries(st.sampled_from(sorted(responses_schema("{model}")["properties"])), _JSON, max_size=4),
        items=st.lists(_ITEM, max_size=5) | _JSON)  # fmt: skip
 def test_whatever_comes_is_a_request_or_refused_by_name(body: dict[str, Any], items: Any) -> None:

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -264,7 +264,6 @@ def texts_of(events: list[dict[str, Any]]) -> dict[str, str]:
     return texts
 
 
-@settings(deadline=None)
 @given(tokens=answers(), one=CUTS, other=CUTS, code=CODES, background=st.booleans())
 def test_numbers_increase_and_grouping_moves_no_event_but_deltas(
     tokens: list[Token], one: list[bool], other: list[bool], code: EndingCode, background: bool
@@ -283,7 +282,6 @@ def test_numbers_increase_and_grouping_moves_no_event_but_deltas(
     assert {item: text for item, text in finished.items() if text} == texts_of(events)
 
 
-@settings(deadline=None)
 @given(tokens=answers(), one=CUTS, other=CUTS, code=CODES, data=st.data())
 def test_who_comes_back_is_told_what_it_has_not_seen_and_no_more(
     tokens: list[Token], one: list[bool], other: list[bool], code: EndingCode, data: st.DataObject
@@ -300,7 +298,6 @@ def test_who_comes_back_is_told_what_it_has_not_seen_and_no_more(
     assert texts_of([*before, *rest]) == texts_of(events)
 
 
-@settings(deadline=None)
 @given(token=st.integers(1, 10**6), offset=st.integers(0, 7))
 def test_a_number_says_which_tokens_were_seen(token: int, offset: int) -> None:
     assert seen(number_of(token, offset)) == (token if offset >= 5 else token - 1)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.endings import EndingCode
@@ -88,7 +88,6 @@ def test_what_viewers_share_is_forgotten_with_the_last_of_them() -> None:
     assert not dialect._tellings
 
 
-@settings(deadline=None)
 @given(tokens=answers(), one=CUTS, other=CUTS, turns=st.lists(st.booleans(), max_size=60), code=CODES, data=st.data())
 def test_who_shares_it_is_told_what_it_would_be_told_alone(
     tokens: list[Token], one: list[bool], other: list[bool], turns: list[bool], code: EndingCode, data: st.DataObject
