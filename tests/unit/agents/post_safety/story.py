@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -264,6 +265,9 @@ class World:
     def answer(self, response_id: str) -> Answer:
         return self.answers()[response_id]
 
+    def responses(self) -> list[Started | Release | Terminal]:
+        return [RESPONSES.validate_json(record.value or b"") for record in self.log.records(TOPICS.responses.name)]
+
     def control(self) -> list[Cancel | Halt | AttemptVoid]:
         return [CONTROL.validate_json(record.value or b"") for record in self.log.records(TOPICS.control.name)]
 
@@ -346,3 +350,11 @@ class Member:
                 self.process.step()
             except Crashed:
                 self.kill()
+
+
+def told(*said: Row | Fence | Frame | Ending, **about: Any) -> Answer:
+    """What comes of `r1`, opened so, where this is said of it: a frame for each row."""
+    world = World()
+    world.write(opened("r1", **about), fence("r1"), *(frame(each) if isinstance(each, Row) else each for each in said))
+    Member(world).run()
+    return world.answer("r1")

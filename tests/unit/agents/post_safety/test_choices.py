@@ -22,6 +22,7 @@ from tests.unit.agents.post_safety.story import (
     fence,
     frame,
     opened,
+    told,
 )
 
 PHRASES = PhraseSet(DENY)
@@ -39,15 +40,9 @@ def rows_of(tokens: list[tuple[int, str]], finishes: dict[int, FinishReason] | N
     ]
 
 
-def told(*rows: Row, choices: int = 2, **about: str) -> Answer:
-    world = World()
-    world.write(opened("r1", choices=choices, **about), fence("r1"), *map(frame, rows))  # type: ignore[arg-type]
-    Member(world).run()
-    return world.answer("r1")
-
-
 def test_one_that_is_halted_ends_them_all_and_what_the_others_said_is_kept_and_billed() -> None:
-    answer = told(*rows_of([(0, "Use"), (1, "Take"), (0, " secret"), (0, " sauce"), (0, " now"), (1, " salt")]))
+    tokens = [(0, "Use"), (1, "Take"), (0, " secret"), (0, " sauce"), (0, " now"), (1, " salt")]
+    answer = told(*rows_of(tokens), choices=2)
     assert (answer.said("content"), answer.said("content", choice=1)) == ("Use", "Take")
     assert answer.terminal.code is EndingCode.SAFETY_HALTED
     assert answer.terminal.finish_reasons == ["content_filter", "content_filter"]
@@ -63,7 +58,7 @@ def test_one_that_had_finished_before_another_was_halted_keeps_its_reason() -> N
         Row("r1", 1, ["Take", " salt"], choice=1, finish="length"),
         Row("r1", 3, ["Use", " secret", " sauce", " now"]),
     ]
-    answer = told(*rows)
+    answer = told(*rows, choices=2)
     assert answer.said("content", choice=1) == "Take salt"
     assert answer.terminal.finish_reasons == ["content_filter", "length"]
     assert [bill.finish_reason for bill in answer.bills] == ["content_filter", "length"]
@@ -76,19 +71,16 @@ def test_one_whose_end_was_held_behind_another_that_was_halted_is_not_told_to_be
         Row("r1", 4, [" salt"], choice=1, finish="stop"),
         Row("r1", 5, [" sauce", " now"]),
     ]
-    answer = told(*rows)
+    answer = told(*rows, choices=2)
     assert (answer.said("content"), answer.said("content", choice=1)) == ("Use", "Take")
     assert answer.terminal.finish_reasons == ["content_filter", "content_filter"]
     assert [bill.released_tokens for bill in answer.bills] == [1, 1]
 
 
 def test_nor_is_it_where_another_ending_wins_over_the_halt() -> None:
-    world = World()
-    world.write(opened("r1", choices=2), fence("r1"))
-    world.write(frame(Row("r1", 1, ["secret"]), Row("r1", 2, ["Salt"], choice=1, finish="stop")))
-    world.write(frame(Row("r1", 3, [" sauce", " now"])), ending("r1", EndingCode.CANCELLED, attempt="att_1"))
-    Member(world).run()
-    answer = world.answer("r1")
+    both = frame(Row("r1", 1, ["secret"]), Row("r1", 2, ["Salt"], choice=1, finish="stop"))
+    cancelled = ending("r1", EndingCode.CANCELLED, attempt="att_1")
+    answer = told(both, Row("r1", 3, [" sauce", " now"]), cancelled, choices=2)
     assert (answer.text, answer.terminal.code) == ("", EndingCode.CANCELLED)
     assert answer.terminal.finish_reasons == ["cancelled", "cancelled"]
 
@@ -110,7 +102,6 @@ def test_the_whole_prompt_and_what_was_held_for_it_stand_on_the_first_choice() -
 
 
 def test_a_batch_result_has_every_choice_whole() -> None:
-    world = World()
     rows = [
         Row("r1", 1, ["Hmm"], kind="reasoning", choice=1),
         Row("r1", 2, ["Yes"], choice=0),
@@ -119,9 +110,7 @@ def test_a_batch_result_has_every_choice_whole() -> None:
         Row("r1", 5, ["{}"], kind="tool_arguments", choice=2, finish="stop"),
         Row("r1", 6, ["."], choice=0, finish="stop"),
     ]
-    world.write(opened("r1", choices=3, custom_id="job-1"), fence("r1"), *map(frame, rows))
-    Member(world).run()
-    result = world.answer("r1").result.response
+    result = told(*rows, choices=3, custom_id="job-1").result.response
     assert result is not None
     completion = ChatCompletion.model_validate(result.body, strict=True)
     assert [choice.index for choice in completion.choices] == [0, 1, 2]
@@ -132,13 +121,13 @@ def test_a_batch_result_has_every_choice_whole() -> None:
 
 
 def test_a_takeover_ends_the_choices_that_had_not_finished() -> None:
-    world = World()
-    world.write(opened("r1", choices=3), fence("r1"), *map(frame, rows_of([(0, "Hi"), (1, "Yo")], {1: "stop"})))
-    world.write(fence("r1", "att_2", takeover=True))
-    world.write(frame(Row("r1", 3, [" late"], choice=0)))
-    world.write(ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_2"))
-    Member(world).run()
-    answer = world.answer("r1")
+    answer = told(
+        *rows_of([(0, "Hi"), (1, "Yo")], {1: "stop"}),
+        fence("r1", "att_2", takeover=True),
+        Row("r1", 3, [" late"], choice=0),
+        ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_2"),
+        choices=3,
+    )
     assert [answer.said("content", choice=choice) for choice in range(3)] == ["Hi", "Yo", ""]
     assert answer.terminal.finish_reasons == ["error", "stop", "error"]
     assert [bill.billable for bill in answer.bills] == [False] * 3
@@ -200,7 +189,7 @@ def texts_of(deltas: list[Delta]) -> dict[int, str]:
     return {choice: "".join(parts) for choice, parts in texts.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens_of_three,
     st.dictionaries(st.integers(0, 2), st.sampled_from(["stop", "length"]), max_size=3),
@@ -211,7 +200,7 @@ def test_whoever_rebuilds_them_says_the_same(
     tokens: list[tuple[int, str]], finishes: dict[int, FinishReason], rows_per_frame: int, kills: list[int]
 ) -> None:
     """The process is killed at some of its writes, and reads the log again."""
-    rows = [*rows_of(tokens, finishes)]
+    rows = rows_of(tokens, finishes)
     frames = [frame(*rows[begin : begin + rows_per_frame]) for begin in range(0, len(rows), rows_per_frame)]
     last = ending("r1", EndingCode.DEADLINE_EXCEEDED, by="post-safety")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agents.safety.phrases import PhraseSet
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import EndingCode
-from schemas.responses import RESPONSES, Started
+from schemas.responses import Started
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
     TOPICS,
@@ -23,6 +23,7 @@ from tests.unit.agents.post_safety.story import (
     frame,
     opened,
     plain_answer,
+    told,
 )
 
 
@@ -54,8 +55,10 @@ def test_the_figures_of_its_reservation_reach_who_waits_for_the_answer() -> None
     world = World()
     world.write(opened("r1").model_copy(update={"limits": {"tokens_remaining": 7}}), opened("r2"))
     Member(world).run()
-    records = [RESPONSES.validate_json(record.value or b"") for record in world.log.records(TOPICS.responses.name)]
-    assert [record.limits for record in records if isinstance(record, Started)] == [{"tokens_remaining": 7}, {}]
+    assert [record.limits for record in world.responses() if isinstance(record, Started)] == [
+        {"tokens_remaining": 7},
+        {},
+    ]
 
 
 def test_the_first_token_leaves_at_once_and_later_ones_are_regrouped() -> None:
@@ -111,13 +114,7 @@ def test_a_denied_phrase_across_tokens_and_frames_halts_before_any_of_it_is_seen
 
 
 def test_a_worker_that_finishes_before_the_halt_comes_back_does_not_make_it_complete() -> None:
-    world = World()
-    world.write(
-        opened("r1"), fence("r1"), frame(Row("r1", 1, ["Use", " secret", " sauce", " here"])),
-        frame(Row("r1", 5, [" now"], finish="stop")),
-    )  # fmt: skip
-    Member(world).run()
-    answer = world.answer("r1")
+    answer = told(Row("r1", 1, ["Use", " secret", " sauce", " here"]), Row("r1", 5, [" now"], finish="stop"))
     assert answer.text == "Use"
     assert (answer.terminal.code, answer.bill.ending) == (EndingCode.SAFETY_HALTED, EndingCode.SAFETY_HALTED)
 
@@ -133,13 +130,8 @@ def test_a_phrase_that_ends_with_the_answer_is_halted_too() -> None:
 
 
 def test_another_ending_wins_over_the_halt_and_still_nothing_more_is_released() -> None:
-    world = World()
-    world.write(
-        opened("r1"), fence("r1"), frame(Row("r1", 1, ["Use", " secret", " sauce", " now"])),
-        ending("r1", EndingCode.CANCELLED, attempt="att_1"),
-    )  # fmt: skip
-    Member(world).run()
-    answer = world.answer("r1")
+    cancelled = ending("r1", EndingCode.CANCELLED, attempt="att_1")
+    answer = told(Row("r1", 1, ["Use", " secret", " sauce", " now"]), cancelled)
     assert (answer.text, answer.terminal.code) == ("Use", EndingCode.CANCELLED)
 
 
@@ -164,13 +156,8 @@ def test_the_first_ending_in_the_log_is_the_only_terminal() -> None:
 
 
 def test_tokens_held_at_another_ending_are_released() -> None:
-    world = World()
-    world.write(
-        opened("r1"), fence("r1"), frame(Row("r1", 1, ["I", " make", " a"])),
-        ending("r1", EndingCode.ENGINE_FAILED, attempt="att_1"),
-    )  # fmt: skip
-    Member(world).run()
-    assert world.answer("r1").text == "I make a"
+    answer = told(Row("r1", 1, ["I", " make", " a"]), ending("r1", EndingCode.ENGINE_FAILED, attempt="att_1"))
+    assert answer.text == "I make a"
 
 
 def test_a_zombie_s_rows_and_fences_change_nothing_and_it_is_told() -> None:
@@ -208,61 +195,34 @@ def test_an_attempt_is_told_once_that_another_displaced_it_and_again_when_its_fe
 
 
 def test_repeated_and_overlapping_rows_count_once() -> None:
-    world = World()
-    world.write(
-        opened("r1"), fence("r1"), frame(Row("r1", 1, ["a", "b"])), frame(Row("r1", 1, ["a", "b"])),
-        frame(Row("r1", 2, ["b", "c"])), frame(Row("r1", 3, ["c"], finish="stop")),
-        frame(Row("r1", 3, ["c"], finish="stop")),
-    )  # fmt: skip
-    Member(world).run()
-    answer = world.answer("r1")
+    first, last = Row("r1", 1, ["a", "b"]), Row("r1", 3, ["c"], finish="stop")
+    answer = told(first, first, Row("r1", 2, ["b", "c"]), last, last)
     assert (answer.text, answer.bill.output_tokens) == ("abc", 3)
 
 
-@pytest.mark.parametrize("policy", ["cancel", "continue"])
-def test_started_says_what_becomes_of_a_response_without_viewers(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("on_disconnect", "cancel"), ("on_disconnect", "continue"), ("choices", 1), ("choices", 3)],
+)
+def test_started_repeats_of_opened_what_a_gateway_needs(field: str, value: object) -> None:
+    """What becomes of it without viewers, how many answers there will be, and what its dialect repeats of it."""
     world = World()
-    world.write(opened("r1").model_copy(update={"on_disconnect": policy}))
+    world.write(opened("r1").model_copy(update={field: value, "echo": '{"store":true}'}))
     Member(world).run()
-    [record] = world.log.records(TOPICS.responses.name)
-    started = RESPONSES.validate_json(record.value or b"")
+    [started] = world.responses()
     assert isinstance(started, Started)
-    assert started.on_disconnect == policy
-
-
-@pytest.mark.parametrize("choices", [1, 3])
-def test_started_says_how_many_answers_there_will_be(choices: int) -> None:
-    world = World()
-    world.write(opened("r1", choices=choices))
-    Member(world).run()
-    [record] = world.log.records(TOPICS.responses.name)
-    started = RESPONSES.validate_json(record.value or b"")
-    assert isinstance(started, Started)
-    assert started.choices == choices
-
-
-def test_started_repeats_what_the_dialect_of_the_request_repeats_of_it() -> None:
-    world = World()
-    world.write(opened("r1").model_copy(update={"echo": '{"store":true}'}))
-    Member(world).run()
-    [record] = world.log.records(TOPICS.responses.name)
-    started = RESPONSES.validate_json(record.value or b"")
-    assert isinstance(started, Started)
-    assert started.echo == '{"store":true}'
+    assert (getattr(started, field), started.echo) == (value, '{"store":true}')
 
 
 def test_the_answer_of_a_tenant_without_a_policy_is_never_shown() -> None:
-    world = World()
-    world.write(opened("r1", tenant_id="gone"), fence("r1"), frame(Row("r1", 1, ["Hi"])))
-    Member(world).run()
-    answer = world.answer("r1")
+    answer = told(Row("r1", 1, ["Hi"]), tenant_id="gone")
     assert (answer.text, answer.terminal.code) == ("", EndingCode.SAFETY_HALTED)
 
 
 SENTENCE = "First, you ｍake  a\u200b BÓMB — with; secret   sauce on it."
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(1, len(SENTENCE) - 1), max_size=30, unique=True),
     st.lists(st.integers(1, 30), max_size=8, unique=True),
@@ -277,12 +237,9 @@ def test_no_character_of_a_denied_phrase_leaks_however_it_is_cut(
     rows = [Row("r1", a + 1, tokens[a:b]) for a, b in pairwise(bounds)]
     if finishes:
         rows[-1] = replace(rows[-1], finish="stop")
-    world = World()
-    world.write(opened("r1"), fence("r1"), *(frame(row) for row in rows))
-    Member(world).run(1_000)
+    answer = told(*rows)
     match = PhraseSet(["make a bomb"]).first_match(SENTENCE)
     assert match is not None
-    answer = world.answer("r1")
     before = SENTENCE[: match.start]
     assert before.startswith(answer.text)
     whole_tokens = [token for token, end in zip(tokens, edges[1:], strict=True) if end <= match.start]
@@ -308,9 +265,5 @@ def test_what_stopped_a_choice_stands_in_the_terminal() -> None:
 
 
 def test_what_stops_behind_a_call_stops_nothing_for_its_client() -> None:
-    world = World()
-    row = Row("r1", 1, ["add"], kind="tool_name", finish="stop", stopped_by="END")
-    world.write(opened("r1"), fence("r1"), frame(row))
-    Member(world).run()
-    terminal = world.answer("r1").terminal
+    terminal = told(Row("r1", 1, ["add"], kind="tool_name", finish="stop", stopped_by="END")).terminal
     assert (terminal.finish_reasons, terminal.stopped_by) == (["tool_calls"], [])

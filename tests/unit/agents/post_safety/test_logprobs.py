@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
@@ -20,7 +20,7 @@ from schemas.endings import EndingCode
 from schemas.generated import FinishReason
 from schemas.logprobs import RowLogprobs, TokenLogprobs
 from schemas.responses import RESPONSES, Release
-from tests.unit.agents.post_safety.story import DENY, TOPICS, Answer, Member, Row, World, fence, frame, opened
+from tests.unit.agents.post_safety.story import DENY, TOPICS, Member, Row, World, fence, frame, opened, told
 
 PHRASES = PhraseSet(DENY)
 
@@ -34,13 +34,6 @@ def likely(token: str, *others: str) -> TokenLogprobs:
 def texts_beside(told: TokenLogprobs | None) -> list[str]:
     assert told is not None
     return [text.encode("latin-1").decode() for text, _ in told[2:]]
-
-
-def told(*rows: Row, **about: object) -> Answer:
-    world = World()
-    world.write(opened("r1", **about), fence("r1"), *map(frame, rows))  # type: ignore[arg-type]
-    Member(world).run()
-    return world.answer("r1")
 
 
 def row(first_sequence: int, *tokens: str, others: tuple[str, ...] = (" salt",), finish: FinishReason = "") -> Row:
@@ -175,7 +168,6 @@ def test_nor_may_it_be_the_rest_of_an_escape() -> None:
 TOKENS = [" so", "make", " a", " bomb", "secret", " sauce", "s", "🙂", "", " s", "\\n"]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(TOKENS), min_size=1, max_size=15),
     st.lists(st.sampled_from(TOKENS), max_size=4),
@@ -252,7 +244,6 @@ WORDS = ["make", " a", " bomb", "secret", " sauce", "s", "🙂", "毒", "药", "
 DENIED = ["make a bomb", "secret sauce", "毒药", "s", "so a", "sauce", "bomb so", "🙂"]
 
 
-@settings(deadline=None)
 @given(st.data(), st.lists(st.sampled_from(DENIED), max_size=4), st.booleans())
 def test_what_is_remembered_of_tokens_and_phrases_changes_nothing(
     data: st.DataObject, deny: list[str], content_is_json: bool

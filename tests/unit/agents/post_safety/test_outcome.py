@@ -160,20 +160,6 @@ def test_a_dead_result_holds_the_commit_until_its_dead_letter_is_acknowledged(fa
     assert world.committed() == 5
 
 
-def test_choices_are_billed_apart_and_input_once() -> None:
-    world = World()
-    world.write(opened("r1", choices=2), fence("r1"))
-    world.write(frame(Row("r1", 1, ["a"]), Row("r1", 2, ["b", "c"], choice=1)))
-    world.write(frame(Row("r1", 4, [], finish="stop"), Row("r1", 4, ["d"], choice=1, finish="length")))
-    Member(world).run()
-    answer = world.answer("r1")
-    assert answer.terminal.finish_reasons == ["stop", "length"]
-    assert [bill.usage_id for bill in answer.bills] == ["r1/0", "r1/1"]
-    assert [bill.output_tokens for bill in answer.bills] == [1, 3]
-    assert [bill.uncached_input_tokens + bill.cached_input_tokens for bill in answer.bills] == [10, 0]
-    assert [bill.reserved_tokens for bill in answer.bills] == [110, 0]
-
-
 @pytest.mark.parametrize("is_opened", [True, False], ids=["opened", "refused"])
 @pytest.mark.parametrize("code", [code for code in EndingCode if ENDINGS[code].is_error])
 def test_an_ending_that_may_be_tried_again_says_when_on_every_way(code: EndingCode, is_opened: bool) -> None:

@@ -4,7 +4,7 @@ response is what the rule of the accepted prefix says of the log, once."""
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -229,6 +229,4 @@ class ParkingMachine(RuleBasedStateMachine):
 
 
 TestParking = ParkingMachine.TestCase
-TestParking.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestParking.settings = settings(max_examples=100, stateful_step_count=40)

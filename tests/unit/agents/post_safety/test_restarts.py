@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.post_safety.process import COMMIT_EVERY_MS, DeliveryFailed
@@ -405,7 +405,7 @@ def test_a_fault_at_any_record_changes_nothing(client: str, kind: FaultKind, at:
     assert_told_whole(world)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

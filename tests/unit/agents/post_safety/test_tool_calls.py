@@ -11,10 +11,10 @@ from openai.types.chat import ChatCompletion
 
 from agents.safety.phrases import PhraseSet
 from schemas.endings import EndingCode
-from schemas.generated import Frame, Kind
+from schemas.generated import FinishReason, Frame, Kind
 from schemas.responses import RESPONSES, Release
 from streams.dialects.tool_calls import call_id
-from tests.unit.agents.post_safety.story import DENY, TOPICS, Answer, Member, Row, World, ending, fence, frame, opened
+from tests.unit.agents.post_safety.story import DENY, TOPICS, Member, Row, World, ending, fence, frame, opened, told
 
 Part = tuple[Kind, int, str]
 PARTS: list[Part] = [
@@ -44,24 +44,20 @@ def frames_of(rows: list[Row], rows_per_frame: int = 3) -> list[Frame]:
     return [frame(*rows[begin : begin + rows_per_frame]) for begin in range(0, len(rows), rows_per_frame)]
 
 
-def told(parts: list[Part], **about: str) -> Answer:
-    world = World()
-    rows = rows_of(parts)
-    rows[-1] = replace(rows[-1], finish="stop")
-    world.write(opened("r1", **about), fence("r1"), *frames_of(rows))  # type: ignore[arg-type]
-    Member(world).run()
-    return world.answer("r1")
+def whole(parts: list[Part]) -> list[Frame]:
+    *before, last = rows_of(parts)
+    return frames_of([*before, replace(last, finish="stop")])
 
 
 def test_calls_are_told_apart_from_each_other_and_from_what_is_said() -> None:
-    answer = told(PARTS)
+    answer = told(*whole(PARTS))
     assert [(kind, call, answer.said(kind, call)) for kind, call, _ in PARTS] == PARTS
     assert answer.terminal.finish_reasons == ["tool_calls"]
     assert answer.bill.finish_reason == "tool_calls"
 
 
 def test_tokens_of_tools_are_output_and_those_of_reasoning_are_not() -> None:
-    answer = told(PARTS)
+    answer = told(*whole(PARTS))
     reasoning, others = len(tokens_of(PARTS[0][2])), sum(len(tokens_of(text)) for _, _, text in PARTS[1:])
     assert (answer.bill.reasoning_tokens, answer.bill.output_tokens) == (reasoning, others)
     assert answer.bill.released_tokens == reasoning + others
@@ -86,20 +82,20 @@ def test_what_is_released_without_tools_has_no_column_for_them() -> None:
 @pytest.mark.parametrize(
     ("finish", "reason"), [("stop", "tool_calls"), ("length", "length")], ids=["stopped", "cut at the limit"]
 )
-def test_a_choice_that_calls_says_so_unless_it_was_cut(finish: str, reason: str) -> None:
-    world = World()
-    world.write(opened("r1", choices=2), fence("r1"))
-    world.write(frame(Row("r1", 1, ["f"], kind="tool_name"), Row("r1", 2, ["Hi"], choice=1)))
-    world.write(frame(Row("r1", 3, ["{}"], kind="tool_arguments", finish=finish)))  # type: ignore[arg-type]
-    world.write(frame(Row("r1", 4, [], choice=1, finish="stop")))
-    Member(world).run()
-    answer = world.answer("r1")
+def test_a_choice_that_calls_says_so_unless_it_was_cut(finish: FinishReason, reason: str) -> None:
+    answer = told(
+        frame(Row("r1", 1, ["f"], kind="tool_name"), Row("r1", 2, ["Hi"], choice=1)),
+        Row("r1", 3, ["{}"], kind="tool_arguments", finish=finish),
+        Row("r1", 4, [], choice=1, finish="stop"),
+        choices=2,
+    )
     assert answer.terminal.finish_reasons == [reason, "stop"]
     assert [bill.finish_reason for bill in answer.bills] == [reason, "stop"]
 
 
 def test_a_halt_wins_over_the_calls_before_it() -> None:
-    answer = told([*PARTS[2:4], ("tool_name", 1, "search"), ("tool_arguments", 1, '{"q": "how to make a bomb now"}')])
+    search: list[Part] = [("tool_name", 1, "search"), ("tool_arguments", 1, '{"q": "how to make a bomb now"}')]
+    answer = told(*whole([*PARTS[2:4], *search]))
     assert (answer.terminal.code, answer.terminal.finish_reasons) == (EndingCode.SAFETY_HALTED, ["content_filter"])
     assert answer.said("tool_arguments", 0) == PARTS[3][2]
     assert '{"q": "how to make a bomb'.startswith(answer.said("tool_arguments", 1))
@@ -107,18 +103,15 @@ def test_a_halt_wins_over_the_calls_before_it() -> None:
 
 
 def test_an_answer_that_was_interrupted_in_a_call_says_so() -> None:
-    world = World()
-    world.write(opened("r1"), fence("r1"), *frames_of(rows_of(PARTS[2:4])[:-1]))
-    world.write(ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_1"))
-    Member(world).run()
-    answer = world.answer("r1")
+    interrupted = ending("r1", EndingCode.GENERATION_INTERRUPTED, attempt="att_1")
+    answer = told(*frames_of(rows_of(PARTS[2:4])[:-1]), interrupted)
     assert answer.terminal.code is EndingCode.GENERATION_INTERRUPTED
     assert PARTS[3][2].startswith(answer.said("tool_arguments"))
     assert answer.said("tool_arguments")
 
 
 def test_a_batch_result_has_whole_calls() -> None:
-    result = told(PARTS, custom_id="job-1").result.response
+    result = told(*whole(PARTS), custom_id="job-1").result.response
     assert result is not None
     completion = ChatCompletion.model_validate(result.body, strict=True)
     [choice] = completion.choices
@@ -132,7 +125,7 @@ def test_a_batch_result_has_whole_calls() -> None:
 
 
 def test_a_batch_result_that_only_calls_has_no_content() -> None:
-    result = told(PARTS[2:4], custom_id="job-1").result.response
+    result = told(*whole(PARTS[2:4]), custom_id="job-1").result.response
     assert result is not None
     message = ChatCompletion.model_validate(result.body, strict=True).choices[0].message
     assert (message.content, len(message.tool_calls or [])) == (None, 1)
@@ -144,7 +137,7 @@ KINDS: list[tuple[Kind, int]] = [
 SENTENCE = '{"how": "First, you ｍake  a\u200b BÓMB — with; secret   sauce"}'
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(KINDS),
     st.lists(st.integers(1, len(SENTENCE) - 1), max_size=30, unique=True),
@@ -164,12 +157,9 @@ def test_no_character_of_a_denied_phrase_leaks_whatever_it_stands_in(
     bounds = sorted({0, len(rows), *(cut for cut in frame_cuts if cut < len(rows))})
     if finishes:
         rows[-1] = replace(rows[-1], finish="stop")
-    world = World()
-    world.write(opened("r1"), fence("r1"), *(frame(*rows[a:b]) for a, b in pairwise(bounds)))
-    Member(world).run(1_000)
+    answer = told(*(frame(*rows[a:b]) for a, b in pairwise(bounds)))
     match = PhraseSet(DENY).first_match(SENTENCE)
     assert match is not None
-    answer = world.answer("r1")
     whole_tokens = [token for token, end in zip(tokens, edges[1:], strict=True) if end <= match.start]
     assert answer.said(kind, call) == "".join(whole_tokens), "every token before the phrase is shown"
     assert all(answer.said(row.kind, row.call) == "make a " for row in others)
@@ -179,7 +169,7 @@ def test_no_character_of_a_denied_phrase_leaks_whatever_it_stands_in(
 ESCAPED = '{"how": "First,\\nm\\u0061ke \\u0061\\tb\\u006Fmb, \\"now\\""}'
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(1, len(ESCAPED) - 1), max_size=30, unique=True),
     st.lists(st.integers(1, 40), max_size=10, unique=True),
@@ -191,10 +181,7 @@ def test_nor_does_one_that_is_escaped_in_arguments(token_cuts: list[int], frame_
         for number, (a, b) in enumerate(pairwise(edges), 1)
     ]
     bounds = sorted({0, len(rows), *(cut for cut in frame_cuts if cut < len(rows))})
-    world = World()
-    world.write(opened("r1"), fence("r1"), *(frame(*rows[a:b]) for a, b in pairwise(bounds)))
-    Member(world).run(1_000)
-    answer = world.answer("r1")
+    answer = told(*(frame(*rows[a:b]) for a, b in pairwise(bounds)))
     before, escape = ESCAPED.index("m\\u0061ke"), ESCAPED.index("\\n")
     assert ESCAPED[:before].startswith(answer.text)
     assert len(answer.text) >= max(edge for edge in edges if edge <= escape)
@@ -206,12 +193,12 @@ def test_no_phrase_is_found_across_two_calls() -> None:
         ("tool_name", 0, "make"), ("tool_arguments", 0, "secret"), ("tool_name", 1, "a bomb"),
         ("tool_arguments", 1, "sauce"), ("tool_arguments", 2, "make a"), ("tool_arguments", 3, "bomb"),
     ]  # fmt: skip
-    answer = told(parts)
+    answer = told(*whole(parts))
     assert [(kind, call, answer.said(kind, call)) for kind, call, _ in parts] == parts
     assert answer.terminal.code is EndingCode.COMPLETED
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from(KINDS), st.text('ab {}"é👋', max_size=9)), min_size=1, max_size=8),
     st.integers(1, 5),
