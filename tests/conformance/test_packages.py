@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +18,9 @@ import pytest
 from benchmarks.environments import NotInstalled
 from benchmarks.peer_servers import litellm_proxy
 from benchmarks.stacks import MODEL_PATH
-from deploy.local.runner import Stack, simulated
+from deploy.local.runner import Stack
 from tests.conformance.environments import NODE, OURS, Seen, run_client
-from tests.e2e.stacks import ENGINE, PATIENCE, api_key, is_scripted, prepare
+from tests.e2e.stacks import ENGINE, api_key, is_scripted, prepared
 
 INSTALLING_S = 1_500
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(INSTALLING_S)]
@@ -69,12 +68,8 @@ def of(*abilities: str, through_litellm: tuple[str, ...] = ()) -> pytest.MarkDec
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = replace(simulated(SLOW_WITH_PROMPTS), environment=PATIENCE, embeddings=True)
-    with Stack(tmp_path_factory.mktemp("conformance"), options, seed=11) as stack:
-        prepare(stack)
-        stack.wait_ready()
+    with prepared(tmp_path_factory.mktemp("conformance"), SLOW_WITH_PROMPTS, embeddings=True) as stack:
         yield stack
-        stack.stop(kill=True)  # nothing of it is looked at any more
 
 
 def _settings(stack: Stack) -> dict[str, str]:

@@ -1,21 +1,17 @@
 """One real stack with the simulated engine for all end-to-end stories."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import openai
 import pytest
 
-from deploy.local.runner import Stack, simulated
-from tests.e2e.stacks import ENGINE, PATIENCE, openai_client, prepare, until_idle
+from deploy.local.runner import Stack
+from tests.e2e.stacks import openai_client, prepared, until_idle
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = replace(simulated(ENGINE), environment=PATIENCE)
-    with Stack(tmp_path_factory.mktemp("e2e"), options, seed=11) as stack:
-        prepare(stack)
-        stack.wait_ready()
+    with prepared(tmp_path_factory.mktemp("e2e"), ends_in_order=True) as stack:
         yield stack
     assert list(stack.data.scratch.iterdir()) == [], "what a stop leaves behind"
 

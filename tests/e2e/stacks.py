@@ -1,13 +1,17 @@
 """What the stories share: the engine's script, the tenants, clients, and a look into the worker."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.local.runner import Stack
+from deploy.local.runner import Stack, simulated
 from deploy.tenants_file import create_api_key, create_tenant, write_tenants
 from streams.directory import Limits, Tenant
 from streams.toml_directory import read_tenants
@@ -45,7 +49,7 @@ TENANTS = (
 _API_KEYS: dict[tuple[str, str], str] = {}
 
 
-def prepare(stack: Stack) -> None:
+def _prepare(stack: Stack) -> None:
     """Ample limits for the tenants that every stack has, except the one with the tiny quota, and more tenants."""
     file = stack.data.tenants_file
     write_tenants(
@@ -58,6 +62,26 @@ def prepare(stack: Stack) -> None:
     for tenant in TENANTS:
         create_tenant(file, tenant)
         _API_KEYS[stack.gateway_url, tenant.tenant_id] = create_api_key(file, tenant.tenant_id, "test")
+
+
+@contextmanager
+def prepared(
+    folder: Path,
+    engine: Mapping[str, bool | int | float | str] = ENGINE,
+    *,
+    seed: int = 11,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    embeddings: bool = False,
+    ends_in_order: bool = False,
+) -> Iterator[Stack]:
+    """A stack of these tenants that takes requests, until the block ends; in order, that takes seconds longer."""
+    options = replace(simulated(engine), environment={**PATIENCE, **environment}, embeddings=embeddings)
+    with Stack(folder, options, seed=seed) as stack:
+        _prepare(stack)
+        stack.wait_ready()
+        yield stack
+        if not ends_in_order:
+            stack.stop(kill=True)
 
 
 def api_key(stack: Stack, tenant: str = "demo") -> str:

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import openai
 import pytest
 
-from deploy.local.runner import Stack, simulated
-from tests.e2e.stacks import ENGINE, PATIENCE, TIMEOUT_S, http_client, openai_client, prepare, user
+from deploy.local.runner import Stack
+from tests.e2e.stacks import TIMEOUT_S, http_client, openai_client, prepared, user
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -18,17 +17,8 @@ MODEL = "sluice-embed"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = replace(simulated(ENGINE), environment=PATIENCE, embeddings=True)
-    with Stack(tmp_path_factory.mktemp("embeddings"), options, seed=11) as stack:
-        prepare(stack)
-        stack.wait_ready()
+    with prepared(tmp_path_factory.mktemp("embeddings"), embeddings=True) as stack:
         yield stack
-
-
-@pytest.fixture
-def demo(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai_client(stack) as client:
-        yield client
 
 
 def tokens_of(stack: Stack, text: str) -> list[int]:

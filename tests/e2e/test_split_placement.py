@@ -3,13 +3,12 @@
 import json
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from deploy.local.runner import Stack, simulated
+from deploy.local.runner import Stack
 from tests.e2e.records import dead_letter, job, put, result, signature, submit
-from tests.e2e.stacks import ENGINE, PATIENCE, body, http_client, prepare
+from tests.e2e.stacks import body, http_client, prepared
 
 MAC_DIGITS = 10
 
@@ -18,12 +17,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = replace(simulated(ENGINE), environment={**PATIENCE, "SLUICE_ADMISSION__PLACEMENT": "split"})
-    with Stack(tmp_path_factory.mktemp("split"), options, seed=12) as stack:
-        prepare(stack)
-        stack.wait_ready()
+    environment = {"SLUICE_ADMISSION__PLACEMENT": "split"}
+    with prepared(tmp_path_factory.mktemp("split"), environment=environment, seed=12) as stack:
         yield stack
-        stack.stop(kill=True)  # the shared stack of tests/e2e is stopped in order; here that only takes time
 
 
 CHATS = {

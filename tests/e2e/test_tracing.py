@@ -2,15 +2,14 @@
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from deploy.local.runner import Stack, simulated
+from deploy.local.runner import Stack
 from streams.tracing.context import ROOT
 from tests.collector import Collector, collecting
 from tests.e2e.records import job, result, signature, submit
-from tests.e2e.stacks import ENGINE, PATIENCE, TIMEOUT_S, body, http_client, prepare
+from tests.e2e.stacks import TIMEOUT_S, body, http_client, prepared
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240)]
@@ -28,14 +27,9 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Stack]:
-    environment = {**PATIENCE, "SLUICE_TRACING__OTLP_ENDPOINT": collector.endpoint}
-    with Stack(
-        tmp_path_factory.mktemp("traced"), replace(simulated(ENGINE), environment=environment), seed=13
-    ) as stack:
-        prepare(stack)
-        stack.wait_ready()
+    environment = {"SLUICE_TRACING__OTLP_ENDPOINT": collector.endpoint}
+    with prepared(tmp_path_factory.mktemp("traced"), environment=environment, seed=13) as stack:
         yield stack
-        stack.stop(kill=True)
 
 
 def test_a_clients_trace_has_a_span_of_every_stage(traced: Stack, collector: Collector) -> None:

@@ -6,14 +6,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import httpx
 import pytest
 
-from deploy.local.runner import Stack, simulated
-from tests.e2e.stacks import PATIENCE, TIMEOUT_S, http_client, prepare, worker_metrics
+from deploy.local.runner import Stack
+from tests.e2e.stacks import TIMEOUT_S, http_client, prepared, worker_metrics
 from tests.faults.history import billed_once, view
 from tests.servers import until
 
@@ -29,12 +28,8 @@ TO_BE_ASKED_AGAIN = {"generation_interrupted", "overloaded", "unavailable"}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    options = replace(simulated(), environment=PATIENCE, embeddings=True)
-    with Stack(tmp_path_factory.mktemp("embeds"), options, seed=13) as stack:
-        prepare(stack)
-        stack.wait_ready()
+    with prepared(tmp_path_factory.mktemp("embeds"), {}, embeddings=True, seed=13) as stack:
         yield stack
-        stack.stop(kill=True)  # as the other stacks of this folder
 
 
 class Told(NamedTuple):
