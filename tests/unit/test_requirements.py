@@ -55,6 +55,7 @@ def functions_in(path: str) -> frozenset[str]:
 def test_every_requirement_is_there_once_and_in_its_order() -> None:
     assert [row.id for row in ROWS] == IDS
     assert all(row.requirement for row in ROWS)
+    assert all(len(row.tests) == len({*row.tests}) for row in ROWS), "a test is named once"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
