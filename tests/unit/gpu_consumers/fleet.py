@@ -3,9 +3,10 @@
 A judge stands where post-safety stands: it folds `generated` with the accepted-prefix rule and answers void fences.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import count
+from functools import partial
+from itertools import accumulate, count
 from typing import Any, Literal
 
 from gpu_consumers.core.claims import Claim, ClaimTable
@@ -23,37 +24,37 @@ from gpu_consumers.core.effects import (
 from gpu_consumers.core.finished_offsets import decode
 from gpu_consumers.core.takeover import PartitionReadBack
 from gpu_consumers.core.worker_core import WorkerCore
-from gpu_consumers.engines.port import EngineDied, EngineRequest
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
 from schemas.base import Scope
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
+from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Opened
 from schemas.request import LANES, AdmittedRequest, Lane, ReplyTo, Sampling
 from streams.accepted_prefix import AcceptedPrefix
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import Committed, TopicPartition
 from streams.topics import Partitions, Topics
+from tests.unit.gpu_consumers.engines.simulated_runs import run
 
 TOPICS = Topics("test", ["pool"], Partitions(lane=2, generated=2, control=1))
-
-
-LEASE_MS = 4_000
-
-
-ENGINE = SimulatedEngineSettings(ttft_ms=20, prompt_token_us=0, inter_token_ms=20, step_ms=20, kv_blocks=1_000)
-
-
 SCOPE = Scope(tenant_id="acme", traceparent="00-trace")
-
-
+ENGINE = SimulatedEngineSettings(ttft_ms=20, prompt_token_us=0, inter_token_ms=20, step_ms=20, kv_blocks=1_000)
+LEASE_MS = 4_000
 NOW_MS = 1_000_000
-
-
 COALESCE_MS = 50
-
-
 """Every story is told with rows that wait: up to three steps of this engine, also of a single stream."""
+CONFIG = CoreConfig(
+    worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,), lease_ms=LEASE_MS,
+    max_running=4, healthy_buffer=0, max_uncommitted_records=100, max_uncommitted_bytes=10**6, coalesce_ms=COALESCE_MS,
+    coalesce_rows_per_s=1,
+)  # fmt: skip
+
+
+def delta(attempt_id: str, *texts: str, choice: int = 0, finish: FinishReason = "", **more: Any) -> EngineDelta:
+    """What an engine adds to a choice: a token for each text."""
+    ends = [*accumulate(map(len, texts))]
+    return EngineDelta(attempt_id, choice, [7] * len(texts), "".join(texts), ends, finish, **more)
 
 
 class Died(BaseException):
@@ -96,28 +97,26 @@ class Region:
         deadline_ms: int = 10**9,
         partition: int = 0,
         choices: int = 1,
+        inputs: int = 0,
         **sampling: Any,
     ) -> str:
+        """With `inputs` so many texts of three tokens, to be embedded."""
         number = len(self.requests)
-        response_id = f"resp_test-0_{number:032x}"
-        generated_partition = number % 2
-        reply_to = ReplyTo(partition=0)
-        prompt = [1_000 + number, 7, 8, 9]
-        opened = Opened(
-            response_id=response_id, scope=SCOPE, model="m", requested_model="m", pool="pool", lane=lane,
-            lane_partition=partition, prompt_tokens=len(prompt), max_tokens=max_tokens, reserved_tokens=0,
-            reply_to=reply_to, accepted_at_ms=self.now_ms, admitted_at_ms=self.now_ms, deadline_ms=deadline_ms,
-            choices=choices,
-        )  # fmt: skip
+        response_id, generated_partition = f"resp_test-0_{number:032x}", number % 2
+        prompt = [*range(10, 10 + 3 * inputs)] if inputs else [1_000 + number, 7, 8, 9]
+        common: dict[str, Any] = {
+            "response_id": response_id, "scope": SCOPE, "endpoint": "embeddings" if inputs else "chat.completions",
+            "model": "m", "requested_model": "m", "pool": "pool", "lane": lane, "reply_to": ReplyTo(partition=0),
+            "max_tokens": 0 if inputs else max_tokens, "choices": choices, "accepted_at_ms": self.now_ms,
+            "admitted_at_ms": self.now_ms, "deadline_ms": deadline_ms,
+        }  # fmt: skip
+        opened = Opened(**common, lane_partition=partition, prompt_tokens=len(prompt), reserved_tokens=0)
         offset = self.log.append(TOPICS.generated.name, opened.encode(), partition=generated_partition)
-        admitted = AdmittedRequest(
-            response_id=response_id, scope=SCOPE, model="m", requested_model="m", pool="pool", lane=lane,
-            prompt_token_ids=prompt, sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
-            max_tokens=max_tokens, reply_to=reply_to, choices=choices,
-            accepted_at_ms=self.now_ms, admitted_at_ms=self.now_ms, deadline_ms=deadline_ms,
+        admitted = self.requests[response_id] = AdmittedRequest(
+            **common, prompt_token_ids=prompt, input_ends=[*range(3, 3 * inputs + 1, 3)],
+            sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset,
         )  # fmt: skip
-        self.requests[response_id] = admitted
         self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), partition=partition)
         return response_id
 
@@ -204,28 +203,40 @@ class Region:
         asked = EngineRequest("r", list(request.prompt_token_ids), request.sampling, request.max_tokens)
         engine.submit(replace(asked, choices=request.choices), 0.0)
         answers: list[list[int]] = [[] for _ in range(request.choices)]
-        while (due_s := engine.next_due_s) is not None:
-            for delta in engine.step(due_s):
-                answers[delta.choice] += delta.token_ids
+        for delta in run(engine):
+            answers[delta.choice] += delta.token_ids
         return answers
 
 
 class Worker:
-    """One incarnation: the core, an engine, and the shell's duties done one effect at a time."""
+    """One incarnation: the core, an engine, and the shell's duties done one effect at a time.
 
-    def __init__(self, region: Region, worker_id: str, *, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
+    `embeds`: makes an engine in the place of the one that generates.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        worker_id: str,
+        *,
+        max_running: int = 4,
+        coalesce_ms: int = COALESCE_MS,
+        embeds: Callable[[], Any] | None = None,
+    ) -> None:
         self.region = region
         self.engine_starts = True
         self.stopped_until_ms = 0
         self.incarnation = f"{worker_id}/{next(region.ids)}"
-        self.core = WorkerCore(
-            CoreConfig(
-                worker_id=worker_id, pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
-                lease_ms=LEASE_MS, max_running=max_running, healthy_buffer=0, max_uncommitted_records=100,
-                max_uncommitted_bytes=10**6, coalesce_ms=coalesce_ms, coalesce_rows_per_s=1,
-            ),
-            lambda: f"att_{next(region.ids)}",
-        )  # fmt: skip
+        config = replace(
+            CONFIG,
+            worker_id=worker_id,
+            max_running=max_running,
+            coalesce_ms=coalesce_ms,
+            embeds=embeds is not None,
+        )
+        self.core = WorkerCore(config, lambda: f"att_{next(region.ids)}")
+        settings = ENGINE.model_copy(update={"max_running": max_running})
+        self._new_engine = embeds or partial(SimulatedCore, settings)
         self.engine: SimulatedCore | None = None
         self.dies_after: int | None = None
         self.kill_engine = False
@@ -280,7 +291,7 @@ class Worker:
         region, core = self.region, self.core
         now_ms = region.now_ms
         if self.engine is None and self.engine_starts:
-            self.engine = SimulatedCore(ENGINE.model_copy(update={"max_running": core.config.max_running}))
+            self.engine = self._new_engine()
             core.engine_started(now_ms)
         if region.claims_up:
             core.lease_renewed(region.claims.renew(self.incarnation, now_ms), now_ms)
@@ -300,7 +311,8 @@ class Worker:
             if self.late_rounds:
                 self.late_rounds -= 1
             elif self.engine is not None:
-                self._take_poison(self.engine)
+                if region.poison:
+                    self._take_poison(self.engine)
                 core.deltas(self.engine.step(now_ms / 1_000), now_ms * 1_000)
         except EngineDied:
             self.engine = None
@@ -384,19 +396,18 @@ class Worker:
 
 
 class Fleet:
-    def __init__(self, *names: str, max_running: int = 4, coalesce_ms: int = COALESCE_MS) -> None:
+    """`workers`: what each is made with."""
+
+    def __init__(self, *names: str, **workers: Any) -> None:
         self.region = Region()
-        self.max_running = max_running
-        self.coalesce_ms = coalesce_ms
+        self.each = workers
         self.workers: dict[str, Worker] = {}
         self.all: list[Worker] = []
         for name in names:
             self.start(name)
 
     def start(self, name: str) -> Worker:
-        worker = self.workers[name] = Worker(
-            self.region, name, max_running=self.max_running, coalesce_ms=self.coalesce_ms
-        )
+        worker = self.workers[name] = Worker(self.region, name, **self.each)
         self.all.append(worker)
         return worker
 
@@ -405,6 +416,17 @@ class Fleet:
         first_token = self.region.requests[response_id].prompt_token_ids[0]
         self.region.poison[first_token] = kills_worker
         return response_id
+
+    def told_here(self, **request: Any) -> tuple[str, str]:
+        """A new response, and its attempt in the engine of `a`, of which the test says alone what it gives: `says`."""
+        worker = self.workers["a"]
+        worker.late_rounds = 1_000
+        response_id = self.region.request(**request)
+        self.run(40)
+        return response_id, worker.core._works.by_response[response_id].attempt_id
+
+    def says(self, *deltas: EngineDelta) -> None:
+        self.workers["a"].core.deltas([*deltas], self.region.now_ms * 1_000)
 
     def crash(self, name: str) -> None:
         if name in self.workers:

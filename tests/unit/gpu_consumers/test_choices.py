@@ -4,31 +4,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_consumers.core.effects import AskReadBack
-from gpu_consumers.core.takeover import PartitionReadBack
-from gpu_consumers.engines.port import EngineDelta
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, Frame
+from schemas.generated import GENERATED, FinishReason, Frame
 from schemas.request import Lane
 from schemas.usage import USAGE, ComputeRecord
 from streams.log.memory import Fault, FaultKind
-from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, Worker, check
-from tests.unit.gpu_consumers.test_takeover import fence, frame
+from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, check, delta
 
 
-def told_here(fleet: Fleet, choices: int) -> tuple[Worker, str, str]:
-    """A worker whose engine says what the test does; a response and its attempt in it."""
-    worker = fleet.workers["a"]
-    worker.late_rounds = 1_000
-    response_id = fleet.region.request(choices=choices)
-    fleet.run(40)
-    return worker, response_id, worker.core._works.by_response[response_id].attempt_id
-
-
-def says(fleet: Fleet, attempt_id: str, choice: int, text: str, finish: str = "") -> None:
-    delta = EngineDelta(attempt_id, choice, [7] * len(text), text, list(range(1, len(text) + 1)))
-    delta.finish = "stop" if finish else ""
-    fleet.workers["a"].core.deltas([delta], fleet.region.now_ms * 1_000)
+def says(fleet: Fleet, attempt_id: str, choice: int, text: str, finish: FinishReason = "") -> None:
+    fleet.says(delta(attempt_id, *text, choice=choice, finish=finish))
 
 
 @pytest.mark.parametrize("coalesce_ms", [0, 50])
@@ -50,7 +35,7 @@ def test_every_choice_is_answered_in_full(coalesce_ms: int) -> None:
 
 def test_an_answer_ends_with_the_last_of_its_choices() -> None:
     fleet = Fleet("a")
-    _, response_id, attempt_id = told_here(fleet, 3)
+    response_id, attempt_id = fleet.told_here(choices=3)
     says(fleet, attempt_id, 1, "b", "stop")
     says(fleet, attempt_id, 0, "a", "stop")
     fleet.run(100)
@@ -65,7 +50,7 @@ def test_an_answer_ends_with_the_last_of_its_choices() -> None:
 def test_a_response_is_done_once_all_ends_are_in_the_log() -> None:
     """The end of its first choice is acknowledged, that of its last is lost."""
     fleet = Fleet("a")
-    _, response_id, attempt_id = told_here(fleet, 2)
+    response_id, attempt_id = fleet.told_here(choices=2)
     sent = fleet.region.log.script.records_passed("a-producer")
     # Its first end, the account behind the last, and that last end, in the order in which they are sent.
     fleet.region.log.inject(Fault(FaultKind.FAIL, "a-producer", sent + 3))
@@ -78,7 +63,7 @@ def test_a_response_is_done_once_all_ends_are_in_the_log() -> None:
 def test_rows_that_waited_leave_in_the_order_of_their_numbers() -> None:
     """One choice has waited for long, one a little, one not at all."""
     fleet = Fleet("a")
-    _, response_id, attempt_id = told_here(fleet, 3)
+    response_id, attempt_id = fleet.told_here(choices=3)
     says(fleet, attempt_id, 0, "a")
     for choice, text in ((0, "b"), (1, "c"), (0, "d"), (2, "e"), (1, "f")):
         fleet.region.now_ms += 5
@@ -96,21 +81,21 @@ def test_rows_that_waited_leave_in_the_order_of_their_numbers() -> None:
 def test_a_choice_that_has_ended_is_something_said() -> None:
     """Another attempt would end that choice once more, which nobody believes."""
     fleet = Fleet("a", "b")
-    worker, response_id, attempt_id = told_here(fleet, 2)
+    response_id, attempt_id = fleet.told_here(choices=2)
     says(fleet, attempt_id, 0, "", "stop")
-    worker.kill_engine = True
+    fleet.workers["a"].kill_engine = True
     fleet.settle("ab")
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.booleans()), max_size=8), st.sampled_from([0, 50]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @example([(0, False), (1, False), (0, True), (0, True), (0, True)], 50)
 def test_what_an_engine_says_of_a_choice_that_has_ended_fails_that_response_alone(
     said: list[tuple[int, bool]], coalesce_ms: int
 ) -> None:
     fleet = Fleet("a", coalesce_ms=coalesce_ms)
-    worker, response_id, attempt_id = told_here(fleet, 3)
+    response_id, attempt_id = fleet.told_here(choices=3)
     bystander = fleet.region.request()
     fleet.run(100)
     open_choices, code = {0, 1, 2}, EndingCode.COMPLETED
@@ -124,6 +109,7 @@ def test_what_an_engine_says_of_a_choice_that_has_ended_fails_that_response_alon
     if code is EndingCode.COMPLETED:
         for choice in open_choices:
             says(fleet, attempt_id, choice, "a", "stop")
+    worker = fleet.workers["a"]
     worker.late_rounds = 0
     fleet.settle()
     assert fleet.region.terminal(response_id) is code
@@ -151,9 +137,10 @@ def test_each_choice_takes_a_slot_and_the_last_to_enter_may_take_more_than_are_f
 def test_the_slot_of_a_choice_that_has_ended_is_free() -> None:
     """One long choice holds up nobody who waits for the slots of the others."""
     fleet = Fleet("a", max_running=2)
-    worker, _, attempt_id = told_here(fleet, 2)
+    _, attempt_id = fleet.told_here(choices=2)
     others = [fleet.region.request() for _ in range(2)]
     fleet.run(200)
+    [worker] = fleet.all
     assert len(worker.submitted) == 1, "both slots are taken"
     says(fleet, attempt_id, 0, "a", "stop")
     fleet.run(200)
@@ -205,27 +192,3 @@ def test_a_cancel_ends_every_choice() -> None:
     [worker] = fleet.all
     assert worker.engine is not None
     assert worker.engine.stats().running == 0
-
-
-def of_choice(choice: int, attempt_id: str, first: int, tokens: int, finish: str = "") -> Frame:
-    rows = frame(attempt_id, first, tokens, finish)
-    rows.choice = [choice]
-    return rows
-
-
-def finding(*records: Fence | Frame | Ending) -> str:
-    """Of a response of two choices, read back from behind its `opened`."""
-    fold = PartitionReadBack([AskReadBack("r", "mine", 0, 0, len(records), choices=2)])
-    for offset, record in enumerate((*records, fence("mine"))):
-        if answers := fold.fold(offset, record.encode()):
-            return answers[0].finding
-    raise AssertionError
-
-
-def test_all_choices_are_read_back_also_from_behind_opened() -> None:
-    begun = fence("old", "fresh")
-    assert finding(begun, of_choice(1, "old", 1, 3)) == "interrupted"
-    assert finding(begun, of_choice(0, "old", 1, 3, "stop")) == "interrupted"
-    assert finding(begun, of_choice(0, "old", 1, 0, "stop")) == "interrupted"
-    assert finding(begun, of_choice(0, "old", 1, 3, "stop"), of_choice(1, "old", 4, 1, "stop")) == "ended"
-    assert finding(begun) == "generate"

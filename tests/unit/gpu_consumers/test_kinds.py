@@ -1,7 +1,5 @@
 """Rows of several kinds and calls: text, reasoning, names and arguments of tools stay apart, held back or not."""
 
-from itertools import accumulate
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -11,7 +9,7 @@ from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.metrics import WorkerMetrics
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Frame, Kind
-from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet
+from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet, delta
 
 Told = tuple[int, Kind, int, str]
 """Of one token: choice, kind, call and text."""
@@ -26,10 +24,9 @@ ROWS = st.tuples(
 )
 
 
-def delta(attempt_id: str, strand: tuple[Kind, int], texts: list[str], choice: int = 0) -> EngineDelta:
-    ends = list(accumulate(map(len, texts)))
+def of_strand(attempt_id: str, strand: tuple[Kind, int], *texts: str, choice: int = 0) -> EngineDelta:
     kind, call = strand
-    return EngineDelta(attempt_id, choice, [7] * len(texts), "".join(texts), ends, kind=kind, call=call)
+    return delta(attempt_id, *texts, choice=choice, kind=kind, call=call)
 
 
 def tokens_of(frames: list[Frame]) -> dict[int, Told]:
@@ -46,24 +43,19 @@ def tokens_of(frames: list[Frame]) -> dict[int, Told]:
 
 
 @given(st.lists(st.lists(ROWS, min_size=1, max_size=4), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_token_keeps_its_choice_kind_call_and_text_whatever_waits(
     steps: list[list[tuple[int, tuple[Kind, int], list[str]]]],
 ) -> None:
     fleet = Fleet("a")
-    worker = fleet.workers["a"]
-    worker.late_rounds = 1_000  # what the engine gives is told here
-    response_id = fleet.region.request(max_tokens=1_000, choices=CHOICES)
-    fleet.run(40)
-    attempt_id = worker.core._works.by_response[response_id].attempt_id
+    response_id, attempt_id = fleet.told_here(max_tokens=1_000, choices=CHOICES)
     for step in steps:
-        rows = [delta(attempt_id, strand, texts, choice) for choice, strand, texts in step]
-        worker.core.deltas(rows, fleet.region.now_ms * 1_000)
+        fleet.says(*(of_strand(attempt_id, strand, *texts, choice=choice) for choice, strand, texts in step))
         fleet.run(20)
-    ends = [EngineDelta(attempt_id, choice, [], "", [], finish="stop") for choice in range(CHOICES)]
-    worker.core.deltas(ends[:1], fleet.region.now_ms * 1_000)
+    ends = [delta(attempt_id, choice=choice, finish="stop") for choice in range(CHOICES)]
+    fleet.says(*ends[:1])
     fleet.run(20)
-    worker.core.deltas(ends[1:], fleet.region.now_ms * 1_000)
+    fleet.says(*ends[1:])
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     given_tokens = [(choice, *strand, text) for step in steps for choice, strand, texts in step for text in texts]
@@ -76,17 +68,12 @@ def test_every_token_keeps_its_choice_kind_call_and_text_whatever_waits(
 
 def test_an_answer_keeps_its_order_when_the_clock_is_set_back() -> None:
     fleet = Fleet("a")
-    worker = fleet.workers["a"]
-    worker.late_rounds = 1_000  # what the engine gives is told here
-    response_id = fleet.region.request(max_tokens=1_000)
-    fleet.run(40)
-    attempt_id = worker.core._works.by_response[response_id].attempt_id
-    now_us = fleet.region.now_ms * 1_000
-    worker.core.deltas([delta(attempt_id, ("reasoning", 0), ["a"])], now_us)
-    worker.core.deltas([delta(attempt_id, ("reasoning", 0), ["b"])], now_us + 1_000)
-    last = delta(attempt_id, ("content", 0), ["c"])
-    last.finish = "stop"
-    worker.core.deltas([last], now_us - 5_000)
+    response_id, attempt_id = fleet.told_here(max_tokens=1_000)
+    fleet.says(of_strand(attempt_id, ("reasoning", 0), "a"))
+    fleet.region.now_ms += 1
+    fleet.says(of_strand(attempt_id, ("reasoning", 0), "b"))
+    fleet.region.now_ms -= 6
+    fleet.says(delta(attempt_id, "c", finish="stop"))
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     frames = fleet.region.records(TOPICS.generated.name, Frame, GENERATED)
@@ -95,22 +82,17 @@ def test_an_answer_keeps_its_order_when_the_clock_is_set_back() -> None:
 
 def test_an_answer_that_its_parser_failed_on_ends_as_a_failure_and_is_counted() -> None:
     fleet = Fleet("a")
-    worker = fleet.workers["a"]
     registry = CollectorRegistry()
-    worker.core._observer = WorkerMetrics(registry)
-    worker.late_rounds = 1_000  # what the engine gives is told here
-    response_id = fleet.region.request()
-    fleet.run(40)
-    attempt_id = worker.core._works.by_response[response_id].attempt_id
-    failure = EngineDelta(attempt_id, 0, [], "", [], error="its parser failed: KeyError", parser_error="KeyError")
-    worker.core.deltas([failure], fleet.region.now_ms * 1_000)
+    fleet.workers["a"].core._observer = WorkerMetrics(registry)
+    response_id, attempt_id = fleet.told_here()
+    fleet.says(delta(attempt_id, error="its parser failed: KeyError", parser_error="KeyError"))
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.ENGINE_FAILED
     assert registry.get_sample_value("sluice_worker_parser_failures_total", {"error": "KeyError"}) == 1
 
 
 def test_rows_that_are_joined_stay_what_they_are() -> None:
-    first, then = (delta("a", ("tool_arguments", 1), [text]) for text in ("{", "}"))
+    first, then = (of_strand("a", ("tool_arguments", 1), text) for text in ("{", "}"))
     whole = joined(first, then)
     assert (whole.kind, whole.call, whole.text) == ("tool_arguments", 1, "{}")
 
@@ -119,14 +101,14 @@ def test_a_frame_without_calls_says_nothing_of_calls() -> None:
     plain, calls = FrameColumns(), FrameColumns()
     for columns, strands in ((plain, STRANDS[:2]), (calls, STRANDS)):
         for strand in strands:
-            columns.add(SCOPE, "resp_test-0_0", 1, delta("a", strand, ["x"]))
+            columns.add(SCOPE, "resp_test-0_0", 1, of_strand("a", strand, "x"))
     assert b'"call"' not in plain.encode("w", 0)
     frame = Frame.model_validate_json(calls.encode("w", 0))
     assert list(zip(frame.kind, frame.calls, strict=True)) == STRANDS
 
 
 def test_a_frame_says_what_stopped_an_answer_and_nothing_where_nothing_did() -> None:
-    plain, last = (delta("a", ("content", 0), [text]) for text in ("x", "y"))
+    plain, last = (delta("a", text) for text in ("x", "y"))
     last.finish, last.stopped_by = "stop", "END"
     for rows, told in (([plain, joined(plain, last)], [None, "END"]), ([plain], None)):
         columns = FrameColumns()

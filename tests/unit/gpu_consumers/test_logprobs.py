@@ -3,20 +3,17 @@
 from gpu_consumers.core.frames import MAX_FRAME_ROWS
 from gpu_consumers.engines.port import EngineDelta
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Frame
+from schemas.generated import GENERATED, FinishReason, Frame
 from schemas.logprobs import MAX_TOKEN_BYTES, MAX_TOP_LOGPROBS, TokenLogprobs
-from tests.unit.gpu_consumers.fleet import TOPICS, Fleet
-from tests.unit.gpu_consumers.test_choices import told_here
+from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, delta
 
 
 def alike(text: str, value: float = -0.25) -> TokenLogprobs:
     return [(text, value)] * (1 + MAX_TOP_LOGPROBS)
 
 
-def row(attempt_id: str, text: str, logprobs: list[TokenLogprobs] | None, finish: str = "") -> EngineDelta:
-    delta = EngineDelta(attempt_id, 0, [7] * len(text), text, list(range(1, len(text) + 1)), logprobs=logprobs)
-    delta.finish = "stop" if finish else ""
-    return delta
+def row(attempt_id: str, text: str, logprobs: list[TokenLogprobs] | None, finish: FinishReason = "") -> EngineDelta:
+    return delta(attempt_id, *text, finish=finish, logprobs=logprobs)
 
 
 def frames(fleet: Fleet) -> list[Frame]:
@@ -25,12 +22,12 @@ def frames(fleet: Fleet) -> list[Frame]:
 
 def test_they_follow_their_tokens_also_into_rows_that_waited() -> None:
     fleet = Fleet("a")
-    worker, response_id, attempt_id = told_here(fleet, 1)
+    response_id, attempt_id = fleet.told_here()
     for text in ("a", "b", "cd"):
-        worker.core.deltas([row(attempt_id, text, [alike(char) for char in text])], fleet.region.now_ms * 1_000)
+        fleet.says(row(attempt_id, text, [alike(char) for char in text]))
         fleet.region.now_ms += 5
     # The token that ends it is not shown.
-    worker.core.deltas([row(attempt_id, "\0", None, "stop")], fleet.region.now_ms * 1_000)
+    fleet.says(row(attempt_id, "\0", None, "stop"))
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     rows = [
@@ -43,8 +40,8 @@ def test_they_follow_their_tokens_also_into_rows_that_waited() -> None:
 
 def test_a_row_whose_probabilities_are_not_those_of_its_tokens_fails_its_request() -> None:
     fleet = Fleet("a")
-    worker, response_id, attempt_id = told_here(fleet, 1)
-    worker.core.deltas([row(attempt_id, "ab", [alike("a")])], fleet.region.now_ms * 1_000)
+    response_id, attempt_id = fleet.told_here()
+    fleet.says(row(attempt_id, "ab", [alike("a")]))
     fleet.settle()
     assert fleet.region.terminal(response_id) is EndingCode.ENGINE_FAILED
 
@@ -52,9 +49,9 @@ def test_a_row_whose_probabilities_are_not_those_of_its_tokens_fails_its_request
 def test_no_record_is_too_large_whatever_the_tokens_are() -> None:
     for text, tokens in (("\0" * MAX_TOKEN_BYTES, 40), ("ÿ" * 9, 4 * MAX_FRAME_ROWS)):
         fleet = Fleet("a", coalesce_ms=0)
-        worker, response_id, attempt_id = told_here(fleet, 1)
+        response_id, attempt_id = fleet.told_here()
         rows = [row(attempt_id, "x", [alike(text, -1.234567890123456)]) for _ in range(tokens)]
-        worker.core.deltas([*rows, row(attempt_id, "x", [alike(text)], "stop")], fleet.region.now_ms * 1_000)
+        fleet.says(*rows, row(attempt_id, "x", [alike(text)], "stop"))
         fleet.settle()
         assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
         sizes = [len(frame.encode()) for frame in frames(fleet)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from gpu_consumers.core.claims import ClaimTable
 from gpu_consumers.core.slots import MAX_HOLD_MS
@@ -272,7 +272,7 @@ def test_without_a_claim_store_an_engine_s_deaths_are_counted_by_its_worker() ->
     st.sampled_from([2, 8]),
     st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_whoever_kills_whom_each_ends_and_no_killer_is_tried_more_often(
     requests: list[tuple[bool, bool, int]], max_running: int, claims_are_lost: bool
 ) -> None:

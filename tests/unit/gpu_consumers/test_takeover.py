@@ -3,11 +3,11 @@
 from gpu_consumers.core.effects import AskReadBack
 from gpu_consumers.core.frames import FrameColumns
 from gpu_consumers.core.takeover import PartitionReadBack, ReadBack
-from gpu_consumers.engines.port import EngineDelta
 from schemas.base import Scope
 from schemas.endings import EndingCode
-from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
+from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Opened
 from schemas.request import Lane, ReplyTo
+from tests.unit.gpu_consumers.fleet import delta
 
 SCOPE = Scope(tenant_id="acme")
 OPENED = Opened(
@@ -23,12 +23,11 @@ def fence(attempt_id: str, kind: str = "takeover", response_id: str = "r") -> Fe
     )
 
 
-def frame(attempt_id: str, first: int, tokens: int, finish: str = "", response_id: str = "r") -> Frame:
+def frame(
+    attempt_id: str, first: int, tokens: int, finish: FinishReason = "", response_id: str = "r", choice: int = 0
+) -> Frame:
     columns = FrameColumns()
-    text = "x" * tokens
-    delta = EngineDelta(attempt_id, 0, [7] * tokens, text, list(range(1, tokens + 1)))
-    delta.finish = "stop" if finish else ""
-    columns.add(SCOPE, response_id, first, delta)
+    columns.add(SCOPE, response_id, first, delta(attempt_id, *"x" * tokens, choice=choice, finish=finish))
     decoded = GENERATED.validate_json(columns.encode("w", 5))
     assert isinstance(decoded, Frame)
     return decoded
@@ -41,10 +40,11 @@ def ending(attempt_id: str | None) -> Ending:
     )  # fmt: skip
 
 
-def read_back(*records: Opened | Fence | Frame | Ending, first_offset: int = 0) -> ReadBack:
+def read_back(*records: Opened | Fence | Frame | Ending, first_offset: int = 0, choices: int = 1) -> ReadBack:
     """Of the attempt `mine`, whose fence is asked for where it stands, or else at the end."""
     fences = [at for at, record in enumerate(records) if isinstance(record, Fence) and record.attempt_id == "mine"]
-    fold = PartitionReadBack([AskReadBack("r", "mine", 0, first_offset, fences[0] if fences else len(records) - 1)])
+    until = fences[0] if fences else len(records) - 1
+    fold = PartitionReadBack([AskReadBack("r", "mine", 0, first_offset, until, choices)])
     for offset in range(fold.next_offset, fold.end):
         if answers := fold.fold(offset, records[offset].encode()):
             return answers[0]
@@ -52,8 +52,8 @@ def read_back(*records: Opened | Fence | Frame | Ending, first_offset: int = 0) 
     return answer
 
 
-def decide(*records: Opened | Fence | Frame | Ending) -> str:
-    return read_back(*records).finding
+def decide(*records: Opened | Fence | Frame | Ending, choices: int = 1) -> str:
+    return read_back(*records, choices=choices).finding
 
 
 def test_without_tokens_the_fenced_attempt_may_begin() -> None:
@@ -63,6 +63,15 @@ def test_without_tokens_the_fenced_attempt_may_begin() -> None:
 
 def test_accepted_tokens_mean_interrupted() -> None:
     assert decide(OPENED, fence("old", "fresh"), frame("old", 1, 3), fence("mine")) == "interrupted"
+
+
+def test_all_choices_are_read_back_also_from_behind_opened() -> None:
+    begun, mine, half = fence("old", "fresh"), fence("mine"), frame("old", 1, 3, "stop")
+    assert decide(begun, mine, choices=2) == "generate"
+    assert decide(begun, frame("old", 1, 3, choice=1), mine, choices=2) == "interrupted"
+    assert decide(begun, half, mine, choices=2) == "interrupted"
+    assert decide(begun, frame("old", 1, 0, "stop"), mine, choices=2) == "interrupted"
+    assert decide(begun, half, frame("old", 4, 1, "stop", choice=1), mine, choices=2) == "ended"
 
 
 def test_void_tokens_and_other_responses_count_for_nothing() -> None:
@@ -96,7 +105,7 @@ def takeovers(count: int, tokens: int) -> tuple[list[bytes], list[AskReadBack]]:
     for token in range(1, tokens + 1):
         columns = FrameColumns()
         for name in names:
-            columns.add(SCOPE, name, token, EngineDelta(f"att_{name}", 0, [7], "x", [1]))
+            columns.add(SCOPE, name, token, delta(f"att_{name}", "x"))
         records.append(columns.encode("w", 5))
     asks = []
     for name in names:

@@ -1,31 +1,27 @@
 """Vectors leave as rows of frames: numbered like tokens, counted nowhere as such, in records that Kafka takes."""
 
 from array import array
-from itertools import accumulate
+from dataclasses import replace
 
 import pytest
 
-from gpu_consumers.core.config import CoreConfig, NoObserver
+from gpu_consumers.core.config import NoObserver
 from gpu_consumers.core.effects import Effect, Publish
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.work import Phase, Work, Works
 from gpu_consumers.engines.vectors import Vectors, next_step
 from schemas.generated import GENERATED, Frame
-from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
+from schemas.request import AdmittedRequest
 from schemas.usage import USAGE, ComputeRecord
 from streams.log.port import MAX_RECORD_BYTES
-from tests.unit.gpu_consumers.fleet import LEASE_MS, NOW_MS, SCOPE, TOPICS
+from tests.unit.gpu_consumers.fleet import CONFIG, NOW_MS, TOPICS, Region
 
 
 def work_of(inputs: int, dimensions: int | None = None) -> Work:
-    prompt = [7] * 3 * inputs
-    request = AdmittedRequest(
-        response_id="resp_test-0_1", scope=SCOPE, endpoint="embeddings", model="m", requested_model="m", pool="pool",
-        lane=Lane.STANDARD, prompt_token_ids=prompt, input_ends=list(accumulate([3] * inputs)), dimensions=dimensions,
-        sampling=Sampling(), max_tokens=0, reply_to=ReplyTo(partition=0), accepted_at_ms=NOW_MS, admitted_at_ms=NOW_MS,
-        deadline_ms=NOW_MS + 1_000, generated_partition=0, opened_offset=0,
-    )  # fmt: skip
-    return Work(request, array("I", prompt), len(prompt), SCOPE, attempt_id="a")
+    region = Region()
+    request = region.requests[region.request(inputs=inputs)].model_copy(update={"dimensions": dimensions})
+    prompt = request.prompt_token_ids
+    return Work(request, array("I", prompt), len(prompt), request.scope, attempt_id="a")
 
 
 def emission_of(work: Work, effects: list[Effect]) -> Emission:
@@ -34,12 +30,7 @@ def emission_of(work: Work, effects: list[Effect]) -> Emission:
     works.set_attempt(work)
     works.set_phase(work, Phase.RUNNING)
     work.begins_anew()
-    config = CoreConfig(
-        worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,),
-        lease_ms=LEASE_MS, max_running=4, healthy_buffer=0, max_uncommitted_records=100, max_uncommitted_bytes=10**6,
-        coalesce_ms=1_000, coalesce_rows_per_s=1, embeds=True,
-    )  # fmt: skip
-    return Emission(config, works, NoObserver(), effects)
+    return Emission(replace(CONFIG, coalesce_ms=1_000, embeds=True), works, NoObserver(), effects)
 
 
 def published(effects: list[Effect], topic: str) -> list[bytes]:
@@ -77,8 +68,8 @@ def test_the_largest_answers_leave_in_records_that_kafka_takes(inputs: int, size
 
 
 def test_each_input_reaches_the_engine_as_it_is() -> None:
-    asked = work_of(4, dimensions=32).engine_request()
-    assert (asked.inputs, asked.dimensions) == ([[7, 7, 7]] * 4, 32)
+    asked = work_of(2, dimensions=32).engine_request()
+    assert (asked.inputs, asked.dimensions) == ([[10, 11, 12], [13, 14, 15]], 32)
 
 
 @pytest.mark.parametrize("ends", [[3, 3, 6], [0, 6], [3], [3, 7], [4, 3, 6]], ids=str)

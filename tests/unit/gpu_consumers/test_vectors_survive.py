@@ -2,21 +2,15 @@
 
 import base64
 from array import array
-from functools import partial
-from itertools import accumulate
-from typing import Any
 
 import pytest
 
-from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.engines.port import EngineDelta, EngineRequest
 from gpu_consumers.engines.vectors import Vectors, next_step
 from schemas.endings import EndingCode
-from schemas.generated import Opened
-from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
+from schemas.request import Lane
 from schemas.usage import USAGE, ComputeRecord
-from tests.unit.gpu_consumers import fleet as fleet_module
-from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet, Region
+from tests.unit.gpu_consumers.fleet import TOPICS, Fleet
 
 INPUTS = 9
 INPUTS_AT_ONCE = 2
@@ -25,7 +19,7 @@ INPUTS_AT_ONCE = 2
 class Pooling:
     """In the place of the engine that generates: in a step a few inputs of each request, each to a vector of itself."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self) -> None:
         self._requests: dict[str, tuple[EngineRequest, Vectors, list[int]]] = {}
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
@@ -48,31 +42,6 @@ class Pooling:
         return step
 
 
-@pytest.fixture(autouse=True)
-def _workers_that_embed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "SimulatedCore", Pooling)
-    monkeypatch.setattr(fleet_module, "CoreConfig", partial(CoreConfig, embeds=True))
-    monkeypatch.setattr(fleet_module.Worker, "_take_poison", lambda worker, engine: None)
-
-
-def asked(region: Region) -> str:
-    number = len(region.requests)
-    response_id, partition = f"resp_test-0_{number:032x}", number % 2
-    common: dict[str, Any] = {
-        "response_id": response_id, "scope": SCOPE, "endpoint": "embeddings", "model": "m", "requested_model": "m",
-        "pool": "pool", "lane": Lane.STANDARD, "reply_to": ReplyTo(partition=0), "accepted_at_ms": region.now_ms,
-        "admitted_at_ms": region.now_ms, "deadline_ms": 10**9, "max_tokens": 0,
-    }  # fmt: skip
-    opened = Opened(**common, lane_partition=0, prompt_tokens=3 * INPUTS, reserved_tokens=0)
-    offset = region.log.append(TOPICS.generated.name, opened.encode(), partition=partition)
-    admitted = region.requests[response_id] = AdmittedRequest(
-        **common, prompt_token_ids=list(range(10, 10 + 3 * INPUTS)), input_ends=list(accumulate([3] * INPUTS)),
-        sampling=Sampling(), generated_partition=partition, opened_offset=offset,
-    )  # fmt: skip
-    region.log.append(TOPICS.lane("pool", Lane.STANDARD).name, admitted.encode(), partition=0)
-    return response_id
-
-
 def assert_told_once(fleet: Fleet, response_id: str) -> None:
     region = fleet.region
     assert region.terminal(response_id) is EndingCode.COMPLETED
@@ -82,8 +51,8 @@ def assert_told_once(fleet: Fleet, response_id: str) -> None:
 
 
 def test_vectors_are_told_in_the_order_of_the_inputs_and_none_before_the_last() -> None:
-    fleet = Fleet("a")
-    response_id = asked(fleet.region)
+    fleet = Fleet("a", embeds=Pooling)
+    response_id = fleet.region.request(inputs=INPUTS)
     fleet.run(100)
     assert fleet.region.tokens[response_id] == []
     fleet.settle()
@@ -92,8 +61,8 @@ def test_vectors_are_told_in_the_order_of_the_inputs_and_none_before_the_last() 
 
 @pytest.mark.parametrize("effects", range(12))
 def test_whenever_a_worker_dies_another_tells_them_whole(effects: int) -> None:
-    fleet = Fleet("a")
-    several = [asked(fleet.region) for _ in range(2)]
+    fleet = Fleet("a", embeds=Pooling)
+    several = [fleet.region.request(inputs=INPUTS) for _ in range(2)]
     fleet.workers["a"].dies_after = effects
     fleet.run(400)
     assert not fleet.workers
@@ -105,8 +74,8 @@ def test_whenever_a_worker_dies_another_tells_them_whole(effects: int) -> None:
 
 @pytest.mark.parametrize("steps", range(1, 7))
 def test_whenever_an_engine_dies_its_next_start_tells_them_whole(steps: int) -> None:
-    fleet = Fleet("a")
-    response_id = asked(fleet.region)
+    fleet = Fleet("a", embeds=Pooling)
+    response_id = fleet.region.request(inputs=INPUTS)
     fleet.run(20 * steps)
     fleet.workers["a"].kill_engine = True
     fleet.settle()
@@ -117,8 +86,8 @@ def test_whenever_an_engine_dies_its_next_start_tells_them_whole(steps: int) -> 
 
 
 def test_a_second_copy_of_the_request_is_not_answered_again() -> None:
-    fleet = Fleet("a")
-    response_id = asked(fleet.region)
+    fleet = Fleet("a", embeds=Pooling)
+    response_id = fleet.region.request(inputs=INPUTS)
     fleet.settle()
     copy = fleet.region.requests[response_id].encode()
     fleet.region.log.append(TOPICS.lane("pool", Lane.STANDARD).name, copy, partition=1)

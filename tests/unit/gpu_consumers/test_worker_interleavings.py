@@ -3,7 +3,7 @@
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from gpu_consumers.core.claims import ClaimTable
 from schemas.request import LANES, Lane
@@ -99,7 +99,7 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
 
 
 @given(st.lists(ACTIONS, max_size=25), st.sampled_from([1, 4]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @example(
     [("request", Lane.STANDARD, 20), ("run", 400, 0), ("crash", "a", 0), ("request", Lane.BATCH, 3), ("run", 20, 0)], 4
 )
