@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from agents.post_safety.likely_tokens import LikelyTokens
 from agents.post_safety.strands import NO_TOOLS, Strand, kind_and_call
-from agents.safety.arguments import ArgumentsMatcher
+from agents.safety.json_text import JsonMatcher
 from agents.safety.phrases import Match, PhraseSet, StreamMatcher
 from agents.safety.text_or_json import TextOrJsonMatcher, passing_both
 from schemas.logprobs import RowLogprobs
@@ -308,7 +308,7 @@ class HoldBack:
         if not self._phrases or strand == "embedding":
             return _Text(index, strand, None)
         is_json = strand == "content" and self._content_is_json
-        return _Text(index, strand, (ArgumentsMatcher if is_json else StreamMatcher)(self._phrases))
+        return _Text(index, strand, (JsonMatcher if is_json else StreamMatcher)(self._phrases))
 
     def _turned(self, left: _Text, strand: Strand) -> _Text:
         """The text of that strand, from where it was left. Of calls only the latest is remembered."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from agents.safety.arguments import read_to_its_end
+from agents.safety.json_text import read_to_its_end
 from agents.safety.phrases import PhraseSet, StreamMatcher, ends_no_denial
 from schemas.logprobs import TokenLogprobs
 

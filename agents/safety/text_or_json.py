@@ -3,7 +3,7 @@
 from collections import deque
 from functools import lru_cache
 
-from agents.safety.arguments import ArgumentsMatcher
+from agents.safety.json_text import JsonMatcher
 from agents.safety.phrases import MAX_CACHED_CHARS, PhraseSet, StreamMatcher, context
 
 
@@ -20,7 +20,7 @@ class TextOrJsonMatcher(StreamMatcher):
         super().__init__(text._phrases)
         self.stand_at(text)
         self._text = text
-        self._json = ArgumentsMatcher(text._phrases)
+        self._json = JsonMatcher(text._phrases)
         self._json.stand_at(text)
         self._begin = text.position
         # The positions in both readings behind each piece that is not free yet.
@@ -113,7 +113,7 @@ def _passage(
     phrases: PhraseSet, node: int, before: str, json_node: int, json_before: str, piece: str
 ) -> tuple[_Moved, _Moved] | None:
     """Where readings that hold nothing stand behind a piece, and how far each moved; None when it does not pass."""
-    text, json = StreamMatcher(phrases), ArgumentsMatcher(phrases)
+    text, json = StreamMatcher(phrases), JsonMatcher(phrases)
     text._node, text._before, json._node, json._before = node, before, json_node, json_before
     for matcher in (text, json):
         matcher.feed(piece)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.strands import LaterCall, Strand
-from agents.safety.arguments import ArgumentsMatcher
+from agents.safety.json_text import JsonMatcher
 from agents.safety.phrases import PhraseSet, normalise
 
 BOMB = PhraseSet(["make a bomb", "poison"])
@@ -258,7 +258,7 @@ PARTS = [
 
 def is_denied(text: str, phrases: PhraseSet = BOMB) -> bool:
     """In either reading."""
-    json = ArgumentsMatcher(phrases)
+    json = JsonMatcher(phrases)
     json.feed(text)
     json.finish()
     return json.match is not None or phrases.first_match(text) is not None

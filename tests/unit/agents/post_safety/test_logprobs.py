@@ -13,7 +13,7 @@ from agents.post_safety.effects import Released
 from agents.post_safety.hold_back import Delta, HoldBack
 from agents.post_safety.likely_tokens import LikelyTokens
 from agents.post_safety.regroup import MAX_CHARS, Regrouper
-from agents.safety.arguments import ArgumentsMatcher
+from agents.safety.json_text import JsonMatcher
 from agents.safety.phrases import PhraseSet, StreamMatcher
 from schemas.base import Scope
 from schemas.endings import EndingCode
@@ -207,7 +207,7 @@ def is_denied(text: str, rules: PhraseSet = PHRASES) -> bool:
 
 
 def is_denied_as_json(text: str, rules: PhraseSet) -> bool:
-    matcher = ArgumentsMatcher(rules)
+    matcher = JsonMatcher(rules)
     matcher.feed(text)
     matcher.finish()
     return matcher.match is not None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.safety.arguments import ArgumentsMatcher
+from agents.safety.json_text import JsonMatcher
 from agents.safety.phrases import PhraseSet, StreamMatcher, ends_no_denial
 from agents.safety.text_or_json import TextOrJsonMatcher
 
@@ -19,7 +19,7 @@ KINDS = ["text", "json", "either"]
 
 
 def matcher_behind(kind: str, rules: PhraseSet, said: list[str]) -> StreamMatcher:
-    matcher = ArgumentsMatcher(rules) if kind == "json" else StreamMatcher(rules)
+    matcher = JsonMatcher(rules) if kind == "json" else StreamMatcher(rules)
     if kind == "either":
         matcher = TextOrJsonMatcher(matcher)
     for piece in said:

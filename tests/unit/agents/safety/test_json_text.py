@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.safety.arguments import ArgumentsMatcher
+from agents.safety.json_text import JsonMatcher
 from agents.safety.phrases import PhraseSet
 
 RULES = PhraseSet(["make a bomb", "poison", "毒药", "𝐀cid"])
 
 
 def found(pieces: list[str]) -> bool:
-    matcher = ArgumentsMatcher(RULES)
+    matcher = JsonMatcher(RULES)
     for piece in pieces:
         matcher.feed(piece)
     matcher.finish()
@@ -91,7 +91,7 @@ def test_it_finds_in_the_json_what_is_in_the_text(text: str, choices: list[bool]
 @given(st.text('\\u"bdefn08DC ', max_size=30), st.lists(st.integers(0, 30), max_size=8))
 def test_whatever_is_no_escape_is_read_the_same_however_it_is_cut(text: str, cuts: list[int]) -> None:
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    whole, cut = ArgumentsMatcher(RULES), ArgumentsMatcher(RULES)
+    whole, cut = JsonMatcher(RULES), JsonMatcher(RULES)
     whole.feed(text)
     for a, b in pairwise(edges):
         if not cut.passes(text[a:b]):

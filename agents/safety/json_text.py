@@ -6,7 +6,7 @@ from agents.safety.phrases import PhraseSet, StreamMatcher
 from streams.json_escapes import ESCAPE, UNFINISHED, stands_for
 
 
-class ArgumentsMatcher(StreamMatcher):
+class JsonMatcher(StreamMatcher):
     """As its base, of a text whose escapes are read as JSON's. One that is none stands for itself."""
 
     __slots__ = ("_unfinished",)
