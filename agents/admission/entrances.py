@@ -6,7 +6,7 @@ Either becomes a `Request` for the stages, or is refused, or buried.
 import asyncio
 from dataclasses import dataclass
 
-from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused, invalid
+from agents.admission.refusals import MAX_MESSAGE_CHARS, UNAVAILABLE, Buried, Origin, Refused, invalid
 from agents.admission.services import Services
 from agents.quota.store import Refusal
 from schemas.base import Scope
@@ -100,7 +100,7 @@ async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> 
         refusal = invalid(None, f"The job cannot be read: {error}")
         return Refused(genuine, refusal, buried=Buried(error.reason, error.detail))
     except RequestError as error:
-        return Refused(genuine, Refusal(code=error.code, message=error.message[:2_000], param=error.param))
+        return Refused(genuine, Refusal(code=error.code, message=error.message[:MAX_MESSAGE_CHARS], param=error.param))
     end_user = end_user_pseudonym(services.pseudonym_secret, job.tenant_id, chat.user)
     return Request(
         response_id=genuine.response_id,
