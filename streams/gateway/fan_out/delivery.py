@@ -30,7 +30,7 @@ class Follower:
 
     def __init__(self, history: History, tenant_id: str) -> None:
         self._history = history
-        self._tenant_id = tenant_id
+        self.tenant_id = tenant_id
         self.on_ready: Callable[[], None] | None = None
         self._replayed: deque[Event] = deque()
         self._behind = False
@@ -95,7 +95,7 @@ class Follower:
         try:
             rest = None if self._piece is None else self._piece.rest
             replay = await self._history.read(
-                self._tenant_id, missing.response_id, missing.after, until=missing.until, ended=missing.ended, rest=rest
+                self.tenant_id, missing.response_id, missing.after, until=missing.until, ended=missing.ended, rest=rest
             )
         except HistoryUnavailable as error:
             if error.is_transient:

@@ -30,7 +30,7 @@ from streams.gateway.http.body import ClientDisconnect, read_json_body
 from streams.gateway.http.dialects.embeddings import Embeddings, WordsAlone, without_vectors
 from streams.gateway.http.dialects.port import Answer, Asked, ById, Dialect, Events, Opening
 from streams.gateway.http.sse import SseResponse, departed
-from streams.gateway.http.whole import told_whole
+from streams.gateway.http.whole import Gathered, told_whole
 from streams.gateway.request_headers import api_key_of, traceparent_of
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
@@ -136,43 +136,51 @@ class Answering:
     async def _whole(
         self, follower: Follower, first: Event, headers: dict[str, str], dialect: Dialect[Asked], asked: Asked
     ) -> Response:
-        timing = Timing(self._gateway.metrics, follower)
-        spans: list[Span] = []
-        event: Event | None = first
-        deadline_s = time.monotonic() + self._settings.request_timeout_ms / 1_000 + 60
-        while not isinstance(event, Terminal):
-            if follower.has_left:
-                raise ClientDisconnect
-            if isinstance(event, Closed) or time.monotonic() > deadline_s:
-                code = event.reason.value if isinstance(event, Closed) else EndingCode.UNAVAILABLE.value
-                return still_running_response(code, headers, dialect)
-            if isinstance(event, Span):
-                timing.delivered(event, follower.started.accepted_at_ms if follower.started else 0)
-                spans.append(event)
-            event = await follower.next(5.0)
-        started = follower.started
-        timing.ended(started.accepted_at_ms if started else 0)
-        if ENDINGS[event.code].is_error:
-            return ending_response(event, headers, dialect)
-        answer = Answer(
-            response_id=event.response_id,
-            created_s=(started.accepted_at_ms if started else now_ms()) // 1_000,
-            model=event.model or (started.model if started else asked.model),
-            spans=spans,
-            terminal=event,
-        )
-        tenant_id = event.scope.tenant_id
+        tenant_id = follower.tenant_id
         with ExitStack() as share:
-            held = share.enter_context(self._gateway.shares.answer(tenant_id))
+            gathered = Gathered(share.enter_context(self._gateway.shares.answer(tenant_id)))
             try:
-                return await told_whole(
-                    self._gateway, tenant_id, spans, lambda: dialect.whole(asked, answer), share, held, headers
+                end = await self._gather(follower, first, gathered)
+                if isinstance(end, str):
+                    return still_running_response(end, headers, dialect)
+                if ENDINGS[end.code].is_error:
+                    return ending_response(end, headers, dialect)
+                started = follower.started
+                answer = Answer(
+                    response_id=end.response_id,
+                    created_s=(started.accepted_at_ms if started else now_ms()) // 1_000,
+                    model=end.model or (started.model if started else asked.model),
+                    spans=gathered.spans,
+                    terminal=end,
                 )
+                return await told_whole(
+                    self._gateway, tenant_id, answer.spans, lambda: dialect.whole(asked, answer), share, gathered.held,
+                    headers,
+                )  # fmt: skip
             except ApiError as error:
                 if not error.retryable:
                     raise
                 # It is made and billed: asked again it would be paid twice, and by its id it may be had a moment later.
                 return still_running_response(error.code, headers, dialect)
+
+    async def _gather(self, follower: Follower, first: Event, gathered: Gathered) -> Terminal | str:
+        """How it ended, or why it can no longer be followed here. Raises ApiError 429, and ClientDisconnect."""
+        timing = Timing(self._gateway.metrics, follower)
+        event: Event | None = first
+        deadline_s = time.monotonic() + self._settings.request_timeout_ms / 1_000 + 60
+        while not isinstance(event, Terminal):
+            if follower.has_left:
+                raise ClientDisconnect
+            if isinstance(event, Closed):
+                return event.reason.value
+            if time.monotonic() > deadline_s:
+                return EndingCode.UNAVAILABLE.value
+            if isinstance(event, Span):
+                timing.delivered(event, follower.started.accepted_at_ms if follower.started else 0)
+                gathered.add(event)
+            event = await follower.next(5.0)
+        timing.ended(follower.started.accepted_at_ms if follower.started else 0)
+        return event
 
     async def retrieve(
         self, request: Request, response_id: str, dialect: ById[Any], *, stream: bool, starting_after: str | None

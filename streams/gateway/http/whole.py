@@ -1,4 +1,5 @@
-"""Answers that are told whole: what they take counts against their tenant's share until they are sent.
+"""Answers that are told whole: what they take counts against their tenant's share from their first token until they are
+sent.
 
 Many clients that ask for a long answer at once, or that hardly read it, would otherwise hold a copy each.
 """
@@ -10,7 +11,7 @@ from typing import Any, Final
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from streams.gateway.fan_out.spans import Span, memory_bytes
+from streams.gateway.fan_out.spans import Span, join_runs, memory_bytes
 from streams.gateway.http.answers import json_bytes, json_response
 from streams.gateway.http.sse import PIECE_BYTES, pieces
 from streams.gateway.service.service import Gateway
@@ -18,6 +19,31 @@ from streams.gateway.tenant_shares import Hold
 
 LONG_BYTES: Final = 524_288
 """Of memory: putting such an answer together (12 ms, of vectors) takes longer than others should wait for theirs."""
+
+JOINED_SPANS: Final = 64
+"""As many are joined to few: a span for each token takes seven times what is in it."""
+
+
+class Gathered:
+    """The spans of an answer that is being generated, in order; what they take counts as `held`."""
+
+    def __init__(self, held: Hold) -> None:
+        self.held = held
+        self.spans: list[Span] = []
+        self._loose_from = 0
+        self._size_bytes = 0
+
+    def add(self, span: Span) -> None:
+        """Raises ApiError 429 where its tenant has its share of what is told at once."""
+        self.spans.append(span)
+        self._size_bytes += memory_bytes((span,))
+        if len(self.spans) - self._loose_from == JOINED_SPANS:
+            loose = self.spans[self._loose_from :]
+            joined = join_runs(loose)
+            self.spans[self._loose_from :] = joined
+            self._loose_from = len(self.spans)
+            self._size_bytes += memory_bytes(joined) - memory_bytes(loose)
+        self.held.become(self._size_bytes)
 
 
 async def told_whole(

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from schemas.request import Request
+from streams.gateway.fan_out.spans import join, memory_bytes
+from streams.gateway.http.whole import Gathered
+from streams.gateway.tenant_shares import TenantShares
+from streams.settings import TenantShareSettings
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
     OTHER_KEY,
@@ -22,6 +26,7 @@ from tests.unit.streams.gateway.gateway_stack import (
 )
 from tests.unit.streams.gateway.http_clients import HELLO, client
 from tests.unit.streams.gateway.raw_peers import buffered, narrow_peer
+from tests.unit.streams.gateway.replays import span
 
 HUGE = 10**30
 VECTORS, NUMBERS = 128, 4_096
@@ -140,3 +145,41 @@ async def test_long_answers_that_nobody_reads_are_their_tenants_own_loss(redis_u
             assert buffered(stack) < 1_000_000, "no more of it waits in the connection than a piece"
         await until(lambda: not shares.answer_bytes("acme"), "nothing is held any more")
         assert len((await http.get(own)).json()["data"]) == VECTORS
+
+
+async def test_what_is_waited_for_counts_while_it_is_generated(redis_url: str) -> None:
+    """Of two that grow together one is told that it does not fit, before there is more of both than may be."""
+    settings = gateway_settings(redis_url, "growing", tenant_share={"answer_bytes": 1_000_000})
+    likely = {**HELLO, "logprobs": True, "top_logprobs": 20}
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        shares, pipeline = stack.runtime.gateway.shares, stack.pipeline
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json=likely))
+        first = await pipeline.next_request()
+        pipeline.start(first)
+        pipeline.release(first, 1, ["word"] * 200, likeliest=20)
+        await until(lambda: shares.answer_bytes("acme") > 600_000, "what there is of the first is counted")
+        beside = asyncio.ensure_future(http.post("/v1/chat/completions", json=likely))
+        second = await pipeline.next_request()
+        pipeline.start(second)
+        pipeline.release(second, 1, ["word"] * 200, likeliest=20)
+        refused = await beside
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "rate_limited_bytes")
+        assert refused.headers["x-should-retry"] == "false", "it is generated: who asks again pays twice"
+        assert f" /v1/chat/completions/{second.response_id}." in refused.json()["error"]["message"]
+        pipeline.end(first, 201)
+        assert len((await asking).json()["choices"][0]["logprobs"]["content"]) == 200
+        await until(lambda: not shares.answer_bytes("acme"), "nothing is held any more")
+        pipeline.end(second, 201)
+        path = f"/v1/chat/completions/{second.response_id}"
+        assert len((await http.get(path)).json()["choices"][0]["logprobs"]["content"]) == 200
+
+
+def test_a_long_answer_that_comes_token_by_token_is_held_as_few_spans() -> None:
+    """Thousands at once may be waited for: a token by itself takes seven times what is in it."""
+    shares, text = TenantShares(TenantShareSettings()), "abcdefgh" * 256
+    with shares.answer("acme") as held:
+        gathered = Gathered(held)
+        for number, token in enumerate(text, 1):
+            gathered.add(span(number, token))
+        assert join(gathered.spans) == span(1, text)
+        assert shares.answer_bytes("acme") == memory_bytes(gathered.spans) < 50 * len(text)
