@@ -52,7 +52,7 @@ class EngineDelta:
     """What one engine step added to one choice of one request: one of several, if that is of several kinds or calls.
 
     `text_ends[k]` is the length of `text` after token k. `error` ends the request, with the reason;
-    `refused_param` names the sampling parameter when the engine cannot honour it, and the client is told the reason;
+    `refused_param` names the parameter, or the input, that the engine cannot honour, and the client is told the reason;
     `parser_error` is the type of what the answer's parser failed with. `stopped_by`, beside `finish`, is the request's
     stop string or token that made the choice end.
     """

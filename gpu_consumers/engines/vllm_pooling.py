@@ -77,6 +77,7 @@ class VllmPoolingEngine(VllmBase):
         return self._embeddings.get(embedding.id) is embedding
 
     async def _embed(self, embedding: _Embedding) -> None:
+        from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
@@ -87,6 +88,8 @@ class VllmPoolingEngine(VllmBase):
                 await self._add_input(embedding, index, token_ids)
         except EngineDeadError as error:
             self._died(error)
+        except VLLMValidationError as error:
+            self._give_up(embedding, f"{type(error).__name__}: {error}", "input")
         # Whatever else it is, nobody awaits this task: the request would hang until its deadline.
         except Exception as error:  # noqa: BLE001 - raised nowhere, told as the request's end
             self._give_up(embedding, f"{type(error).__name__}: {error}")
@@ -128,10 +131,10 @@ class VllmPoolingEngine(VllmBase):
             self._batch += embedding.vectors.rows()
             self._flush_soon()
 
-    def _give_up(self, embedding: _Embedding, why: str) -> None:
+    def _give_up(self, embedding: _Embedding, why: str, refused_param: str | None = None) -> None:
         if self._is_wanted(embedding):
             self.abort(embedding.id)
-            self._deliver(EngineDelta.failure(embedding.id, why[:MAX_WHY_CHARS]))
+            self._deliver(EngineDelta.failure(embedding.id, why[:MAX_WHY_CHARS], refused_param))
 
     def abort(self, request_id: str) -> None:
         embedding = self._embeddings.pop(request_id, None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_consumers.engines.vllm_engine import VllmEngine
+from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
 from gpu_consumers.parsing.port import ParserNames
 
 DEADLINE_S = 20.0
@@ -61,3 +62,16 @@ class ScriptedEngine(VllmEngine):
         await asyncio.sleep(0)
         starting.cancel()
         await asyncio.wait([starting])
+
+
+class ScriptedPoolingEngine(VllmPoolingEngine):
+    """Its vLLM is the one that it is given."""
+
+    def __init__(self, llm: Llm) -> None:
+        super().__init__("nowhere", {}, 1, 4)
+        self._scripted = llm
+
+    def _create(self) -> Any:
+        self._tokens_input = lambda token_ids: token_ids
+        self._pooling_params: Any = dict
+        return self._scripted

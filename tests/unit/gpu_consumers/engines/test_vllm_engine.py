@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults
@@ -18,7 +18,13 @@ from gpu_consumers.engines.vllm_sampling import sampling_arguments
 from schemas.request import RepetitionDetection, Sampling
 from schemas.structure import StructuredOutputs
 from streams.dialects.openai_parameters import NOT_OFFERED
-from tests.unit.gpu_consumers.engines.scripted_vllm import DEADLINE_S, Llm, ScriptedEngine, imports_vllm
+from tests.unit.gpu_consumers.engines.scripted_vllm import (
+    DEADLINE_S,
+    Llm,
+    ScriptedEngine,
+    ScriptedPoolingEngine,
+    imports_vllm,
+)
 
 
 def test_every_sampling_field_reaches_vllm_by_name() -> None:
@@ -87,11 +93,15 @@ class Refusing(Llm):
 
 async def refusal_by(llm: Refusing, *, is_turn: bool = True, **sampling: Any) -> EngineDelta:
     """What the engine over it tells of a request; it goes on."""
-    engine = ScriptedEngine(llm)
+    request = EngineRequest("r", [1, 2], Sampling(**sampling), 5, is_turn=is_turn)
+    return await end_of(ScriptedEngine(llm), request)
+
+
+async def end_of(engine: Engine, request: EngineRequest) -> EngineDelta:
     ended: asyncio.Queue[list[EngineDelta]] = asyncio.Queue()
     deaths: list[EngineDied] = []
     await engine.start(ended.put_nowait, deaths.append)
-    engine.submit(EngineRequest("r", [1, 2], Sampling(**sampling), 5, is_turn=is_turn))
+    engine.submit(request)
     async with asyncio.timeout(DEADLINE_S):
         [delta] = await ended.get()
     assert delta.request_id == "r"
@@ -117,6 +127,19 @@ async def test_whatever_vllm_refuses_a_request_with_ends_that_request(kind: str,
     assert delta.refused_param == parameter
     assert delta.error is not None
     assert type(error).__name__ in delta.error
+
+
+@imports_vllm
+@pytest.mark.parametrize(("kind", "parameter"), [("vllm", "input"), ("RuntimeError", None)])
+async def test_an_input_that_vllm_refuses_to_embed_is_the_clients_and_what_fails_is_not(
+    kind: str, parameter: str | None
+) -> None:
+    exceptions = pytest.importorskip("vllm.exceptions", reason="vLLM is not installed")
+    pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    error = exceptions.VLLMValidationError("out of range") if kind == "vllm" else RuntimeError("out of range")
+    request = EngineRequest("r", [1, 2, 3], Sampling(), 0, input_ends=[2, 3])
+    delta = await end_of(ScriptedPoolingEngine(Refusing(error)), request)
+    assert (delta.refused_param, delta.error) == (parameter, f"{type(error).__name__}: out of range")
 
 
 @imports_vllm
