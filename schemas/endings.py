@@ -9,6 +9,9 @@ pays twice; so nothing that is billed is retryable. Clients repeat by themselves
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_MESSAGE_CHARS = 2_000
+"""Of what an ending says to its client."""
+
 
 class EndingCode(StrEnum):
     """Stable, public codes; they appear in events, tables and error objects."""

@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, StringConstraints, TypeAdapter, model_v
 
 from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
-from schemas.endings import EndingCode
+from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES, MAX_STOP_CHARS, Lane, ReplyTo
 
@@ -83,7 +83,9 @@ class Ending(ScopedRecord):
     code: EndingCode
     written_by: Literal["admission", "worker", "post-safety"]
     attempt_id: str | None = None
-    message: str = Field(default="", max_length=2_000, description="For the client; never holds prompt text.")
+    message: str = Field(
+        default="", max_length=MAX_MESSAGE_CHARS, description="For the client; never holds prompt text."
+    )
     param: str | None = Field(
         default=None, max_length=200, description="The offending field, by the name that a request has for it."
     )

@@ -16,6 +16,7 @@ from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from schemas.endings import MAX_MESSAGE_CHARS
 from schemas.request import Message, Tool, ToolCall
 from streams.json_values import count_values, has_more_values
 
@@ -298,6 +299,11 @@ def _tojson(
 def _raise_template_error(message: str) -> NoReturn:
     """What chat templates call for roles and parts that they do not know."""
     raise TemplateError(message)
+
+
+def template_refusal(error: TemplateError) -> str:
+    """What a client is told. Templates see placeholders instead of contents, so their words repeat nobody's text."""
+    return f"The model's chat template refuses the messages: {error}"[:MAX_MESSAGE_CHARS]
 
 
 def _placeholder(index: int) -> str:

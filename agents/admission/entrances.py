@@ -6,7 +6,7 @@ Either becomes a `Request` for the stages, or is refused, or buried.
 import asyncio
 from dataclasses import dataclass
 
-from agents.admission.refusals import MAX_MESSAGE_CHARS, UNAVAILABLE, Buried, Origin, Refused, invalid
+from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused, invalid
 from agents.admission.services import Services
 from agents.quota.store import Refusal
 from schemas.base import Scope
@@ -18,7 +18,7 @@ from schemas.batch import (
     TENANT_HEADER,
 )
 from schemas.codec import Undecodable, decode
-from schemas.endings import EndingCode
+from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
 from schemas.request import ReplyTo, Request
 from streams.at_once import AtOnce
 from streams.dialects.batch_line import parse_job

@@ -9,12 +9,10 @@ from agents.quota.store import RETRY_AFTER_MS, Refusal, jittered_ms
 from schemas.admission import Admission
 from schemas.base import Scope
 from schemas.dead_letter import DeadReason
-from schemas.endings import EndingCode
+from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
 from schemas.generated import Ending
 from schemas.request import ReplyTo, Request
 from schemas.verdict import Verdict
-
-MAX_MESSAGE_CHARS = 2_000
 
 
 class Buried(Exception):

@@ -29,6 +29,7 @@ from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
 from schemas.admission import Admission
 from schemas.endings import EndingCode
 from schemas.request import ENDPOINTS, Lane, Request
+from streams.chat_template import template_refusal
 from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
 from streams.dialects.overflow import endless_message, overflow_message
 from streams.directory import LANE_OF_TIER, Model, Tenant
@@ -199,8 +200,7 @@ async def _tokenised(
         message = endless_message(request.endpoint, context_window, size.chars)
         refusal = too_long(request.prompt_field, message)
     except TemplateError as error:
-        # Templates see placeholders instead of contents, so their words repeat nobody's text.
-        refusal = invalid("messages", f"The model's chat template refuses the messages: {error}")
+        refusal = invalid("messages", template_refusal(error))
     return Refused(Origin.of(request), refusal, spends_request=True)
 
 

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 
 from schemas.endings import EndingCode
 from streams.at_once import AtOnce, TooManyAtOnce
+from streams.chat_template import template_refusal
 from streams.chat_tokenizer import ChatTokenizer, tokenizer_of
 from streams.dialects.anthropic.body import parse_count_tokens
 from streams.dialects.json_body import parse_json_object
@@ -148,8 +149,7 @@ class TokenApi:
         try:
             return tokenizer.encode_chat(asked.messages, tools=asked.tools, asks=asked.add_generation_prompt)
         except TemplateError as error:
-            message = f"The model's chat template refuses the messages: {error}"[:2_000]
-            raise RequestError(EndingCode.INVALID_REQUEST, message, "messages") from None
+            raise RequestError(EndingCode.INVALID_REQUEST, template_refusal(error), "messages") from None
 
     def _text(self, model: Model, token_ids: list[int]) -> str:
         tokenizer = self._tokenizers.of(model)

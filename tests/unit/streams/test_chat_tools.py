@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from schemas.endings import MAX_MESSAGE_CHARS
 from schemas.request import Message, TextPart, Tool, ToolCall
-from streams.chat_template import MAX_ARGUMENTS_VALUES, arguments_of, tool_object
+from streams.chat_template import MAX_ARGUMENTS_VALUES, arguments_of, template_refusal, tool_object
 from streams.chat_tokenizer import ChatTokenizer, TooManyTokens
 
 MODEL = Path(__file__).parents[3] / "models" / "sluice-tiny"
@@ -404,3 +405,12 @@ def test_a_template_that_cuts_or_prints_a_text_is_told_of(template: str, tmp_pat
 def test_a_template_that_fails_is_an_error_of_the_template(template: str, tmp_path: Path) -> None:
     with pytest.raises(TemplateError):
         tokenizer_with(template, tmp_path).encode_chat([said("user", "Hi")], tools=[Tool(name="f")])
+
+
+def test_what_a_template_says_of_a_chat_is_told_as_far_as_an_ending_holds_it(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with("{{ raise_exception('no ' * 1000) }}", tmp_path)
+    with pytest.raises(TemplateError) as refused:
+        tokenizer.encode_chat([said("user", "Hello")])
+    told = template_refusal(refused.value)
+    assert told.startswith("The model's chat template refuses the messages: no no ")
+    assert len(told) == MAX_MESSAGE_CHARS < len(str(refused.value))
