@@ -11,8 +11,8 @@ SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES = 300, 40, 6
 """Of a span in memory, as measured: itself, each of its tokens, and each character of text that is not all ASCII."""
 TOLD_TOKEN_BYTES, ALTERNATIVE_BYTES = 80, 150
 """Of its probabilities: each token they are told of, and each token that is named there, beside its bytes."""
-ALTERNATIVE_CHARS = 80
-"""About as many characters it takes to tell one of those."""
+ALTERNATIVE_CHARS, ALTERNATIVE_BYTE_CHARS = 60, 5
+"""About as many characters it takes to tell one of those, beside its bytes, and each of these, told twice."""
 
 
 class Span(NamedTuple):
@@ -77,7 +77,10 @@ def logprobs_bytes(logprobs: Sequence[TokenLogprobs]) -> int:
 
 def told_chars(span: Span) -> int:
     """About how long it is, told."""
-    return len(span[4]) + (0 if span[8] is None else ALTERNATIVE_CHARS * sum(map(len, span[8])))
+    if span[8] is None:
+        return len(span[4])
+    lengths = [len(text) for told in span[8] for text, _ in told]
+    return len(span[4]) + ALTERNATIVE_CHARS * len(lengths) + ALTERNATIVE_BYTE_CHARS * sum(lengths)
 
 
 def join_logprobs(spans: Sequence[Span]) -> RowLogprobs:

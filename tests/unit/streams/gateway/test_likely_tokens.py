@@ -122,20 +122,25 @@ def test_what_is_counted_is_what_they_take(token: str) -> None:
     assert logprobs_bytes(logprobs) == 500 * (TOLD_TOKEN_BYTES + 21 * ALTERNATIVE_BYTES) + chars
 
 
-def test_who_lags_is_given_no_more_at_once_than_of_text() -> None:
-    """A token takes two thousand characters to tell with the twenty that were likeliest beside it."""
+@pytest.mark.parametrize("token", ["word", " " * 128], ids=["short", "long"])
+def test_who_lags_is_given_no_more_at_once_than_of_text(token: str) -> None:
+    """A token takes two thousand characters to tell with the twenty that were likeliest beside it, and one of blanks
+    seven times as many: a client's library takes no message of a megabyte.
+    """
     watched = hub(max_lag_bytes=10**9)
     watched.open(R, 0, ACME, "continue", 0)
     viewer = watched.attach(R, 0, ACME, 0, lambda _: None, 0)
     for number in range(1, 101):
-        watched.apply_release(release(R, ACME, number, ["word"], likeliest=20), 0, 0)
+        watched.apply_release(release(R, ACME, number, [token], likeliest=20), 0, 0)
     taken: list[Span] = []
     while isinstance(span := viewer.take(), Span):
         taken.append(span)
-    for spans in (taken, join_runs([span_of(number, ["word"], 20) for number in range(1, 101)])):
+    for spans in (taken, join_runs([span_of(number, [token], 20) for number in range(1, 101)])):
         assert sum(span.tokens for span in spans) == 100
-        assert 3 < len(spans) < 10
-        assert max(map(told_chars, spans)) < 1.1 * MAX_SPAN_CHARS
+        told = [json.dumps(token_objects(span.logprobs or ()), separators=(",", ":")) for span in spans]
+        assert len(told) > 3
+        assert max(map(len, told)) < 1.5 * MAX_SPAN_CHARS
+        assert all(0.5 < told_chars(span) / len(text) < 2 for span, text in zip(spans, told, strict=True))
 
 
 @pytest.mark.parametrize(("tokens", "is_long"), [(3, False), (400, True)])
