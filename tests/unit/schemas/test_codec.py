@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Frame
@@ -10,6 +12,7 @@ from schemas.request import Request
 from schemas.responses import RESPONSES, Release
 from tests.unit.schemas.examples import EXAMPLES
 
+REQUEST = next(example for example in EXAMPLES if isinstance(example, Request))
 FRAME = next(example for example in EXAMPLES if isinstance(example, Frame))
 RELEASE = next(example for example in EXAMPLES if isinstance(example, Release))
 
@@ -96,3 +99,20 @@ def test_a_release_whose_columns_disagree_is_refused(change: dict[str, object]) 
     with pytest.raises(Undecodable) as refusal:
         decode(RESPONSES, json.dumps(value).encode())
     assert refusal.value.reason == "invalid"
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1)
+TOKENS = st.lists(st.integers(0, 2**31), min_size=1)
+HOLDS_ITS_OWN_NAMES = '"prompt":"","inputs":[""]'
+
+
+@given(
+    TEXTS | TOKENS,
+    st.lists(TEXTS | TOKENS, min_size=1),
+    st.sampled_from(["", "default", HOLDS_ITS_OWN_NAMES]),
+    st.sampled_from(["prompt", "inputs"]),
+)
+def test_token_ids_are_written_as_anything_is(prompt: object, inputs: object, model: str, field: str) -> None:
+    asked = {"prompt": prompt} if field == "prompt" else {"inputs": inputs}
+    request = REQUEST.model_copy(update={"messages": [], "model": model, "echo": HOLDS_ITS_OWN_NAMES, **asked})
+    assert request.encode() == request.model_dump_json().encode()
