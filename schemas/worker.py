@@ -1,11 +1,14 @@
 """Records on `workers` (compacted, keyed by worker id): what routers know of workers."""
 
-from typing import Literal
+from operator import not_
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from schemas.base import Identifier, Milliseconds, Record, Scope
 from schemas.request import Lane
+
+MAX_QUEUED_OF = 64
 
 
 class WorkerState(Record):
@@ -28,6 +31,10 @@ class WorkerState(Record):
     running: int = Field(default=0, ge=0, description="Answers in the engine's batch.")
     waiting: int = Field(default=0, ge=0, description="Answers that wait, in front of the engine or in it.")
     queued_tokens: int = Field(default=0, ge=0, description="Prompts plus bounded output of what waits, about.")
+    queued_of: dict[Identifier, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict, max_length=MAX_QUEUED_OF, exclude_if=not_,
+        description="How many of them are whose: of the tenants that have most.",
+    )  # fmt: skip
     max_running: int = Field(default=0, ge=0)
     kv_blocks_used: int = Field(default=0, ge=0)
     kv_blocks_total: int = Field(default=0, ge=0)

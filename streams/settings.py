@@ -288,7 +288,11 @@ class AdmissionSettings(_Section):
     stall_s: float = Field(default=30, gt=0, description="Lag without a commit for so long ends the process.")
     max_attempts: int = Field(default=5, ge=1, description="Of one event, before its dead letter.")
     in_flight: int = Field(default=256, ge=1, le=4_096, description="Requests worked on at once, per admission worker.")
-    max_queued_tokens: int = Field(default=2_000_000, ge=1, description="Bound of a pool's queue; then `overloaded`.")
+    max_queued_tokens: int = Field(
+        default=2_000_000,
+        ge=1,
+        description="Bound of a pool's queue, half of it for one tenant; then `overloaded`.",
+    )
     max_queued_requests: int = Field(
         default=10_000, ge=1, description="Bound of a pool's queue, in which each answer counts; then `overloaded`."
     )

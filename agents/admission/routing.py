@@ -5,6 +5,7 @@ process has routed since; `choose` and `overloaded` decide on it.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ MAX_ROUTED = 10_000
 
 QUEUE_SHARE: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
 """How much of a pool's queue bound a lane may fill: the lowest priority is refused first."""
+OWN_SHARE, SHARE_OF_ALL_WITH_SOME = 0.5, 0.75
+"""Of the tokens that a lane may fill: how many may be one tenant's, and at how many in all who has some is given none.
+So a few long requests leave half to others, and the last quarter to who has none yet.
+"""
 
 
 class Weight(NamedTuple):
@@ -29,15 +34,17 @@ class Weight(NamedTuple):
 
     tokens: int
     answers: int = 1
+    tenant_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One live worker as the router sees it."""
+    """One live worker as the router sees it. `own_tokens` are those in its queue of the tenant that it is asked for."""
 
     state: WorkerState
     routed_tokens: int = 0
     routed_answers: int = 0
+    own_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -77,17 +84,20 @@ class _Known:
     routed: dict[str, tuple[int, Weight]] = field(default_factory=dict)
     routed_tokens: int = 0
     routed_answers: int = 0
+    routed_of: Counter[str] = field(default_factory=Counter)
     asking: dict[str, Weight] = field(default_factory=dict)
 
-    def load(self, *, also_asking: bool) -> Load:
+    def load(self, tenant_id: str, *, also_asking: bool) -> Load:
         asking = self.asking.values() if also_asking else ()
         tokens = self.routed_tokens + sum(each.tokens for each in asking)
-        return Load(self.state, tokens, self.routed_answers + sum(each.answers for each in asking))
+        answers = self.routed_answers + sum(each.answers for each in asking)
+        return Load(self.state, tokens, answers, self.state.queued_of.get(tenant_id, 0) + self.routed_of[tenant_id])
 
     def add(self, response_id: str, weight: Weight, now_ms: int) -> None:
         self.routed[response_id] = now_ms, weight
         self.routed_tokens += weight.tokens
         self.routed_answers += weight.answers
+        self.routed_of[weight.tenant_id] += weight.tokens
 
     def drop(self, response_id: str) -> None:
         routed = self.routed.pop(response_id, None)
@@ -96,6 +106,9 @@ class _Known:
         _, weight = routed
         self.routed_tokens -= weight.tokens
         self.routed_answers -= weight.answers
+        self.routed_of[weight.tenant_id] -= weight.tokens
+        if not self.routed_of[weight.tenant_id]:
+            del self.routed_of[weight.tenant_id]
 
     def drop_before(self, at_ms: int) -> None:
         while self.routed and next(iter(self.routed.values()))[0] <= at_ms:
@@ -153,15 +166,15 @@ class WorkersView:
                 with self._lock:
                     known.asking.pop(response_id, None)
 
-    def live(self, pool: str, now_ms: int, *, also_asking: bool = False) -> list[Load]:
-        """Ready workers of the pool whose lease has not run out, ordered by id.
+    def live(self, pool: str, now_ms: int, tenant_id: str = "", *, also_asking: bool = False) -> list[Load]:
+        """Ready workers of the pool whose lease has not run out, ordered by id; with what they hold of the tenant's.
 
         `also_asking` counts what is asked for as if it were routed. Nobody may be refused for that: a tenant beyond its
         limits asks as often as it likes.
         """
         with self._lock:
             return [
-                known.load(also_asking=also_asking)
+                known.load(tenant_id, also_asking=also_asking)
                 for _, known in sorted(self._workers.items())
                 if known.state.pool == pool
                 and known.state.state == "ready"
@@ -193,20 +206,27 @@ def choose(
 
 
 def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
-    """Whether the pool's queue has no room for one more request of this lane. An unknown queue has room.
+    """Whether the pool's queue has no room for one more request of this lane and of the tenant that `loads` are asked
+    for. An unknown queue has room.
 
     Nor has it where all that is read of the lane is held up. Where there is room for an answer there is for a request,
-    however many it asks for.
+    however many it asks for; so there is for a request, however long.
     """
-    share = QUEUE_SHARE[lane]
     if any(load.state.held_up.get(lane) for load in loads) and not any(
         load.state.lane_partitions.get(lane) for load in loads
     ):
         return True
+    if not loads:
+        return False
+    most_tokens, most_answers = bound.tokens * QUEUE_SHARE[lane], bound.answers * QUEUE_SHARE[lane]
+    own_tokens = sum(load.own_tokens for load in loads)
+    if own_tokens >= most_tokens * OWN_SHARE:
+        return True
+    most_with_some = most_tokens * SHARE_OF_ALL_WITH_SOME if own_tokens else most_tokens
     return (
-        sum(load.queued_tokens for load in loads) >= bound.tokens * share
-        or sum(load.queued_answers for load in loads) >= bound.answers * share
-    ) and bool(loads)
+        sum(load.queued_tokens for load in loads) >= most_with_some
+        or sum(load.queued_answers for load in loads) >= most_answers
+    )
 
 
 def drain_ms(loads: Sequence[Load]) -> int:

@@ -56,7 +56,7 @@ async def room(admission: Admission, services: Services) -> StageResult | NotYet
     now_ms = services.clock_ms()
     if now_ms >= admission.request.deadline_ms:
         return Refused(Origin.of(admission), DEADLINE_PASSED)
-    loads = services.workers.live(admission.pool, now_ms)
+    loads = services.workers.live(admission.pool, now_ms, admission.scope.tenant_id)
     return NotYet(_full(loads)) if overloaded(loads, admission.lane, services.queue_bound) else admission
 
 
@@ -111,7 +111,7 @@ def _tokens(admission: Admission) -> int:
 
 
 def _weight(admission: Admission) -> Weight:
-    return Weight(_tokens(admission), admission.request.choices)
+    return Weight(_tokens(admission), admission.request.choices, admission.scope.tenant_id)
 
 
 def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Services) -> StageResult | NotYet:
@@ -237,7 +237,9 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
 
 def _route(admission: Admission, services: Services, *, also_asking: bool = False) -> Decision | Refusal:
     """The least loaded worker's partitions; a refusal where the pool's queue is full."""
-    loads = services.workers.live(admission.pool, services.clock_ms(), also_asking=also_asking)
+    loads = services.workers.live(
+        admission.pool, services.clock_ms(), admission.scope.tenant_id, also_asking=also_asking
+    )
     if overloaded(loads, admission.lane, services.queue_bound):
         return _full(loads)
     counts = services.topics.counts

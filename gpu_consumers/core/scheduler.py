@@ -4,7 +4,7 @@ Lanes are strictly ordered; within a lane first come, first served. The order wi
 alone: fairness between tenants will stand there.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ class Queued:
     tokens: int
     queued_at_ms: int
     slots: int = 1
+    tenant_id: str = ""
 
 
 class _LaneQueue:
@@ -51,6 +52,7 @@ class Scheduler:
         self._items: dict[str, Queued] = {}
         self._queued_tokens = 0
         self._queued_slots = 0
+        self._queued_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -66,6 +68,7 @@ class Scheduler:
         self._lanes[item.lane].add(item, front=front)
         self._queued_tokens += item.tokens
         self._queued_slots += item.slots
+        self._queued_of[item.tenant_id] += item.tokens
 
     def take(self, slots: int, held: Mapping[Lane, int]) -> list[Queued]:
         """Removes and returns the next requests: each lane's while it and those above it hold fewer than `slots`, of
@@ -101,6 +104,11 @@ class Scheduler:
         return self._queued_tokens
 
     @property
+    def queued_of(self) -> Mapping[str, int]:
+        """The tokens of each tenant that has some."""
+        return self._queued_of
+
+    @property
     def queued_slots(self) -> int:
         """That what waits will take."""
         return self._queued_slots
@@ -118,3 +126,6 @@ class Scheduler:
         self._lanes[item.lane].remove(item.response_id)
         self._queued_tokens -= item.tokens
         self._queued_slots -= item.slots
+        self._queued_of[item.tenant_id] -= item.tokens
+        if not self._queued_of[item.tenant_id]:
+            del self._queued_of[item.tenant_id]

@@ -9,12 +9,13 @@ That token is not published; then it waits like everybody else. So no answer die
 order of their lanes; when others have waited for them for long, those have a turn.
 """
 
-from collections import deque
+from collections import Counter, deque
 
 from gpu_consumers.core.claims import AskClaim
 from gpu_consumers.core.scheduler import Queued, Scheduler
 from gpu_consumers.core.work import Work, Works
 from schemas.request import Lane
+from schemas.worker import MAX_QUEUED_OF
 
 MAX_LOOKS = 128
 """Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
@@ -42,7 +43,7 @@ class Slots:
     def queue(self, work: Work, now_ms: int, *, front: bool) -> None:
         request = work.request
         tokens = work.prompt_tokens + request.choices * request.max_tokens
-        item = Queued(work.response_id, request.lane, tokens, now_ms, request.choices)
+        item = Queued(work.response_id, request.lane, tokens, now_ms, request.choices, request.scope.tenant_id)
         if work.is_suspect:
             self._suspects.add(item)
         else:
@@ -128,6 +129,13 @@ class Slots:
     @property
     def queued_tokens(self) -> int:
         return self._scheduler.queued_tokens + self._suspects.queued_tokens
+
+    @property
+    def queued_of(self) -> dict[str, int]:
+        """The same of each of the tenants that have most."""
+        every = Counter(self._scheduler.queued_of)
+        every.update(self._suspects.queued_of)
+        return dict(every.most_common(MAX_QUEUED_OF))
 
     @property
     def queued_slots(self) -> int:

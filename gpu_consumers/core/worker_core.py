@@ -245,6 +245,7 @@ class WorkerCore:
             running=stats.running,
             waiting=self._slots.queued_slots + stats.waiting,
             queued_tokens=self._slots.queued_tokens + stats.waiting * self._works.tokens_per_slot,
+            queued_of=self._slots.queued_of,
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=stats.kv_blocks_total,

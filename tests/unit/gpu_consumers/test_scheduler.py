@@ -30,11 +30,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         return sum(LANES.index(each) <= LANES.index(lane) for each in self.in_engine)
 
     @rule(
-        lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(), choices=st.integers(1, MAX_CHOICES)
-    )
-    def add(self, lane: Lane, tokens: int, front: bool, choices: int) -> None:
+        lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(),
+        choices=st.integers(1, MAX_CHOICES), tenant_id=st.sampled_from(["acme", "beta"]),
+    )  # fmt: skip
+    def add(self, lane: Lane, tokens: int, front: bool, choices: int, tenant_id: str) -> None:
         self.names += 1
-        queued = Queued(str(self.names), lane, tokens, self.now_ms, choices)
+        queued = Queued(str(self.names), lane, tokens, self.now_ms, choices, tenant_id)
         self.scheduler.add(queued, front=front)
         self.model.insert(0 if front else len(self.model), queued)
 
@@ -81,6 +82,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def figures_agree(self) -> None:
         assert len(self.scheduler) == len(self.model)
         assert self.scheduler.queued_tokens == sum(queued.tokens for queued in self.model)
+        own = {queued.tenant_id: 0 for queued in self.model}
+        for queued in self.model:
+            own[queued.tenant_id] += queued.tokens
+        assert self.scheduler.queued_of == own
         assert self.scheduler.queued_slots == sum(queued.slots for queued in self.model)
         for lane in LANES:
             in_lane = [queued for queued in self.model if queued.lane is lane]

@@ -95,8 +95,10 @@ def test_what_was_routed_counts_until_a_heartbeat_can_have_included_it() -> None
     view.routed("worker-1", "r1", Weight(300), NOW)
     view.routed("worker-1", "r2", Weight(500, 3), NOW + 100)
     view.routed("worker-1", "r2", Weight(500, 3), NOW + 100)
-    view.routed("worker-1", "r3", Weight(900, 7), NOW + 100)
+    view.routed("worker-1", "r3", Weight(900, 7, "acme"), NOW + 100)
+    assert [load.own_tokens for load in view.live("default", NOW, "acme")] == [900]
     view.not_routed("worker-1", "r3")
+    assert [load.own_tokens for load in view.live("default", NOW, "acme")] == [0]
     [load] = view.live("default", NOW)
     assert (load.routed_tokens, load.routed_answers) == (800, 4)
     view.update("worker-1", worker(beat_at_ms=NOW + PICKUP_MS, queued_tokens=300))
@@ -128,6 +130,28 @@ def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
     assert refused(800) == [Lane.STANDARD, Lane.BATCH]
     assert refused(1_000) == list(LANES)
     assert sorted(QUEUE_SHARE, key=QUEUE_SHARE.__getitem__, reverse=True) == list(LANES)
+
+
+def test_a_few_long_requests_leave_the_last_quarter_of_a_queue_to_who_has_none() -> None:
+    bound, long = QueueBound(tokens=2_000_000, answers=10_000), Weight(300_000)
+
+    def sent(view: WorkersView, *tenants: str) -> list[str]:
+        """Whose were taken, each as long as the other."""
+        taken: list[str] = []
+        for tenant_id in tenants:
+            if not overloaded(view.live("default", NOW, tenant_id), Lane.STANDARD, bound):
+                view.routed("worker-1", f"r{len(taken)}", long._replace(tenant_id=tenant_id), NOW)
+                taken.append(tenant_id)
+        return taken
+
+    view = WorkersView()
+    view.update("worker-1", worker())
+    asking = [*["heavy"] * 20, "light", "light", "new", "newer", "newest"]
+    assert sent(view, *asking) == [*["heavy"] * 3, "light", "new", "newer"]
+    own = {"heavy": 900_000, "light": 200_000}
+    view = WorkersView()
+    view.update("worker-1", worker(queued_tokens=1_200_000, queued_of=own))
+    assert sent(view, "heavy", "light", "new", "new", "newer", "newest") == ["new", "newer"], "as heartbeats tell it"
 
 
 def test_the_number_of_waiting_answers_is_bounded_too() -> None:

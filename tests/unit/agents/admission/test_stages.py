@@ -264,6 +264,15 @@ async def test_a_full_pool_refuses_with_advice_and_spends_nothing(world: World) 
     assert world.quota.tenants["acme"].active == set()
 
 
+@pytest.mark.parametrize(("whose", "endings"), [("acme", [EndingCode.OVERLOADED]), ("beta", [])])
+async def test_a_tenant_that_fills_a_pool_is_refused_and_another_is_not(
+    world: World, whose: str, endings: list[EndingCode]
+) -> None:
+    world.beat(queued_tokens=600_000, queued_of={whose: 600_000})
+    await world.pipeline.handle_request(world.record(world.request()))
+    assert [ending.code for ending in world.log.endings] == endings
+
+
 def test_tier_and_service_tier_choose_the_lane() -> None:
     assert lane_of("premium", "auto") is Lane.INTERACTIVE
     assert lane_of("premium", "default") is Lane.STANDARD
