@@ -14,10 +14,10 @@ folder=deploy/install/requirements
 export_to() {
   "$uv" export --quiet --no-header --no-emit-index-url --no-emit-project "${@:2}" -o "$folder/$1.txt" >/dev/null
 }
-local_stack=(--no-dev --extra embedded --extra demo)
-export_to server --no-dev # a gateway, admission, post-safety, settlement, or billing beside a ClickHouse server
+local_stack=(--no-dev --extra embedded --extra demo --extra postgres)
+export_to server --no-dev --extra postgres # a gateway, admission, post-safety, settlement, or billing beside a ClickHouse server
 # The same with what exports spans; apart, because redis-py loads OpenTelemetry wherever it finds it.
-export_to tracing --no-dev --extra tracing
+export_to tracing --no-dev --extra postgres --extra tracing
 export_to light "${local_stack[@]}"
 export_to cpu "${local_stack[@]}" --extra tracing --extra cpu
 export_to gpu "${local_stack[@]}" --extra tracing --extra gpu
