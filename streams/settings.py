@@ -397,6 +397,35 @@ class BillingSettings(_Section):
         return with_certificate(value, info, "clickhouse_certificate_file")
 
 
+class MetadataSettings(_Section):
+    """The database of what outlives the log. Only gateways use it."""
+
+    url: str = Field(
+        default="",
+        repr=False,
+        pattern=r"^(sqlite:///|postgresql://|$)",
+        description="`postgresql://user@host/database`, or `sqlite:////path`. Empty: SQLite in the data folder.",
+    )
+    password_file: FilePath = None
+    password: Secret = SecretStr("")
+    connections: int = Field(default=4, ge=1, le=64, description="Of each process; what is beyond them waits.")
+    busy_timeout_ms: int = Field(default=1_000, ge=1, description="How long a writer waits for others.")
+    statement_timeout_ms: int = Field(default=2_000, ge=1)
+    responses_kept_days: int = Field(default=30, ge=1, le=3_650)
+    max_response_bytes: int = Field(
+        default=16_777_216, ge=65_536, description="Of what one has told; a longer one is not kept."
+    )
+    tenant_responses: int = Field(default=1_000_000, ge=1, description="Of each tenant; the oldest go first.")
+    tenant_bytes: int = Field(default=10_737_418_240, ge=1_048_576, description="The same in bytes.")
+
+    @field_validator("password")
+    @classmethod
+    def _password_has_a_server(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        if value and not info.data.get("url", "").startswith("postgresql:"):
+            raise ValueError("has no effect without a url that begins with postgresql://")
+        return value
+
+
 class TracingSettings(_Section):
     """Of gateways and post-safety, which tell all spans of a response from its records."""
 
@@ -486,6 +515,7 @@ class Settings(BaseSettings):
     post_safety: PostSafetySettings = PostSafetySettings()
     worker: WorkerSettings = WorkerSettings()
     billing: BillingSettings = BillingSettings()
+    metadata: MetadataSettings = MetadataSettings()
     tracing: TracingSettings = TracingSettings()
     models: list[Model] = Field(default_factory=list)
     pools: list[Pool] = Field(default_factory=list)

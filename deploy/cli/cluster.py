@@ -1,4 +1,4 @@
-"""`sluice provision` and `sluice secret`: what the operator of a cluster asks for."""
+"""`sluice provision`, `sluice migrate` and `sluice secret`: what the operator of a cluster asks for."""
 
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from deploy.paths import DEFAULT_DATA
 from streams.access import acls, producers_prefix, roles
 from streams.acl import apply_acls
 from streams.keyring import Purpose
+from streams.metadata.schema import migrate
 from streams.provisioning import DriftError, provision, wait_for_broker
 from streams.settings import Settings, SettingsError, load_settings
 from streams.toml_directory import read_tenants
@@ -54,6 +55,15 @@ def provision_cluster(
             err.print(f"ACLs: {len(done.created)} created, {len(done.present)} present")
     except DriftError as error:
         raise CommandError(f"the cluster differs from what this version and its settings say\n{error}") from None
+
+
+@app.command("migrate")
+def migrate_database(data: DataOption = DEFAULT_DATA) -> None:
+    """Brings the database of stored responses to this release: of the stack that runs here, else of the settings."""
+    run = run_of(DataFolder(data))
+    settings = load_settings() if run is None else settings_of(run)
+    changed = migrate(settings.metadata, settings.data_dir)
+    err.print("the tables are those of this release" + ("" if changed else " already"))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from deploy.local.plan import PlanError
 from deploy.local.supervisor import SupervisorError
 from deploy.tenants_file import TenantsFileError
 from streams.log.port import LogError
+from streams.metadata.unavailable import MetadataUnavailable
 from streams.provisioning import DriftError
 from streams.settings import SettingsError
 
@@ -39,8 +40,8 @@ def main() -> NoReturn:
     try:
         run()
     except (
-        ChatError, CommandError, DataFolderError, DriftError, LogError, OSError, PlanError, SettingsError,
-        SchemaTooNew, StoreError, SupervisorError, TenantsFileError, httpx.HTTPError,
+        ChatError, CommandError, DataFolderError, DriftError, LogError, MetadataUnavailable, OSError, PlanError,
+        SettingsError, SchemaTooNew, StoreError, SupervisorError, TenantsFileError, httpx.HTTPError,
     ) as error:  # fmt: skip
         err.print(f"[red]sluice:[/red] {escape(_explained(error))}")
         sys.exit(1)

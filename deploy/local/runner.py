@@ -24,6 +24,7 @@ from deploy.local.notifier import OnChange
 from deploy.local.plan import Options, Plan, make_plan, tenants_file_of
 from deploy.local.supervision import RestartPolicy
 from deploy.local.supervisor import Supervisor, SupervisorError, stop_timeout_s
+from streams.metadata.schema import migrate
 from streams.provisioning import provision, wait_for_broker
 from streams.toml_directory import read_tenants
 
@@ -50,8 +51,8 @@ class StartInterrupted(Exception):
 class Stack:
     """Every process on one data folder, started by `start` or `with`, stopped by `stop` or the block's end.
 
-    One per data folder, held by a lock. Raises DataFolderError, PlanError, SettingsError, SupervisorError,
-    DriftError, each with a first line that says what is wrong; nothing is left running then. Nor is it after
+    One per data folder, held by a lock. Raises DataFolderError, PlanError, SettingsError, SupervisorError, DriftError,
+    MetadataUnavailable, each with a first line that says what is wrong; nothing is left running then. Nor is it after
     StartInterrupted, which ends a start in which `interrupted` is set before the infrastructure is ready.
     """
 
@@ -148,6 +149,7 @@ class Stack:
         supervisor.wait_ready(INFRASTRUCTURE_TIMEOUT_S, supervisor.infrastructure(), self._raise_if_interrupted)
         self._wait_for_broker(plan)
         began_s = time.monotonic()
+        migrate(plan.settings.metadata, plan.settings.data_dir)
         tenants = [tenant.tenant_id for tenant in read_tenants(plan.settings.tenants_file)]
         report = provision(plan.settings.kafka, plan.settings.topics.all(tenants))
         self._say(

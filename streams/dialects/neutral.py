@@ -22,6 +22,15 @@ class RequestError(Exception):
         self.param = param
 
 
+class OwnTurn(BaseModel):
+    """What one request says itself, of a conversation that it may go on with. `paths`: where its client wrote each."""
+
+    model_config = ConfigDict(frozen=True)
+
+    messages: list[Message]
+    paths: list[str]
+
+
 class NeutralRequest(BaseModel):
     """What a body asks for, in Sluice's words. A dialect derives its own, with how the answer is to be told.
 
@@ -46,6 +55,9 @@ class NeutralRequest(BaseModel):
     on_disconnect: OnDisconnect = "cancel"
     background: bool = Field(default=False, description="It is not waited for: its client comes for it.")
     echo: str = Field(default="", description="As in `request`.")
+    store: bool = Field(default=False, description="Kept beyond replay, for who goes on with it by its id.")
+    turn: OwnTurn | None = Field(default=None, description="The last of `messages`; of what may be stored or go on.")
+    previous_response_id: str | None = None
 
 
 def end_user_pseudonym(secret: bytes, tenant_id: str, user: str | None) -> str:

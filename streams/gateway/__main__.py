@@ -15,11 +15,14 @@ from streams.garbage import collect_seldom
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
 from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer
+from streams.gateway.stored.sql import SqlStoredResponses
 from streams.health import HealthServer
 from streams.keyring import Purpose
 from streams.log.kafka import KafkaConsumer, KafkaProducer
 from streams.log.port import LogConsumer, LogProducer
-from streams.settings import Settings
+from streams.metadata.database import Database
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
 from streams.tracing.tracing import Tracing, tracing_of
 
@@ -47,6 +50,8 @@ class KafkaClients:
 
 async def serve(settings: Settings, tracing: Tracing | None) -> None:
     """Until a signal; raises when a part of the gateway fails for good."""
+    database = Database(settings.metadata, settings.data_dir)
+    await _check(database)
     timeout = httpx.Timeout(settings.billing.query_timeout_s + 1)
     async with httpx.AsyncClient(base_url=settings.billing.client_url, timeout=timeout, trust_env=False) as client:
         runtime = GatewayRuntime(
@@ -55,6 +60,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             redis=connect_history(settings.redis),
             directory=TomlTenantDirectory(settings.tenants_file),
             catalog=SettingsCatalog(settings),
+            stored=SqlStoredResponses(database),
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
             tracing=tracing,
@@ -82,9 +88,25 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             running.result()
 
 
+async def _check(database: Database) -> None:
+    """Raises SettingsError for tables of another release. One that is away is no reason not to serve the rest."""
+    try:
+        await database.check()
+    except MetadataUnavailable as error:
+        _log.error("metadata_unavailable", why=str(error))
+    except SettingsError:
+        await database.close()
+        raise
+
+
 def run(settings: Settings) -> int:
     """0 after a signal. Raises SettingsError, and what a part of the gateway failed with."""
     settings.check_secrets(*Purpose)
+    if not settings.metadata.url and not settings.kafka.is_on_loopback:
+        raise SettingsError(
+            "metadata.url: must be named where Kafka is not on this machine, for gateways share what they store;"
+            " of one alone it may be sqlite:////PATH"
+        )
     read_tenants(settings.tenants_file)
     tracing = tracing_of(settings)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -41,6 +41,13 @@ class GatewayMetrics:
         self.history_failures = Counter(
             "sluice_gateway_history_failures", "Flushes that history did not take.", registry=registry
         )
+        self.stored_failures = Counter(
+            "sluice_gateway_stored_failures", "Writes of answers that the database did not take; they are tried again.",
+            registry=registry,
+        )  # fmt: skip
+        self.stored_left = Counter(
+            "sluice_gateway_stored_left", "Answers that are looked for later, to be stored.", registry=registry
+        )
         self.accepted = Counter("sluice_gateway_accepted_requests", "Acknowledged by the log.", registry=registry)
         self.endings = Counter("sluice_gateway_endings", "Terminals seen, by code.", ["code"], registry=registry)
         self.refused = Counter(

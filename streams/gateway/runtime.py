@@ -28,6 +28,9 @@ from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.service import Gateway
+from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.port import StoredResponses
+from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.tls_listener import TlsListener
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
@@ -78,6 +81,7 @@ class GatewayRuntime:
         directory: TenantDirectory,
         catalog: ModelCatalog,
         usage: UsageReader,
+        stored: StoredResponses,
         registry: CollectorRegistry,
         tracing: Tracing | None = None,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
@@ -104,7 +108,9 @@ class GatewayRuntime:
             retention_s=options.history_retention_s,
             response_timeout_ms=options.request_timeout_ms,
         )
-        history = History(near, self._log_history)
+        kept = StoredReplays(stored)
+        history = History(near, self._log_history, kept)
+        self._keeper = Keeper(kept, history, settings.metadata, self._metrics)
         self._producer = ProducerThread(clients.producer())
         self._consumer = ConsumerThread(clients.member(), max_records=MAX_POLL_RECORDS)
         self.pump = Pump(
@@ -115,6 +121,7 @@ class GatewayRuntime:
             commit=self._consumer.commit,
             committed=self._consumer.committed,
             coalesce_ms=options.coalesce_ms,
+            on_ended=self._keeper.ended,
         )
         self.gateway = Gateway(
             settings,
@@ -125,6 +132,7 @@ class GatewayRuntime:
             sender=self._producer,
             ownership=self.pump,
             metrics=self._metrics,
+            keeper=self._keeper,
             tracing=tracing,
         )
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
@@ -145,7 +153,10 @@ class GatewayRuntime:
 
     async def run(self) -> None:
         """Until cancelled. Raises what a loop failed with: the process cannot go on then."""
-        works = (self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended())
+        works = (
+            self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended(),
+            self._keeper.write(), self._keeper.tend(),
+        )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:
             await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
@@ -171,6 +182,7 @@ class GatewayRuntime:
                 closing.push_async_callback(asyncio.to_thread, self._tracing.close)
             closing.push_async_callback(self._redis.aclose)
             closing.callback(self._log_history.close)
+            closing.push_async_callback(self._keeper.close)
             closing.push_async_callback(self._producer.close, DRAIN_TIMEOUT_S)
             closing.push_async_callback(self._consumer.close)
             await self.pump.flush()

@@ -191,7 +191,7 @@ TYPED_TURNS = {**TURNS, "vercel_ai": [["get_weather"], []]}
 @of(
     "langchain_chat.openai_agent", "langchain_chat.responses_agent", "langchain_chat.anthropic_agent",
     "pydantic_ai_agents.chat_tools", "pydantic_ai_agents.responses_tools", "pydantic_ai_agents.messages_tools",
-    "openai_agents.responses_tools", "openai_agents.responses_tools_streamed",
+    "openai_agents.responses_tools", "openai_agents.responses_tools_streamed", "openai_agents.responses_by_id",
     "openai_agents.chat_tools", "openai_agents.chat_tools_streamed",
 )  # fmt: skip
 def test_an_agent_runs_its_tool_and_answers(see: See, tried: str) -> None:

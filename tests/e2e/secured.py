@@ -198,6 +198,8 @@ class SecuredStack:
             self._make_scram_users(admin)
             provisioned = self.provision("--apply-acls")
             assert provisioned.returncode == 0, provisioned.stderr
+            migrated = self._sluice("migrate")
+            assert migrated.returncode == 0, migrated.stderr
             stack.callback(self._end)
             for role in PROCESSES:
                 self.start(role)
@@ -232,8 +234,11 @@ class SecuredStack:
 
     def provision(self, *options: str) -> subprocess.CompletedProcess[str]:
         """As the operator does it."""
+        return self._sluice("provision", *options)
+
+    def _sluice(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "deploy.cli", "provision", *options], cwd=ROOT, env=self.environment(ADMIN),
+            [sys.executable, "-m", "deploy.cli", *words], cwd=ROOT, env=self.environment(ADMIN),
             capture_output=True, text=True, timeout=90, check=False,
         )  # fmt: skip
 

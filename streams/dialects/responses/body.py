@@ -25,7 +25,7 @@ from schemas.request import ToolChoice as NeutralChoice
 from schemas.structure import StructuredOutputs
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
-from streams.dialects.neutral import NeutralRequest
+from streams.dialects.neutral import NeutralRequest, OwnTurn
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.openai_tools import FunctionName
 from streams.dialects.responses.input import Item, read_input
@@ -88,7 +88,10 @@ class ResponsesBody(SamplingBody):
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     background: bool = Field(default=False, description="Answered at once; goes on without viewers.")
-    store: bool = Field(default=True, description="Either way an answer is kept as long as replay is, and no longer.")
+    store: bool = Field(default=True, description="Kept beyond replay, for who comes or goes on with it by its id.")
+    previous_response_id: str | None = Field(
+        default=None, min_length=1, max_length=200, description="The response that this one goes on with."
+    )
     include: list[str] = Field(
         default_factory=list, max_length=32, fail_fast=True, description="Of what there is nothing to include."
     )
@@ -124,7 +127,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     for name, (kind, not_offered) in _OBJECTS.items():
         if isinstance(inner := given.get(name), dict):
             given[name] = asked(kind, inner, not_offered, path=f"{name}.")
-    messages = _take_input(given)
+    turn = _take_input(given)
     _check_include(given.get("include"))
     check_pairs(given.get("metadata"))
     given["tools"] = _asked_tools(given.get("tools", []))
@@ -138,6 +141,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     check_tools(tools, lambda index: f"tools[{index}]", schema="parameters")
     tool_choice = settled_choice(_neutral_choice(valid), tools, name="tool_choice.name")
     structure = structure_beside_tools(_structure(valid), tool_choice)
+    messages = turn.messages
     if valid.instructions:
         messages = [Message(role="system", content=[TextPart(text=valid.instructions)]), *messages]
         check_length("input", messages, MAX_MESSAGES)
@@ -154,16 +158,19 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         on_disconnect="continue" if valid.background else "cancel",
         background=valid.background,
         echo=_echo(valid),
+        store=valid.store,
+        turn=turn,
+        previous_response_id=valid.previous_response_id,
     )
 
 
-def _take_input(given: dict[str, Any]) -> list[Message]:
+def _take_input(given: dict[str, Any]) -> OwnTurn:
     """Read here, item by item: what is left in its place is for validation to find right."""
     if "input" not in given:
-        return []
-    messages = read_input(given["input"])
+        return OwnTurn(messages=[], paths=[])
+    turn = read_input(given["input"], goes_on="previous_response_id" in given)
     given["input"] = ""
-    return messages
+    return turn
 
 
 def _check_include(include: object) -> None:
@@ -242,6 +249,7 @@ def _echo(body: ResponsesBody) -> str:
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
         "store": body.store,
         "temperature": body.temperature,
         "text": {"format": body.text.format.model_dump(), "verbosity": "medium"},

@@ -17,6 +17,7 @@ from schemas.request import (
     ToolCall,
 )
 from streams.dialects.fields import MAX_PARTS, WIRE, asked, check_length, invalid, list_of, unsupported, validated
+from streams.dialects.neutral import OwnTurn
 from streams.dialects.responses.parameters import HINTS_IN_ITEM, HINTS_IN_PART
 from streams.dialects.tool_turns import check_turns
 
@@ -75,12 +76,16 @@ _KINDS: Final[Mapping[str, type[Item]]] = {
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
 }
+_BY_RESPONSE: Final = "previous_response_id goes on with stored items, others are sent whole"
 
 
-def read_input(given: object) -> list[Message]:
-    """Raises RequestError for the first item that is wrong, and looks at nothing behind it."""
+def read_input(given: object, *, goes_on: bool = False) -> OwnTurn:
+    """Raises RequestError for the first item that is wrong, and looks at nothing behind it.
+
+    What `goes_on` may hold results of calls that were made before it: `continuation` looks at those.
+    """
     if isinstance(given, str):
-        return [Message(role="user", content=[TextPart(text=_bounded(given))])]
+        return OwnTurn(messages=[Message(role="user", content=[TextPart(text=_bounded(given))])], paths=["input"])
     if not isinstance(given, list):
         raise invalid("input", "Input should be a string or a list of items.")
     check_length("input", given, MAX_MESSAGES)
@@ -89,7 +94,7 @@ def read_input(given: object) -> list[Message]:
         path = f"input[{i}]"
         if (valid := _valid(path, item)) is not None:
             conversation.add(path, valid)
-    return conversation.finished()
+    return conversation.finished(goes_on=goes_on)
 
 
 class _Turn(NamedTuple):
@@ -137,7 +142,7 @@ class _Conversation:
             raise invalid("input", f"All of it together should have at most {MAX_PARTS} parts.")
         return [TextPart(text=part.text) for part in parts]
 
-    def finished(self) -> list[Message]:
+    def finished(self, *, goes_on: bool) -> OwnTurn:
         """Raises RequestError also for a call without its result, and a result without its call."""
         if not self._turns:
             raise invalid("input", "There is nothing to answer.")
@@ -145,8 +150,9 @@ class _Conversation:
             Message(role=turn.role, content=turn.content, tool_calls=turn.calls, tool_call_id=turn.call_id)
             for turn in self._turns
         ]
-        check_turns(messages, lambda index: self._turns[index].path, calls="call_id", result="call_id")
-        return messages
+        if not goes_on:
+            check_turns(messages, lambda index: self._turns[index].path, calls="call_id", result="call_id")
+        return OwnTurn(messages=messages, paths=[turn.path for turn in self._turns])
 
 
 def _valid(path: str, item: object) -> Item | None:
@@ -158,8 +164,7 @@ def _valid(path: str, item: object) -> Item | None:
         return None
     kind = _KINDS.get(kind_name) if isinstance(kind_name, str) else None
     if kind is None:
-        why = "items are not stored here, and are sent whole" if kind_name == "item_reference" else ""
-        raise unsupported(f"{path}.type", why)
+        raise unsupported(f"{path}.type", _BY_RESPONSE if kind_name == "item_reference" else "")
     hints = {name: json_type for name, json_type in HINTS_IN_ITEM.items() if name not in kind.model_fields}
     left = asked(kind, item, hints=hints, path=f"{path}.")
     for name in ("content", "output"):

@@ -6,7 +6,7 @@ from typing import Final
 from streams.dialects import openai_parameters
 from streams.dialects.fields import NotOffered
 
-_STORED = "earlier turns are not stored here, and are sent in input"
+_STORED = "previous_response_id goes on with what is stored"
 _HOSTED = "tools run at the client"
 _LOGPROBS = "probabilities are told of chats and legacy completions"
 _REASONING = "reasoning is not controlled here"
@@ -19,7 +19,6 @@ _OF_VLLM: Final = (
 )  # fmt: skip
 
 NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
-    "previous_response_id": NotOffered((), _STORED),
     "conversation": NotOffered((), _STORED),
     "prompt": NotOffered((), "prompts are not stored here"),
     "context_management": NotOffered(([],), _WHOLE),

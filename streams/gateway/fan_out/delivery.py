@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from schemas.responses import Started
+from schemas.responses import Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import Span, join_runs
 from streams.gateway.fan_out.stream import Behind, Closed, Event, Viewer
@@ -146,6 +146,16 @@ class Follower:
         """The next event if it is a span that memory has; otherwise None, and `poll` tells."""
         viewer = self.viewer
         return None if viewer is None or self._replayed or self._behind else viewer.take_span()
+
+    @property
+    def end(self) -> Terminal | None:
+        """How what it follows ended, if that is known."""
+        if self.viewer is not None and self.viewer.stream.terminal is not None:
+            return self.viewer.stream.terminal
+        if self._piece is not None:
+            return self._piece.terminal
+        last = self._replayed[-1] if self._replayed else None
+        return last if isinstance(last, Terminal) else None
 
     @property
     def has_more(self) -> bool:

@@ -11,6 +11,7 @@ from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.hub import Hub
+from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.metrics import GatewayMetrics
 from streams.log.port import Committed, LogError, LogRecord, TopicPartition
@@ -28,6 +29,10 @@ MAX_UNWRITTEN_BYTES = 64 * 1024 * 1024
 
 _log = structlog.get_logger()
 _validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_json
+
+
+def _unheard(_stream: Stream) -> None:
+    """Where nobody asks which responses end."""
 
 
 class _Moved(NamedTuple):
@@ -55,6 +60,7 @@ class Pump:
         commit: Callable[[Mapping[TopicPartition, int]], Awaitable[None]],
         committed: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Committed]]],
         coalesce_ms: int,
+        on_ended: Callable[[Stream], None] = _unheard,
     ) -> None:
         self._hub = hub
         self._history = history
@@ -63,6 +69,7 @@ class Pump:
         self._commit = commit
         self._look_up_committed = committed
         self._coalesce_s = coalesce_ms / 1_000
+        self._on_ended = on_ended
         self._owned: dict[TopicPartition, int] = {}
         self._tenures = 0
         self._moved: dict[TopicPartition, _Moved] = {}
@@ -151,6 +158,7 @@ class Pump:
                         self._metrics.endings.labels(event.code.value).inc()
                         if (stream := hub.get(event.response_id)) is not None:
                             stream.stage_ms["ended"] = unix_us // 1_000
+                            self._on_ended(stream)
                 elif type(event) is Started:
                     hub.apply_started(event, record.partition, now_ms)
                 if hub.misnamed != misnamed:

@@ -210,6 +210,7 @@ class Stream:
         "given_traceparent",
         "grace_ms",
         "held_bytes",
+        "is_stored",
         "next_sequence",
         "on_disconnect",
         "opened_here",
@@ -255,6 +256,8 @@ class Stream:
         self.broken = False
         self.opened_here = False
         """Its policy came with the request; otherwise it comes with `Started`."""
+        self.is_stored = False
+        """Its row was opened with it: whoever did not accept it learns it from its echo."""
         self.given_traceparent = ""
         """The client's own trace context; that of `scope` is its child."""
         self.on_disconnect: OnDisconnect = "continue"

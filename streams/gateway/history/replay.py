@@ -35,10 +35,11 @@ def has_end(entry: bytes) -> bool:
 
 
 class Rest(NamedTuple):
-    """Where the next piece of a replay begins: at an entry of Redis, or at an offset of the log."""
+    """Where the next piece of a replay begins: at an entry of Redis, at an offset of the log, or in the store."""
 
     entry: int = 0
     offset: int | None = None
+    is_stored: bool = False
 
 
 class Replay:
@@ -46,10 +47,11 @@ class Replay:
 
     `gap` is True when tokens are missing before something that was seen; then only another source can help. One that
     `is_partial` has as many tokens as a piece may hold: more stand there from `rest` on, and `terminal` is the
-    response's end as far as it is known, which comes after them.
+    response's end as far as it is known, which comes after them. One that is `whole` never is.
     """
 
-    def __init__(self, after: int = 0) -> None:
+    def __init__(self, after: int = 0, *, whole: bool = False) -> None:
+        self._whole = whole
         self.after = after
         self.last = after
         self.seen = 0
@@ -82,7 +84,7 @@ class Replay:
         new = span.after(self.last)
         if new is None:
             return
-        if self._held_bytes >= PIECE_BYTES:
+        if self._held_bytes >= PIECE_BYTES and not self._whole:
             self.is_partial = True
             return
         self.spans.append(new)

@@ -19,9 +19,11 @@ from streams.clocks import now_ms
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, has_end, pack
+from streams.gateway.stored.replays import StoredReplays
 from streams.ids import parse_response_id
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
+from streams.metadata.unavailable import MetadataUnavailable
 from streams.redis_client import connect_redis, history_login
 from streams.settings import RedisSettings
 
@@ -350,11 +352,15 @@ class LogHistory:
 
 
 class History:
-    """Redis first, the log where Redis is silent, has a gap or may lack the end."""
+    """Redis first, the log where Redis is silent, has a gap or may lack the end.
 
-    def __init__(self, near: RedisHistory, far: LogHistory) -> None:
+    The store tells further pieces of what it began to tell; whoever reads one from its beginning asks the store itself.
+    """
+
+    def __init__(self, near: RedisHistory, far: LogHistory, kept: StoredReplays | None = None) -> None:
         self._near = near
         self._far = far
+        self._kept = kept
         self.log_reads = 0
 
     async def append(self, entries: Sequence[HistoryEntry]) -> None:
@@ -377,6 +383,8 @@ class History:
         Of a long answer a piece: ask again beyond it, with its `rest`. None: the tenant has no such response. Raises
         HistoryUnavailable when that cannot be told or given.
         """
+        if rest is not None and rest.is_stored:
+            return await self._read_stored(tenant_id, response_id, after)
         near_failed = False
         if rest is None or rest.offset is None:
             try:
@@ -403,6 +411,16 @@ class History:
             return None
         if not _reaches(replay, until, ended, rest):
             raise HistoryUnavailable("the log does not hold what comes next", is_transient=near_failed)
+        return replay
+
+    async def _read_stored(self, tenant_id: str, response_id: str, after: int) -> Replay:
+        """Raises HistoryUnavailable."""
+        try:
+            replay = None if self._kept is None else await self._kept.read(tenant_id, response_id, after)
+        except MetadataUnavailable as error:
+            raise HistoryUnavailable(str(error)) from None
+        if replay is None:
+            raise HistoryUnavailable("it is no longer stored", is_transient=False)
         return replay
 
     async def outline(self, tenant_id: str, response_id: str) -> Outline | None:

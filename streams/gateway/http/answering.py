@@ -14,6 +14,7 @@ from schemas.request import Sampling
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
 from streams.dialects.json_body import parse_json_object
+from streams.dialects.responses.input_items import Page, input_items, item_list
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -63,7 +64,7 @@ def asks_for_ids(headers: Mapping[str, str]) -> bool:
 
 
 _NOTHING_LARGE: Mapping[str, Any] = {
-    "messages": [], "prompt": None, "inputs": [], "tools": [], "sampling": Sampling(),
+    "messages": [], "turn": None, "prompt": None, "inputs": [], "tools": [], "sampling": Sampling(),
 }  # fmt: skip
 
 
@@ -118,6 +119,7 @@ class Answering:
             asked = await self._gateway.understood(
                 tenant_id, body, held, lambda: dialect.parse(parse_json_object(body, dialect.most_values))
             )
+            asked = await self._gateway.continued(principal, asked, held, len(body))
             response_id, follower = await self._gateway.submit(
                 principal, asked, traceparent=traceparent_of(request.headers)
             )
@@ -225,6 +227,17 @@ class Answering:
             rule = CLOSINGS[first.reason]
             raise replay_unavailable(rule.message, is_transient=rule.resumable)
         return follower, first
+
+    async def delete(self, request: Request, response_id: str) -> Response:
+        """As OpenAI tells it."""
+        await self._gateway.delete(self._gateway.authenticate(api_key_of(request.headers)), response_id)
+        return json_response(json_bytes({"id": response_id, "object": "response", "deleted": True}))
+
+    async def input_items(self, request: Request, response_id: str, page: Page) -> Response:
+        """What its client said in its own turn. Raises ApiError 404, also for what is not stored."""
+        principal = self._gateway.authenticate(api_key_of(request.headers))
+        messages = await self._gateway.input_of(principal, response_id)
+        return json_response(json_bytes(item_list(input_items(response_id, messages), page)))
 
     async def cancel(self, request: Request, response_id: str, dialect: ById[Any]) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))

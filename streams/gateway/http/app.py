@@ -7,8 +7,10 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from schemas.endings import ENDINGS
 from schemas.usage_query import BUCKET_WIDTHS, GROUPS, MAX_TIME_S
@@ -141,6 +143,13 @@ def _add_pages(app: FastAPI, gateway: Gateway) -> None:
         return HTMLResponse((_FOLDER / "page.html").read_text(), headers=headers)
 
 
+def _methods_of(app: FastAPI, request: Request) -> list[str]:
+    """Of all routes with the path of the one that serves it; the framework tells those of that one alone."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    path = next((route.path for route in routes if route.matches(request.scope)[0] is not Match.NONE), None)
+    return [method for route in routes if route.path == path for method in sorted(route.methods)]
+
+
 def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -168,7 +177,10 @@ def _handle_errors(app: FastAPI, gateway: Gateway) -> None:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
         message = f"{error.detail}: {request.method} {request.url.path[:200]}"
         failure = Failure(error.status_code, code, message, _INVALID)
-        return error_response(failure, dialect_of(request.url.path), headers=error.headers)
+        headers = error.headers
+        if error.status_code == 405:
+            headers = {"allow": ", ".join(_methods_of(app, request))}
+        return error_response(failure, dialect_of(request.url.path), headers=headers)
 
     @app.exception_handler(ClientDisconnect)
     async def departed_early(_request: Request, _error: ClientDisconnect) -> Response:

@@ -108,6 +108,14 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         usage=_maybe(_object(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE)),
         instructions=_maybe(_TEXT), metadata={"type": "object"}, tools=_list({"type": "object"}),
         parallel_tool_calls={"type": "boolean"}, background={"type": "boolean"}, store={"type": "boolean"},
+        previous_response_id=_maybe(_TEXT),
+    ),
+    "DeletedResponse": _object(id=_TEXT, object={"const": "response"}, deleted={"const": True}),
+    "InputItems": _object(
+        object={"const": "list"}, has_more={"type": "boolean"}, first_id=_maybe(_TEXT), last_id=_maybe(_TEXT),
+        data=_list(
+            _object(id=_TEXT, type={"enum": ["message", "function_call", "function_call_output"]}, status=_TEXT)
+        ),
     ),
     "Model": _object(
         id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, root=_TEXT, parent=_maybe(_TEXT),
@@ -150,7 +158,7 @@ _STATUSES: Final = {
     401: "The API key is missing or wrong.",
     404: "Unknown, or not yours.",
     408: "The body did not come in time.",
-    409: "It cannot be replayed here, or not now; see `Retry-After`.",
+    409: "It cannot be replayed here, or not now, or it has not ended; see `Retry-After`.",
     413: "The body is too large.",
     415: "The body is no plain JSON.",
     429: "A limit is reached; see `Retry-After` and `x-ratelimit-*`.",
@@ -165,10 +173,12 @@ _BODY: Final = (400, 404, 408, 413, 415)
 _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/chat/completions"): ("ChatCompletion", (*_KEY, *_BODY, 499, 502, 504)),
     ("get", "/v1/chat/completions/{response_id}"): ("ChatCompletionState", (*_KEY, 400, 404, 409)),
-    ("post", "/v1/responses"): ("Response", (*_KEY, *_BODY, 499, 502, 504)),
+    ("post", "/v1/responses"): ("Response", (*_KEY, *_BODY, 409, 499, 502, 504)),
     ("post", "/v1/completions"): ("Completion", (*_KEY, *_BODY, 499, 502, 504)),
     ("get", "/v1/completions/{response_id}"): ("CompletionState", (*_KEY, 400, 404, 409)),
     ("get", "/v1/responses/{response_id}"): ("Response", (*_KEY, 400, 404, 409)),
+    ("delete", "/v1/responses/{response_id}"): ("DeletedResponse", (*_KEY, 404, 409)),
+    ("get", "/v1/responses/{response_id}/input_items"): ("InputItems", (*_KEY, 400, 404)),
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
     ("post", "/v1/embeddings"): ("Embeddings", (*_KEY, *_BODY, 499, 502, 504)),
     ("get", "/v1/embeddings/{response_id}"): ("EmbeddingsState", (*_KEY, 400, 404, 409)),
@@ -199,12 +209,13 @@ _BY_ID: Final = tuple(f"/v1/{path}/{{response_id}}" for path in _FORMATS)
 _STREAMS: Final = (*(f"/v1/{path}" for path in _FORMATS), *_BY_ID)
 
 
-def _answers(path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:
+def _answers(method: str, path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _ref(schema)}}
-    if path in _STREAMS:
+    streams = path in _STREAMS and method != "delete"
+    if streams:
         content["text/event-stream"] = {"schema": _EVENT}
     answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
-    if path in _BY_ID:
+    if streams and path in _BY_ID:
         answers["204"] = {"description": "With `stream=true`: everything has been seen."}
     shape = "MessageError" if path.startswith("/v1/messages") else "Error"
     error = {"application/json": {"schema": _ref(shape)}}
@@ -255,7 +266,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
                     operation["responses"] = _OPEN[path]
                 else:
                     schema, refusals = _OPERATIONS[method, path]
-                    operation["responses"] = _answers(path, schema, refusals)
+                    operation["responses"] = _answers(method, path, schema, refusals)
                     operation["security"] = [{"bearer": []}, {"x_api_key": []}]
         app.openapi_schema = document
     return app.openapi_schema

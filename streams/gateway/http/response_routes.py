@@ -1,12 +1,12 @@
 """OpenAI's Responses, and responses by their id: each path takes every id, and tells it in its own format."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 from pydantic import WithJsonSchema
-from starlette.exceptions import HTTPException
 
+from streams.dialects.responses.input_items import MAX_PAGE, Page
 from streams.gateway.http.answering import MAX_SEQUENCE, Answering
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.completions import COMPLETIONS
@@ -18,6 +18,8 @@ Position = Annotated[
     Query(description="Needs `stream=true`."),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SEQUENCE}),
 ]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+Order = Annotated[Literal["asc", "desc"], Query(description="The newest items first, or last.")]
 
 
 def add_response_routes(app: FastAPI, answering: Answering) -> None:
@@ -41,11 +43,17 @@ def add_response_routes(app: FastAPI, answering: Answering) -> None:
         """Ends a response. Idempotent: what has ended stays as it ended."""
         return await answering.cancel(request, response_id, RESPONSES)
 
-    @app.delete("/v1/responses/{response_id}", include_in_schema=False)
-    async def delete_response(response_id: str) -> None:
-        """The log holds what was answered, and cannot take it back."""
-        why = "A response is not deleted, it is kept as long as it can be replayed"
-        raise HTTPException(405, why, headers={"allow": "GET"})
+    @app.delete("/v1/responses/{response_id}", tags=["responses"])
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """Deletes a stored response that has ended: nobody has it by its id or goes on with it afterwards."""
+        return await answering.delete(request, response_id)
+
+    @app.get("/v1/responses/{response_id}/input_items", tags=["responses"])
+    async def list_input_items(
+        request: Request, response_id: str, after: str | None = None, limit: Limit = 20, order: Order = "desc"
+    ) -> Response:
+        """What the client of a stored response sent in its `input`, without the turns before it."""
+        return await answering.input_items(request, response_id, Page(after, limit, order))
 
     @app.get("/v1/chat/completions/{response_id}", tags=["chat"])
     async def get_chat_completion(

@@ -1,4 +1,9 @@
-"""A request becomes a response: its id, its record on the log, its first viewer."""
+"""A request becomes a response: its id, its record on the log, its first viewer, and its row where it is stored.
+
+1. The request is produced, and its row opened beside it. Killed now, nobody was told an id: what reached the log ends
+   by itself, and a row that no response belongs to is dropped in time.
+2. Both are acknowledged: it is accepted. Killed now, who reads its end next completes the row.
+"""
 
 import asyncio
 
@@ -18,11 +23,13 @@ from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
 from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.tenant_shares import TenantShares
 from streams.ids import ResponseIds
 from streams.keyring import Purpose
 from streams.log.port import LogError, ProducerQueueFull, RecordTooLarge
+from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import Settings
 from streams.signing import sign_request
 from streams.tracing.tracing import Tracing
@@ -37,6 +44,7 @@ class Acceptance:
     def __init__(
         self, settings: Settings, ids: ResponseIds, hub: Hub, viewing: Viewing, sender: Sender, cancels: CancelWriter,
         ownership: Ownership, metrics: GatewayMetrics, shares: TenantShares, tracing: Tracing | None,
+        stored: StoredTurns,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._ids = ids
@@ -49,6 +57,7 @@ class Acceptance:
         self._metrics = metrics
         self._shares = shares
         self._tracing = tracing
+        self._stored = stored
         self._request_secret = settings.keyring(Purpose.REQUEST_SIGNING).current
         self._pseudonym_secret = settings.keyring(Purpose.END_USER_PSEUDONYMS).current
         self._next_partition = 0
@@ -58,31 +67,37 @@ class Acceptance:
     ) -> tuple[str, Follower]:
         """The response id and its first viewer, once the log has acknowledged the request. Release the follower.
 
-        Raises ApiError 503 when this gateway is full or the log does not take the request in time, 413 when it never
-        takes one so large, and 429 when the tenant has its share of either.
+        Raises ApiError 503 when this gateway is full, or the log or the database does not take the request in time, 413
+        when the log never takes one so large, and 429 when the tenant has its share of either.
         """
         if self._hub.open_responses >= self._settings.gateway.max_open_responses:
             raise unavailable("Too many responses are open at this gateway.", EndingCode.OVERLOADED.value)
         tenant_id = principal.tenant.tenant_id
         self._shares.check_open_responses(self._hub.opened.of(tenant_id))
+        if asked.store:
+            self._stored.refuse_while_away()
         request = self._request(principal, asked, traceparent)
         value = request.encode()
         self._shares.spend_log_bytes(tenant_id, len(value))
         response_id, partition = request.response_id, request.reply_to.partition
         stream = self._hub.open(response_id, partition, request.scope, asked.on_disconnect, monotonic_ms())
         stream.given_traceparent = traceparent
+        stream.is_stored = asked.store
         follower = self._viewing.follow(response_id, partition, request.scope, 0)
         try:
             async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
                 headers = sign_request(self._request_secret, self._topic, value)
-                await self._sender.send(self._topic, value, key=response_id, headers=headers)
+                sending = self._sender.send(self._topic, value, key=response_id, headers=headers)
+                await (asyncio.gather(sending, self._stored.open(request, asked)) if asked.store else sending)
         except RecordTooLarge:
             self._forget(response_id, follower)
-            raise ApiError(413, "request_too_large", "The request is larger than a record may be.") from None
+            param = None if asked.previous_response_id is None else "previous_response_id"
+            why = "The request is larger than a record may be."
+            raise ApiError(413, "request_too_large", why, param=param) from None
         except ProducerQueueFull:
             self._forget(response_id, follower)
             raise unavailable("The gateway's queue to the log is full.", EndingCode.OVERLOADED.value) from None
-        except (LogError, TimeoutError) as error:
+        except (LogError, MetadataUnavailable, TimeoutError) as error:
             # A record that was queued may yet reach the log; nobody was told its id.
             self._withdraw_soon(follower)
             _log.warning("request_not_acknowledged", response_id=response_id, why=str(error)[:200])
@@ -91,6 +106,8 @@ class Acceptance:
             self._withdraw_soon(follower)
             raise
         stream.stage_ms["acknowledged"] = now_ms()
+        if asked.store:
+            self._stored.accepted(stream)
         self._metrics.accepted.inc()
         return response_id, follower
 
@@ -123,9 +140,18 @@ class Acceptance:
         """The log has nothing of it, and will not."""
         self._hub.forget(response_id)
         self._viewing.release(follower)
+        self._drop_soon(follower)
 
     def _withdraw_soon(self, follower: Follower) -> None:
         self._cancels.write_soon(self._unwatched(follower))
+        self._drop_soon(follower)
+
+    def _drop_soon(self, follower: Follower) -> None:
+        """Its row, which may be written yet: nobody will ever ask for it."""
+        assert follower.viewer is not None, "what was to be accepted is followed"
+        if follower.viewer.stream.is_stored:
+            follower.viewer.stream.is_stored = False
+            self._stored.drop_soon(follower.viewer.stream.response_id)
 
     async def withdraw(self, follower: Follower) -> bool:
         """Takes back what was accepted, whatever its policy and whoever owns its partition; releases the follower.

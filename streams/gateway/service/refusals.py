@@ -48,3 +48,26 @@ def never_reached(after: int) -> ApiError:
     """For a position that no client can have seen."""
     message = f"The response has no sequence number {after}."
     return ApiError(400, "invalid_request", message, param="starting_after")
+
+
+def previous_not_found(response_id: str) -> ApiError:
+    """In OpenAI's words and with its code, for any turn that a conversation lacks."""
+    message = f"Previous response with id {response_id[:100]!r} not found."
+    return ApiError(404, "previous_response_not_found", message, param="previous_response_id")
+
+
+def previous_in_progress(response_id: str) -> ApiError:
+    message = f"Previous response with id {response_id!r} is still in progress."
+    return ApiError(
+        409, "previous_response_in_progress", message, param="previous_response_id", retry_after_ms=retry_advice_ms()
+    )
+
+
+def still_in_progress(response_id: str) -> ApiError:
+    """For what only a response that has ended may be asked."""
+    message = f"Response with id {response_id!r} is still in progress; cancel it first."
+    return ApiError(409, "response_in_progress", message, param="response_id")
+
+
+def store_away() -> ApiError:
+    return unavailable("Stored responses cannot be had now.")

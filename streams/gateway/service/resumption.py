@@ -19,7 +19,9 @@ from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.patience import Patience, is_young
 from streams.gateway.service.ports import Ownership
 from streams.gateway.service.refusals import never_reached, not_found, not_here_yet, replay_unavailable
+from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
+from streams.gateway.stored.turns import is_stored
 from streams.gateway.tenant_shares import Hold
 
 OVERDUE_MS = 60_000
@@ -36,25 +38,50 @@ class _NotYet(Exception):
 
 class Resumption:
     def __init__(
-        self, hub: Hub, history: History, viewing: Viewing, lookup: Lookup, ownership: Ownership, patience: Patience
-    ) -> None:
+        self, hub: Hub, history: History, viewing: Viewing, lookup: Lookup, ownership: Ownership, patience: Patience,
+        stored: StoredTurns,
+    ) -> None:  # fmt: skip
         self._hub = hub
         self._history = history
         self._viewing = viewing
         self._lookup = lookup
         self._ownership = ownership
         self._patience = patience
+        self._stored = stored
 
     async def resume(
         self, principal: Principal, response_id: str, after: int, *, stays: bool = True, waits: bool = True
     ) -> Follower:
         """A viewer that has seen tokens up to `after`. Release it. One that does not stay keeps nothing alive.
 
-        `waits`: for what may soon be known here, whatever is missing, until one deadline. Raises ApiError: 404 for an
-        id that is not the tenant's, 400 for a position that will never exist, 409 `replay_unavailable` when it is no
-        longer to be had or another gateway serves it, 503 `not_here_yet` when it may be had here a moment later.
+        `waits`: for what may soon be known here, whatever is missing, until one deadline. What replay no longer tells
+        the store does. Raises ApiError: 404 for an id that is not the tenant's, or was deleted, 400 for a position that
+        will never exist, 409 `replay_unavailable` when it is no longer to be had or another gateway serves it, 503
+        `not_here_yet` when it may be had here a moment later, and while a store that must be asked is away.
         """
         partition = self._lookup.partition(response_id)
+        try:
+            follower = await self._resume(principal, response_id, partition, after, stays=stays, waits=waits)
+        except ApiError as refusal:
+            if refusal.status not in (404, 409):
+                raise
+            replay = await self._stored.replay(principal.tenant.tenant_id, response_id, after)
+            if replay is None or replay.terminal is None:
+                raise
+            if after > replay.terminal.sequence_number:
+                raise never_reached(after) from None
+            return self._viewing.show(principal.tenant.tenant_id, replay)
+        if (end := follower.end) is not None and (is_stored(follower.started) or is_stored(end)):
+            try:
+                await self._stored.refuse_deleted(principal.tenant.tenant_id, response_id)
+            except BaseException:
+                self._viewing.release(follower)
+                raise
+        return follower
+
+    async def _resume(
+        self, principal: Principal, response_id: str, partition: int, after: int, *, stays: bool, waits: bool
+    ) -> Follower:
         deadline_ms = self._patience.begin()
         while True:
             try:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from schemas.request import Message
 from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import NeutralRequest
@@ -17,14 +18,18 @@ from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
+from streams.gateway.service.conversations import Conversations
 from streams.gateway.service.keys import Principal, authenticate
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.parsing import Parsers
 from streams.gateway.service.patience import Patience
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
-from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.refusals import still_in_progress, unavailable
 from streams.gateway.service.resumption import Resumption
+from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
+from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.turns import is_stored
 from streams.gateway.tenant_shares import Hold, TenantShares
 from streams.settings import Settings
 from streams.tracing.tracing import Tracing
@@ -32,6 +37,7 @@ from streams.tracing.tracing import Tracing
 MEETINGS_AT_ONCE = 256
 
 _Parsed = TypeVar("_Parsed")
+_Chat = TypeVar("_Chat", bound=NeutralRequest)
 
 
 class Gateway:
@@ -48,6 +54,7 @@ class Gateway:
         sender: Sender,
         ownership: Ownership,
         metrics: GatewayMetrics,
+        keeper: Keeper,
         tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
@@ -63,12 +70,17 @@ class Gateway:
         self._viewing = Viewing(hub, history)
         self._cancels = CancelWriter(sender, settings.topics.control.name, self._background)
         ids = settings.response_ids
+        self._stored = StoredTurns(keeper, settings.metadata, self._background)
         self._acceptance = Acceptance(
-            settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics, self.shares, tracing
-        )
-        lookup = Lookup(ids, settings.topics, hub, history)
+            settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics, self.shares, tracing,
+            self._stored,
+        )  # fmt: skip
+        self._lookup = lookup = Lookup(ids, settings.topics, hub, history)
         self._patience = Patience(settings.gateway.admission_timeout_ms)
-        self._resumption = Resumption(hub, history, self._viewing, lookup, ownership, self._patience)
+        self._resumption = Resumption(hub, history, self._viewing, lookup, ownership, self._patience, self._stored)
+        self._conversations = Conversations(
+            keeper.kept, lookup, self._resumption, self._patience, self._parsers, settings.gateway.max_body_bytes
+        )
         self._cancellation = Cancellation(hub, lookup, self._patience, self._cancels)
 
     # Clients
@@ -91,6 +103,12 @@ class Gateway:
         )
         held.grow(size_bytes)
         return parsed
+
+    async def continued(self, principal: Principal, asked: _Chat, held: Hold, own_bytes: int) -> _Chat:
+        """See `Conversations.continued`; what goes on with nothing stays as it is."""
+        if asked.previous_response_id is None:
+            return asked
+        return await self._conversations.continued(principal, asked, held, own_bytes)
 
     async def submit(
         self, principal: Principal, asked: NeutralRequest, *, traceparent: str = ""
@@ -121,8 +139,29 @@ class Gateway:
         return await self._resumption.retrieve(principal, response_id, held, waits=waits, end_within_s=end_within_s)
 
     async def cancel(self, principal: Principal, response_id: str) -> Snapshot:
-        """See `Cancellation.cancel`."""
-        return await self._cancellation.cancel(principal, response_id)
+        """See `Cancellation.cancel`. Raises ApiError 404 also for one that was deleted."""
+        snapshot = await self._cancellation.cancel(principal, response_id)
+        end = snapshot.terminal
+        if end is not None and (is_stored(snapshot.started) or is_stored(end)):
+            await self._stored.refuse_deleted(principal.tenant.tenant_id, response_id)
+        return snapshot
+
+    async def delete(self, principal: Principal, response_id: str) -> None:
+        """Of one that is stored and has ended. Raises ApiError: 404, 409 while it runs, 503."""
+        tenant_id = principal.tenant.tenant_id
+        self._lookup.partition(response_id)
+        turn = await self._stored.one(tenant_id, response_id)
+        if turn is not None and turn.told is None:
+            with self.shares.answer(tenant_id) as held:
+                snapshot = await self._resumption.retrieve(principal, response_id, held)
+            if snapshot.terminal is None:
+                raise still_in_progress(response_id)
+        await self._stored.delete(tenant_id, response_id)
+
+    async def input_of(self, principal: Principal, response_id: str) -> list[Message]:
+        """See `StoredTurns.input_of`."""
+        self._lookup.partition(response_id)
+        return await self._stored.input_of(principal.tenant.tenant_id, response_id)
 
     # The process
 

@@ -72,6 +72,14 @@ async def responses_stream():
     return await of_stream(OpenAIResponsesModel)
 
 
+async def responses_by_id():
+    """Each request says what is new alone: a question, a call's result, another question."""
+    asked = agent(OpenAIResponsesModel, tools=[get_weather])
+    first = await Runner.run(asked, ASKED, auto_previous_response_id=True)
+    last = await Runner.run(agent(OpenAIResponsesModel), "Thanks.", previous_response_id=first.last_response_id)
+    return {"turns": [item.type for item in first.new_items], "text": last.final_output}
+
+
 async def responses_tools():
     return await of_tools(OpenAIResponsesModel)
 
@@ -114,6 +122,6 @@ async def chat_structured():
 
 ABILITIES = (
     responses_plain, responses_stream, responses_tools, responses_tools_streamed, responses_tools_typed,
-    responses_structured,
+    responses_structured, responses_by_id,
     chat_plain, chat_stream, chat_tools, chat_tools_streamed, chat_tools_typed, chat_structured,
 )  # fmt: skip

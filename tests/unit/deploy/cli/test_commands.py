@@ -27,6 +27,7 @@ from deploy.cli.inspection import without_credentials
 from deploy.local.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
 from deploy.local.plan import LOCAL_CONFIG
 from deploy.local.supervision import State
+from streams.metadata.engine import FILE_NAME
 from tests.servers import proxy_of_the_environment
 
 
@@ -253,3 +254,14 @@ def test_without_kafka_a_status_says_what_it_knows_and_warns_once(
         shown, warnings = capsys.readouterr()
         assert "http://127.0.0.1:1" in shown
         assert len(warnings.splitlines()) == 1
+
+
+def test_the_tables_of_the_stack_that_runs_are_made_by_one_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path, DATA_DIR=str(tmp_path)):
+        cluster.migrate_database(tmp_path)
+        assert "already" not in capsys.readouterr().err
+        cluster.migrate_database(tmp_path)
+        assert "already" in capsys.readouterr().err
+    assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600

@@ -26,6 +26,9 @@ from streams.gateway.history.replay import Replay, Rest
 from streams.gateway.history.store import History, HistoryUnavailable, RedisHistory, read_log
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.service import Gateway
+from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.memory import MemoryStoredResponses
+from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.websocket.session import Socket
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import Committed, LogRecord, TopicPartition
@@ -303,6 +306,7 @@ class World:
         self.gateway = Gateway(
             SETTINGS, directory=Directory(), catalog=SettingsCatalog(SETTINGS), hub=self.hub, history=history,
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
+            keeper=Keeper(StoredReplays(MemoryStoredResponses()), history, SETTINGS.metadata, metrics),
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0
         self.take_partition()

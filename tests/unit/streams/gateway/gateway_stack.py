@@ -26,6 +26,8 @@ from streams.directory import ApiKey, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, LogClients
+from streams.gateway.stored.memory import MemoryStoredResponses
+from streams.gateway.stored.port import StoredResponses
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryConsumer, MemoryLog, MemoryProducer
 from streams.log.port import LogRecord
@@ -295,15 +297,17 @@ def memory_log(settings: Settings) -> MemoryLog:
 @asynccontextmanager
 async def serving(
     settings: Settings, log: MemoryLog, *, clients: LogClients | None = None, disconnect_grace_ms: int = 50,
-    elsewhere_grace_ms: int = 50, tracing: Tracing | None = None,
+    elsewhere_grace_ms: int = 50, tracing: Tracing | None = None, stored: StoredResponses | None = None,
 ) -> AsyncIterator[Stack]:  # fmt: skip
-    """A gateway on a free port until the block ends; with `clients` on another log than the one in memory."""
+    """A gateway on a free port until the block ends; with `clients` on another log than the one in memory, with
+    `stored` on a store that others have too.
+    """
     directory, usage = Directory(), Usage()
     runtime = GatewayRuntime(
         settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
         redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
-        usage=usage, registry=CollectorRegistry(), tracing=tracing, disconnect_grace_ms=disconnect_grace_ms,
-        elsewhere_grace_ms=elsewhere_grace_ms,
+        usage=usage, stored=MemoryStoredResponses() if stored is None else stored, registry=CollectorRegistry(),
+        tracing=tracing, disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000
     server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)

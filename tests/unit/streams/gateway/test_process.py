@@ -16,6 +16,10 @@ from streams.gateway.http.usage_reader import HttpUsageReader, UsageUnavailable
         ({"SLUICE_DEPLOYMENT_SECRET": "short"}, "deployment_secret"),
         ({"SLUICE_DEPLOYMENT_SECRET": "s" * 32, "SLUICE_TENANTS_FILE": "nowhere.toml"}, "tenants_file"),
         ({"SLUICE_GATEWAY__PORT": "seventy"}, "gateway.port"),
+        (
+            {"SLUICE_DEPLOYMENT_SECRET": "s" * 32, "SLUICE_KAFKA__BOOTSTRAP": "kafka-1.example:9092"},
+            "metadata.url: must be named",
+        ),
     ],
 )
 def test_wrong_settings_end_it_with_code_2_and_the_fields_name(
@@ -27,6 +31,18 @@ def test_wrong_settings_end_it_with_code_2_and_the_fields_name(
     )  # fmt: skip
     assert run.returncode == 2
     assert field in run.stderr
+
+
+def test_without_its_tables_it_ends_with_code_2_and_the_command_that_makes_them(tmp_path: Path) -> None:
+    (tmp_path / "tenants.toml").write_text("tenants = []\n")
+    environment = {
+        "SLUICE_DEPLOYMENT_SECRET": "s" * 32, "SLUICE_TENANTS_FILE": "tenants.toml", "SLUICE_DATA_DIR": str(tmp_path),
+    }  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-m", "streams.gateway"], env=environment, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert (run.returncode, "sluice migrate" in run.stderr) == (2, True)
 
 
 async def test_usage_is_read_from_the_billing_process() -> None:

@@ -122,14 +122,6 @@ def test_what_is_long_is_sent_piece_by_piece() -> None:
     assert max(map(len, pieces(told))) == PIECE_BYTES
 
 
-async def test_a_response_is_not_deleted_and_its_client_is_told_why(stack: Stack) -> None:
-    async with sdk(stack) as api:
-        with pytest.raises(openai.APIStatusError) as error:
-            await api.responses.delete("resp_1")
-    assert (error.value.status_code, error.value.code) == (405, "method_not_allowed")
-    assert "kept as long as it can be replayed" in error.value.message
-
-
 async def test_a_chats_metadata_is_given_back_by_its_id(stack: Stack) -> None:
     metadata = {"topic": "ü", "empty": ""}
     body = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}

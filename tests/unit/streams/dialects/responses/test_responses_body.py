@@ -68,6 +68,7 @@ def test_what_is_honoured_arrives() -> None:
     assert (tool.name, tool.description, tool.parameters, tool.strict) == ("add", "adds", {"type": "object"}, True)
     assert asked.tool_choice is not None
     assert (asked.tool_choice.mode, asked.tool_choice.parallel) == ("required", False)
+    assert (asked.store, parse_responses_request(HELLO).store) == (False, True)
     echo = read_echo(asked.echo)
     assert (echo["metadata"], echo["store"], echo["max_tool_calls"]) == ({"a": "b"}, False, 3)
     assert parsed(safety_identifier="ben").user == "ben"
@@ -206,7 +207,6 @@ def test_the_first_item_that_is_wrong_is_named(items: object, param: str, words:
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
@@ -241,6 +241,9 @@ def test_what_is_not_offered_is_refused_by_name(more: dict[str, Any], param: str
     ("more", "param"),
     [
         ({"model": ""}, "model"),
+        ({"previous_response_id": ""}, "previous_response_id"),
+        ({"previous_response_id": 5}, "previous_response_id"),
+        ({"store": "yes"}, "store"),
         ({"input": None}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "warm"}, "temperature"),

@@ -1,0 +1,72 @@
+"""A request that goes on with what was said before it: one conversation, as if all of it had been sent. Pure."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from schemas.request import MAX_MESSAGES, Message
+from streams.dialects.fields import MAX_PARTS, invalid
+from streams.dialects.neutral import NeutralRequest
+from streams.dialects.tool_turns import check_turns
+
+FIELD: Final = "previous_response_id"
+
+_Asked = TypeVar("_Asked", bound=NeutralRequest)
+
+
+class EarlierTurn(NamedTuple):
+    """What a client said, and what it was answered, if anything. Calls of an answer that is not whole may be cut."""
+
+    messages: list[Message]
+    answer: Message | None
+    is_whole: bool = True
+
+
+def continued(asked: _Asked, earlier: Sequence[EarlierTurn]) -> _Asked:
+    """With the earlier turns, oldest first, behind its instructions and before its own turn.
+
+    Raises RequestError: for more than a request may hold, for a call without its result, a result without its call.
+    """
+    own = asked.turn
+    assert own is not None, "whoever goes on with a response has a turn of its own"
+    before = _said_before(earlier, own.messages)
+    instructions = asked.messages[: len(asked.messages) - len(own.messages)]
+    messages = [*instructions, *before, *own.messages]
+    if len(messages) > MAX_MESSAGES:
+        raise invalid(FIELD, f"With the conversation before it there are more than {MAX_MESSAGES} messages.")
+    if sum(len(message.content) + len(message.tool_calls) for message in messages) > MAX_PARTS:
+        raise invalid(FIELD, f"With the conversation before it there are more than {MAX_PARTS} parts and calls.")
+    _check_answered(before, own.messages)
+    first_own = len(messages) - len(own.messages)
+
+    def path(index: int) -> str:
+        return FIELD if index < first_own else own.paths[index - first_own]
+
+    check_turns(messages, path, calls="call_id", result="call_id")
+    return asked.model_copy(update={"messages": messages})
+
+
+def _said_before(earlier: Sequence[EarlierTurn], own: Sequence[Message]) -> list[Message]:
+    before: list[Message] = []
+    for turn, following in zip(earlier, [*[each.messages for each in earlier], own][1:], strict=True):
+        before += turn.messages
+        answer = turn.answer
+        if answer is not None and not turn.is_whole:
+            answer = _without_cut_calls(answer, following)
+        if answer is not None:
+            before.append(answer)
+    return before
+
+
+def _without_cut_calls(answer: Message, following: Sequence[Message]) -> Message | None:
+    """Of an answer that was cut, a call without a result was never made."""
+    made = {message.tool_call_id for message in following}
+    calls = [call for call in answer.tool_calls if call.id in made]
+    return answer.model_copy(update={"tool_calls": calls}) if answer.content or calls else None
+
+
+def _check_answered(before: Sequence[Message], own: Sequence[Message]) -> None:
+    """In OpenAI's words, by which clients know it. Raises RequestError."""
+    results = {message.tool_call_id for message in own}
+    waiting = [call.id for call in before[-1].tool_calls if call.id not in results] if before else []
+    if waiting:
+        raise invalid("input", f"No tool output found for function call {waiting[0]}.")

@@ -1,0 +1,160 @@
+"""What was said before a request that goes on with an earlier response."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+import structlog
+
+from schemas.endings import EndingCode
+from streams.at_once import TooManyAtOnce
+from streams.clocks import monotonic_ms, now_ms
+from streams.dialects.continuation import FIELD, continued
+from streams.dialects.fields import invalid
+from streams.dialects.json_body import LARGE_CHARS
+from streams.dialects.neutral import NeutralRequest
+from streams.gateway.errors import ApiError
+from streams.gateway.history.replay import UnreadableEntry
+from streams.gateway.service.keys import Principal
+from streams.gateway.service.lookup import Lookup
+from streams.gateway.service.parsing import Parsers
+from streams.gateway.service.patience import Patience
+from streams.gateway.service.refusals import previous_in_progress, previous_not_found, store_away, unavailable
+from streams.gateway.service.resumption import Resumption
+from streams.gateway.stored.port import StoredTurn
+from streams.gateway.stored.replays import TURN_TIMEOUT_S, StoredReplays
+from streams.gateway.stored.turns import AnsweredTurn, answered, earlier_turn
+from streams.gateway.tenant_shares import Hold
+from streams.metadata.unavailable import MetadataUnavailable
+
+MAX_TURNS: Final = 1_024
+"""A request has room for as many, of a question and an answer each."""
+FIRST_WAIT_MS: Final = 50
+LONGEST_WAIT_MS: Final = 400
+HELD_PER_BYTE: Final = 4
+"""Of memory, for a stored byte: as it was read, as messages, and in the request's record."""
+
+_Asked = TypeVar("_Asked", bound=NeutralRequest)
+_Turn = StoredTurn | AnsweredTurn
+
+_log = structlog.get_logger()
+
+
+class Conversations:
+    def __init__(
+        self, kept: StoredReplays, lookup: Lookup, resumption: Resumption, patience: Patience, parsers: Parsers,
+        max_bytes: int,
+    ) -> None:  # fmt: skip
+        self._kept = kept
+        self._lookup = lookup
+        self._resumption = resumption
+        self._patience = patience
+        self._parsers = parsers
+        self._max_bytes = max_bytes
+
+    async def continued(self, principal: Principal, asked: _Asked, held: Hold, own_bytes: int) -> _Asked:
+        """The request with all turns before its own. `own_bytes`: how large its body is.
+
+        Raises ApiError: 404 where one of them is not there, 409 where the previous one has not ended, 429 where they
+        take more memory than the tenant may, 503 where they cannot be had now; and RequestError.
+        """
+        previous = asked.previous_response_id
+        assert previous is not None, "it goes on with one"
+        try:
+            self._lookup.partition(previous)
+        except ApiError:
+            raise previous_not_found(previous) from None
+        turns = await self._ended(principal, previous, max(0, self._max_bytes - own_bytes), held)
+        size_bytes = sum(_size_bytes(turn) for turn in turns)
+        return await self._parsers.parse(
+            principal.tenant.tenant_id, lambda: _continued(asked, turns), is_large=size_bytes > LARGE_CHARS
+        )
+
+    async def _ended(self, principal: Principal, response_id: str, max_bytes: int, held: Hold) -> list[_Turn]:
+        """Oldest first. Waits until all have ended, here or elsewhere, for as long as for whatever is young."""
+        tenant_id = principal.tenant.tenant_id
+        deadline_ms, wait_ms = self._patience.begin(), FIRST_WAIT_MS
+        while True:
+            async with self._reading(tenant_id):
+                chain = await self._chain(tenant_id, response_id, max_bytes)
+                chain_bytes = HELD_PER_BYTE * sum(_size_bytes(turn) for turn in chain)
+                held.grow(chain_bytes)
+            told = [await self._told(principal, turn, held) for turn in reversed(chain)]
+            turns = [turn for turn in told if turn is not None]
+            if len(turns) == len(told):
+                return turns
+            del chain, told, turns
+            held.grow(-chain_bytes)
+            if not await self._patience.until(tenant_id, _is_past(monotonic_ms() + wait_ms), deadline_ms):
+                raise previous_in_progress(response_id)
+            wait_ms = min(2 * wait_ms, LONGEST_WAIT_MS)
+
+    @asynccontextmanager
+    async def _reading(self, tenant_id: str) -> AsyncIterator[None]:
+        """What is read is counted as held by its tenant only afterwards: so few do it at once. Raises ApiError 503."""
+        try:
+            async with self._kept.reads.one(tenant_id, TURN_TIMEOUT_S):
+                yield
+        except TooManyAtOnce as error:
+            raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
+
+    async def _chain(self, tenant_id: str, response_id: str, max_bytes: int) -> list[StoredTurn]:
+        """Newest first, complete. Raises ApiError and RequestError."""
+        try:
+            chain = await self._kept.stored.chain(
+                tenant_id, response_id, now_ms(), max_turns=MAX_TURNS, max_bytes=max_bytes
+            )
+        except MetadataUnavailable as error:
+            _log.warning("stored_responses_away", why=str(error), repeats=True)
+            raise store_away() from None
+        check_chain(chain, response_id, max_turns=MAX_TURNS, max_bytes=max_bytes)
+        return chain
+
+    async def _told(self, principal: Principal, turn: StoredTurn, held: Hold) -> _Turn | None:
+        """With its answer. None while it cannot be told here whether it has ended. Raises ApiError."""
+        if turn.told is not None:
+            return turn
+        try:
+            snapshot = await self._resumption.retrieve(principal, turn.response_id, held, waits=False)
+        except ApiError as refusal:
+            if refusal.status == 404:
+                raise previous_not_found(turn.response_id) from None
+            if refusal.status == 429:
+                raise
+            return None
+        if snapshot.terminal is None:
+            raise previous_in_progress(turn.response_id)
+        return AnsweredTurn(turn.response_id, turn.input, snapshot.spans or [], snapshot.terminal)
+
+
+def check_chain(chain: Sequence[StoredTurn], response_id: str, *, max_turns: int, max_bytes: int) -> None:
+    """Of turns, newest first, that were read within these bounds and one beyond. Raises ApiError and RequestError."""
+    if not chain:
+        raise previous_not_found(response_id)
+    if len(chain) > max_turns:
+        raise invalid(FIELD, f"The conversation before it has more than {max_turns} turns.")
+    if sum(turn.carried_bytes for turn in chain) > max_bytes:
+        raise invalid(FIELD, "With the conversation before it the request is larger than a request may be.")
+    if (gone := chain[-1].previous_response_id) is not None:
+        raise previous_not_found(gone)
+
+
+def _continued(asked: _Asked, turns: Sequence[_Turn]) -> _Asked:
+    earlier = []
+    for turn in turns:
+        try:
+            whole = turn if isinstance(turn, AnsweredTurn) else answered(turn, turn.told or b"")
+        except UnreadableEntry as error:
+            _log.error("stored_answer_unreadable", response_id=turn.response_id, why=str(error))
+            raise previous_not_found(turn.response_id) from None
+        earlier.append(earlier_turn(whole))
+    return continued(asked, earlier)
+
+
+def _size_bytes(turn: _Turn) -> int:
+    told = sum(len(span.text) for span in turn.spans) if isinstance(turn, AnsweredTurn) else len(turn.told or b"")
+    return len(turn.input) + told
+
+
+def _is_past(at_ms: int) -> Callable[[], bool]:
+    return lambda: monotonic_ms() >= at_ms

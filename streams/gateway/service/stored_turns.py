@@ -1,0 +1,122 @@
+"""What the service does with single stored responses: opens their rows, tells them, deletes them."""
+
+from typing import Final
+
+import structlog
+
+from schemas.request import Message, Request
+from streams.clocks import monotonic_ms, now_ms
+from streams.dialects.neutral import NeutralRequest
+from streams.gateway.errors import ApiError
+from streams.gateway.fan_out.stream import Stream
+from streams.gateway.history.replay import Replay
+from streams.gateway.service.background import Background
+from streams.gateway.service.refusals import not_found, store_away
+from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.port import NewTurn, StoredTurn
+from streams.gateway.stored.turns import read, written
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.settings import MetadataSettings
+from streams.topics import DAY_MS
+
+LOOK_AFTER_DEADLINE_MS: Final = 60_000
+"""Every response has ended by then, and nearly every row is completed."""
+AWAY_MS: Final = 1_000
+"""So long nothing is asked of a database that has just failed: each request would go to the log in vain."""
+
+_log = structlog.get_logger()
+
+
+class StoredTurns:
+    """Every method that reads or writes raises ApiError 503 while the database is away, unless it says otherwise."""
+
+    def __init__(self, keeper: Keeper, settings: MetadataSettings, background: Background) -> None:
+        self._keeper = keeper
+        self._kept = keeper.kept
+        self._stored = keeper.stored
+        self._kept_ms = settings.responses_kept_days * DAY_MS
+        self._background = background
+        self._away_until_ms = 0
+
+    # Writing
+
+    def refuse_while_away(self) -> None:
+        """Before a request that is to be stored goes to the log. Raises ApiError 503."""
+        if monotonic_ms() < self._away_until_ms:
+            raise store_away()
+
+    async def open(self, request: Request, chat: NeutralRequest) -> None:
+        """Of this turn alone: neither those before it nor its instructions. Raises MetadataUnavailable."""
+        accepted_at_ms = request.accepted_at_ms
+        turn = NewTurn(
+            response_id=request.response_id, tenant_id=request.scope.tenant_id,
+            previous_response_id=chat.previous_response_id, created_at_ms=accepted_at_ms,
+            expires_at_ms=accepted_at_ms + self._kept_ms, look_at_ms=request.deadline_ms + LOOK_AFTER_DEADLINE_MS,
+            input=written(chat.messages if chat.turn is None else chat.turn.messages),
+        )  # fmt: skip
+        try:
+            await self._stored.open(turn)
+        except MetadataUnavailable:
+            self._away_until_ms = monotonic_ms() + AWAY_MS
+            raise
+
+    def accepted(self, stream: Stream) -> None:
+        """Its row is there."""
+        self._keeper.accepted(stream)
+
+    def drop_soon(self, response_id: str) -> None:
+        """It was not accepted after all."""
+        self._background.run(self._drop(response_id))
+
+    async def _drop(self, response_id: str) -> None:
+        try:
+            await self._stored.drop([response_id])
+        except MetadataUnavailable as error:
+            # No response belongs to it, so it is dropped when the log has forgotten that time.
+            _log.warning("stored_turn_not_dropped", response_id=response_id, why=str(error), repeats=True)
+
+    # Reading
+
+    async def one(self, tenant_id: str, response_id: str) -> StoredTurn | None:
+        try:
+            return await self._kept.one(tenant_id, response_id)
+        except MetadataUnavailable as error:
+            raise self._away(error) from None
+
+    async def replay(self, tenant_id: str, response_id: str, after: int) -> Replay | None:
+        """See `StoredReplays.read`."""
+        try:
+            return await self._kept.read(tenant_id, response_id, after)
+        except MetadataUnavailable as error:
+            raise self._away(error) from None
+
+    async def input_of(self, tenant_id: str, response_id: str) -> list[Message]:
+        """What its client said in its turn. Raises ApiError 404."""
+        turn = await self.one(tenant_id, response_id)
+        if turn is None:
+            raise not_found(response_id)
+        return read(turn.input)
+
+    async def refuse_deleted(self, tenant_id: str, response_id: str) -> None:
+        """Of one that replay still tells. Raises ApiError 404."""
+        try:
+            is_deleted = await self._stored.is_deleted(tenant_id, response_id)
+        except MetadataUnavailable as error:
+            raise self._away(error) from None
+        if is_deleted:
+            raise not_found(response_id)
+
+    # Deleting
+
+    async def delete(self, tenant_id: str, response_id: str) -> None:
+        """Raises ApiError 404."""
+        try:
+            if await self._stored.delete(tenant_id, response_id, now_ms()):
+                return
+        except MetadataUnavailable as error:
+            raise self._away(error) from None
+        raise not_found(response_id)
+
+    def _away(self, error: MetadataUnavailable) -> ApiError:
+        _log.warning("stored_responses_away", why=str(error), repeats=True)
+        return store_away()

@@ -1,0 +1,251 @@
+"""Writes what stored responses have told, once they have ended, and forgets what is due. Nobody waits for it.
+
+| killed after | then |
+|---|---|
+| 1 the end read from the log | the row is open: the partition's next owner reads the end again, or the look finds it |
+| 2 all of the answer put together | the same |
+| 3 the row completed | nothing: whoever completes it again changes nothing |
+
+The row was opened before its request was accepted, so what is missing stands in the database, and no commit of the log
+waits for it. An open row whose end nobody has told by `look_at_ms` is looked for in replay, by one gateway at a time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+import structlog
+
+from schemas.responses import Started, Terminal
+from streams.clocks import now_ms
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.stream import Stream
+from streams.gateway.history.replay import Replay
+from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.stored.port import Answer, OpenTurn
+from streams.gateway.stored.replays import StoredReplays
+from streams.gateway.stored.turns import answer_of, is_refusal, is_stored
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.settings import MetadataSettings
+from streams.topics import DAY_MS
+
+MAX_ENDED: Final = 10_000
+"""Of which nobody has written the answer yet, while the database is away or slow."""
+MAX_ENDED_BYTES: Final = 64 * 1024 * 1024
+"""Of memory that they hold; those beyond either are looked for later."""
+TOGETHER: Final = 64
+TOGETHER_BYTES: Final = 8 * 1024 * 1024
+RETRY_S: Final = 1.0
+TEND_EVERY_S: Final = 20.0
+LOOK_AGAIN_MS: Final = 300_000
+FORGOTTEN_AFTER_MS: Final = 2 * DAY_MS
+"""The log keeps `responses` for a day: of what it does not tell then nobody ever will."""
+FORGET_AT_ONCE: Final = 200
+MAX_SLICES: Final = 50
+"""In one turn of tending: no slice holds the database for long, and no turn lasts for ever."""
+CLOSE_TIMEOUT_S: Final = 2.0
+
+_log = structlog.get_logger()
+
+
+class _Ended(NamedTuple):
+    """What memory held of a response when its end was read: its last spans, without a gap up to the end."""
+
+    response_id: str
+    tenant_id: str
+    started: Started | None
+    spans: Sequence[Span]
+    terminal: Terminal
+    held_bytes: int
+
+
+class Keeper:
+    def __init__(
+        self, kept: StoredReplays, history: History, settings: MetadataSettings, metrics: GatewayMetrics
+    ) -> None:
+        self.kept = kept
+        self.stored = kept.stored
+        self._history = history
+        self._settings = settings
+        self._metrics = metrics
+        self._ended: deque[_Ended] = deque()
+        self._held_bytes = 0
+        self._has_ended = asyncio.Event()
+
+    # What the gateway tells it
+
+    def accepted(self, stream: Stream) -> None:
+        """Its row is there now; it may have ended before."""
+        if stream.terminal is not None:
+            self.ended(stream)
+
+    def ended(self, stream: Stream) -> None:
+        """Its terminal was read. Costs no more than a look, unless it is stored."""
+        terminal = stream.terminal
+        assert terminal is not None, "it has ended"
+        if not (stream.is_stored or is_stored(stream.started) or is_stored(terminal)):
+            return
+        if stream.started is None and not stream.opened_here and not terminal.echo:
+            self._leave([stream.response_id], "its beginning was not read here")
+            return
+        if len(self._ended) >= MAX_ENDED or self._held_bytes + stream.held_bytes > MAX_ENDED_BYTES:
+            self._leave([stream.response_id], "too many wait")
+            return
+        spans = () if stream.broken else tuple(stream.spans)
+        self._ended.append(
+            _Ended(
+                stream.response_id, stream.scope.tenant_id, stream.started, spans, terminal, stream.held_bytes
+            )
+        )  # fmt: skip
+        self._held_bytes += stream.held_bytes
+        self._has_ended.set()
+
+    # Answers
+
+    async def write(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            while self._ended:
+                try:
+                    await self._write_some()
+                except MetadataUnavailable as error:
+                    self._metrics.stored_failures.inc()
+                    _log.warning("stored_answers_not_written", why=str(error), waiting=len(self._ended), repeats=True)
+                    await asyncio.sleep(RETRY_S)
+
+    async def _write_some(self) -> None:
+        answers: list[Answer] = []
+        refused: list[str] = []
+        written = size_bytes = 0
+        for ended in list(islice(self._ended, TOGETHER)):
+            written += 1
+            if is_refusal(ended.started, ended.terminal):
+                refused.append(ended.response_id)
+            elif (replay := await self._whole(ended)) is not None:
+                answers += await self._answers(ended.tenant_id, replay)
+                size_bytes = sum(len(answer.told) for answer in answers)
+            if size_bytes > TOGETHER_BYTES:
+                break
+        await self.stored.complete(answers)
+        await self.stored.drop(refused)
+        for _ in range(written):
+            self._held_bytes -= self._ended.popleft().held_bytes
+
+    async def _whole(self, ended: _Ended) -> Replay | None:
+        """None where it cannot be told now."""
+        replay = Replay(whole=True)
+        if ended.started is not None:
+            replay.add_started(ended.started)
+        first = ended.spans[0].first_sequence if ended.spans else ended.terminal.sequence_number
+        try:
+            if first > 1 and not await self._read_back(replay, ended.tenant_id, ended.response_id, first - 1):
+                self._leave([ended.response_id], "nothing is known of its beginning")
+                return None
+        except HistoryUnavailable as error:
+            self._leave([ended.response_id], str(error))
+            return None
+        for span in ended.spans:
+            replay.add_span(span)
+        replay.add_terminal(ended.terminal)
+        if replay.gap:
+            self._leave([ended.response_id], "a gap")
+            return None
+        return replay
+
+    async def _answers(self, tenant_id: str, replay: Replay) -> list[Answer]:
+        """None of what is too large to be kept."""
+        answer = await asyncio.to_thread(answer_of, tenant_id, replay)
+        if len(answer.told) <= self._settings.max_response_bytes:
+            return [answer]
+        _log.warning("response_too_large_to_be_stored", response_id=answer.response_id, bytes=len(answer.told))
+        await self.stored.drop([answer.response_id])
+        return []
+
+    async def _read_back(self, replay: Replay, tenant_id: str, response_id: str, until: int) -> bool:
+        """Up to that token, piece by piece. False where nothing is known of it. Raises HistoryUnavailable."""
+        piece = await self._history.read(tenant_id, response_id, 0, until=until)
+        while piece is not None:
+            if piece.started is not None:
+                replay.add_started(piece.started)
+            for span in piece.spans:
+                replay.add_span(span)
+            if not piece.is_partial or replay.last >= until:
+                return True
+            piece = await self._history.read(tenant_id, response_id, replay.last, until=until, rest=piece.rest)
+        return False
+
+    def _leave(self, response_ids: Sequence[str], why: str) -> None:
+        """To the look at open rows."""
+        self._metrics.stored_left.inc(len(response_ids))
+        _log.warning("stored_answers_left_for_later", response_ids=list(response_ids), why=why, repeats=True)
+
+    # Open rows, and old ones
+
+    async def tend(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(TEND_EVERY_S)
+            try:
+                await self.look(now_ms())
+                await self.forget(now_ms())
+            except MetadataUnavailable as error:
+                _log.warning("stored_responses_not_tended", why=str(error), repeats=True)
+
+    async def look(self, at_ms: int) -> None:
+        """Completes open rows that are due, one by one. What the log has forgotten too is dropped."""
+        for turn in await self.stored.due(at_ms, at_ms + LOOK_AGAIN_MS, TOGETHER):
+            try:
+                if not await self._look_for(turn) and turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms:
+                    await self.stored.drop([turn.response_id])
+            except HistoryUnavailable as error:
+                _log.warning("stored_end_unknown", response_id=turn.response_id, why=str(error), repeats=True)
+
+    async def _look_for(self, turn: OpenTurn) -> bool:
+        """Whether its end was found. Raises HistoryUnavailable."""
+        piece = await self._history.read(turn.tenant_id, turn.response_id, 0)
+        if piece is not None and piece.terminal is None:
+            piece = await self._history.read(turn.tenant_id, turn.response_id, 0, ended=True)
+        if piece is None or piece.terminal is None:
+            return False
+        if is_refusal(piece.started, piece.terminal):
+            await self.stored.drop([turn.response_id])
+            return True
+        replay = Replay(whole=True)
+        last = piece.terminal.sequence_number - 1
+        if not last or await self._read_back(replay, turn.tenant_id, turn.response_id, last):
+            if piece.started is not None:
+                replay.add_started(piece.started)
+            replay.add_terminal(piece.terminal)
+            if not replay.gap:
+                await self.stored.complete(await self._answers(turn.tenant_id, replay))
+                return True
+        return False
+
+    async def forget(self, at_ms: int) -> None:
+        """What has expired, and what tenants have beyond their bounds, in slices."""
+        settings = self._settings
+        for _ in range(MAX_SLICES):
+            if await self.stored.purge(at_ms, FORGET_AT_ONCE) < FORGET_AT_ONCE:
+                break
+        for _ in range(MAX_SLICES):
+            shed = await self.stored.shed(settings.tenant_responses, settings.tenant_bytes, FORGET_AT_ONCE)
+            if shed:
+                _log.warning("stored_responses_shed", responses=shed, repeats=True)
+            if shed < FORGET_AT_ONCE:
+                break
+
+    async def close(self) -> None:
+        """A last try for what has ended; the next owner, or the look, has the rest. Closes the store."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._ended:
+                    await self._write_some()
+        except (MetadataUnavailable, TimeoutError) as error:
+            _log.warning("stored_answers_left_for_later", waiting=len(self._ended), why=str(error))
+        finally:
+            await self.stored.close()

@@ -1,0 +1,138 @@
+"""Stored responses in memory: what the contract's suite holds against the database, and gateways are tested on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streams.gateway.stored.port import Answer, NewTurn, OpenTurn, StoredTurn
+from streams.metadata.unavailable import MetadataUnavailable
+
+
+@dataclass(slots=True)
+class _Row:
+    turn: NewTurn
+    input: bytes
+    look_at_ms: int | None
+    carried_bytes: int
+    told: bytes | None = None
+    deleted_at_ms: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.input) + len(self.told or b"")
+
+
+class MemoryStoredResponses:
+    """`is_away`: every call fails."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, _Row] = {}
+        self.is_away = False
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def open_ids(self) -> list[str]:
+        """Of rows that wait for their answer."""
+        return [response_id for response_id, row in self._rows.items() if row.look_at_ms is not None]
+
+    def _at_hand(self) -> dict[str, _Row]:
+        if self.is_away:
+            raise MetadataUnavailable("away")
+        return self._rows
+
+    def _live(self, tenant_id: str, response_id: str | None, now_ms: int) -> _Row | None:
+        row = self._at_hand().get(response_id or "")
+        if row is None or row.turn.tenant_id != tenant_id:
+            return None
+        return row if row.deleted_at_ms is None and row.turn.expires_at_ms > now_ms else None
+
+    async def open(self, turn: NewTurn) -> None:
+        self._at_hand()[turn.response_id] = _Row(turn, turn.input, turn.look_at_ms, len(turn.input))
+
+    async def complete(self, answers: Sequence[Answer]) -> None:
+        rows = self._at_hand()
+        for answer in answers:
+            row = rows.get(answer.response_id)
+            if row is None or row.turn.tenant_id != answer.tenant_id:
+                continue
+            if row.told is None and row.deleted_at_ms is None:
+                row.told, row.look_at_ms = answer.told, None
+                row.carried_bytes += answer.said_bytes
+
+    async def one(self, tenant_id: str, response_id: str, now_ms: int) -> StoredTurn | None:
+        row = self._live(tenant_id, response_id, now_ms)
+        return None if row is None else _stored(row)
+
+    async def chain(
+        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int
+    ) -> list[StoredTurn]:
+        found: list[StoredTurn] = []
+        carried_bytes = 0
+        row = self._live(tenant_id, response_id, now_ms)
+        while row is not None:
+            found.append(_stored(row))
+            carried_bytes += row.carried_bytes
+            if len(found) > max_turns or carried_bytes > max_bytes:
+                break
+            row = self._live(tenant_id, row.turn.previous_response_id, now_ms)
+        return found
+
+    async def delete(self, tenant_id: str, response_id: str, now_ms: int) -> bool:
+        row = self._live(tenant_id, response_id, now_ms)
+        if row is None:
+            return False
+        row.deleted_at_ms, row.look_at_ms = now_ms, None
+        row.input, row.told, row.carried_bytes = b"", None, 0
+        return True
+
+    async def is_deleted(self, tenant_id: str, response_id: str) -> bool:
+        row = self._at_hand().get(response_id)
+        return row is not None and row.turn.tenant_id == tenant_id and row.deleted_at_ms is not None
+
+    async def due(self, now_ms: int, again_at_ms: int, limit: int) -> list[OpenTurn]:
+        waiting = [row for row in self._at_hand().values() if row.look_at_ms is not None and row.look_at_ms <= now_ms]
+        waiting.sort(key=lambda row: (row.look_at_ms or 0, row.turn.response_id))
+        for row in waiting[:limit]:
+            row.look_at_ms = again_at_ms
+        return [OpenTurn(row.turn.response_id, row.turn.tenant_id, row.turn.created_at_ms) for row in waiting[:limit]]
+
+    async def drop(self, response_ids: Sequence[str]) -> None:
+        rows = self._at_hand()
+        for response_id in response_ids:
+            row = rows.get(response_id)
+            if row is not None and row.told is None and row.deleted_at_ms is None:
+                del rows[response_id]
+
+    async def purge(self, now_ms: int, limit: int) -> int:
+        rows = self._at_hand()
+        gone = sorted((row.turn.expires_at_ms, name) for name, row in rows.items() if row.turn.expires_at_ms <= now_ms)
+        for _, response_id in gone[:limit]:
+            del rows[response_id]
+        return len(gone[:limit])
+
+    async def shed(self, max_rows: int, max_bytes: int, limit: int) -> int:
+        rows = self._at_hand()
+        gone: list[str] = []
+        for tenant_id in sorted({row.turn.tenant_id for row in rows.values()}):
+            beyond = []
+            size_bytes = 0
+            for count, name in enumerate(self._newest_first(tenant_id), 1):
+                size_bytes += rows[name].size_bytes
+                if count > max_rows or size_bytes > max_bytes:
+                    beyond.append(name)
+            gone += reversed(beyond)
+        for name in gone[:limit]:
+            del rows[name]
+        return len(gone[:limit])
+
+    def _newest_first(self, tenant_id: str) -> list[str]:
+        """Those that are not deleted."""
+        own = [row.turn for row in self._rows.values() if row.turn.tenant_id == tenant_id and row.deleted_at_ms is None]
+        return [turn.response_id for turn in sorted(own, key=lambda turn: (-turn.created_at_ms, turn.response_id))]
+
+    async def close(self) -> None: ...
+
+
+def _stored(row: _Row) -> StoredTurn:
+    turn = row.turn
+    return StoredTurn(turn.response_id, turn.previous_response_id, row.input, row.told, row.carried_bytes)

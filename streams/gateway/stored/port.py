@@ -1,0 +1,92 @@
+"""What is kept of a response, and who may have it. Every method raises `MetadataUnavailable`.
+
+A row is opened before its request is accepted, so what its answer lacks is always written down: as an open row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class NewTurn:
+    """One request. `input`: JSON of what its client said in it, not of the turns before it."""
+
+    response_id: str
+    tenant_id: str
+    previous_response_id: str | None
+    created_at_ms: int
+    expires_at_ms: int
+    look_at_ms: int
+    """When to look for its end, should nobody have told it by then."""
+    input: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one. `told`: an entry of history that holds all of it."""
+
+    response_id: str
+    tenant_id: str
+    told: bytes
+    said_bytes: int
+    """How much of it a later turn repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """`told` is None while nobody has written how it ended."""
+
+    response_id: str
+    previous_response_id: str | None
+    input: bytes
+    told: bytes | None
+    carried_bytes: int
+    """What a later turn repeats of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    response_id: str
+    tenant_id: str
+    created_at_ms: int
+
+
+class StoredResponses(Protocol):
+    """Of one region. Nothing of a tenant's is there for another; times are Unix times, given by who calls."""
+
+    async def open(self, turn: NewTurn) -> None:
+        """On disk when it returns."""
+
+    async def complete(self, answers: Sequence[Answer]) -> None:
+        """Together. Of one that is complete, deleted or not there, nothing changes."""
+
+    async def one(self, tenant_id: str, response_id: str, now_ms: int) -> StoredTurn | None:
+        """None: not there, deleted, or expired."""
+
+    async def chain(
+        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int
+    ) -> list[StoredTurn]:
+        """That one and those before it, newest first, as far as they are there.
+
+        At most one beyond `max_turns`; none beyond the first with which they carry more than `max_bytes`.
+        """
+
+    async def delete(self, tenant_id: str, response_id: str, now_ms: int) -> bool:
+        """Its content goes at once; that it is deleted is known until it would have expired. Whether it was there."""
+
+    async def is_deleted(self, tenant_id: str, response_id: str) -> bool: ...
+
+    async def due(self, now_ms: int, again_at_ms: int, limit: int) -> list[OpenTurn]:
+        """Open ones whose end is to be looked for; nobody else is told of them before `again_at_ms`."""
+
+    async def drop(self, response_ids: Sequence[str]) -> None:
+        """Open ones that never became responses."""
+
+    async def purge(self, now_ms: int, limit: int) -> int:
+        """Forgets what has expired, and how many that were."""
+
+    async def shed(self, max_rows: int, max_bytes: int, limit: int) -> int:
+        """Of each tenant that has more, the oldest are forgotten: at most `limit`; how many that were."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,227 @@
+"""Stored responses in the database, in SQL that SQLite and Postgres both speak."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
+
+from streams.gateway.stored.port import Answer, NewTurn, OpenTurn, StoredTurn
+from streams.metadata.database import Database
+from streams.metadata.tables import STORED_RESPONSES
+from streams.metadata.together import Together
+
+OPENED_TOGETHER: Final = 128
+OPENED_TOGETHER_BYTES: Final = 8 * 1024 * 1024
+TENANTS_SHED_AT_ONCE: Final = 16
+
+_R = STORED_RESPONSES.c
+_COMPLETE: Final = (
+    update(STORED_RESPONSES)
+    .where(
+        _R.response_id == bindparam("of_response"), _R.tenant_id == bindparam("of_tenant"),
+        _R.told.is_(None), _R.deleted_at_ms.is_(None),
+    )
+    .values(
+        told=bindparam("answer"), look_at_ms=None, carried_bytes=_R.carried_bytes + bindparam("said_bytes"),
+        size_bytes=_R.size_bytes + bindparam("answer_bytes"),
+    )
+)  # fmt: skip
+
+
+def _live(table: FromClause, tenant_id: str, now_ms: int) -> ColumnElement[bool]:
+    return and_(table.c.tenant_id == tenant_id, table.c.deleted_at_ms.is_(None), table.c.expires_at_ms > now_ms)
+
+
+class SqlStoredResponses:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._opening = Together(
+            self._open, lambda turn: len(turn.input), max_rows=OPENED_TOGETHER, max_bytes=OPENED_TOGETHER_BYTES
+        )
+
+    async def open(self, turn: NewTurn) -> None:
+        await self._opening.add(turn)
+
+    async def _open(self, turns: Sequence[NewTurn]) -> None:
+        rows = [
+            {
+                "response_id": turn.response_id, "tenant_id": turn.tenant_id,
+                "previous_response_id": turn.previous_response_id, "created_at_ms": turn.created_at_ms,
+                "expires_at_ms": turn.expires_at_ms, "look_at_ms": turn.look_at_ms, "input": turn.input,
+                "carried_bytes": len(turn.input), "size_bytes": len(turn.input),
+            }
+            for turn in turns
+        ]  # fmt: skip
+
+        def work(connection: Connection) -> None:
+            connection.execute(insert(STORED_RESPONSES), rows)
+
+        await self._database.write(work)
+
+    async def complete(self, answers: Sequence[Answer]) -> None:
+        # By id, as every writer of several rows does it: none waits for one that waits for it.
+        values = [
+            {
+                "of_response": answer.response_id, "of_tenant": answer.tenant_id, "answer": answer.told,
+                "said_bytes": answer.said_bytes, "answer_bytes": len(answer.told),
+            }
+            for answer in sorted(answers, key=lambda answer: answer.response_id)
+        ]  # fmt: skip
+
+        def work(connection: Connection) -> None:
+            connection.execute(_COMPLETE, values)
+
+        if values:
+            await self._database.write(work)
+
+    async def one(self, tenant_id: str, response_id: str, now_ms: int) -> StoredTurn | None:
+        found = await self.chain(tenant_id, response_id, now_ms, max_turns=0, max_bytes=0)
+        return found[0] if found else None
+
+    async def chain(
+        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int
+    ) -> list[StoredTurn]:
+        newest = (
+            select(
+                _R.response_id, _R.previous_response_id, literal(1).label("turns"), _R.carried_bytes.label("all_bytes")
+            )
+            .where(_R.response_id == response_id, _live(STORED_RESPONSES, tenant_id, now_ms))
+            .cte("chain", recursive=True)
+        )
+        older = STORED_RESPONSES.alias("older")
+        chain = newest.union_all(
+            select(
+                older.c.response_id, older.c.previous_response_id, newest.c.turns + 1,
+                newest.c.all_bytes + older.c.carried_bytes,
+            ).where(
+                older.c.response_id == newest.c.previous_response_id, _live(older, tenant_id, now_ms),
+                newest.c.turns <= max_turns, newest.c.all_bytes <= max_bytes,
+            )
+        )  # fmt: skip
+        query = (
+            select(_R.response_id, _R.previous_response_id, _R.input, _R.told, _R.carried_bytes)
+            .join(chain, _R.response_id == chain.c.response_id)
+            .order_by(chain.c.turns)
+        )
+
+        def work(connection: Connection) -> list[StoredTurn]:
+            return [_stored(row) for row in connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def delete(self, tenant_id: str, response_id: str, now_ms: int) -> bool:
+        emptied = {"input": b"", "told": None, "look_at_ms": None, "carried_bytes": 0, "size_bytes": 0}
+        deletion = (
+            update(STORED_RESPONSES)
+            .where(_R.response_id == response_id, _live(STORED_RESPONSES, tenant_id, now_ms))
+            .values(deleted_at_ms=now_ms, **emptied)
+        )
+        return await self._database.write(lambda connection: connection.execute(deletion).rowcount > 0)
+
+    async def is_deleted(self, tenant_id: str, response_id: str) -> bool:
+        query = select(_R.response_id).where(
+            _R.response_id == response_id, _R.tenant_id == tenant_id, _R.deleted_at_ms.is_not(None)
+        )
+        return await self._database.read(lambda connection: connection.execute(query).first() is not None)
+
+    async def due(self, now_ms: int, again_at_ms: int, limit: int) -> list[OpenTurn]:
+        query = (
+            select(_R.response_id, _R.tenant_id, _R.created_at_ms)
+            .where(_R.look_at_ms <= now_ms)
+            .order_by(_R.look_at_ms, _R.response_id)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+
+        def work(connection: Connection) -> list[OpenTurn]:
+            found = [OpenTurn(*row) for row in connection.execute(query)]
+            if found:
+                ids = [turn.response_id for turn in found]
+                claim = update(STORED_RESPONSES).where(_R.response_id.in_(ids)).values(look_at_ms=again_at_ms)
+                connection.execute(claim)
+            return found
+
+        return await self._database.write(work)
+
+    async def drop(self, response_ids: Sequence[str]) -> None:
+        if response_ids:
+            await self._forget(
+                delete(STORED_RESPONSES).where(
+                    _R.response_id.in_(response_ids), _R.told.is_(None), _R.deleted_at_ms.is_(None)
+                )
+            )
+
+    async def purge(self, now_ms: int, limit: int) -> int:
+        expired = (
+            select(_R.response_id)
+            .where(_R.expires_at_ms <= now_ms)
+            .order_by(_R.expires_at_ms, _R.response_id)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        return await self._forget(delete(STORED_RESPONSES).where(_R.response_id.in_(expired)))
+
+    async def shed(self, max_rows: int, max_bytes: int, limit: int) -> int:
+        too_much = (
+            select(_R.tenant_id)
+            .where(_R.deleted_at_ms.is_(None))
+            .group_by(_R.tenant_id)
+            .having(or_(func.count() > max_rows, func.sum(_R.size_bytes) > max_bytes))
+            .order_by(_R.tenant_id)
+            .limit(TENANTS_SHED_AT_ONCE)
+        )
+
+        def work(connection: Connection) -> int:
+            shed = 0
+            for tenant_id in connection.execute(too_much).scalars().all():
+                ids = connection.execute(_oldest(tenant_id, max_rows, max_bytes, limit - shed)).scalars().all()
+                connection.execute(delete(STORED_RESPONSES).where(_R.response_id.in_(ids)))
+                shed += len(ids)
+                if shed >= limit:
+                    break
+            return shed
+
+        return await self._database.write(work)
+
+    async def _forget(self, deletion: Any) -> int:
+        return await self._database.write(lambda connection: int(connection.execute(deletion).rowcount))
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+def _oldest(tenant_id: str, max_rows: int, max_bytes: int, limit: int) -> Any:
+    """Ids of what the tenant has beyond its bounds, counted from the newest."""
+    newest_first = (_R.created_at_ms.desc(), _R.response_id)
+    counted = (
+        select(
+            _R.response_id,
+            func.row_number().over(order_by=newest_first).label("number"),
+            # By rows: those of one moment are counted one by one.
+            func.sum(_R.size_bytes).over(order_by=newest_first, rows=(None, 0)).label("all_bytes"),
+        )
+        .where(_R.tenant_id == tenant_id, _R.deleted_at_ms.is_(None))
+        .subquery()
+    )
+    beyond = or_(counted.c.number > max_rows, counted.c.all_bytes > max_bytes)
+    return select(counted.c.response_id).where(beyond).order_by(counted.c.number.desc()).limit(limit)
+
+
+def _stored(row: Any) -> StoredTurn:
+    return StoredTurn(
+        row.response_id, row.previous_response_id, bytes(row.input), None if row.told is None else bytes(row.told),
+        row.carried_bytes,
+    )  # fmt: skip

@@ -1,0 +1,73 @@
+"""The tables' versions: brought up by one command, checked by who uses them."""
+
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from streams.metadata.engine import WRITES, engine_of
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.settings import MetadataSettings, SettingsError
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+MIGRATION_TIMEOUT_MS: Final = 600_000
+_TIMEOUTS: Final = ("statement_timeout_ms", "busy_timeout_ms")
+_LOCK: Final = 7_310_579_621
+"""Of Postgres: one migration at a time. SQLite has but one writer anyway."""
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def migrate(settings: MetadataSettings, data_dir: Path) -> bool:
+    """Brings the tables to this release, in one transaction. Whether there was something to do.
+
+    Raises MetadataUnavailable, and SettingsError where the tables are of a later release.
+    """
+    patient = settings.model_copy(update=dict.fromkeys(_TIMEOUTS, MIGRATION_TIMEOUT_MS))
+    engine = engine_of(patient, data_dir)
+    try:
+        with engine.connect() as connection:
+            connection = connection.execution_options(**{WRITES: True})
+            with connection.begin():
+                if connection.dialect.name == "postgresql":
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+                found = _found(connection)
+                _check_known(found)
+                command.upgrade(_config(connection), "head")
+                return found != _wanted()
+    except DBAPIError as error:
+        raise MetadataUnavailable(f"metadata: {str(error.orig)[:200]}") from None
+    finally:
+        engine.dispose()
+
+
+def check_schema(connection: Connection) -> None:
+    """Raises SettingsError unless the tables are those of this release."""
+    found = _found(connection)
+    _check_known(found)
+    if found != _wanted():
+        raise SettingsError("metadata: the database lacks tables of this release; make them with: sluice migrate")
+
+
+def _found(connection: Connection) -> set[str]:
+    return set(MigrationContext.configure(connection).get_current_heads())
+
+
+def _wanted() -> set[str]:
+    return set(ScriptDirectory.from_config(_config()).get_heads())
+
+
+def _check_known(found: set[str]) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if unknown := sorted(found - known):
+        raise SettingsError(f"metadata: the database is of a later release (schema {unknown[0]})")

@@ -1,0 +1,27 @@
+"""The tables, as this release knows them; `migrations/` made them so."""
+
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, Table, Text
+
+METADATA = MetaData(
+    naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "pk": "pk_%(table_name)s"},
+)
+
+STORED_RESPONSES = Table(
+    "stored_responses",
+    METADATA,
+    Column("response_id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("previous_response_id", Text),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("expires_at_ms", BigInteger, nullable=False),
+    Column("look_at_ms", BigInteger),  # when to look for its end, while nobody has written what it told
+    Column("deleted_at_ms", BigInteger),  # its content is gone; the row says so to who would replay it
+    Column("input", LargeBinary, nullable=False),  # JSON of the messages that its client sent in this turn
+    Column("told", LargeBinary),  # all of it, as one entry of history
+    Column("carried_bytes", BigInteger, nullable=False),  # what a later turn repeats of it
+    Column("size_bytes", BigInteger, nullable=False),  # of input and told
+    Index("ix_stored_responses_expires_at_ms", "expires_at_ms"),
+    Index("ix_stored_responses_look_at_ms", "look_at_ms"),
+    Index("ix_stored_responses_tenant_id", "tenant_id", "created_at_ms", "size_bytes"),
+)
+"""One row for each: written by who accepts the request, completed once it has ended."""

@@ -1,0 +1,175 @@
+"""The database: its file is private, its transactions are whole and have deadlines, its tables are this release's."""
+
+import asyncio
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, text
+
+from streams.metadata import database as database_module
+from streams.metadata.database import Database
+from streams.metadata.engine import FILE_NAME, address_of, engine_of
+from streams.metadata.schema import check_schema, migrate
+from streams.metadata.tables import METADATA
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.settings import MetadataSettings, SettingsError
+
+PATIENT = MetadataSettings(busy_timeout_ms=20_000, statement_timeout_ms=20_000)
+NO_LOCKS = MetadataSettings(busy_timeout_ms=50, statement_timeout_ms=20_000)
+QUICK = MetadataSettings(busy_timeout_ms=20_000, statement_timeout_ms=50)
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    migrate(PATIENT, tmp_path)
+    return tmp_path
+
+
+def checked(settings: MetadataSettings, folder: Path) -> None:
+    engine = engine_of(settings, folder)
+    try:
+        with engine.connect() as connection:
+            check_schema(connection)
+    finally:
+        engine.dispose()
+
+
+def execute(folder: Path, statement: str) -> None:
+    connection = sqlite3.connect(folder / FILE_NAME)
+    with connection:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_its_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    assert migrate(PATIENT, folder)
+    engine = engine_of(PATIENT, folder)
+    with engine.connect() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(text("PRAGMA synchronous")).scalar() == 2, "FULL: what is committed is on disk"
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    engine.dispose()
+    assert set(modes) >= {FILE_NAME, f"{FILE_NAME}-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+def test_migrations_make_the_tables_that_the_code_knows(folder: Path) -> None:
+    engine = engine_of(PATIENT, folder)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    engine.dispose()
+
+
+def test_a_second_migration_has_nothing_to_do(folder: Path) -> None:
+    assert not migrate(PATIENT, folder)
+    checked(PATIENT, folder)
+
+
+def test_tables_that_are_missing_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="sluice migrate"):
+        checked(PATIENT, tmp_path)
+
+
+def test_a_later_release_s_tables_are_left_alone(folder: Path) -> None:
+    execute(folder, "UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SettingsError, match="later release"):
+        checked(PATIENT, folder)
+    with pytest.raises(SettingsError, match="later release"):
+        migrate(PATIENT, folder)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    engine_of(PATIENT, tmp_path).dispose()
+    execute(tmp_path, "CREATE TABLE stored_responses (x)")
+    with pytest.raises(MetadataUnavailable, match="already exists"):
+        migrate(PATIENT, tmp_path)
+    execute(tmp_path, "DROP TABLE stored_responses")
+    assert migrate(PATIENT, tmp_path)
+
+
+async def test_a_transaction_that_fails_changes_nothing(folder: Path) -> None:
+    def work(connection: Connection) -> None:
+        connection.execute(text("DELETE FROM alembic_version"))
+        raise ValueError("no")
+
+    database = Database(PATIENT, folder)
+    with pytest.raises(ValueError, match="no"):
+        await database.write(work)
+    await database.check()
+    await database.close()
+
+
+async def test_a_statement_that_does_not_end_is_ended(folder: Path) -> None:
+    database = Database(QUICK, folder)
+    ended = threading.Event()
+
+    def work(connection: Connection) -> None:
+        try:
+            connection.execute(text(ENDLESS))
+        finally:
+            ended.set()
+
+    with pytest.raises(MetadataUnavailable):
+        await database.read(work)
+    assert await asyncio.to_thread(ended.wait, 20), "its thread is free again"
+    await asyncio.sleep(0)
+    await database.close()
+
+
+@pytest.fixture
+def locked(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Somebody else writes, and does not end."""
+    connection = sqlite3.connect(folder / FILE_NAME, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    yield connection
+    connection.close()
+
+
+async def test_readers_wait_for_no_writer_and_a_writer_not_for_ever(folder: Path, locked: sqlite3.Connection) -> None:
+    database = Database(NO_LOCKS, folder)
+    await database.check()
+    with pytest.raises(MetadataUnavailable):
+        await database.write(lambda connection: connection.execute(text("DELETE FROM stored_responses")).rowcount)
+    locked.execute("ROLLBACK")
+    patient = Database(PATIENT, folder)
+    assert await patient.write(lambda c: c.execute(text("DELETE FROM stored_responses")).rowcount) == 0
+    await database.close()
+    await patient.close()
+
+
+async def test_no_more_transactions_wait_than_may(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "MAX_WAITING", 2)
+    go = threading.Event()
+    database = Database(PATIENT, folder)
+    wait: Callable[[Connection], bool] = lambda _connection: go.wait(20)  # noqa: E731
+    waiting = [asyncio.ensure_future(database.read(wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(MetadataUnavailable, match="wait already"):
+        await database.read(wait)
+    go.set()
+    assert await asyncio.gather(*waiting) == [True, True]
+    await database.close()
+
+
+def test_a_servers_address_gets_its_password_and_its_driver(tmp_path: Path) -> None:
+    settings = MetadataSettings(url="postgresql://sluice@db.example/sluice", password="p:w")
+    address = address_of(settings, tmp_path)
+    assert address.render_as_string(hide_password=False) == "postgresql+psycopg://sluice:p%3Aw@db.example/sluice"
+    assert "p:w" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"url": "mysql://x"}, "url"), ({"password": "x" * 8}, "postgresql://"), ({"connections": 0}, "connections")],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        MetadataSettings.model_validate(given)

@@ -1,0 +1,97 @@
+"""Rows that come while others are written share the next transaction; each of who waits learns its own outcome."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from streams.metadata import together as together_module
+from streams.metadata.together import Together
+from streams.metadata.unavailable import MetadataUnavailable
+
+
+class Writer:
+    """Writes a batch each time that it is let."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.failure: Exception | None = None
+        self._free = asyncio.Semaphore(0)
+
+    async def write(self, rows: Sequence[str]) -> None:
+        self.batches.append(list(rows))
+        await self._free.acquire()
+        if self.failure is not None:
+            raise self.failure
+
+    async def let(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._free.release()
+            for _turn in range(5):
+                await asyncio.sleep(0)
+
+
+def together(writer: Writer, *, rows: int = 10, size: int = 100) -> Together[str]:
+    return Together(writer.write, len, max_rows=rows, max_bytes=size)
+
+
+async def adding(to: Together[str], *rows: str) -> list[asyncio.Future[None]]:
+    tasks: list[asyncio.Future[None]] = [asyncio.ensure_future(to.add(row)) for row in rows]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_the_first_waits_for_nobody_and_those_behind_it_go_together() -> None:
+    writer = Writer()
+    to = together(writer)
+    first = await adding(to, "a")
+    rest = await adding(to, "b", "c")
+    assert writer.batches == [["a"]]
+    await writer.let()
+    assert (first[0].done(), writer.batches) == (True, [["a"], ["b", "c"]])
+    assert not rest[0].done()
+    await writer.let()
+    await asyncio.gather(*first, *rest)
+
+
+async def test_a_batch_has_bounds_and_one_row_always_fits() -> None:
+    writer = Writer()
+    to = together(writer, rows=2, size=4)
+    tasks = await adding(to, "x") + await adding(to, "aa", "bb", "cc", "ddddddd", "e")
+    await writer.let(6)
+    await asyncio.gather(*tasks)
+    assert writer.batches == [["x"], ["aa", "bb"], ["cc"], ["ddddddd"], ["e"]]
+
+
+async def test_a_failure_is_of_its_own_batch_alone() -> None:
+    writer = Writer()
+    to = together(writer)
+    tasks = await adding(to, "a") + await adding(to, "b")
+    writer.failure = MetadataUnavailable("away")
+    await writer.let()
+    writer.failure = None
+    await writer.let()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [MetadataUnavailable, type(None)]
+
+
+async def test_who_has_left_is_not_written() -> None:
+    writer = Writer()
+    to = together(writer)
+    tasks = await adding(to, "a") + await adding(to, "b", "c")
+    tasks[1].cancel()
+    await writer.let(2)
+    assert writer.batches == [["a"], ["c"]]
+    await asyncio.gather(tasks[0], tasks[2])
+
+
+async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together_module, "MAX_WAITING", 1)
+    writer = Writer()
+    to = together(writer)
+    tasks = await adding(to, "a") + await adding(to, "b")
+    with pytest.raises(MetadataUnavailable, match="wait already"):
+        await to.add("c")
+    await writer.let(2)
+    await asyncio.gather(*tasks)
