@@ -15,6 +15,8 @@ WRITES: Final = "sluice_writes"
 """Execution option of a connection whose transaction writes."""
 PROGRESS_STEPS: Final = 10_000
 """Of SQLite's virtual machine, between two looks at the deadline: about a millisecond."""
+NOTICED: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+"""A server that is gone without a word, where no statement's deadline is held any more: its threads are free again."""
 
 
 def address_of(settings: MetadataSettings, data_dir: Path) -> URL:
@@ -51,6 +53,7 @@ def engine_of(settings: MetadataSettings, data_dir: Path) -> Engine:
     }
     arguments = {
         "connect_timeout": max(2, settings.statement_timeout_ms // 1_000),  # libpq knows no less
+        **NOTICED,
         "options": " ".join(f"-c {name}={value}" for name, value in timeouts.items()),
     }
     return create_engine(url, connect_args=arguments, pool_pre_ping=True, pool_recycle=600, **pool)

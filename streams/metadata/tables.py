@@ -22,6 +22,7 @@ STORED_RESPONSES = Table(
     Column("size_bytes", BigInteger, nullable=False),  # of input and told
     Index("ix_stored_responses_expires_at_ms", "expires_at_ms"),
     Index("ix_stored_responses_look_at_ms", "look_at_ms"),
-    Index("ix_stored_responses_tenant_id", "tenant_id", "created_at_ms", "size_bytes"),
+    # What a tenant has is counted from it alone.
+    Index("ix_stored_responses_tenant_id", "tenant_id", "deleted_at_ms", "created_at_ms", "response_id", "size_bytes"),
 )
 """One row for each: written by who accepts the request, completed once it has ended."""

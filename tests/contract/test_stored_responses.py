@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from sqlalchemy import delete
 
 from streams.gateway.stored.memory import MemoryStoredResponses
-from streams.gateway.stored.port import Answer, NewTurn, OpenTurn, StoredResponses, StoredTurn
+from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredResponses, StoredTurn
 from streams.gateway.stored.sql import SqlStoredResponses
 from streams.metadata.database import Database
-from streams.metadata.engine import engine_of
+from streams.metadata.engine import FILE_NAME, engine_of
 from streams.metadata.schema import migrate
 from streams.metadata.tables import STORED_RESPONSES
+from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import MetadataSettings
 
 POSTGRES = os.environ.get("POSTGRES_TEST_URL", "")
@@ -26,8 +28,8 @@ LATER = 1_000_000
 """When whatever these stories store has expired."""
 
 
-def sql(folder: Path, url: str = "") -> SqlStoredResponses:
-    chosen = MetadataSettings(url=url, busy_timeout_ms=20_000, statement_timeout_ms=20_000)
+def sql(folder: Path, url: str = "", *, busy_timeout_ms: int = 20_000) -> SqlStoredResponses:
+    chosen = MetadataSettings(url=url, busy_timeout_ms=busy_timeout_ms, statement_timeout_ms=20_000)
     migrate(chosen, folder)
     if url:
         engine = engine_of(chosen, folder)
@@ -57,8 +59,10 @@ def answer(name: str, told: bytes = b"told", said_bytes: int = 4, *, tenant: str
     return Answer(name, tenant, told, said_bytes)
 
 
-async def chain(stored: StoredResponses, name: str, *, turns: int = 10, size: int = 1_000, at: int = 1) -> list[str]:
-    found = await stored.chain("acme", name, at, max_turns=turns, max_bytes=size)
+async def chain(
+    stored: StoredResponses, name: str, *, turns: int = 10, size: int = 1_000, read: int = 1_000, at: int = 1
+) -> list[str]:
+    found = await stored.chain("acme", name, at, max_turns=turns, max_bytes=size, max_read_bytes=read)
     return [each.response_id for each in found]
 
 
@@ -83,7 +87,8 @@ async def test_nothing_of_a_tenant_is_there_for_another(stored: StoredResponses)
     await stored.complete([answer("a", tenant="beta")])
     assert await stored.one("beta", "a", 1) is None
     assert not await stored.delete("beta", "a", 1)
-    assert await stored.chain("beta", "b", 1, max_turns=9, max_bytes=99) == [StoredTurn("b", "a", b"hi", None, 2)]
+    found = await stored.chain("beta", "b", 1, max_turns=9, max_bytes=99, max_read_bytes=99)
+    assert found == [StoredTurn("b", "a", b"hi", None, 2)]
     assert await stored.one("acme", "a", 1) == StoredTurn("a", None, b"hi", None, 2)
 
 
@@ -95,6 +100,9 @@ async def test_a_chain_is_told_newest_first_as_far_as_its_bounds(stored: StoredR
     assert await chain(stored, "d", turns=2) == ["d", "c", "b"], "one beyond shows that there are more"
     assert await chain(stored, "d", size=10) == ["d", "c", "b"], "the first beyond shows that they are larger"
     assert await chain(stored, "d", size=9) == ["d", "c"]
+    await stored.complete([answer("c", b"reasoning " * 10, 1)])
+    assert await chain(stored, "d", read=109) == ["d", "c"], "what is not carried on is read all the same"
+    assert await chain(stored, "d", read=110) == ["d", "c", "b"]
     assert await chain(stored, "nobody") == []
 
 
@@ -119,8 +127,10 @@ async def test_what_is_deleted_stays_so_and_leaves_no_content(stored: StoredResp
     assert not await stored.is_deleted("beta", "a")
     assert await stored.one("acme", "a", 1) is None
     assert await stored.due(LATER, LATER, 9) == []
-    assert await stored.shed(0, 0, 9) == 0, "that it is deleted is known for as long as it would have been kept"
-    assert await stored.purge(LATER, 9) == 1
+    assert await stored.shed("acme", Bounds(0, 0), Bounds(9, 99)) == 0, (
+        "that it is deleted is known for as long as it would have been kept"
+    )
+    assert await stored.purge(LATER, Bounds(9, 99)) == 1
     assert not await stored.is_deleted("acme", "a")
 
 
@@ -147,10 +157,16 @@ async def test_only_what_never_became_a_response_is_dropped(stored: StoredRespon
 async def test_what_has_expired_is_purged_in_slices(stored: StoredResponses) -> None:
     for number in range(5):
         await stored.open(NewTurn(f"r{number}", "acme", None, 0, 10 * number, 0, b"x"))
-    assert await stored.purge(20, 2) == 2
-    assert await stored.purge(20, 2) == 1
-    assert await stored.purge(20, 2) == 0
+    for at_once, purged in ((Bounds(2, 99), 2), (Bounds(2, 99), 1), (Bounds(2, 99), 0)):
+        assert await stored.purge(20, at_once) == purged
     assert [number for number in range(5) if await stored.one("acme", f"r{number}", 0)] == [3, 4]
+
+
+async def test_what_is_large_is_purged_in_smaller_slices(stored: StoredResponses) -> None:
+    """The more is emptied at once the longer others wait."""
+    for name, size_bytes in (("a", 3), ("b", 3), ("c", 9), ("d", 1)):
+        await stored.open(NewTurn(name, "acme", None, 0, ord(name), 0, b"x" * size_bytes))
+    assert [await stored.purge(LATER, Bounds(9, 6)) for _ in range(4)] == [2, 1, 1, 0]
 
 
 @pytest.mark.parametrize(("rows", "size", "left"), [(2, 99, [3, 4]), (9, 3, [2, 3, 4]), (9, 99, [0, 1, 2, 3, 4])])
@@ -161,7 +177,7 @@ async def test_of_a_tenant_that_has_too_much_the_oldest_go(
         await stored.open(turn(f"r{number}", at=number, said=b"x"))
     await stored.open(turn("other", tenant="beta", said=b"x"))
     shed = 0
-    while some := await stored.shed(rows, size, 2):
+    while some := await stored.shed("acme", Bounds(rows, size), Bounds(2, 99)):
         assert some <= 2
         shed += some
     assert shed == 5 - len(left)
@@ -169,18 +185,39 @@ async def test_of_a_tenant_that_has_too_much_the_oldest_go(
     assert await stored.one("beta", "other", 1) is not None
 
 
+async def test_what_a_tenant_has_is_counted_beside_a_writer_and_from_an_index_alone(tmp_path: Path) -> None:
+    """It may have a million, whose content lies between."""
+    store = sql(tmp_path, "", busy_timeout_ms=50)
+    await store.open(turn("a"))
+    raw = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+    raw.execute("BEGIN IMMEDIATE")
+    assert await store.shed("acme", Bounds(1, 99), Bounds(9, 99)) == 0
+    with pytest.raises(MetadataUnavailable):
+        await store.shed("acme", Bounds(0, 99), Bounds(9, 99))
+    raw.execute("ROLLBACK")
+    kept = "FROM stored_responses WHERE tenant_id = 'acme' AND deleted_at_ms IS NULL"
+    by_age = "ORDER BY deleted_at_ms, created_at_ms, response_id"
+    for query in (f"SELECT count(*), sum(size_bytes) {kept}", f"SELECT response_id, size_bytes {kept} {by_age}"):
+        [plan] = raw.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()
+        assert "COVERING INDEX ix_stored_responses_tenant_id" in plan[-1]
+    raw.close()
+    await store.close()
+
+
 NAMES = st.sampled_from("abcdef")
 TENANTS = st.sampled_from(["acme", "beta"])
 TIMES = st.integers(0, 40)
+KEPT = st.builds(Bounds, st.integers(0, 4), st.integers(0, 20))
+AT_ONCE = st.builds(Bounds, st.integers(1, 3), st.integers(0, 20))
 OPERATIONS = st.one_of(
     st.tuples(st.just("complete"), NAMES, TENANTS),
-    st.tuples(st.just("chain"), TENANTS, NAMES, TIMES, st.integers(0, 4), st.integers(0, 30)),
+    st.tuples(st.just("chain"), TENANTS, NAMES, TIMES, st.integers(0, 4), st.integers(0, 30), st.integers(0, 30)),
     st.tuples(st.just("delete"), TENANTS, NAMES, TIMES),
     st.tuples(st.just("is_deleted"), TENANTS, NAMES),
     st.tuples(st.just("due"), TIMES, st.integers(1, 3)),
     st.tuples(st.just("drop"), NAMES),
-    st.tuples(st.just("purge"), TIMES, st.integers(1, 3)),
-    st.tuples(st.just("shed"), st.integers(0, 4), st.integers(0, 20), st.integers(1, 3)),
+    st.tuples(st.just("purge"), TIMES, AT_ONCE),
+    st.tuples(st.just("shed"), TENANTS, KEPT, AT_ONCE),
 )
 
 
@@ -190,7 +227,8 @@ async def done(stored: StoredResponses, operation: Sequence[Any]) -> object:
         await stored.complete([answer(values[0], tenant=values[1])])
         return None
     if name == "chain":
-        return await stored.chain(*values[:3], max_turns=values[3], max_bytes=values[4])
+        turns, carried, read = values[3:]
+        return await stored.chain(*values[:3], max_turns=turns, max_bytes=carried, max_read_bytes=read)
     if name == "drop":
         await stored.drop([values[0]])
         return None

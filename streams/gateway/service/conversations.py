@@ -31,6 +31,8 @@ MAX_TURNS: Final = 1_024
 """A request has room for as many, of a question and an answer each."""
 FIRST_WAIT_MS: Final = 50
 LONGEST_WAIT_MS: Final = 400
+READ_PER_BYTE: Final = 4
+"""Of what is stored, for a byte of the largest request: answers stand there with their reasoning."""
 HELD_PER_BYTE: Final = 4
 """Of memory, for a stored byte: as it was read, as messages, and in the request's record."""
 
@@ -100,14 +102,16 @@ class Conversations:
 
     async def _chain(self, tenant_id: str, response_id: str, max_bytes: int) -> list[StoredTurn]:
         """Newest first, complete. Raises ApiError and RequestError."""
+        max_read_bytes = READ_PER_BYTE * self._max_bytes
         try:
             chain = await self._kept.stored.chain(
-                tenant_id, response_id, now_ms(), max_turns=MAX_TURNS, max_bytes=max_bytes
-            )
+                tenant_id, response_id, now_ms(), max_turns=MAX_TURNS, max_bytes=max_bytes,
+                max_read_bytes=max_read_bytes,
+            )  # fmt: skip
         except MetadataUnavailable as error:
             _log.warning("stored_responses_away", why=str(error), repeats=True)
             raise store_away() from None
-        check_chain(chain, response_id, max_turns=MAX_TURNS, max_bytes=max_bytes)
+        check_chain(chain, response_id, MAX_TURNS, max_bytes, max_read_bytes)
         return chain
 
     async def _told(self, principal: Principal, turn: StoredTurn, held: Hold) -> _Turn | None:
@@ -127,7 +131,9 @@ class Conversations:
         return AnsweredTurn(turn.response_id, turn.input, snapshot.spans or [], snapshot.terminal)
 
 
-def check_chain(chain: Sequence[StoredTurn], response_id: str, *, max_turns: int, max_bytes: int) -> None:
+def check_chain(
+    chain: Sequence[StoredTurn], response_id: str, max_turns: int, max_bytes: int, max_read_bytes: int
+) -> None:
     """Of turns, newest first, that were read within these bounds and one beyond. Raises ApiError and RequestError."""
     if not chain:
         raise previous_not_found(response_id)
@@ -135,6 +141,8 @@ def check_chain(chain: Sequence[StoredTurn], response_id: str, *, max_turns: int
         raise invalid(FIELD, f"The conversation before it has more than {max_turns} turns.")
     if sum(turn.carried_bytes for turn in chain) > max_bytes:
         raise invalid(FIELD, "With the conversation before it the request is larger than a request may be.")
+    if sum(_size_bytes(turn) for turn in chain) > max_read_bytes:
+        raise invalid(FIELD, f"With its reasoning the conversation before it takes more than {max_read_bytes} bytes.")
     if (gone := chain[-1].previous_response_id) is not None:
         raise previous_not_found(gone)
 

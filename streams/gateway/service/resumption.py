@@ -21,7 +21,7 @@ from streams.gateway.service.ports import Ownership
 from streams.gateway.service.refusals import never_reached, not_found, not_here_yet, replay_unavailable
 from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
-from streams.gateway.stored.turns import is_stored
+from streams.gateway.stored.turns import may_be_stored
 from streams.gateway.tenant_shares import Hold
 
 OVERDUE_MS = 60_000
@@ -71,7 +71,7 @@ class Resumption:
             if after > replay.terminal.sequence_number:
                 raise never_reached(after) from None
             return self._viewing.show(principal.tenant.tenant_id, replay)
-        if (end := follower.end) is not None and (is_stored(follower.started) or is_stored(end)):
+        if (end := follower.end) is not None and may_be_stored(follower.started, end):
             try:
                 await self._stored.refuse_deleted(principal.tenant.tenant_id, response_id)
             except BaseException:

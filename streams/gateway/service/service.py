@@ -9,6 +9,7 @@ from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import NeutralRequest
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
+from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Stream
@@ -29,7 +30,7 @@ from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.stored.keeper import Keeper
-from streams.gateway.stored.turns import is_stored
+from streams.gateway.stored.turns import may_be_stored
 from streams.gateway.tenant_shares import Hold, TenantShares
 from streams.settings import Settings
 from streams.tracing.tracing import Tracing
@@ -139,10 +140,18 @@ class Gateway:
         return await self._resumption.retrieve(principal, response_id, held, waits=waits, end_within_s=end_within_s)
 
     async def cancel(self, principal: Principal, response_id: str) -> Snapshot:
-        """See `Cancellation.cancel`. Raises ApiError 404 also for one that was deleted."""
-        snapshot = await self._cancellation.cancel(principal, response_id)
+        """See `Cancellation.cancel`; how one ended that replay has forgotten the store tells. 404 also if deleted."""
+        try:
+            snapshot = await self._cancellation.cancel(principal, response_id)
+        except ApiError as refusal:
+            if refusal.status not in (404, 409):
+                raise
+            replay = await self._stored.replay(principal.tenant.tenant_id, response_id, 0)
+            if replay is None or (end := replay.terminal) is None:
+                raise
+            return Snapshot(response_id, replay.started, None, end.sequence_number, end)
         end = snapshot.terminal
-        if end is not None and (is_stored(snapshot.started) or is_stored(end)):
+        if end is not None and may_be_stored(snapshot.started, end):
             await self._stored.refuse_deleted(principal.tenant.tenant_id, response_id)
         return snapshot
 

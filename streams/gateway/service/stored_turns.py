@@ -1,5 +1,6 @@
 """What the service does with single stored responses: opens their rows, tells them, deletes them."""
 
+import asyncio
 from typing import Final
 
 import structlog
@@ -36,6 +37,7 @@ class StoredTurns:
         self._stored = keeper.stored
         self._kept_ms = settings.responses_kept_days * DAY_MS
         self._background = background
+        self._opening: dict[str, asyncio.Future[None]] = {}
         self._away_until_ms = 0
 
     # Writing
@@ -54,8 +56,10 @@ class StoredTurns:
             expires_at_ms=accepted_at_ms + self._kept_ms, look_at_ms=request.deadline_ms + LOOK_AFTER_DEADLINE_MS,
             input=written(chat.messages if chat.turn is None else chat.turn.messages),
         )  # fmt: skip
+        opening = self._opening[turn.response_id] = asyncio.ensure_future(self._stored.open(turn))
+        opening.add_done_callback(lambda _: self._opening.pop(turn.response_id))
         try:
-            await self._stored.open(turn)
+            await asyncio.shield(opening)
         except MetadataUnavailable:
             self._away_until_ms = monotonic_ms() + AWAY_MS
             raise
@@ -69,6 +73,8 @@ class StoredTurns:
         self._background.run(self._drop(response_id))
 
     async def _drop(self, response_id: str) -> None:
+        if (opening := self._opening.get(response_id)) is not None:
+            await asyncio.wait((opening,))  # Dropped before it is there, it would stay.
         try:
             await self._stored.drop([response_id])
         except MetadataUnavailable as error:

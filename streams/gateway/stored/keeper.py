@@ -25,7 +25,7 @@ from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.metrics import GatewayMetrics
-from streams.gateway.stored.port import Answer, OpenTurn
+from streams.gateway.stored.port import Answer, Bounds, OpenTurn
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.stored.turns import answer_of, is_refusal, is_stored
 from streams.metadata.unavailable import MetadataUnavailable
@@ -43,7 +43,7 @@ TEND_EVERY_S: Final = 20.0
 LOOK_AGAIN_MS: Final = 300_000
 FORGOTTEN_AFTER_MS: Final = 2 * DAY_MS
 """The log keeps `responses` for a day: of what it does not tell then nobody ever will."""
-FORGET_AT_ONCE: Final = 200
+FORGET_AT_ONCE: Final = Bounds(200, 8 * 1024 * 1024)
 MAX_SLICES: Final = 50
 """In one turn of tending: no slice holds the database for long, and no turn lasts for ever."""
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -74,11 +74,14 @@ class Keeper:
         self._ended: deque[_Ended] = deque()
         self._held_bytes = 0
         self._has_ended = asyncio.Event()
+        self._grown: set[str] = set()
+        """Tenants that have stored something since their bounds were looked at."""
 
     # What the gateway tells it
 
     def accepted(self, stream: Stream) -> None:
         """Its row is there now; it may have ended before."""
+        self._grown.add(stream.scope.tenant_id)
         if stream.terminal is not None:
             self.ended(stream)
 
@@ -227,17 +230,25 @@ class Keeper:
         return False
 
     async def forget(self, at_ms: int) -> None:
-        """What has expired, and what tenants have beyond their bounds, in slices."""
-        settings = self._settings
+        """What has expired, and what tenants that have stored something have beyond their bounds, in slices."""
         for _ in range(MAX_SLICES):
-            if await self.stored.purge(at_ms, FORGET_AT_ONCE) < FORGET_AT_ONCE:
+            if not await self.stored.purge(at_ms, FORGET_AT_ONCE):
                 break
-        for _ in range(MAX_SLICES):
-            shed = await self.stored.shed(settings.tenant_responses, settings.tenant_bytes, FORGET_AT_ONCE)
+        for tenant_id in sorted(self._grown):
+            await self._shed(tenant_id)
+
+    async def _shed(self, tenant_id: str) -> None:
+        kept = Bounds(self._settings.tenant_responses, self._settings.tenant_bytes)
+        self._grown.discard(tenant_id)
+        shed = -1
+        try:
+            for _ in range(MAX_SLICES):
+                if not (shed := await self.stored.shed(tenant_id, kept, FORGET_AT_ONCE)):
+                    break
+                _log.warning("stored_responses_shed", tenant_id=tenant_id, responses=shed, repeats=True)
+        finally:
             if shed:
-                _log.warning("stored_responses_shed", responses=shed, repeats=True)
-            if shed < FORGET_AT_ONCE:
-                break
+                self._grown.add(tenant_id)  # There is more of it, or the database is away.
 
     async def close(self) -> None:
         """A last try for what has ended; the next owner, or the look, has the rest. Closes the store."""

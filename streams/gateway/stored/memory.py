@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streams.gateway.stored.port import Answer, NewTurn, OpenTurn, StoredTurn
+from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
 from streams.metadata.unavailable import MetadataUnavailable
 
 
@@ -64,15 +64,16 @@ class MemoryStoredResponses:
         return None if row is None else _stored(row)
 
     async def chain(
-        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int
+        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int, max_read_bytes: int
     ) -> list[StoredTurn]:
         found: list[StoredTurn] = []
-        carried_bytes = 0
+        carried_bytes = read_bytes = 0
         row = self._live(tenant_id, response_id, now_ms)
         while row is not None:
             found.append(_stored(row))
             carried_bytes += row.carried_bytes
-            if len(found) > max_turns or carried_bytes > max_bytes:
+            read_bytes += row.size_bytes
+            if len(found) > max_turns or carried_bytes > max_bytes or read_bytes > max_read_bytes:
                 break
             row = self._live(tenant_id, row.turn.previous_response_id, now_ms)
         return found
@@ -103,32 +104,24 @@ class MemoryStoredResponses:
             if row is not None and row.told is None and row.deleted_at_ms is None:
                 del rows[response_id]
 
-    async def purge(self, now_ms: int, limit: int) -> int:
+    async def purge(self, now_ms: int, at_once: Bounds) -> int:
         rows = self._at_hand()
         gone = sorted((row.turn.expires_at_ms, name) for name, row in rows.items() if row.turn.expires_at_ms <= now_ms)
-        for _, response_id in gone[:limit]:
-            del rows[response_id]
-        return len(gone[:limit])
+        return self._forget(at_once.first((name, rows[name].size_bytes) for _, name in gone))
 
-    async def shed(self, max_rows: int, max_bytes: int, limit: int) -> int:
-        rows = self._at_hand()
-        gone: list[str] = []
-        for tenant_id in sorted({row.turn.tenant_id for row in rows.values()}):
-            beyond = []
-            size_bytes = 0
-            for count, name in enumerate(self._newest_first(tenant_id), 1):
-                size_bytes += rows[name].size_bytes
-                if count > max_rows or size_bytes > max_bytes:
-                    beyond.append(name)
-            gone += reversed(beyond)
-        for name in gone[:limit]:
-            del rows[name]
-        return len(gone[:limit])
+    async def shed(self, tenant_id: str, kept: Bounds, at_once: Bounds) -> int:
+        own = [
+            (row.turn.created_at_ms, name, row.size_bytes)
+            for name, row in self._at_hand().items()
+            if row.turn.tenant_id == tenant_id and row.deleted_at_ms is None
+        ]
+        oldest = [(name, size_bytes) for _, name, size_bytes in sorted(own)]
+        return self._forget(at_once.first(kept.beyond(len(own), sum(size for _, size in oldest), oldest)))
 
-    def _newest_first(self, tenant_id: str) -> list[str]:
-        """Those that are not deleted."""
-        own = [row.turn for row in self._rows.values() if row.turn.tenant_id == tenant_id and row.deleted_at_ms is None]
-        return [turn.response_id for turn in sorted(own, key=lambda turn: (-turn.created_at_ms, turn.response_id))]
+    def _forget(self, response_ids: Sequence[str]) -> int:
+        for response_id in response_ids:
+            del self._rows[response_id]
+        return len(response_ids)
 
     async def close(self) -> None: ...
 

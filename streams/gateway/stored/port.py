@@ -3,9 +3,9 @@
 A row is opened before its request is accepted, so what its answer lacks is always written down: as an open row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,32 @@ class OpenTurn:
     created_at_ms: int
 
 
+class Bounds(NamedTuple):
+    """Of rows together. Rows are told as their ids and bytes."""
+
+    rows: int
+    size_bytes: int
+
+    def beyond(self, rows: int, size_bytes: int, oldest: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+        """Of so many rows, told from the oldest on, those that must go."""
+        for row in oldest:
+            if rows <= self.rows and size_bytes <= self.size_bytes:
+                return
+            yield row
+            rows, size_bytes = rows - 1, size_bytes - row[1]
+
+    def first(self, rows: Iterable[tuple[str, int]]) -> list[str]:
+        """The ids of as many as it holds, and in any case of one."""
+        taken: list[str] = []
+        size_bytes = 0
+        for response_id, row_bytes in rows:
+            size_bytes += row_bytes
+            if taken and (len(taken) >= self.rows or size_bytes > self.size_bytes):
+                break
+            taken.append(response_id)
+        return taken
+
+
 class StoredResponses(Protocol):
     """Of one region. Nothing of a tenant's is there for another; times are Unix times, given by who calls."""
 
@@ -65,11 +91,12 @@ class StoredResponses(Protocol):
         """None: not there, deleted, or expired."""
 
     async def chain(
-        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int
+        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int, max_read_bytes: int
     ) -> list[StoredTurn]:
         """That one and those before it, newest first, as far as they are there.
 
-        At most one beyond `max_turns`; none beyond the first with which they carry more than `max_bytes`.
+        At most one beyond `max_turns`; none beyond the first with which they carry more than `max_bytes`, or take more
+        than `max_read_bytes` with all that they told.
         """
 
     async def delete(self, tenant_id: str, response_id: str, now_ms: int) -> bool:
@@ -83,10 +110,10 @@ class StoredResponses(Protocol):
     async def drop(self, response_ids: Sequence[str]) -> None:
         """Open ones that never became responses."""
 
-    async def purge(self, now_ms: int, limit: int) -> int:
-        """Forgets what has expired, and how many that were."""
+    async def purge(self, now_ms: int, at_once: Bounds) -> int:
+        """Forgets what has expired, the first of it first; how many that were."""
 
-    async def shed(self, max_rows: int, max_bytes: int, limit: int) -> int:
-        """Of each tenant that has more, the oldest are forgotten: at most `limit`; how many that were."""
+    async def shed(self, tenant_id: str, kept: Bounds, at_once: Bounds) -> int:
+        """Of a tenant that has more than is `kept` the oldest are forgotten; how many that were."""
 
     async def close(self) -> None: ...

@@ -13,19 +13,17 @@ from sqlalchemy import (
     func,
     insert,
     literal,
-    or_,
     select,
     update,
 )
 
-from streams.gateway.stored.port import Answer, NewTurn, OpenTurn, StoredTurn
+from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
 from streams.metadata.database import Database
 from streams.metadata.tables import STORED_RESPONSES
 from streams.metadata.together import Together
 
 OPENED_TOGETHER: Final = 128
 OPENED_TOGETHER_BYTES: Final = 8 * 1024 * 1024
-TENANTS_SHED_AT_ONCE: Final = 16
 
 _R = STORED_RESPONSES.c
 _COMPLETE: Final = (
@@ -88,15 +86,19 @@ class SqlStoredResponses:
             await self._database.write(work)
 
     async def one(self, tenant_id: str, response_id: str, now_ms: int) -> StoredTurn | None:
-        found = await self.chain(tenant_id, response_id, now_ms, max_turns=0, max_bytes=0)
+        found = await self.chain(tenant_id, response_id, now_ms, max_turns=0, max_bytes=0, max_read_bytes=0)
         return found[0] if found else None
 
     async def chain(
-        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int
+        self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int, max_read_bytes: int
     ) -> list[StoredTurn]:
         newest = (
             select(
-                _R.response_id, _R.previous_response_id, literal(1).label("turns"), _R.carried_bytes.label("all_bytes")
+                _R.response_id,
+                _R.previous_response_id,
+                literal(1).label("turns"),
+                _R.carried_bytes.label("carried_bytes"),
+                _R.size_bytes.label("read_bytes"),
             )
             .where(_R.response_id == response_id, _live(STORED_RESPONSES, tenant_id, now_ms))
             .cte("chain", recursive=True)
@@ -105,10 +107,10 @@ class SqlStoredResponses:
         chain = newest.union_all(
             select(
                 older.c.response_id, older.c.previous_response_id, newest.c.turns + 1,
-                newest.c.all_bytes + older.c.carried_bytes,
+                newest.c.carried_bytes + older.c.carried_bytes, newest.c.read_bytes + older.c.size_bytes,
             ).where(
                 older.c.response_id == newest.c.previous_response_id, _live(older, tenant_id, now_ms),
-                newest.c.turns <= max_turns, newest.c.all_bytes <= max_bytes,
+                newest.c.turns <= max_turns, newest.c.carried_bytes <= max_bytes, newest.c.read_bytes <= max_read_bytes,
             )
         )  # fmt: skip
         query = (
@@ -164,37 +166,27 @@ class SqlStoredResponses:
                 )
             )
 
-    async def purge(self, now_ms: int, limit: int) -> int:
+    async def purge(self, now_ms: int, at_once: Bounds) -> int:
         expired = (
-            select(_R.response_id)
+            select(_R.response_id, _R.size_bytes)
             .where(_R.expires_at_ms <= now_ms)
             .order_by(_R.expires_at_ms, _R.response_id)
-            .limit(limit)
+            .limit(at_once.rows)
             .with_for_update(skip_locked=True)
-        )
-        return await self._forget(delete(STORED_RESPONSES).where(_R.response_id.in_(expired)))
-
-    async def shed(self, max_rows: int, max_bytes: int, limit: int) -> int:
-        too_much = (
-            select(_R.tenant_id)
-            .where(_R.deleted_at_ms.is_(None))
-            .group_by(_R.tenant_id)
-            .having(or_(func.count() > max_rows, func.sum(_R.size_bytes) > max_bytes))
-            .order_by(_R.tenant_id)
-            .limit(TENANTS_SHED_AT_ONCE)
         )
 
         def work(connection: Connection) -> int:
-            shed = 0
-            for tenant_id in connection.execute(too_much).scalars().all():
-                ids = connection.execute(_oldest(tenant_id, max_rows, max_bytes, limit - shed)).scalars().all()
-                connection.execute(delete(STORED_RESPONSES).where(_R.response_id.in_(ids)))
-                shed += len(ids)
-                if shed >= limit:
-                    break
-            return shed
+            ids = at_once.first(tuple(row) for row in connection.execute(expired))
+            connection.execute(delete(STORED_RESPONSES).where(_R.response_id.in_(ids)))
+            return len(ids)
 
         return await self._database.write(work)
+
+    async def shed(self, tenant_id: str, kept: Bounds, at_once: Bounds) -> int:
+        # Looked for without the writers' lock: a tenant may have a million, and seldom has too many.
+        if gone := await self._database.read(lambda connection: _beyond(connection, tenant_id, kept, at_once)):
+            return await self._forget(delete(STORED_RESPONSES).where(_R.response_id.in_(gone)))
+        return 0
 
     async def _forget(self, deletion: Any) -> int:
         return await self._database.write(lambda connection: int(connection.execute(deletion).rowcount))
@@ -203,21 +195,13 @@ class SqlStoredResponses:
         await self._database.close()
 
 
-def _oldest(tenant_id: str, max_rows: int, max_bytes: int, limit: int) -> Any:
-    """Ids of what the tenant has beyond its bounds, counted from the newest."""
-    newest_first = (_R.created_at_ms.desc(), _R.response_id)
-    counted = (
-        select(
-            _R.response_id,
-            func.row_number().over(order_by=newest_first).label("number"),
-            # By rows: those of one moment are counted one by one.
-            func.sum(_R.size_bytes).over(order_by=newest_first, rows=(None, 0)).label("all_bytes"),
-        )
-        .where(_R.tenant_id == tenant_id, _R.deleted_at_ms.is_(None))
-        .subquery()
-    )
-    beyond = or_(counted.c.number > max_rows, counted.c.all_bytes > max_bytes)
-    return select(counted.c.response_id).where(beyond).order_by(counted.c.number.desc()).limit(limit)
+def _beyond(connection: Connection, tenant_id: str, kept: Bounds, at_once: Bounds) -> list[str]:
+    """Ids of the oldest of what the tenant has beyond its bounds. An index holds all that is asked for."""
+    own = and_(_R.tenant_id == tenant_id, _R.deleted_at_ms.is_(None))
+    rows, size_bytes = connection.execute(select(func.count(), func.sum(_R.size_bytes)).where(own)).one()
+    by_age = (_R.deleted_at_ms, _R.created_at_ms, _R.response_id)  # as in the index
+    oldest = select(_R.response_id, _R.size_bytes).where(own).order_by(*by_age).limit(at_once.rows)
+    return at_once.first(kept.beyond(rows, int(size_bytes or 0), (tuple(row) for row in connection.execute(oldest))))
 
 
 def _stored(row: Any) -> StoredTurn:

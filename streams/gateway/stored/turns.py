@@ -43,6 +43,11 @@ def is_stored(told: Started | Terminal | None) -> bool:
     return told is not None and bool(told.echo) and echoed(told.echo).get("store") is True
 
 
+def may_be_stored(started: Started | None, end: Terminal) -> bool:
+    """Of one that has ended. Who has not met its beginning cannot tell, unless nothing came of it."""
+    return is_stored(started) or is_stored(end) or (started is None and end.sequence_number > 1)
+
+
 def is_refusal(started: Started | None, terminal: Terminal) -> bool:
     """Whether it never became a response: its client was told why, and no id. In the background it was told one."""
     return started is None and not terminal.echo

@@ -29,7 +29,8 @@ def upgrade() -> None:
     )
     op.create_index("ix_stored_responses_expires_at_ms", _TABLE, ["expires_at_ms"])
     op.create_index("ix_stored_responses_look_at_ms", _TABLE, ["look_at_ms"])
-    op.create_index("ix_stored_responses_tenant_id", _TABLE, ["tenant_id", "created_at_ms", "size_bytes"])
+    counted = ["tenant_id", "deleted_at_ms", "created_at_ms", "response_id", "size_bytes"]
+    op.create_index("ix_stored_responses_tenant_id", _TABLE, counted)
 
 
 def downgrade() -> None:

@@ -9,6 +9,9 @@ import pytest
 
 from streams.gateway.http.usage_reader import HttpUsageReader, UsageUnavailable
 
+HERE = {"PYTHONPATH": str(Path(__file__).parents[4])}
+"""This copy's code, and not that of another one that is installed."""
+
 
 @pytest.mark.parametrize(
     ("environment", "field"),
@@ -26,8 +29,8 @@ def test_wrong_settings_end_it_with_code_2_and_the_fields_name(
     environment: dict[str, str], field: str, tmp_path: Path
 ) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "streams.gateway"], env={**environment}, capture_output=True, text=True, timeout=60,
-        cwd=tmp_path,
+        [sys.executable, "-m", "streams.gateway"], env={**HERE, **environment}, capture_output=True, text=True,
+        timeout=60, cwd=tmp_path,
     )  # fmt: skip
     assert run.returncode == 2
     assert field in run.stderr
@@ -39,7 +42,7 @@ def test_without_its_tables_it_ends_with_code_2_and_the_command_that_makes_them(
         "SLUICE_DEPLOYMENT_SECRET": "s" * 32, "SLUICE_TENANTS_FILE": "tenants.toml", "SLUICE_DATA_DIR": str(tmp_path),
     }  # fmt: skip
     run = subprocess.run(
-        [sys.executable, "-m", "streams.gateway"], env=environment, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "streams.gateway"], env=HERE | environment, capture_output=True, text=True, timeout=60,
         cwd=tmp_path,
     )  # fmt: skip
     assert (run.returncode, "sluice migrate" in run.stderr) == (2, True)

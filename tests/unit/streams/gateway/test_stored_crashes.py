@@ -17,7 +17,7 @@ from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Answer, NewTurn
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryLog
-from streams.log.port import LogError, TopicPartition
+from streams.log.port import LogError, ProducerQueueFull, TopicPartition
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import Stack, memory_log, serving, until
@@ -195,18 +195,39 @@ async def test_what_only_one_of_both_takes_is_not_accepted(
             assert stack.pipeline.cancels()[0].response_id == stack.pipeline.requests()[0].response_id
 
 
+class Late(MemoryStoredResponses):
+    """Opens nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_open = asyncio.Event()
+        self.has_opened = asyncio.Event()
+
+    async def open(self, turn: NewTurn) -> None:
+        await self.may_open.wait()
+        await super().open(turn)
+        self.has_opened.set()
+
+
+async def test_a_row_that_is_written_after_its_request_was_refused_is_dropped(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left, it would be looked for in the log for two days."""
+
+    async def refuse(*_: object, **_more: object) -> int:
+        raise ProducerQueueFull
+
+    stored = Late()
+    async with serving(settings, memory_log(settings), stored=stored) as stack, client(stack) as http:
+        monkeypatch.setattr(stack.runtime._producer, "send", refuse)
+        assert (await http.post("/v1/responses", json=HELLO)).status_code == 503
+        stored.may_open.set()
+        await stored.has_opened.wait()
+        await until(lambda: not len(stored), "no row is left of it")
+
+
 async def test_a_row_that_is_written_after_the_end_is_completed(settings: Settings) -> None:
     """The database may take longer than the whole answer."""
-
-    class Late(MemoryStoredResponses):
-        def __init__(self) -> None:
-            super().__init__()
-            self.may_open = asyncio.Event()
-
-        async def open(self, turn: NewTurn) -> None:
-            await self.may_open.wait()
-            await super().open(turn)
-
     stored = Late()
     async with serving(settings, memory_log(settings), stored=stored) as stack, sdk(stack) as api:
         asking = asyncio.ensure_future(ask(stack, api, "France?", ["Par", "is"]))

@@ -7,11 +7,15 @@ from typing import Any
 import openai
 import pytest
 
+from schemas.base import Scope
 from schemas.endings import EndingCode
 from streams.dialects.responses.numbering import LAST, number_of
 from streams.gateway.history import replay as replay_module
-from streams.gateway.service import conversations, resumption
+from streams.gateway.service import cancellation, conversations, resumption
+from streams.gateway.stored import keeper as keeper_module
 from streams.gateway.stored.memory import MemoryStoredResponses
+from streams.gateway.stored.port import Bounds
+from streams.gateway.stored.turns import may_be_stored
 from streams.settings import MetadataSettings, Settings
 from tests.unit.streams.gateway.gateway_stack import (
     OTHER_KEY,
@@ -19,6 +23,8 @@ from tests.unit.streams.gateway.gateway_stack import (
     gateway_settings,
     memory_log,
     serving,
+    started,
+    terminal,
     until,
 )
 from tests.unit.streams.gateway.http_clients import client, sdk
@@ -219,7 +225,8 @@ async def test_what_is_deleted_is_gone_on_every_way(stack: Stack, stored: Memory
 @pytest.fixture
 def afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """No response is so young that its first record may still be on its way."""
-    monkeypatch.setattr(resumption, "is_young", never)
+    for module in (resumption, cancellation):
+        monkeypatch.setattr(module, "is_young", never)
 
 
 @pytest.mark.usefixtures("afterwards")
@@ -253,7 +260,8 @@ async def test_what_replay_has_forgotten_is_told_by_the_store(settings: Settings
         chat = (await http.get(f"/v1/chat/completions/{first.id}")).json()
         assert (chat["status"], chat["choices"][0]["message"]["content"]) == ("completed", "Paris.")
         assert (await http.get(f"/v1/responses/{first.id}", headers=STRANGER)).status_code == 404
-        await stored.purge(int(first.created_at) * 1_000 + 31 * DAY_MS, 100)
+        assert await api.responses.cancel(first.id) == first, "what has ended stays as it ended"
+        await stored.purge(int(first.created_at) * 1_000 + 31 * DAY_MS, Bounds(100, 2**20))
         assert (await http.get(f"/v1/responses/{first.id}")).status_code == 404
 
 
@@ -315,6 +323,11 @@ async def test_a_conversation_beyond_a_requests_bounds_names_the_field(
         assert "larger than a request may be" in message
         monkeypatch.undo()
         assert len(stack.pipeline.requests()) == 2
+        monkeypatch.setattr(conversations, "READ_PER_BYTE", 0)
+        status, code, message, param = error_of(await http.post("/v1/responses", json=body))
+        assert (status, code, param) == (400, "invalid_request", "previous_response_id")
+        assert "With its reasoning" in message
+        monkeypatch.undo()
         monkeypatch.setattr(stack.runtime.gateway.shares._share("acme").bodies, "most_bytes", 4_096)
         assert (await http.post("/v1/responses", json=body)).status_code == 429
         assert stack.runtime.gateway.shares.body_bytes("acme") == 0
@@ -351,16 +364,34 @@ async def test_what_is_refused_in_the_background_is_kept_with_its_error(
             await api.responses.retrieve(queued.id)
 
 
-async def test_a_tenant_s_bounds_hold_and_what_expires_is_forgotten(settings: Settings) -> None:
+async def test_a_tenant_s_bounds_hold_and_what_expires_is_forgotten(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "FORGET_AT_ONCE", Bounds(1, 2**20))
+    monkeypatch.setattr(keeper_module, "MAX_SLICES", 2)
     few = settings.model_copy(update={"metadata": MetadataSettings(tenant_responses=2, responses_kept_days=1)})
     stored = MemoryStoredResponses()
     async with serving(few, memory_log(few), stored=stored) as stack, sdk(stack) as api, client(stack) as http:
-        ids = [(await ask(stack, api, "Hi"))[0] for _ in range(3)]
+        ids = [(await ask(stack, api, "Hi"))[0] for _ in range(5)]
         await completed(stored)
         keeper, now_ms = stack.runtime._keeper, int(ids[-1].created_at * 1_000)
-        await keeper.forget(now_ms)
-        assert len(stored) == 2
+        left = []
+        for _ in range(3):
+            await keeper.forget(now_ms)
+            left.append(len(stored))
+        assert left == [3, 2, 2], "in slices, and the rest the next time"
         refused = await http.post("/v1/responses", json={**HELLO, "previous_response_id": ids[0].id})
         assert error_of(refused) == previous_not_found(ids[0].id)
         await keeper.forget(now_ms + 2 * DAY_MS)
         assert len(stored) == 0
+
+
+@pytest.mark.parametrize(
+    ("echo", "sequence", "asked"),
+    [(None, 1, False), (None, 2, True), ("", 2, False), ('{"store":true}', 2, True), ('{"store":false}', 2, False)],
+)
+def test_of_what_may_have_been_deleted_the_store_is_asked(echo: str | None, sequence: int, asked: bool) -> None:
+    """A gateway that has just started may not have met how a response began whose end it has read."""
+    response_id, scope = "resp_eu-1_x", Scope(tenant_id="acme")
+    beginning = None if echo is None else started(response_id, scope, echo=echo)
+    assert may_be_stored(beginning, terminal(response_id, scope, sequence)) is asked

@@ -6,11 +6,12 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 
 from streams.metadata import database as database_module
 from streams.metadata.database import Database
@@ -164,6 +165,23 @@ def test_a_servers_address_gets_its_password_and_its_driver(tmp_path: Path) -> N
     address = address_of(settings, tmp_path)
     assert address.render_as_string(hide_password=False) == "postgresql+psycopg://sluice:p%3Aw@db.example/sluice"
     assert "p:w" not in repr(settings)
+
+
+def test_a_server_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
+    """No deadline of the server's holds then, and a thread would wait for as long as the system sends again."""
+    engine = engine_of(MetadataSettings(url="postgresql://sluice@db.example/sluice"), tmp_path)
+    asked: list[dict[str, Any]] = []
+
+    def refuse(_dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:
+        asked.append(parameters)
+        raise ConnectionRefusedError
+
+    event.listen(engine, "do_connect", refuse)
+    with pytest.raises(ConnectionRefusedError):
+        engine.connect()
+    [given] = asked
+    silent_s = given["keepalives_idle"] + given["keepalives_interval"] * given["keepalives_count"]
+    assert max(given["tcp_user_timeout"] / 1_000, silent_s) <= 15
 
 
 @pytest.mark.parametrize(
