@@ -268,7 +268,7 @@ def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_
                 f"A result holds {MAX_LOGPROBS_OF_A_JOB} probabilities at most;"
                 f" n times max_tokens times (top_logprobs + 1) is {told}."
             )
-            return invalid("logprobs", message)
+            return invalid("top_logprobs", message)
     return max_tokens
 
 

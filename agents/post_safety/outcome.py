@@ -9,6 +9,7 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Opened, StoppedBy
 from schemas.responses import Terminal, TokenUsage
 from schemas.usage import UsageEvent
+from streams.dialects.names import OF_CHATS, Names, in_words_of
 from streams.dialects.openai_completion import completion_object
 from streams.dialects.said import said
 from streams.ids import stable_partition
@@ -35,7 +36,7 @@ def of_response(response: Response, code: EndingCode, ending: Ending | None, end
     yield Emit("responses", opened.response_id, terminal, response.reply_partition)
     yield from _bill(response, code, reasons, usage, ended_at_ms)
     if opened.reply_to.results_topic is not None:
-        yield _batch_result(opened, terminal, response.tallies)
+        yield _batch_result(opened, terminal, response.tallies, OF_CHATS)
 
 
 def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
@@ -75,7 +76,7 @@ def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
     )
     yield Emit("usage", ending.response_id, event)
     if ending.reply_to.results_topic is not None:
-        yield _batch_result(ending, terminal, [])
+        yield _batch_result(ending, terminal, [], {})
 
 
 def _bill(
@@ -200,16 +201,16 @@ def _retry_after_ms(response_id: str, code: EndingCode, ending: Ending | None) -
     return _RETRY_MS + stable_partition(response_id, _RETRY_JITTER_MS) if ENDINGS[code].retryable else None
 
 
-def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[Tally]) -> Emit:
-    """The line that a batch producer reads: a whole `chat.completion`, or the error."""
+def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[Tally], names: Names) -> Emit:
+    """The line that a batch producer reads: a whole `chat.completion`, or the error. What its body called the fields
+    that are refused is told by `names`: admission, which has read the body, says so itself.
+    """
     custom_id = about.reply_to.custom_id or about.response_id
     result = BatchResult(scope=about.scope, id=about.response_id, custom_id=custom_id)
     if ENDINGS[terminal.code].is_error:
+        message, param = in_words_of(names, terminal.message, terminal.param)
         result.error = BatchError(
-            code=terminal.code.value,
-            message=terminal.message,
-            param=terminal.param,
-            retry_after_ms=terminal.retry_after_ms,
+            code=terminal.code.value, message=message, param=param, retry_after_ms=terminal.retry_after_ms
         )
     else:
         body = completion_object(

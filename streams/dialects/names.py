@@ -7,7 +7,8 @@ from typing import Final
 Names = Mapping[str, str]
 """By a request's own, where they differ."""
 
-OF_CHATS: Final[Names] = {}
+OF_CHATS: Final[Names] = {"logprobs": "top_logprobs", "structured_outputs": "response_format"}
+OF_COMPLETIONS: Final[Names] = {"structured_outputs": "response_format"}
 OF_RESPONSES: Final[Names] = {
     "max_tokens": "max_output_tokens",
     "messages": "input",

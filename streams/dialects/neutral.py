@@ -58,6 +58,7 @@ class NeutralRequest(BaseModel):
     store: bool = Field(default=False, description="Kept beyond replay, for who goes on with it by its id.")
     turn: OwnTurn | None = Field(default=None, description="The last of `messages`; of what may be stored or go on.")
     previous_response_id: str | None = None
+    names: dict[str, str] = Field(default={}, description="Of its own for fields that have several in its dialect.")
 
 
 def end_user_pseudonym(secret: bytes, tenant_id: str, user: str | None) -> str:

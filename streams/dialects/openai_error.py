@@ -3,6 +3,8 @@
 from typing import Any
 
 from schemas.endings import ENDINGS, EndingCode
+from schemas.responses import Terminal
+from streams.dialects.names import Names, in_words_of
 
 
 def error_object(code: str, message: str, error_type: str, param: str | None = None) -> dict[str, Any]:
@@ -13,6 +15,12 @@ def ending_error(code: EndingCode, message: str = "", param: str | None = None) 
     """Of an ending; the catalogue's message where the ending carries none."""
     rule = ENDINGS[code]
     return error_object(code.value, message or rule.message, rule.error_type, param)
+
+
+def terminal_error(terminal: Terminal, names: Names) -> dict[str, Any]:
+    """The same of a response, to a client that calls the fields of a request so."""
+    message, param = in_words_of(names, terminal.message or ENDINGS[terminal.code].message, terminal.param)
+    return ending_error(terminal.code, message, param)
 
 
 def overflow_message(

@@ -18,7 +18,7 @@ from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_
 from streams.dialects.fields import WIRE, NotOffered, asked, unsupported
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
-from streams.dialects.structured import StructuredBody, asked_structure, structure_of
+from streams.dialects.structured import StructuredBody, asked_structure, field_of_structure, structure_of
 
 
 class StreamOptions(BaseModel):
@@ -104,4 +104,13 @@ def neutral_fields(body: GenerationBody, logprobs: int | None, default_max_token
         "service_tier": body.service_tier,
         "on_disconnect": body.on_disconnect,
         "echo": written({"metadata": body.metadata}) if body.metadata else "",
+        "names": _names(body),
     }
+
+
+def _names(body: GenerationBody) -> dict[str, str]:
+    """Which it has used."""
+    used = {"structured_outputs": field_of_structure(body)}
+    if body.max_completion_tokens is not None:
+        used["max_tokens"] = "max_completion_tokens"
+    return {field: name for field, name in used.items() if name is not None}

@@ -15,6 +15,8 @@ from streams.dialects.sampling_body import SamplingBody
 from streams.dialects.schema_bounds import MAX_CHARS, check_schema
 
 MAX_NAME_CHARS = 256
+_GUIDED = ("json", "regex", "choice", "grammar")
+_FIELDS = ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in _GUIDED))
 _BREAKING = ("ignore_eos", "min_tokens")
 """They write on behind what is complete."""
 
@@ -107,6 +109,12 @@ def structure_of(body: StructuredBody) -> StructuredOutputs | None:
     return only_structure(_found(body), body)
 
 
+def field_of_structure(body: StructuredBody) -> str | None:
+    """Which of its fields binds its answer, as far as one does."""
+    # Before another one there may be a `response_format` that asks for text.
+    return next((name for name in reversed(_FIELDS) if getattr(body, name) is not None), None)
+
+
 def only_structure(found: Mapping[str, StructuredOutputs], sampling: Sampling) -> StructuredOutputs | None:
     """Of those that the fields of a body ask for. Raises RequestError as `structure_of`."""
     if not found:
@@ -149,7 +157,7 @@ def _found(body: StructuredBody) -> dict[str, StructuredOutputs]:
         found["response_format"] = form
     if (outputs := body.structured_outputs) is not None:
         found["structured_outputs"] = outputs.neutral
-    for kind in ("json", "regex", "choice", "grammar"):
+    for kind in _GUIDED:
         if (value := getattr(body, f"guided_{kind}")) is not None:
             found[f"guided_{kind}"] = StructuredOutputs.model_validate({kind: value})
     return found

@@ -84,7 +84,7 @@ def test_other_structures_are_vllms(demo: openai.OpenAI) -> None:
     assert json.loads(said(response_format={"type": "json_object"}))
     with pytest.raises(openai.BadRequestError) as refused:
         said(guided_grammar='start: "yes"')
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "structured_outputs")
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "guided_grammar")
     assert "a grammar is beyond this engine" in refused.value.message
 
 

@@ -96,7 +96,7 @@ class Answering:
             if follower.started is not None:
                 headers |= dialect.limit_headers(follower.started.limits, now_ms())
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
-                return ending_response(first, headers, dialect)
+                return ending_response(first, headers, dialect, asked)
             if asked.stream:
                 opening = _opening(response_id, follower, first, asked.model, request.headers)
                 return self._streaming(follower, first, headers, dialect.events(asked, opening))
@@ -146,7 +146,7 @@ class Answering:
                 if isinstance(end, str):
                     return still_running_response(end, headers, dialect)
                 if ENDINGS[end.code].is_error:
-                    return ending_response(end, headers, dialect)
+                    return ending_response(end, headers, dialect, asked)
                 started = follower.started
                 answer = Answer(
                     response_id=end.response_id,

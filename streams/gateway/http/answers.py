@@ -12,7 +12,7 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.gateway.errors import ApiError
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
-from streams.gateway.http.dialects.port import Dialect, Failure
+from streams.gateway.http.dialects.port import Asked, Dialect, Failure
 from streams.gateway.service.refusals import retry_advice_of
 from streams.ids import mint_request_id
 
@@ -62,10 +62,12 @@ def api_error_response(error: ApiError, dialect: Dialect[Any], *, closes: bool =
     )
 
 
-def ending_response(terminal: Terminal, headers: Mapping[str, str], dialect: Dialect[Any]) -> JSONResponse:
+def ending_response(
+    terminal: Terminal, headers: Mapping[str, str], dialect: Dialect[Asked], asked: Asked
+) -> JSONResponse:
     """The HTTP answer of a response that ended in an error."""
     return error_response(
-        Failure.of_ending(terminal, dialect.names),
+        Failure.of_ending(terminal, {**dialect.names, **asked.names}),
         dialect,
         headers={**headers, **dialect.limit_headers(terminal.limits, terminal.ended_at_ms)},
         retry_after_ms=retry_advice_of(terminal),

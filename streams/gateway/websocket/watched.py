@@ -5,8 +5,9 @@ import orjson
 from schemas.endings import ENDINGS
 from schemas.responses import Terminal
 from schemas.websocket import ErrorBody, TerminalMessage, UsageBody
+from streams.dialects.names import OF_CHATS
 from streams.dialects.openai_completion import finish_reason, usage_object
-from streams.dialects.openai_error import ending_error
+from streams.dialects.openai_error import terminal_error
 from streams.dialects.openai_logprobs import token_objects
 from streams.dialects.tool_calls import call_id
 from streams.gateway.fan_out.delivery import Follower
@@ -21,7 +22,7 @@ _KINDS = {"content": b'"content"', "reasoning": b'"reasoning"', "embedding": b'"
 def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
     """The last event of a response; retryable endings always carry jittered advice."""
     rule = ENDINGS[terminal.code]
-    error = ending_error(terminal.code, terminal.message, terminal.param)["error"] if rule.is_error else None
+    error = terminal_error(terminal, OF_CHATS)["error"] if rule.is_error else None
     return TerminalMessage(
         response_id=response_id,
         sequence_number=terminal.sequence_number,

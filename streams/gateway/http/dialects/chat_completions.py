@@ -25,7 +25,7 @@ class ChatCompletions(OpenAiDialect):
         return started is not None and started.choices > 1
 
     def events(self, asked: GenerationRequest | None, opening: Opening) -> ChatEvents:
-        form = EventsForm.of(asked, opening)
+        form = EventsForm.of(asked, opening, self.names)
         return ChatEvents(opening.response_id, opening.created_s, opening.model, form)
 
     def _object(self, spans: Sequence[Span], **ended: Unpack[Ended]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from schemas.responses import Started
+from streams.dialects.names import OF_COMPLETIONS
 from streams.dialects.openai_completion import Ended
 from streams.dialects.openai_generation import GenerationRequest
 from streams.dialects.openai_logprobs import text_logprobs
@@ -41,6 +42,7 @@ class TextEvents(OpenAiEvents[TextChunkWriter]):
 
 class Completions(OpenAiDialect):
     path = "completions"
+    names = OF_COMPLETIONS
 
     def parse(self, body: Mapping[str, Any]) -> GenerationRequest:
         return parse_completion_request(body)
@@ -49,7 +51,7 @@ class Completions(OpenAiDialect):
         return True
 
     def events(self, asked: GenerationRequest | None, opening: Opening) -> TextEvents:
-        form = EventsForm.of(asked, opening)
+        form = EventsForm.of(asked, opening, self.names)
         return TextEvents(opening.response_id, opening.created_s, opening.model, form)
 
     def _object(self, spans: Sequence[Span], **ended: Unpack[Ended]) -> dict[str, Any]:

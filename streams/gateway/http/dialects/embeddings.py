@@ -13,7 +13,7 @@ from streams.dialects.openai_embeddings import (
     embeddings_object,
     parse_embeddings_request,
 )
-from streams.dialects.openai_error import ending_error
+from streams.dialects.openai_error import terminal_error
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.spans import Span
@@ -64,7 +64,7 @@ class Embeddings(OpenAiRefusals):
         if terminal is None:
             told["usage"] = None
         elif not is_whole:
-            error = ending_error(terminal.code, terminal.message, terminal.param)["error"]
+            error = terminal_error(terminal, self.names)["error"]
         return {
             **told,
             "id": snapshot.response_id,

@@ -8,7 +8,7 @@ back with it has seen everything.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 import orjson
@@ -17,10 +17,10 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal, TokenUsage
 from streams.dialects.echo import echoed
 from streams.dialects.json_body import MAX_VALUES
-from streams.dialects.names import OF_CHATS
+from streams.dialects.names import OF_CHATS, Names
 from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_completion import Ended, finish_reason
-from streams.dialects.openai_error import ending_error, error_object
+from streams.dialects.openai_error import error_object, terminal_error
 from streams.dialects.openai_generation import GenerationRequest
 from streams.dialects.responses.objects import status_of
 from streams.gateway.closing import CLOSINGS, CloseReason
@@ -46,19 +46,25 @@ def keep_alive(*, with_ids: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class EventsForm:
-    """What one client wants in its stream, of how many choices. `usage_so_far`: in every chunk."""
+    """What one client wants in its stream, of how many choices. `usage_so_far`: in every chunk. `names`: in which it is
+    told why there is no answer.
+    """
 
     include_usage: bool
     usage_so_far: bool = False
     with_ids: bool = False
     after: int = 0
     choices: int = 1
+    names: Names = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: GenerationRequest | None, opening: Opening) -> Self:
-        """Who comes back is told the usage, whatever was asked for."""
+    def of(cls, asked: GenerationRequest | None, opening: Opening, names: Names) -> Self:
+        """Who comes back is told the usage, whatever was asked for. `names` are the dialect's."""
         include_usage, so_far = (True, False) if asked is None else (asked.include_usage, asked.usage_so_far)
-        return cls(include_usage, so_far, opening.with_ids, opening.after or 0, opening.choices)
+        own = {} if asked is None else asked.names
+        return cls(
+            include_usage, so_far, opening.with_ids, opening.after or 0, opening.choices, {**names, **own}
+        )  # fmt: skip
 
 
 class OpenAiRefusals:
@@ -111,7 +117,7 @@ class OpenAiDialect(OpenAiRefusals, ABC):
             for choice in state["choices"]:
                 choice["finish_reason"] = None
         elif ENDINGS[terminal.code].is_error:
-            error = ending_error(terminal.code, terminal.message, terminal.param)["error"]
+            error = terminal_error(terminal, self.names)["error"]
         return {
             **state,
             "metadata": echoed(snapshot.echo).get("metadata") or {},
@@ -152,7 +158,7 @@ class OpenAiEvents(Generic[_Writer]):
         number = terminal.sequence_number
         chunks: list[bytes] = []
         if ENDINGS[terminal.code].is_error:
-            error = ending_error(terminal.code, terminal.message, terminal.param)
+            error = terminal_error(terminal, self._form.names)
             chunks.append(orjson.dumps({**error, "sequence_number": number}))
         else:
             choices = max(1, len(terminal.finish_reasons))

@@ -118,4 +118,4 @@ async def test_a_job_asks_for_no_more_probabilities_than_one_result_holds(world:
         await world.pipeline.handle_request(world.record(request))
     assert len(world.log.of(Opened, "local.generated")) == 2
     [(_, ending)] = world.log.of(Ending, "local.generated")
-    assert (ending.code, ending.param) == (EndingCode.INVALID_REQUEST, "logprobs")
+    assert (ending.code, ending.param) == (EndingCode.INVALID_REQUEST, "top_logprobs")

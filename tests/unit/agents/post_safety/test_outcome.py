@@ -89,6 +89,9 @@ def test_a_batch_result_is_a_whole_chat_completion() -> None:
     world.write(ending("r2", EndingCode.JOB_EXPIRED, by="admission", custom_id="job-2"))
     world.write(opened("r3", custom_id="job-3"), fence("r3"))
     world.write(frame(Row("r3", 1, ["Mix", " secret", " sauce", " in"])))
+    world.write(opened("r4", custom_id="job-4"), fence("r4"))
+    refusal = {"param": "structured_outputs", "message": "structured_outputs: no."}
+    world.write(ending("r4", EndingCode.UNSUPPORTED_PARAMETER, **refusal))
     Member(world).run()
     done = world.answer("r1").result
     assert (done.id, done.custom_id, done.error) == ("r1", "job-1", None)
@@ -106,6 +109,9 @@ def test_a_batch_result_is_a_whole_chat_completion() -> None:
     refused = world.answer("r2").result
     assert refused.error is not None
     assert (refused.custom_id, refused.error.code, refused.response) == ("job-2", "job_expired", None)
+    late = world.answer("r4").result
+    assert late.error is not None
+    assert (late.error.param, late.error.message) == ("response_format", "response_format: no.")
     halted = world.answer("r3").result
     assert halted.response is not None
     assert halted.response.body["choices"][0]["message"]["content"] == "Mix"
