@@ -63,7 +63,7 @@ async def told_whole(
     """
     size_bytes = memory_bytes(spans)
     held.become(size_bytes)
-    body = await gateway.parsing(tenant_id, lambda: json_bytes(tell()), is_large=size_bytes > LONG_BYTES)
+    body = await gateway.in_turn(tenant_id, lambda: json_bytes(tell()), is_large=size_bytes > LONG_BYTES)
     if len(body) <= PIECE_BYTES:
         return json_response(body, headers)
     held.become(len(body))

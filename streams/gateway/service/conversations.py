@@ -16,8 +16,8 @@ from streams.dialects.neutral import NeutralRequest
 from streams.gateway.errors import ApiError
 from streams.gateway.history.replay import UnreadableEntry
 from streams.gateway.service.keys import Principal
+from streams.gateway.service.large_work import LargeWork
 from streams.gateway.service.lookup import Lookup
-from streams.gateway.service.parsing import Parsers
 from streams.gateway.service.patience import Patience
 from streams.gateway.service.refusals import previous_in_progress, previous_not_found, store_away, unavailable
 from streams.gateway.service.resumption import Resumption
@@ -44,14 +44,14 @@ _log = structlog.get_logger()
 
 class Conversations:
     def __init__(
-        self, kept: StoredReplays, lookup: Lookup, resumption: Resumption, patience: Patience, parsers: Parsers,
+        self, kept: StoredReplays, lookup: Lookup, resumption: Resumption, patience: Patience, large_work: LargeWork,
         max_bytes: int,
     ) -> None:  # fmt: skip
         self._kept = kept
         self._lookup = lookup
         self._resumption = resumption
         self._patience = patience
-        self._parsers = parsers
+        self._large_work = large_work
         self._max_bytes = max_bytes
 
     async def continued(self, principal: Principal, asked: _Asked, held: Hold, own_bytes: int) -> _Asked:
@@ -68,7 +68,7 @@ class Conversations:
             raise previous_not_found(previous) from None
         turns = await self._ended(principal, previous, max(0, self._max_bytes - own_bytes), held)
         size_bytes = sum(_size_bytes(turn) for turn in turns)
-        return await self._parsers.parse(
+        return await self._large_work.in_turn(
             principal.tenant.tenant_id, lambda: _continued(asked, turns), is_large=size_bytes > LARGE_CHARS
         )
 

@@ -21,8 +21,8 @@ from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
 from streams.gateway.service.conversations import Conversations
 from streams.gateway.service.keys import Principal, authenticate
+from streams.gateway.service.large_work import LargeWork
 from streams.gateway.service.lookup import Lookup, Snapshot
-from streams.gateway.service.parsing import Parsers
 from streams.gateway.service.patience import Patience
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
 from streams.gateway.service.refusals import still_in_progress, unavailable
@@ -37,7 +37,7 @@ from streams.tracing.tracing import Tracing
 
 MEETINGS_AT_ONCE = 256
 
-_Parsed = TypeVar("_Parsed")
+_Done = TypeVar("_Done")
 _Chat = TypeVar("_Chat", bound=NeutralRequest)
 
 
@@ -67,7 +67,7 @@ class Gateway:
         self._history = history
         self._ownership = ownership
         self._background = Background()
-        self._parsers = Parsers()
+        self._large_work = LargeWork()
         self._viewing = Viewing(hub, history)
         self._cancels = CancelWriter(sender, settings.topics.control.name, self._background)
         ids = settings.response_ids
@@ -80,7 +80,7 @@ class Gateway:
         self._patience = Patience(settings.gateway.admission_timeout_ms)
         self._resumption = Resumption(hub, history, self._viewing, lookup, ownership, self._patience, self._stored)
         self._conversations = Conversations(
-            keeper.kept, lookup, self._resumption, self._patience, self._parsers, settings.gateway.max_body_bytes
+            keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes
         )
         self._cancellation = Cancellation(hub, lookup, self._patience, self._cancels)
 
@@ -90,16 +90,16 @@ class Gateway:
         """Raises ApiError 401."""
         return authenticate(self.directory, api_key)
 
-    async def parsing(self, tenant_id: str, parse: Callable[[], _Parsed], *, is_large: bool) -> _Parsed:
-        """See `Parsers.parse`."""
-        return await self._parsers.parse(tenant_id, parse, is_large=is_large)
+    async def in_turn(self, tenant_id: str, work: Callable[[], _Done], *, is_large: bool) -> _Done:
+        """See `LargeWork.in_turn`."""
+        return await self._large_work.in_turn(tenant_id, work, is_large=is_large)
 
-    async def understood(self, tenant_id: str, raw: bytes, held: Hold, parse: Callable[[], _Parsed]) -> _Parsed:
+    async def understood(self, tenant_id: str, raw: bytes, held: Hold, parse: Callable[[], _Done]) -> _Done:
         """What `parse` makes of a body, in its turn if it is large; its memory is added to what is `held`.
 
         Raises what `parse` raises, and ApiError 429 and 503.
         """
-        parsed, size_bytes = await self._parsers.parse(
+        parsed, size_bytes = await self._large_work.in_turn(
             tenant_id, lambda: (parse(), parsed_bytes(raw)), is_large=is_large(raw)
         )
         held.grow(size_bytes)

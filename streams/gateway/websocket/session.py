@@ -193,7 +193,7 @@ class Socket:
         self._message_is_large = is_large(text)
         request_id = None
         try:
-            message, size_bytes = await self._gateway.parsing(
+            message, size_bytes = await self._gateway.in_turn(
                 tenant_id, lambda: (read_message(text), parsed_bytes(text)), is_large=self._message_is_large
             )
             request_id = message.request_id if isinstance(message, RequestMessage) else None
@@ -275,7 +275,7 @@ class Socket:
             if message.body.get("stream", True) is not True:
                 raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
             parse = partial(parse_chat_request, {**message.body, "stream": True})
-            chat = await self._gateway.parsing(principal.tenant.tenant_id, parse, is_large=large)
+            chat = await self._gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
             response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
