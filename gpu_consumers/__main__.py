@@ -109,7 +109,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         max_uncommitted_bytes=worker.max_uncommitted_bytes,
         coalesce_ms=worker.coalesce_ms,
         coalesce_rows_per_s=worker.coalesce_rows_per_s,
-        embeds=model.embedding is not None,
+        dimensions=0 if model.embedding is None else model.embedding.dimensions,
     )
 
 

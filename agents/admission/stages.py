@@ -32,6 +32,7 @@ from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
 from schemas.request import Request
+from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
 from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
@@ -79,7 +80,7 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     wanted = _route(admission, services, also_asking=True)
     if isinstance(wanted, Refusal) or _first_denial(phrases, admission, services) is not None:
         return await quota(admission, services)
-    with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission)):
+    with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, services)):
         outcome = await _reserve(admission, services, wanted)
     if isinstance(outcome, Decided) and outcome.is_new:
         _count(admission, wanted, services)
@@ -110,8 +111,12 @@ def _tokens(admission: Admission) -> int:
     return len(admission.prompt_token_ids) + admission.request.choices * admission.max_tokens
 
 
-def _weight(admission: Admission) -> Weight:
-    return Weight(_tokens(admission), admission.request.choices, admission.scope.tenant_id)
+def _weight(admission: Admission, services: Services) -> Weight:
+    """With its vectors, which take room as answers do and cost nothing."""
+    tokens, vectors = _tokens(admission), len(admission.input_ends)
+    if vectors and (model := services.catalog.model(admission.model)) is not None and model.embedding is not None:
+        tokens += weight_tokens(vectors, admission.request.dimensions or model.embedding.dimensions)
+    return Weight(tokens, admission.request.choices, admission.scope.tenant_id)
 
 
 def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Services) -> StageResult | NotYet:
@@ -256,7 +261,8 @@ def _route(admission: Admission, services: Services, *, also_asking: bool = Fals
 
 
 def _count(admission: Admission, decision: Decision, services: Services) -> None:
-    services.workers.routed(decision.worker_id, admission.response_id, _weight(admission), services.clock_ms())
+    weight = _weight(admission, services)
+    services.workers.routed(decision.worker_id, admission.response_id, weight, services.clock_ms())
 
 
 async def _decide(admission: Admission, wanted: Decision, services: Services) -> Outcome:

@@ -22,8 +22,13 @@ class CoreConfig:
     max_uncommitted_bytes: int
     coalesce_ms: int
     coalesce_rows_per_s: int
-    embeds: bool = False
-    """Its engine gives vectors: numbered like tokens, counted nowhere as such, and never joined to others in a row."""
+    dimensions: int = 0
+    """How many numbers the vectors of its engine have; 0: it gives text."""
+
+    @property
+    def embeds(self) -> bool:
+        """Vectors are numbered like tokens, counted nowhere as such, and never joined to others in a row."""
+        return self.dimensions > 0
 
 
 class Observer(Protocol):

@@ -15,6 +15,7 @@ from gpu_consumers.core.claims import AskClaim
 from gpu_consumers.core.scheduler import Queued, Scheduler
 from gpu_consumers.core.work import Work, Works
 from schemas.request import Lane
+from schemas.vectors import weight_tokens
 from schemas.worker import MAX_QUEUED_OF
 
 MAX_LOOKS = 128
@@ -27,9 +28,10 @@ the engine does not get empty for them."""
 
 
 class Slots:
-    def __init__(self, slots: int, works: Works) -> None:
+    def __init__(self, slots: int, works: Works, dimensions: int = 0) -> None:
         self._slots = slots
         self._works = works
+        self._dimensions = dimensions
         self._scheduler = Scheduler()
         self._suspects = Scheduler()
         self._holding_since_ms: int | None = None
@@ -43,6 +45,7 @@ class Slots:
     def queue(self, work: Work, now_ms: int, *, front: bool) -> None:
         request = work.request
         tokens = work.prompt_tokens + request.choices * request.max_tokens
+        tokens += weight_tokens(len(request.input_ends), request.dimensions or self._dimensions)
         item = Queued(work.response_id, request.lane, tokens, now_ms, request.choices, request.scope.tenant_id)
         if work.is_suspect:
             self._suspects.add(item)

@@ -40,7 +40,7 @@ class WorkerCore:
         self._effects: list[Effect] = []
         self._works = Works()
         self._lanes = Lanes(config)
-        self._slots = Slots(config.max_running + config.healthy_buffer, self._works)
+        self._slots = Slots(config.max_running + config.healthy_buffer, self._works, config.dimensions)
         self._remembered = Remembered()
         self._emission = Emission(config, self._works, observer, self._effects)
         self._attempts = Attempts(

@@ -44,6 +44,7 @@ LEASE_MS = 4_000
 NOW_MS = 1_000_000
 COALESCE_MS = 50
 """Every story is told with rows that wait: up to three steps of this engine, also of a single stream."""
+DIMENSIONS = 128
 CONFIG = CoreConfig(
     worker_id="w", pool="pool", model="m", engine="simulated", topics=TOPICS, home_partitions=(0,), lease_ms=LEASE_MS,
     max_running=4, healthy_buffer=0, max_uncommitted_records=100, max_uncommitted_bytes=10**6, coalesce_ms=COALESCE_MS,
@@ -232,7 +233,7 @@ class Worker:
             worker_id=worker_id,
             max_running=max_running,
             coalesce_ms=coalesce_ms,
-            embeds=embeds is not None,
+            dimensions=0 if embeds is None else DIMENSIONS,
         )
         self.core = WorkerCore(config, lambda: f"att_{next(region.ids)}")
         settings = ENGINE.model_copy(update={"max_running": max_running})

@@ -8,6 +8,7 @@ import pytest
 from gpu_consumers.core.config import NoObserver
 from gpu_consumers.core.effects import Effect, Publish
 from gpu_consumers.core.emission import Emission
+from gpu_consumers.core.slots import Slots
 from gpu_consumers.core.work import Phase, Work, Works
 from gpu_consumers.engines.vectors import Vectors, next_step
 from schemas.generated import GENERATED, Frame
@@ -30,7 +31,7 @@ def emission_of(work: Work, effects: list[Effect]) -> Emission:
     works.set_attempt(work)
     works.set_phase(work, Phase.RUNNING)
     work.begins_anew()
-    return Emission(replace(CONFIG, coalesce_ms=1_000, embeds=True), works, NoObserver(), effects)
+    return Emission(replace(CONFIG, coalesce_ms=1_000, dimensions=128), works, NoObserver(), effects)
 
 
 def published(effects: list[Effect], topic: str) -> list[bytes]:
@@ -65,6 +66,14 @@ def test_the_largest_answers_leave_in_records_that_kafka_takes(inputs: int, size
     assert (compute.generated_tokens, compute.prompt_tokens, compute.outcome) == (0, 3 * inputs, "completed")
     assert emission.generated_tokens == 0
     assert work.phase is Phase.CLOSING
+
+
+@pytest.mark.parametrize(("dimensions", "queued"), [(None, 27 + 9 * 8), (32, 27 + 9 * 2), (8, 27 + 5)])
+def test_vectors_weigh_what_they_take_while_their_request_waits(dimensions: int | None, queued: int) -> None:
+    slots = Slots(0, Works(), dimensions=128)
+    work = work_of(9, dimensions)
+    slots.queue(work, NOW_MS, front=False)
+    assert (slots.queued_tokens, slots.queued_of) == (queued, {work.request.scope.tenant_id: queued})
 
 
 def test_each_input_reaches_the_engine_as_it_is() -> None:

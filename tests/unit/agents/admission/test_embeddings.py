@@ -9,7 +9,7 @@ from schemas.admission import Admission
 from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.request import ENDPOINTS, MAX_EMBEDDED_NUMBERS, MAX_INPUT_TOKENS, AdmittedRequest, Prompt, Request
-from tests.unit.agents.admission.world import OPEN_THE_VAULT, SPECIAL, VAULT, Words, World
+from tests.unit.agents.admission.world import NOW, OPEN_THE_VAULT, SPECIAL, VAULT, Words, World
 
 
 def asked(world: World, *inputs: Prompt, **fields: Any) -> Request:
@@ -28,6 +28,17 @@ async def test_inputs_are_tokenised_each_by_itself_and_go_to_the_models_pool(wor
     assert (opened.prompt_tokens, opened.max_tokens, opened.choices) == (10, 0, 1)
     assert opened.reserved_tokens == 10, "quota is taken for the prompt alone"
     assert {opened.endpoint, work.endpoint} == {"embeddings"}
+
+
+@pytest.mark.parametrize(("fields", "of_vectors"), [({}, 3 * 8), ({"dimensions": 64}, 3 * 4)], ids=str)
+async def test_vectors_fill_a_pools_queue_and_spend_no_quota(
+    world: World, fields: dict[str, Any], of_vectors: int
+) -> None:
+    world.beat(pool="other")
+    await world.pipeline.handle_request(world.record(asked(world, "Once upon a time", [5, 0, 7], "x", **fields)))
+    [(_, opened)] = world.log.of(Opened, "local.generated")
+    [load] = world.workers.live("other", NOW)
+    assert (load.queued_tokens, opened.reserved_tokens) == (10 + of_vectors, 10)
 
 
 @pytest.mark.parametrize(
