@@ -8,7 +8,10 @@ from pydantic import Field
 from schemas.base import Identifier, Milliseconds, Record, Scope
 from schemas.request import Lane
 
-MAX_QUEUED_OF = 64
+MAX_TENANTS = 64
+
+OfTenants = Annotated[dict[Identifier, Annotated[int, Field(ge=0)]], Field(max_length=MAX_TENANTS)]
+"""Of the tenants that have most."""
 
 
 class WorkerState(Record):
@@ -31,10 +34,12 @@ class WorkerState(Record):
     running: int = Field(default=0, ge=0, description="Answers in the engine's batch.")
     waiting: int = Field(default=0, ge=0, description="Answers that wait, in front of the engine or in it.")
     queued_tokens: int = Field(default=0, ge=0, description="Prompts plus bounded output of what waits, about.")
-    queued_of: dict[Identifier, Annotated[int, Field(ge=0)]] = Field(
-        default_factory=dict, max_length=MAX_QUEUED_OF, exclude_if=not_,
-        description="How many of them are whose: of the tenants that have most.",
-    )  # fmt: skip
+    queued_of: OfTenants = Field(
+        default_factory=dict, exclude_if=not_, description="How many of these tokens are whose."
+    )
+    waiting_of: OfTenants = Field(
+        default_factory=dict, exclude_if=not_, description="Whose the answers are that wait in front of the engine."
+    )
     max_running: int = Field(default=0, ge=0)
     kv_blocks_used: int = Field(default=0, ge=0)
     kv_blocks_total: int = Field(default=0, ge=0)

@@ -293,9 +293,7 @@ class AdmissionSettings(_Section):
         ge=1,
         description="Bound of a pool's queue, half of it for one tenant; then `overloaded`.",
     )
-    max_queued_requests: int = Field(
-        default=10_000, ge=1, description="Bound of a pool's queue, in which each answer counts; then `overloaded`."
-    )
+    max_queued_requests: int = Field(default=10_000, ge=1, description="The same, in which each answer counts.")
     trust_window_ms: int = Field(default=300_000, ge=1_000)
 
 

@@ -24,8 +24,8 @@ MAX_ROUTED = 10_000
 QUEUE_SHARE: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
 """How much of a pool's queue bound a lane may fill: the lowest priority is refused first."""
 OWN_SHARE, SHARE_OF_ALL_WITH_SOME = 0.5, 0.75
-"""Of the tokens that a lane may fill: how many may be one tenant's, and at how many in all who has some is given none.
-So a few long requests leave half to others, and the last quarter to who has none yet.
+"""Of what a lane may fill, in tokens and in answers: how much may be one tenant's, and from how much on in all who has
+some is given none. So a few large requests leave half to others, and the last quarter to who has none yet.
 """
 
 
@@ -39,12 +39,13 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One live worker as the router sees it. `own_tokens` are those in its queue of the tenant that it is asked for."""
+    """One live worker as the router sees it. What is `own` in its queue is of the tenant that it is asked for."""
 
     state: WorkerState
     routed_tokens: int = 0
     routed_answers: int = 0
     own_tokens: int = 0
+    own_answers: int = 0
 
     @property
     def tokens(self) -> int:
@@ -78,26 +79,32 @@ class QueueBound:
 
 @dataclass(slots=True)
 class _Known:
-    """`routed`: by response, since when and what it weighs; the oldest first. `asking`: what it would."""
+    """`routed`: by response, since when and what it weighs; the oldest first. `asking`: what it would. `tokens_of` and
+    `answers_of`: what was routed of each tenant, of which there are as many as there are.
+    """
 
     state: WorkerState
     routed: dict[str, tuple[int, Weight]] = field(default_factory=dict)
     routed_tokens: int = 0
     routed_answers: int = 0
-    routed_of: Counter[str] = field(default_factory=Counter)
+    tokens_of: Counter[str] = field(default_factory=Counter)
+    answers_of: Counter[str] = field(default_factory=Counter)
     asking: dict[str, Weight] = field(default_factory=dict)
 
     def load(self, tenant_id: str, *, also_asking: bool) -> Load:
         asking = self.asking.values() if also_asking else ()
         tokens = self.routed_tokens + sum(each.tokens for each in asking)
         answers = self.routed_answers + sum(each.answers for each in asking)
-        return Load(self.state, tokens, answers, self.state.queued_of.get(tenant_id, 0) + self.routed_of[tenant_id])
+        own_tokens = self.state.queued_of.get(tenant_id, 0) + self.tokens_of[tenant_id]
+        own_answers = self.state.waiting_of.get(tenant_id, 0) + self.answers_of[tenant_id]
+        return Load(self.state, tokens, answers, own_tokens, own_answers)
 
     def add(self, response_id: str, weight: Weight, now_ms: int) -> None:
         self.routed[response_id] = now_ms, weight
         self.routed_tokens += weight.tokens
         self.routed_answers += weight.answers
-        self.routed_of[weight.tenant_id] += weight.tokens
+        self.tokens_of[weight.tenant_id] += weight.tokens
+        self.answers_of[weight.tenant_id] += weight.answers
 
     def drop(self, response_id: str) -> None:
         routed = self.routed.pop(response_id, None)
@@ -106,9 +113,8 @@ class _Known:
         _, weight = routed
         self.routed_tokens -= weight.tokens
         self.routed_answers -= weight.answers
-        self.routed_of[weight.tenant_id] -= weight.tokens
-        if not self.routed_of[weight.tenant_id]:
-            del self.routed_of[weight.tenant_id]
+        self.tokens_of[weight.tenant_id] -= weight.tokens
+        self.answers_of[weight.tenant_id] -= weight.answers
 
     def drop_before(self, at_ms: int) -> None:
         while self.routed and next(iter(self.routed.values()))[0] <= at_ms:
@@ -216,17 +222,16 @@ def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
         load.state.lane_partitions.get(lane) for load in loads
     ):
         return True
-    if not loads:
-        return False
-    most_tokens, most_answers = bound.tokens * QUEUE_SHARE[lane], bound.answers * QUEUE_SHARE[lane]
-    own_tokens = sum(load.own_tokens for load in loads)
-    if own_tokens >= most_tokens * OWN_SHARE:
-        return True
-    most_with_some = most_tokens * SHARE_OF_ALL_WITH_SOME if own_tokens else most_tokens
-    return (
-        sum(load.queued_tokens for load in loads) >= most_with_some
-        or sum(load.queued_answers for load in loads) >= most_answers
+    share = QUEUE_SHARE[lane]
+    tokens, own_tokens = sum(load.queued_tokens for load in loads), sum(load.own_tokens for load in loads)
+    answers, own_answers = sum(load.queued_answers for load in loads), sum(load.own_answers for load in loads)
+    return bool(loads) and not (
+        _has_room(tokens, own_tokens, bound.tokens * share) and _has_room(answers, own_answers, bound.answers * share)
     )
+
+
+def _has_room(queued: int, own: int, most: float) -> bool:
+    return own < most * OWN_SHARE and queued < (most * SHARE_OF_ALL_WITH_SOME if own else most)
 
 
 def drain_ms(loads: Sequence[Load]) -> int:

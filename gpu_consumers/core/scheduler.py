@@ -52,7 +52,8 @@ class Scheduler:
         self._items: dict[str, Queued] = {}
         self._queued_tokens = 0
         self._queued_slots = 0
-        self._queued_of: Counter[str] = Counter()
+        self._tokens_of: Counter[str] = Counter()
+        self._slots_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -68,7 +69,8 @@ class Scheduler:
         self._lanes[item.lane].add(item, front=front)
         self._queued_tokens += item.tokens
         self._queued_slots += item.slots
-        self._queued_of[item.tenant_id] += item.tokens
+        self._tokens_of[item.tenant_id] += item.tokens
+        self._slots_of[item.tenant_id] += item.slots
 
     def take(self, slots: int, held: Mapping[Lane, int]) -> list[Queued]:
         """Removes and returns the next requests: each lane's while it and those above it hold fewer than `slots`, of
@@ -104,9 +106,13 @@ class Scheduler:
         return self._queued_tokens
 
     @property
-    def queued_of(self) -> Mapping[str, int]:
-        """The tokens of each tenant that has some."""
-        return self._queued_of
+    def tokens_of(self) -> Counter[str]:
+        """Those of each tenant that has some."""
+        return +self._tokens_of
+
+    @property
+    def slots_of(self) -> Counter[str]:
+        return +self._slots_of
 
     @property
     def queued_slots(self) -> int:
@@ -126,6 +132,5 @@ class Scheduler:
         self._lanes[item.lane].remove(item.response_id)
         self._queued_tokens -= item.tokens
         self._queued_slots -= item.slots
-        self._queued_of[item.tenant_id] -= item.tokens
-        if not self._queued_of[item.tenant_id]:
-            del self._queued_of[item.tenant_id]
+        self._tokens_of[item.tenant_id] -= item.tokens
+        self._slots_of[item.tenant_id] -= item.slots

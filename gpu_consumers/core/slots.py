@@ -9,14 +9,14 @@ That token is not published; then it waits like everybody else. So no answer die
 order of their lanes; when others have waited for them for long, those have a turn.
 """
 
-from collections import Counter, deque
+from collections import deque
 
 from gpu_consumers.core.claims import AskClaim
 from gpu_consumers.core.scheduler import Queued, Scheduler
 from gpu_consumers.core.work import Work, Works
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
-from schemas.worker import MAX_QUEUED_OF
+from schemas.worker import MAX_TENANTS
 
 MAX_LOOKS = 128
 """Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
@@ -134,16 +134,19 @@ class Slots:
         return self._scheduler.queued_tokens + self._suspects.queued_tokens
 
     @property
-    def queued_of(self) -> dict[str, int]:
-        """The same of each of the tenants that have most."""
-        every = Counter(self._scheduler.queued_of)
-        every.update(self._suspects.queued_of)
-        return dict(every.most_common(MAX_QUEUED_OF))
+    def tokens_of(self) -> dict[str, int]:
+        """Those of the tenants that have most."""
+        return dict((self._scheduler.tokens_of + self._suspects.tokens_of).most_common(MAX_TENANTS))
 
     @property
     def queued_slots(self) -> int:
         """That what waits will take: one for each answer."""
         return self._scheduler.queued_slots + self._suspects.queued_slots
+
+    @property
+    def slots_of(self) -> dict[str, int]:
+        """As `tokens_of`."""
+        return dict((self._scheduler.slots_of + self._suspects.slots_of).most_common(MAX_TENANTS))
 
     def waiting(self) -> dict[Lane, int]:
         suspects = self._suspects.waiting()

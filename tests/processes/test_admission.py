@@ -172,7 +172,7 @@ def test_while_redis_is_silent_nothing_is_said_and_afterwards_work_goes_on(regio
 
 @pytest.mark.long
 def test_thousands_of_jobs_that_wait_for_a_full_pool_do_not_keep_a_chat_from_being_admitted(region: Region) -> None:
-    region.beat(waiting=60)
+    region.beat(waiting=52)
     body = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}
     for number in range(6_000):
         region.job(f"line-{number}", body, for_ms=600_000)

@@ -9,6 +9,7 @@ from schemas.request import LANES, Lane
 
 SLOTS = 4
 MAX_CHOICES = 9
+TENANTS = ("acme", "beta")
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -31,7 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(),
-        choices=st.integers(1, MAX_CHOICES), tenant_id=st.sampled_from(["acme", "beta"]),
+        choices=st.integers(1, MAX_CHOICES), tenant_id=st.sampled_from(TENANTS),
     )  # fmt: skip
     def add(self, lane: Lane, tokens: int, front: bool, choices: int, tenant_id: str) -> None:
         self.names += 1
@@ -82,10 +83,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def figures_agree(self) -> None:
         assert len(self.scheduler) == len(self.model)
         assert self.scheduler.queued_tokens == sum(queued.tokens for queued in self.model)
-        own = {queued.tenant_id: 0 for queued in self.model}
-        for queued in self.model:
-            own[queued.tenant_id] += queued.tokens
-        assert self.scheduler.queued_of == own
+        for tenant_id in TENANTS:
+            own = [queued for queued in self.model if queued.tenant_id == tenant_id]
+            assert self.scheduler.tokens_of[tenant_id] == sum(queued.tokens for queued in own)
+            assert self.scheduler.slots_of[tenant_id] == sum(queued.slots for queued in own)
+            assert (tenant_id in self.scheduler.tokens_of) == bool(own)
         assert self.scheduler.queued_slots == sum(queued.slots for queued in self.model)
         for lane in LANES:
             in_lane = [queued for queued in self.model if queued.lane is lane]

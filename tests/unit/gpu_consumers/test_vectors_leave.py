@@ -73,7 +73,7 @@ def test_vectors_weigh_what_they_take_while_their_request_waits(dimensions: int 
     slots = Slots(0, Works(), dimensions=128)
     work = work_of(9, dimensions)
     slots.queue(work, NOW_MS, front=False)
-    assert (slots.queued_tokens, slots.queued_of) == (queued, {work.request.scope.tenant_id: queued})
+    assert (slots.queued_tokens, slots.tokens_of) == (queued, {work.request.scope.tenant_id: queued})
 
 
 def test_each_input_reaches_the_engine_as_it_is() -> None:

@@ -224,6 +224,6 @@ def test_the_heartbeat_says_what_waits_and_what_is_consumed() -> None:
     assert worker.engine is not None
     state = worker.core.state("ready", worker.engine.stats(), 50.0, True, fleet.region.now_ms)
     assert (state.running, state.waiting, state.queued_tokens) == (1, 2, 208)
-    assert state.queued_of == {"acme": 208}
+    assert (state.queued_of, state.waiting_of) == ({"acme": 208}, {"acme": 2})
     assert state.oldest_waiting_ms == 180
     assert state.lane_partitions == {lane: [0, 1] for lane in LANES}

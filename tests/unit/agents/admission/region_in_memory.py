@@ -109,7 +109,7 @@ class Region:
         self.log.append(record.topic, record.value, key=response_id, headers=record.headers)
 
     def beat(self) -> None:
-        self.world.beat(lease_ms=10**9)
+        self.world.beat(lease_ms=10**9, beat_at_ms=self.now_ms())
 
     def records(self, topic: str) -> list[LogRecord]:
         reader = self.log.consumer(None, "reader")
@@ -129,7 +129,7 @@ class Region:
         return [Opened.model_validate_json(r.value or b"") for r in records if b'"type":"opened"' in (r.value or b"")]
 
     async def finish_all(self, count: int) -> None:
-        """A worker ends whatever comes into the batch lane, until so much has."""
+        """A worker ends whatever comes into the batch lane, and says that nothing waits, until so much has ended."""
         seen: dict[TopicPartition, int] = {}
         done = 0
         deadline_s = time.monotonic() + DEADLINE_S
@@ -137,6 +137,7 @@ class Region:
             assert not self.errors, self.errors
             assert time.monotonic() < deadline_s, f"{done} of {count} have ended: {self._state()}"
             done += await self._finish(seen)
+            self.beat()
             await asyncio.sleep(0.02)
 
     async def _finish(self, seen: dict[TopicPartition, int]) -> int:

@@ -36,8 +36,8 @@ async def test_as_much_is_held_as_all_answers_may_come_to(world: World) -> None:
 async def test_a_pool_has_room_for_so_many_answers_whoever_asks_for_them() -> None:
     world = World(queue_bound=QueueBound(10**6, 10))
     world.beat()
-    for choices in (7, 1, 9):  # of the standard lane there is room for eight
-        await ask(world, choices, 1, response_id=IDS.mint(3))
+    for tenant, choices in (("acme", 7), ("gold", 1), ("gold", 9)):  # of the standard lane there is room for eight
+        await ask(world, choices, 1, response_id=IDS.mint(3), tenant=tenant, service_tier="default")
     assert [opened.choices for _, opened in world.log.of(Opened, "local.generated")] == [7, 1]
     [ending] = world.log.endings
     assert ending.code is EndingCode.OVERLOADED

@@ -1,5 +1,6 @@
 """Routing decides on what workers say, and on nothing else."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,9 +97,9 @@ def test_what_was_routed_counts_until_a_heartbeat_can_have_included_it() -> None
     view.routed("worker-1", "r2", Weight(500, 3), NOW + 100)
     view.routed("worker-1", "r2", Weight(500, 3), NOW + 100)
     view.routed("worker-1", "r3", Weight(900, 7, "acme"), NOW + 100)
-    assert [load.own_tokens for load in view.live("default", NOW, "acme")] == [900]
+    assert [(load.own_tokens, load.own_answers) for load in view.live("default", NOW, "acme")] == [(900, 7)]
     view.not_routed("worker-1", "r3")
-    assert [load.own_tokens for load in view.live("default", NOW, "acme")] == [0]
+    assert [(load.own_tokens, load.own_answers) for load in view.live("default", NOW, "acme")] == [(0, 0)]
     [load] = view.live("default", NOW)
     assert (load.routed_tokens, load.routed_answers) == (800, 4)
     view.update("worker-1", worker(beat_at_ms=NOW + PICKUP_MS, queued_tokens=300))
@@ -132,15 +133,31 @@ def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
     assert sorted(QUEUE_SHARE, key=QUEUE_SHARE.__getitem__, reverse=True) == list(LANES)
 
 
-def test_a_few_long_requests_leave_the_last_quarter_of_a_queue_to_who_has_none() -> None:
-    bound, long = QueueBound(tokens=2_000_000, answers=10_000), Weight(300_000)
+@pytest.mark.parametrize(
+    ("large", "beside"),
+    [
+        (
+            Weight(300_000),
+            {"queued_tokens": 1_200_000, "queued_of": {"heavy": 900_000, "light": 200_000}},
+        ),
+        (
+            Weight(1, answers=1_500),
+            {"waiting": 6_000, "waiting_of": {"heavy": 4_500, "light": 1_000}},
+        ),
+    ],
+    ids=["long", "of many answers"],
+)
+def test_a_few_large_requests_leave_the_last_quarter_of_a_queue_to_who_has_none(
+    large: Weight, beside: dict[str, object]
+) -> None:
+    bound = QueueBound(tokens=2_000_000, answers=10_000)
 
     def sent(view: WorkersView, *tenants: str) -> list[str]:
-        """Whose were taken, each as long as the other."""
+        """Whose were taken, each as large as the other."""
         taken: list[str] = []
         for tenant_id in tenants:
             if not overloaded(view.live("default", NOW, tenant_id), Lane.STANDARD, bound):
-                view.routed("worker-1", f"r{len(taken)}", long._replace(tenant_id=tenant_id), NOW)
+                view.routed("worker-1", f"r{len(taken)}", large._replace(tenant_id=tenant_id), NOW)
                 taken.append(tenant_id)
         return taken
 
@@ -148,9 +165,8 @@ def test_a_few_long_requests_leave_the_last_quarter_of_a_queue_to_who_has_none()
     view.update("worker-1", worker())
     asking = [*["heavy"] * 20, "light", "light", "new", "newer", "newest"]
     assert sent(view, *asking) == [*["heavy"] * 3, "light", "new", "newer"]
-    own = {"heavy": 900_000, "light": 200_000}
     view = WorkersView()
-    view.update("worker-1", worker(queued_tokens=1_200_000, queued_of=own))
+    view.update("worker-1", worker("worker-1", **beside))
     assert sent(view, "heavy", "light", "new", "new", "newer", "newest") == ["new", "newer"], "as heartbeats tell it"
 
 
