@@ -210,6 +210,8 @@ class Pipeline:
                     raise
                 # If `opened` stands already, quota knows where, and the ending goes beside it.
                 _log.warning("record_too_large", response_id=event.response_id)
+                if isinstance(event, Admission) and event.decision is not None:
+                    self.services.workers.not_routed(event.decision.worker_id, event.response_id)
                 await self._refuse(record, too_large(event))
         finally:
             waiting.end()

@@ -260,6 +260,8 @@ async def test_a_request_that_is_too_large_for_its_lane_is_refused_beside_its_op
     assert {place.partition for place, _ in world.log.of(Ending, "local.generated")} == {5}
     assert world.log.of(Opened, "local.generated")
     assert not world.log.of(AdmittedRequest, "local.inference.default.standard")
+    [load] = world.workers.live("default", world.now_ms, "acme")
+    assert (load.own_tokens, load.queued_answers) == (0, 0), "nothing is on its way"
 
 
 async def test_a_request_that_is_too_large_for_the_topic_between_stages_is_refused(world: World) -> None:
