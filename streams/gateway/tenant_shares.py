@@ -84,6 +84,10 @@ class Hold:
         self._memory = memory
         self._held_bytes = 0
 
+    @property
+    def size_bytes(self) -> int:
+        return self._held_bytes
+
     def set(self, size_bytes: int) -> bool:
         """Whether it may be so large; it stays as large as it was if not."""
         memory, more = self._memory, size_bytes - self._held_bytes

@@ -18,7 +18,7 @@ from streams.dialects.responses.input_items import Page, input_items, item_list
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
     ending_response,
@@ -33,10 +33,12 @@ from streams.gateway.http.dialects.port import Answer, Asked, ById, Dialect, Eve
 from streams.gateway.http.sse import SseResponse, departed
 from streams.gateway.http.whole import Gathered, told_whole
 from streams.gateway.request_headers import api_key_of, traceparent_of
+from streams.gateway.service.conversations import HELD_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
 from streams.gateway.service.refusals import replay_unavailable, unavailable
 from streams.gateway.service.service import Gateway
+from streams.gateway.stored.turns import read
 from streams.gateway.tenant_shares import Hold
 from streams.gateway.timing import Timing
 
@@ -156,8 +158,8 @@ class Answering:
                     terminal=end,
                 )
                 return await told_whole(
-                    self._gateway, tenant_id, answer.spans, lambda: dialect.whole(asked, answer), share, gathered.held,
-                    headers,
+                    self._gateway, tenant_id, memory_bytes(answer.spans), lambda: dialect.whole(asked, answer), share,
+                    gathered.held, headers,
                 )  # fmt: skip
             except ApiError as error:
                 if not error.retryable:
@@ -236,8 +238,14 @@ class Answering:
     async def input_items(self, request: Request, response_id: str, page: Page) -> Response:
         """What its client said in its own turn. Raises ApiError 404, also for what is not stored."""
         principal = self._gateway.authenticate(api_key_of(request.headers))
-        messages = await self._gateway.input_of(principal, response_id)
-        return json_response(json_bytes(item_list(input_items(response_id, messages), page)))
+        tenant_id = principal.tenant.tenant_id
+        with ExitStack() as share:
+            held = share.enter_context(self._gateway.shares.answer(tenant_id))
+            said = await self._gateway.input_of(principal, response_id)
+            return await told_whole(
+                self._gateway, tenant_id, HELD_PER_BYTE * len(said),
+                lambda: item_list(input_items(response_id, read(said)), page), share, held,
+            )  # fmt: skip
 
     async def cancel(self, request: Request, response_id: str, dialect: ById[Any]) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
@@ -256,8 +264,8 @@ class Answering:
     ) -> Response:
         """Vectors are told in their own format alone."""
         told = snapshot if isinstance(dialect, Embeddings) else without_vectors(snapshot)
-        tenant_id, spans = principal.tenant.tenant_id, told.spans or ()
-        return await told_whole(self._gateway, tenant_id, spans, lambda: dialect.state(told), share, held)
+        tenant_id, size_bytes = principal.tenant.tenant_id, memory_bytes(told.spans or ())
+        return await told_whole(self._gateway, tenant_id, size_bytes, lambda: dialect.state(told), share, held)
 
 
 def _told_in(dialect: ById[Any], follower: Follower, opening: Opening) -> Events:

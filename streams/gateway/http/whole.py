@@ -4,7 +4,7 @@ sent.
 Many clients that ask for a long answer at once, or that hardly read it, would otherwise hold a copy each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -49,19 +49,18 @@ class Gathered:
 async def told_whole(
     gateway: Gateway,
     tenant_id: str,
-    spans: Sequence[Span],
+    size_bytes: int,
     tell: Callable[[], dict[str, Any]],
     share: ExitStack,
     held: Hold,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """What `tell` tells of these spans: beside the loop, in the tenant's turn, where they are many.
+    """What `tell` tells: beside the loop, in the tenant's turn, where what it tells of takes much memory.
 
-    It counts as `held` until `share` is left, which goes with a response that takes time to send. Raises what `tell`
-    raises, and ApiError 429 and 503 where the tenant has its share of what is told at once: they are worth asking
-    again.
+    That (`size_bytes`) counts as `held` until `share` is left, which goes with a response that takes time to send.
+    Raises what `tell` raises, and ApiError 429 and 503 where the tenant has its share of what is told at once: they are
+    worth asking again.
     """
-    size_bytes = memory_bytes(spans)
     held.become(size_bytes)
     body = await gateway.in_turn(tenant_id, lambda: json_bytes(tell()), is_large=size_bytes > LONG_BYTES)
     if len(body) <= PIECE_BYTES:

@@ -77,16 +77,16 @@ class Conversations:
         tenant_id = principal.tenant.tenant_id
         deadline_ms, wait_ms = self._patience.begin(), FIRST_WAIT_MS
         while True:
+            held_before_bytes = held.size_bytes
             async with self._reading(tenant_id):
                 chain = await self._chain(tenant_id, response_id, max_bytes)
-                chain_bytes = HELD_PER_BYTE * sum(_size_bytes(turn) for turn in chain)
-                held.grow(chain_bytes)
+                held.grow(HELD_PER_BYTE * sum(_size_bytes(turn) for turn in chain))
             told = [await self._told(principal, turn, held) for turn in reversed(chain)]
             turns = [turn for turn in told if turn is not None]
             if len(turns) == len(told):
                 return turns
             del chain, told, turns
-            held.grow(-chain_bytes)
+            held.become(held_before_bytes)
             if not await self._patience.until(tenant_id, _is_past(monotonic_ms() + wait_ms), deadline_ms):
                 raise previous_in_progress(response_id)
             wait_ms = min(2 * wait_ms, LONGEST_WAIT_MS)

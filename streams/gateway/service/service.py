@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from schemas.request import Message
 from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import NeutralRequest
@@ -159,15 +158,14 @@ class Gateway:
         """Of one that is stored and has ended. Raises ApiError: 404, 409 while it runs, 503."""
         tenant_id = principal.tenant.tenant_id
         self._lookup.partition(response_id)
-        turn = await self._stored.one(tenant_id, response_id)
-        if turn is not None and turn.told is None:
+        if await self._stored.is_open(tenant_id, response_id):
             with self.shares.answer(tenant_id) as held:
                 snapshot = await self._resumption.retrieve(principal, response_id, held)
             if snapshot.terminal is None:
                 raise still_in_progress(response_id)
         await self._stored.delete(tenant_id, response_id)
 
-    async def input_of(self, principal: Principal, response_id: str) -> list[Message]:
+    async def input_of(self, principal: Principal, response_id: str) -> bytes:
         """See `StoredTurns.input_of`."""
         self._lookup.partition(response_id)
         return await self._stored.input_of(principal.tenant.tenant_id, response_id)

@@ -5,7 +5,7 @@ from typing import Final
 
 import structlog
 
-from schemas.request import Message, Request
+from schemas.request import Request
 from streams.clocks import monotonic_ms, now_ms
 from streams.dialects.neutral import NeutralRequest
 from streams.gateway.errors import ApiError
@@ -15,7 +15,7 @@ from streams.gateway.service.background import Background
 from streams.gateway.service.refusals import not_found, store_away
 from streams.gateway.stored.keeper import Keeper
 from streams.gateway.stored.port import NewTurn, StoredTurn
-from streams.gateway.stored.turns import read, written
+from streams.gateway.stored.turns import written
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import MetadataSettings
 from streams.topics import DAY_MS
@@ -96,12 +96,17 @@ class StoredTurns:
         except MetadataUnavailable as error:
             raise self._away(error) from None
 
-    async def input_of(self, tenant_id: str, response_id: str) -> list[Message]:
-        """What its client said in its turn. Raises ApiError 404."""
+    async def is_open(self, tenant_id: str, response_id: str) -> bool:
+        """Whether it is stored, and nobody has written yet how it ended."""
+        turn = await self.one(tenant_id, response_id)
+        return turn is not None and turn.told is None
+
+    async def input_of(self, tenant_id: str, response_id: str) -> bytes:
+        """What its client said in its turn, as `stored.turns.read` takes it. Raises ApiError 404."""
         turn = await self.one(tenant_id, response_id)
         if turn is None:
             raise not_found(response_id)
-        return read(turn.input)
+        return turn.input
 
     async def refuse_deleted(self, tenant_id: str, response_id: str) -> None:
         """Of one that replay still tells. Raises ApiError 404."""

@@ -1,6 +1,8 @@
 """Stored responses read back: a few at a time, each told in pieces like any replay."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
@@ -33,24 +35,31 @@ class StoredReplays:
 
     async def one(self, tenant_id: str, response_id: str) -> StoredTurn | None:
         """None: not there, deleted, or expired."""
-        try:
-            async with self.reads.one(tenant_id, TURN_TIMEOUT_S):
-                return await self.stored.one(tenant_id, response_id, now_ms())
-        except TooManyAtOnce as error:
-            raise MetadataUnavailable(str(error)) from None
+        async with self._turn(tenant_id):
+            return await self.stored.one(tenant_id, response_id, now_ms())
 
     async def read(self, tenant_id: str, response_id: str, after: int) -> Replay | None:
         """What it told beyond `after`, or a first piece of it, and its end. None where that is not stored."""
-        turn = await self.one(tenant_id, response_id)
-        if turn is None or turn.told is None:
-            return None
+        # Until it is folded: what waits for that holds all that is kept of it.
+        async with self._turn(tenant_id):
+            turn = await self.stored.one(tenant_id, response_id, now_ms())
+            if turn is None or turn.told is None:
+                return None
+            try:
+                if len(turn.told) <= LARGE_CHARS:
+                    return _folded(turn.told, after)
+                return await asyncio.to_thread(_folded, turn.told, after)
+            except UnreadableEntry as error:
+                _log.error("stored_answer_unreadable", response_id=response_id, why=str(error))
+                return None
+
+    @asynccontextmanager
+    async def _turn(self, tenant_id: str) -> AsyncIterator[None]:
         try:
-            if len(turn.told) <= LARGE_CHARS:
-                return _folded(turn.told, after)
-            return await asyncio.to_thread(_folded, turn.told, after)
-        except UnreadableEntry as error:
-            _log.error("stored_answer_unreadable", response_id=response_id, why=str(error))
-            return None
+            async with self.reads.one(tenant_id, TURN_TIMEOUT_S):
+                yield
+        except TooManyAtOnce as error:
+            raise MetadataUnavailable(str(error)) from None
 
 
 def _folded(told: bytes, after: int) -> Replay:

@@ -1,7 +1,8 @@
 """A conversation that goes on by ids, and what becomes of stored responses: had, deleted, forgotten."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import openai
@@ -9,8 +10,11 @@ import pytest
 
 from schemas.base import Scope
 from schemas.endings import EndingCode
+from schemas.request import Message
+from streams.dialects.responses.input_items import input_items
 from streams.dialects.responses.numbering import LAST, number_of
 from streams.gateway.history import replay as replay_module
+from streams.gateway.http import answering
 from streams.gateway.service import cancellation, conversations, resumption
 from streams.gateway.stored import keeper as keeper_module
 from streams.gateway.stored.memory import MemoryStoredResponses
@@ -303,6 +307,54 @@ async def test_what_its_client_said_is_listed(stack: Stack) -> None:
         for query in ("limit=0", "limit=101", "order=up", "after=msg_x"):
             refused = await http.get(f"/v1/responses/{response.id}/input_items?{query}")
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, query.partition("=")[0])
+
+
+async def test_a_long_input_is_listed_beside_the_loop_and_counts_as_held(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed_on: list[threading.Thread] = []
+    held_bytes: list[int] = []
+    shares = stack.runtime.gateway.shares
+
+    def listed(response_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        listed_on.append(threading.current_thread())
+        held_bytes.append(shares.answer_bytes("acme"))
+        return input_items(response_id, messages)
+
+    monkeypatch.setattr(answering, "input_items", listed)
+    async with sdk(stack) as api, client(stack) as http:
+        for text in ("x" * 200_000, "x"):
+            response, _ = await ask(stack, api, text)
+            told = (await http.get(f"/v1/responses/{response.id}/input_items")).json()
+            assert told["data"][0]["content"][0]["text"] == text
+    assert [thread is threading.main_thread() for thread in listed_on] == [False, True]
+    assert held_bytes[0] >= 200_000
+    await until(lambda: not shares.answer_bytes("acme"), "it was sent")
+
+
+async def test_who_waits_for_an_earlier_turn_holds_no_more_with_every_look(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = SlowStore()
+    async with serving(settings, memory_log(settings), stored=stored) as stack, sdk(stack) as api:
+        first, _ = await ask(stack, api, "France?")
+        second, _ = await ask(stack, api, "Italy?", previous_response_id=first.id)
+        going_on = stack.runtime.gateway._conversations
+        tell = going_on._told
+        held_bytes: list[int] = []
+
+        async def told(principal: Any, turn: Any, held: Any) -> Any:
+            if turn.response_id == first.id:
+                held_bytes.append(stack.runtime.gateway.shares.body_bytes("acme"))
+            elif len(held_bytes) < 3:
+                return None
+            return await tell(principal, turn, held)
+
+        monkeypatch.setattr(going_on, "_told", told)
+        await ask(stack, api, "Spain?", previous_response_id=second.id)
+        assert len(held_bytes) == 3
+        assert len(set(held_bytes)) == 1
+        stored.may_complete.set()
 
 
 async def test_a_conversation_beyond_a_requests_bounds_names_the_field(
