@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from streams.metadata.unavailable import MetadataUnavailable
@@ -14,7 +15,7 @@ _Row = TypeVar("_Row")
 class Together(Generic[_Row]):
     """While one batch is written the next one gathers: nobody waits for company. `size_of` and bounds are of a batch.
 
-    `write` takes all rows of a batch or none.
+    `write` takes all rows of a batch or none. Where it raises MetadataUnavailable all who wait are told so at once.
     """
 
     def __init__(
@@ -25,26 +26,36 @@ class Together(Generic[_Row]):
         self._size_of = size_of
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._waiting: list[tuple[_Row, asyncio.Future[None]]] = []
+        self._waiting: dict[asyncio.Future[None], _Row] = {}
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, row: _Row) -> None:
-        """Returns once it is written. Raises what `write` raises, and MetadataUnavailable where too many wait."""
+        """Returns once it is written. Raises what `write` raises, and MetadataUnavailable where too many wait.
+
+        Cancelled before its turn it is not written, and afterwards this ends only when it is there or will not be.
+        """
         if len(self._waiting) >= MAX_WAITING:
             raise MetadataUnavailable(f"{len(self._waiting)} rows wait already")
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((row, written))
+        self._waiting[written] = row
         if self._writing is None:
             self._writing = asyncio.ensure_future(self._run())
-        await written
+        try:
+            await asyncio.shield(written)
+        except asyncio.CancelledError:
+            if self._waiting.pop(written, None) is None:
+                await asyncio.wait((written,))
+            raise
 
     async def _run(self) -> None:
         try:
             while batch := self._next():
-                error = await self._error_of([row for row, _ in batch])
-                for _, written in batch:
-                    if written.done():
-                        continue  # Who waited has left.
+                error = await self._error_of(list(batch.values()))
+                if isinstance(error, MetadataUnavailable):
+                    # Each would wait as long again, and most of them in vain.
+                    batch |= self._waiting
+                    self._waiting = {}
+                for written in batch:
                     if error is None:
                         written.set_result(None)
                     else:
@@ -52,15 +63,16 @@ class Together(Generic[_Row]):
         finally:
             self._writing = None
 
-    def _next(self) -> list[tuple[_Row, asyncio.Future[None]]]:
-        self._waiting = [each for each in self._waiting if not each[1].done()]
-        count = size_bytes = 0
-        for row, _ in self._waiting[: self._max_rows]:
+    def _next(self) -> dict[asyncio.Future[None], _Row]:
+        batch: dict[asyncio.Future[None], _Row] = {}
+        size_bytes = 0
+        for written, row in islice(self._waiting.items(), self._max_rows):
             size_bytes += self._size_of(row)
-            if count and size_bytes > self._max_bytes:
+            if batch and size_bytes > self._max_bytes:
                 break
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+            batch[written] = row
+        for written in batch:
+            del self._waiting[written]
         return batch
 
     async def _error_of(self, rows: Sequence[_Row]) -> Exception | None:

@@ -60,6 +60,9 @@ class StoredTurns:
         opening.add_done_callback(lambda _: self._opening.pop(turn.response_id))
         try:
             await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.cancel()
+            raise
         except MetadataUnavailable:
             self._away_until_ms = monotonic_ms() + AWAY_MS
             raise

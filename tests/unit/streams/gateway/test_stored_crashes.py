@@ -10,7 +10,7 @@ from openai.types.responses import Response
 from schemas.request import Request
 from streams import redis_keys
 from streams.gateway.history.store import connect_history
-from streams.gateway.service import stored_turns
+from streams.gateway.service import acceptance, stored_turns
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S
 from streams.gateway.stored import keeper as keeper_module
 from streams.gateway.stored.memory import MemoryStoredResponses
@@ -224,6 +224,20 @@ async def test_a_row_that_is_written_after_its_request_was_refused_is_dropped(
         stored.may_open.set()
         await stored.has_opened.wait()
         await until(lambda: not len(stored), "no row is left of it")
+
+
+async def test_a_row_that_nobody_waits_for_any_more_is_not_written(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written for those who have left, the rows of those who wait would come too late as well."""
+    monkeypatch.setattr(acceptance, "ACKNOWLEDGE_TIMEOUT_S", 0.05)
+    stored = Late()
+    async with serving(settings, memory_log(settings), stored=stored) as stack, client(stack) as http:
+        assert (await http.post("/v1/responses", json=HELLO)).status_code == 503
+        stored.may_open.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not stored.has_opened.is_set()
 
 
 async def test_a_row_that_is_written_after_the_end_is_completed(settings: Settings) -> None:

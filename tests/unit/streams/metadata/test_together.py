@@ -68,12 +68,40 @@ async def test_a_failure_is_of_its_own_batch_alone() -> None:
     writer = Writer()
     to = together(writer)
     tasks = await adding(to, "a") + await adding(to, "b")
-    writer.failure = MetadataUnavailable("away")
+    writer.failure = ValueError("bad")
     await writer.let()
     writer.failure = None
     await writer.let()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [MetadataUnavailable, type(None)]
+    assert [type(outcome) for outcome in outcomes] == [ValueError, type(None)]
+
+
+async def test_while_the_database_is_away_who_waits_behind_is_told_at_once() -> None:
+    writer = Writer()
+    to = together(writer)
+    tasks = await adding(to, "a") + await adding(to, "b", "c")
+    writer.failure = MetadataUnavailable("away")
+    await writer.let()
+    assert all(task.done() for task in tasks)
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [MetadataUnavailable] * 3
+    writer.failure = None
+    later = await adding(to, "d")
+    await writer.let()
+    await asyncio.gather(*later)
+    assert writer.batches == [["a"], ["d"]]
+
+
+async def test_who_leaves_while_it_is_written_ends_with_that() -> None:
+    """A row that nobody wants any more is deleted once it is there, and not before."""
+    writer = Writer()
+    to = together(writer)
+    [task] = await adding(to, "a")
+    task.cancel()
+    await adding(to)
+    assert not task.done()
+    await writer.let()
+    assert task.cancelled()
 
 
 async def test_who_has_left_is_not_written() -> None:
