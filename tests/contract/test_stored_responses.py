@@ -86,7 +86,7 @@ async def test_nothing_of_a_tenant_is_there_for_another(stored: StoredResponses)
     await stored.open(turn("b", "a", tenant="beta"))
     await stored.complete([answer("a", tenant="beta")])
     assert await stored.one("beta", "a", 1) is None
-    assert not await stored.delete("beta", "a", 1)
+    assert not await stored.delete("beta", "a", 1, LATER)
     found = await stored.chain("beta", "b", 1, max_turns=9, max_bytes=99, max_read_bytes=99)
     assert found == [StoredTurn("b", "a", b"hi", None, 2)]
     assert await stored.one("acme", "a", 1) == StoredTurn("a", None, b"hi", None, 2)
@@ -112,26 +112,32 @@ async def test_a_chain_ends_where_one_is_deleted_or_expired(stored: StoredRespon
     await stored.open(turn("c", "b"))
     assert await chain(stored, "c") == ["c", "b", "a"]
     assert await chain(stored, "c", at=50) == ["c"]
-    assert await stored.delete("acme", "a", 1)
+    assert await stored.delete("acme", "a", 1, LATER)
     assert await chain(stored, "c") == ["c", "b"]
 
 
 async def test_what_is_deleted_stays_so_and_leaves_no_content(stored: StoredResponses) -> None:
     await stored.open(turn("a"))
     assert not await stored.is_deleted("acme", "a")
-    assert await stored.delete("acme", "a", 1)
-    assert not await stored.delete("acme", "a", 2)
+    assert await stored.delete("acme", "a", 1, 50)
+    assert not await stored.delete("acme", "a", 2, 60)
     await stored.complete([answer("a")])
     await stored.drop(["a"])
     assert await stored.is_deleted("acme", "a")
     assert not await stored.is_deleted("beta", "a")
     assert await stored.one("acme", "a", 1) is None
     assert await stored.due(LATER, LATER, 9) == []
-    assert await stored.shed("acme", Bounds(0, 0), Bounds(9, 99)) == 0, (
-        "that it is deleted is known for as long as it would have been kept"
-    )
-    assert await stored.purge(LATER, Bounds(9, 99)) == 1
+    assert await stored.shed("acme", Bounds(0, 0), Bounds(9, 99)) == 0
+    assert await stored.purge(49, Bounds(9, 99)) == 0
+    assert await stored.is_deleted("acme", "a")
+    assert await stored.purge(50, Bounds(9, 99)) == 1, "replay tells it no more"
     assert not await stored.is_deleted("acme", "a")
+
+
+async def test_what_is_deleted_shortly_before_it_expires_is_kept_no_longer(stored: StoredResponses) -> None:
+    await stored.open(turn("a"))
+    assert await stored.delete("acme", "a", 1, LATER + 50)
+    assert await stored.purge(LATER, Bounds(9, 99)) == 1
 
 
 async def test_open_ones_are_looked_for_by_one_at_a_time(stored: StoredResponses) -> None:
@@ -141,7 +147,8 @@ async def test_open_ones_are_looked_for_by_one_at_a_time(stored: StoredResponses
     assert await stored.due(99, 500, 9) == []
     assert sorted(each.response_id for each in await stored.due(125, 500, 2)) == ["b", "c"]
     assert await stored.due(130, 500, 9) == [OpenTurn("a", "acme", 30)]
-    assert len(await stored.due(500, 900, 9)) == 3
+    assert await stored.due(599, 900, 9) == []
+    assert len(await stored.due(615, 900, 9)) == 3, "the later, the older they were"
 
 
 async def test_only_what_never_became_a_response_is_dropped(stored: StoredResponses) -> None:
@@ -212,7 +219,7 @@ AT_ONCE = st.builds(Bounds, st.integers(1, 3), st.integers(0, 20))
 OPERATIONS = st.one_of(
     st.tuples(st.just("complete"), NAMES, TENANTS),
     st.tuples(st.just("chain"), TENANTS, NAMES, TIMES, st.integers(0, 4), st.integers(0, 30), st.integers(0, 30)),
-    st.tuples(st.just("delete"), TENANTS, NAMES, TIMES),
+    st.tuples(st.just("delete"), TENANTS, NAMES, TIMES, st.integers(0, 60)),
     st.tuples(st.just("is_deleted"), TENANTS, NAMES),
     st.tuples(st.just("due"), TIMES, st.integers(1, 3)),
     st.tuples(st.just("drop"), NAMES),

@@ -70,7 +70,7 @@ class Gateway:
         self._viewing = Viewing(hub, history)
         self._cancels = CancelWriter(sender, settings.topics.control.name, self._background)
         ids = settings.response_ids
-        self._stored = StoredTurns(keeper, settings.metadata, self._background)
+        self._stored = StoredTurns(keeper, settings, self._background)
         self._acceptance = Acceptance(
             settings, ids, hub, self._viewing, sender, self._cancels, ownership, metrics, self.shares, tracing,
             self._stored,

@@ -13,11 +13,11 @@ from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.service.background import Background
 from streams.gateway.service.refusals import not_found, store_away
-from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.keeper import FORGOTTEN_AFTER_MS, Keeper
 from streams.gateway.stored.port import NewTurn, StoredTurn
 from streams.gateway.stored.turns import written
 from streams.metadata.unavailable import MetadataUnavailable
-from streams.settings import MetadataSettings
+from streams.settings import Settings
 from streams.topics import DAY_MS
 
 LOOK_AFTER_DEADLINE_MS: Final = 60_000
@@ -31,11 +31,13 @@ _log = structlog.get_logger()
 class StoredTurns:
     """Every method that reads or writes raises ApiError 503 while the database is away, unless it says otherwise."""
 
-    def __init__(self, keeper: Keeper, settings: MetadataSettings, background: Background) -> None:
+    def __init__(self, keeper: Keeper, settings: Settings, background: Background) -> None:
         self._keeper = keeper
         self._kept = keeper.kept
         self._stored = keeper.stored
-        self._kept_ms = settings.responses_kept_days * DAY_MS
+        self._kept_ms = settings.metadata.responses_kept_days * DAY_MS
+        self._replayed_ms = FORGOTTEN_AFTER_MS + settings.gateway.history_retention_s * 1_000
+        """At most, of one that has ended: so long it must be known that it is deleted."""
         self._background = background
         self._opening: dict[str, asyncio.Future[None]] = {}
         self._away_until_ms = 0
@@ -124,8 +126,9 @@ class StoredTurns:
 
     async def delete(self, tenant_id: str, response_id: str) -> None:
         """Raises ApiError 404."""
+        at_ms = now_ms()
         try:
-            if await self._stored.delete(tenant_id, response_id, now_ms()):
+            if await self._stored.delete(tenant_id, response_id, at_ms, at_ms + self._replayed_ms):
                 return
         except MetadataUnavailable as error:
             raise self._away(error) from None

@@ -74,14 +74,14 @@ class Keeper:
         self._ended: deque[_Ended] = deque()
         self._held_bytes = 0
         self._has_ended = asyncio.Event()
-        self._grown: set[str] = set()
-        """Tenants that have stored something since their bounds were looked at."""
+        self._grown: dict[str, None] = {}
+        """Tenants that have stored something since their bounds were looked at; one looked at in vain comes last."""
 
     # What the gateway tells it
 
     def accepted(self, stream: Stream) -> None:
         """Its row is there now; it may have ended before."""
-        self._grown.add(stream.scope.tenant_id)
+        self._grown[stream.scope.tenant_id] = None
         if stream.terminal is not None:
             self.ended(stream)
 
@@ -90,9 +90,6 @@ class Keeper:
         terminal = stream.terminal
         assert terminal is not None, "it has ended"
         if not (stream.is_stored or is_stored(stream.started) or is_stored(terminal)):
-            return
-        if stream.started is None and not stream.opened_here and not terminal.echo:
-            self._leave([stream.response_id], "its beginning was not read here")
             return
         if len(self._ended) >= MAX_ENDED or self._held_bytes + stream.held_bytes > MAX_ENDED_BYTES:
             self._leave([stream.response_id], "too many wait")
@@ -202,11 +199,13 @@ class Keeper:
     async def look(self, at_ms: int) -> None:
         """Completes open rows that are due, one by one. What the log has forgotten too is dropped."""
         for turn in await self.stored.due(at_ms, at_ms + LOOK_AGAIN_MS, TOGETHER):
+            is_found = False
             try:
-                if not await self._look_for(turn) and turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms:
-                    await self.stored.drop([turn.response_id])
+                is_found = await self._look_for(turn)
             except HistoryUnavailable as error:
                 _log.warning("stored_end_unknown", response_id=turn.response_id, why=str(error), repeats=True)
+            if not is_found and turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms:
+                await self.stored.drop([turn.response_id])
 
     async def _look_for(self, turn: OpenTurn) -> bool:
         """Whether its end was found. Raises HistoryUnavailable."""
@@ -234,12 +233,12 @@ class Keeper:
         for _ in range(MAX_SLICES):
             if not await self.stored.purge(at_ms, FORGET_AT_ONCE):
                 break
-        for tenant_id in sorted(self._grown):
+        for tenant_id in list(self._grown):
             await self._shed(tenant_id)
 
     async def _shed(self, tenant_id: str) -> None:
         kept = Bounds(self._settings.tenant_responses, self._settings.tenant_bytes)
-        self._grown.discard(tenant_id)
+        self._grown.pop(tenant_id, None)
         shed = -1
         try:
             for _ in range(MAX_SLICES):
@@ -248,7 +247,7 @@ class Keeper:
                 _log.warning("stored_responses_shed", tenant_id=tenant_id, responses=shed, repeats=True)
         finally:
             if shed:
-                self._grown.add(tenant_id)  # There is more of it, or the database is away.
+                self._grown[tenant_id] = None  # There is more of it, or the database is away.
 
     async def close(self) -> None:
         """A last try for what has ended; the next owner, or the look, has the rest. Closes the store."""

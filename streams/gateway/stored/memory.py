@@ -1,7 +1,7 @@
 """Stored responses in memory: what the contract's suite holds against the database, and gateways are tested on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
 from streams.metadata.unavailable import MetadataUnavailable
@@ -78,12 +78,13 @@ class MemoryStoredResponses:
             row = self._live(tenant_id, row.turn.previous_response_id, now_ms)
         return found
 
-    async def delete(self, tenant_id: str, response_id: str, now_ms: int) -> bool:
+    async def delete(self, tenant_id: str, response_id: str, now_ms: int, known_until_ms: int) -> bool:
         row = self._live(tenant_id, response_id, now_ms)
         if row is None:
             return False
         row.deleted_at_ms, row.look_at_ms = now_ms, None
         row.input, row.told, row.carried_bytes = b"", None, 0
+        row.turn = replace(row.turn, expires_at_ms=min(row.turn.expires_at_ms, known_until_ms))
         return True
 
     async def is_deleted(self, tenant_id: str, response_id: str) -> bool:
@@ -94,7 +95,7 @@ class MemoryStoredResponses:
         waiting = [row for row in self._at_hand().values() if row.look_at_ms is not None and row.look_at_ms <= now_ms]
         waiting.sort(key=lambda row: (row.look_at_ms or 0, row.turn.response_id))
         for row in waiting[:limit]:
-            row.look_at_ms = again_at_ms
+            row.look_at_ms = again_at_ms + now_ms - row.turn.created_at_ms
         return [OpenTurn(row.turn.response_id, row.turn.tenant_id, row.turn.created_at_ms) for row in waiting[:limit]]
 
     async def drop(self, response_ids: Sequence[str]) -> None:

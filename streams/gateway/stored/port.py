@@ -99,13 +99,18 @@ class StoredResponses(Protocol):
         than `max_read_bytes` with all that they told.
         """
 
-    async def delete(self, tenant_id: str, response_id: str, now_ms: int) -> bool:
-        """Its content goes at once; that it is deleted is known until it would have expired. Whether it was there."""
+    async def delete(self, tenant_id: str, response_id: str, now_ms: int, known_until_ms: int) -> bool:
+        """Its content goes at once; that it is deleted is known until then, or it would have expired. Whether it was
+        there.
+        """
 
     async def is_deleted(self, tenant_id: str, response_id: str) -> bool: ...
 
     async def due(self, now_ms: int, again_at_ms: int, limit: int) -> list[OpenTurn]:
-        """Open ones whose end is to be looked for; nobody else is told of them before `again_at_ms`."""
+        """Open ones whose end is to be looked for; nobody else is told of them before `again_at_ms`.
+
+        By so much later as they are old: each look may read a log that tells nothing of them.
+        """
 
     async def drop(self, response_ids: Sequence[str]) -> None:
         """Open ones that never became responses."""

@@ -2,24 +2,31 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 from openai.types.responses import Response
+from prometheus_client import CollectorRegistry
 
+from schemas.base import Scope
 from schemas.request import Request
 from streams import redis_keys
-from streams.gateway.history.store import connect_history
+from streams.gateway.fan_out.stream import Stream
+from streams.gateway.history.store import History, HistoryUnavailable, connect_history
+from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service import acceptance, stored_turns
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S
 from streams.gateway.stored import keeper as keeper_module
+from streams.gateway.stored.keeper import Keeper
 from streams.gateway.stored.memory import MemoryStoredResponses
-from streams.gateway.stored.port import Answer, NewTurn
+from streams.gateway.stored.port import Answer, Bounds, NewTurn
+from streams.gateway.stored.replays import StoredReplays
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryLog
 from streams.log.port import LogError, ProducerQueueFull, TopicPartition
 from streams.metadata.unavailable import MetadataUnavailable
-from streams.settings import Settings
+from streams.settings import MetadataSettings, Settings
 from tests.unit.streams.gateway.gateway_stack import Stack, memory_log, serving, until
 from tests.unit.streams.gateway.http_clients import client, sdk
 from tests.unit.streams.gateway.stored_stories import DAY_MS, ask, completed, error_of, forget_replay, said
@@ -165,6 +172,49 @@ async def test_killed_between_the_row_and_the_log_nobody_has_the_id(settings: Se
         assert stored.open_ids() == [orphan], "post-safety may be down, and tell of it later"
         await stack.runtime._keeper.look(minted_at_ms + 2 * DAY_MS)
         assert len(stored) == 0
+
+
+async def test_what_history_is_never_read_for_in_time_is_dropped_all_the_same(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is too long to be read to its end has forgotten that time too."""
+
+    async def too_late(*_: object, **_more: object) -> None:
+        raise HistoryUnavailable("not read to the end in time")
+
+    stored = MemoryStoredResponses()
+    orphan = settings.response_ids.mint(0)
+    minted_at_ms = parse_response_id(orphan).minted_at_ms or 0
+    await stored.open(NewTurn(orphan, "acme", None, minted_at_ms, minted_at_ms + 30 * DAY_MS, minted_at_ms, b"[]"))
+    async with serving(settings, memory_log(settings), stored=stored) as stack:
+        monkeypatch.setattr(stack.runtime._keeper._history, "read", too_late)
+        await stack.runtime._keeper.look(minted_at_ms + LATER_MS)
+        assert stored.open_ids() == [orphan]
+        await stack.runtime._keeper.look(minted_at_ms + 2 * DAY_MS)
+        assert len(stored) == 0
+
+
+class Uncounted(MemoryStoredResponses):
+    """What the first tenant has takes too long to count."""
+
+    async def shed(self, tenant_id: str, kept: Bounds, at_once: Bounds) -> int:
+        if tenant_id == "acme":
+            raise MetadataUnavailable("too slow")
+        return await super().shed(tenant_id, kept, at_once)
+
+
+async def test_a_tenant_that_cannot_be_counted_holds_up_no_other() -> None:
+    stored = Uncounted()
+    metrics = GatewayMetrics(CollectorRegistry())
+    keeper = Keeper(StoredReplays(stored), cast(History, None), MetadataSettings(tenant_responses=1), metrics)
+    for tenant_id in ("acme", "beta"):
+        for number in range(2):
+            await stored.open(NewTurn(f"{tenant_id}-{number}", tenant_id, None, number, 2**53, 2**53, b"x"))
+        keeper.accepted(Stream(tenant_id, 0, Scope(tenant_id=tenant_id), 1, 0))
+    for _ in range(2):
+        with suppress(MetadataUnavailable):
+            await keeper.forget(0)
+    assert set(stored._rows) == {"acme-0", "acme-1", "beta-1"}
 
 
 @pytest.mark.parametrize("refuses", ["log", "database"])
