@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, Message
 from streams.dialects.fields import MAX_PARTS, invalid
-from streams.dialects.neutral import NeutralRequest
+from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.tool_turns import check_turns
 
 FIELD: Final = "previous_response_id"
@@ -32,9 +33,9 @@ def continued(asked: _Asked, earlier: Sequence[EarlierTurn]) -> _Asked:
     instructions = asked.messages[: len(asked.messages) - len(own.messages)]
     messages = [*instructions, *before, *own.messages]
     if len(messages) > MAX_MESSAGES:
-        raise invalid(FIELD, f"With the conversation before it there are more than {MAX_MESSAGES} messages.")
+        raise too_long(f"with the new input it has more than {MAX_MESSAGES} messages")
     if sum(len(message.content) + len(message.tool_calls) for message in messages) > MAX_PARTS:
-        raise invalid(FIELD, f"With the conversation before it there are more than {MAX_PARTS} parts and calls.")
+        raise too_long(f"with the new input it has more than {MAX_PARTS} parts and calls")
     _check_answered(before, own.messages)
     first_own = len(messages) - len(own.messages)
 
@@ -43,6 +44,12 @@ def continued(asked: _Asked, earlier: Sequence[EarlierTurn]) -> _Asked:
 
     check_turns(messages, path, calls="call_id", result="call_id")
     return asked.model_copy(update={"messages": messages})
+
+
+def too_long(why: str) -> RequestError:
+    """With the code, and in words, by which clients know that they have to shorten what they go on with."""
+    told = "the conversation exceeds the maximum number of tokens allowed in one request"
+    return RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, f"{FIELD}: {told}: {why}.", FIELD)
 
 
 def _said_before(earlier: Sequence[EarlierTurn], own: Sequence[Message]) -> list[Message]:

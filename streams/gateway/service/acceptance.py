@@ -13,6 +13,7 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
 from streams.clocks import monotonic_ms, now_ms
+from streams.dialects.continuation import too_long
 from streams.dialects.neutral import NeutralRequest, end_user_pseudonym
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -68,7 +69,8 @@ class Acceptance:
         """The response id and its first viewer, once the log has acknowledged the request. Release the follower.
 
         Raises ApiError 503 when this gateway is full, or the log or the database does not take the request in time, 413
-        when the log never takes one so large, and 429 when the tenant has its share of either.
+        when the log never takes one so large, and 429 when the tenant has its share of either. RequestError where it is
+        the conversation before it that makes it so large.
         """
         if self._hub.open_responses >= self._settings.gateway.max_open_responses:
             raise unavailable("Too many responses are open at this gateway.", EndingCode.OVERLOADED.value)
@@ -91,9 +93,9 @@ class Acceptance:
                 await (asyncio.gather(sending, self._stored.open(request, asked)) if asked.store else sending)
         except RecordTooLarge:
             self._forget(response_id, follower)
-            param = None if asked.previous_response_id is None else "previous_response_id"
-            why = "The request is larger than a record may be."
-            raise ApiError(413, "request_too_large", why, param=param) from None
+            if asked.previous_response_id is not None:
+                raise too_long("with the new input it is larger than a record may be") from None
+            raise ApiError(413, "request_too_large", "The request is larger than a record may be.") from None
         except ProducerQueueFull:
             self._forget(response_id, follower)
             raise unavailable("The gateway's queue to the log is full.", EndingCode.OVERLOADED.value) from None

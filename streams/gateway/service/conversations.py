@@ -9,8 +9,7 @@ import structlog
 from schemas.endings import EndingCode
 from streams.at_once import TooManyAtOnce
 from streams.clocks import monotonic_ms, now_ms
-from streams.dialects.continuation import FIELD, continued
-from streams.dialects.fields import invalid
+from streams.dialects.continuation import continued, too_long
 from streams.dialects.json_body import LARGE_CHARS
 from streams.dialects.neutral import NeutralRequest
 from streams.gateway.errors import ApiError
@@ -138,11 +137,11 @@ def check_chain(
     if not chain:
         raise previous_not_found(response_id)
     if len(chain) > max_turns:
-        raise invalid(FIELD, f"The conversation before it has more than {max_turns} turns.")
+        raise too_long(f"it has more than {max_turns} turns")
     if sum(turn.carried_bytes for turn in chain) > max_bytes:
-        raise invalid(FIELD, "With the conversation before it the request is larger than a request may be.")
+        raise too_long("with the new input it is larger than a request may be")
     if sum(_size_bytes(turn) for turn in chain) > max_read_bytes:
-        raise invalid(FIELD, f"With its reasoning the conversation before it takes more than {max_read_bytes} bytes.")
+        raise too_long(f"with its reasoning it takes more than {max_read_bytes} bytes")
     if (gone := chain[-1].previous_response_id) is not None:
         raise previous_not_found(gone)
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from pydantic import TypeAdapter
 
 from schemas.endings import EndingCode
-from schemas.request import MAX_TEXT_CHARS, Message, TextPart, ToolCall
+from schemas.request import MAX_CALLED_NAME_CHARS, MAX_TEXT_CHARS, Message, TextPart, ToolCall
 from schemas.responses import Started, Terminal
 from streams.dialects.continuation import EarlierTurn
 from streams.dialects.echo import echoed
@@ -75,8 +75,12 @@ def earlier_turn(turn: AnsweredTurn) -> EarlierTurn:
     """For the prompt of the next one, without reasoning, which templates leave out. Of several answers the first."""
     spans = [span for span in turn.spans if not span.choice]
     whole = said(turn.response_id, 0, ((span.kind, span.call, span.text) for span in spans))
-    # A call whose name was cut off is none.
-    calls = [ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in whole.calls if call.name]
+    # A call whose name was cut off is none; one that was made up may be longer than any that a request may have.
+    calls = [
+        ToolCall(id=call.id, name=call.name[:MAX_CALLED_NAME_CHARS], arguments=call.arguments)
+        for call in whole.calls
+        if call.name
+    ]
     content = [
         TextPart(text=whole.content[start : start + MAX_TEXT_CHARS])
         for start in range(0, len(whole.content), MAX_TEXT_CHARS)

@@ -116,6 +116,7 @@ def test_what_has_too_many_messages_or_parts_names_the_conversation() -> None:
     param, message = refused(asked(), *[many] * (MAX_PARTS // MAX_PARTS_OF_MESSAGE))
     assert param == "previous_response_id"
     assert str(MAX_PARTS) in message
+    assert "exceeds the maximum number of tokens allowed" in message, "by which clients know it"
 
 
 TURNS = st.lists(st.tuples(st.text(min_size=1, max_size=9), st.text(min_size=1, max_size=9)), max_size=8)

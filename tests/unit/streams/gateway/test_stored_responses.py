@@ -13,13 +13,14 @@ from schemas.endings import EndingCode
 from schemas.request import Message
 from streams.dialects.responses.input_items import input_items
 from streams.dialects.responses.numbering import LAST, number_of
+from streams.gateway.fan_out.spans import Span
 from streams.gateway.history import replay as replay_module
 from streams.gateway.http import answering
 from streams.gateway.service import cancellation, conversations, resumption
 from streams.gateway.stored import keeper as keeper_module
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Bounds
-from streams.gateway.stored.turns import may_be_stored
+from streams.gateway.stored.turns import AnsweredTurn, earlier_turn, may_be_stored
 from streams.settings import MetadataSettings, Settings
 from tests.unit.streams.gateway.gateway_stack import (
     OTHER_KEY,
@@ -357,7 +358,7 @@ async def test_who_waits_for_an_earlier_turn_holds_no_more_with_every_look(
         stored.may_complete.set()
 
 
-async def test_a_conversation_beyond_a_requests_bounds_names_the_field(
+async def test_a_conversation_beyond_a_requests_bounds_is_too_long_as_clients_know_it(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sdk(stack) as api, client(stack) as http:
@@ -366,19 +367,25 @@ async def test_a_conversation_beyond_a_requests_bounds_names_the_field(
         body = {**HELLO, "previous_response_id": second.id}
         monkeypatch.setattr(conversations, "MAX_TURNS", 1)
         status, code, message, param = error_of(await http.post("/v1/responses", json=body))
-        assert (status, code, param) == (400, "invalid_request", "previous_response_id")
+        assert (status, code, param) == (400, "context_length_exceeded", "previous_response_id")
+        assert "maximum number of tokens allowed" in message
         assert "more than 1 turns" in message
         monkeypatch.undo()
         monkeypatch.setattr(stack.runtime.gateway._conversations, "_max_bytes", 900)
         status, code, message, param = error_of(await http.post("/v1/responses", json=body))
-        assert (status, code, param) == (400, "invalid_request", "previous_response_id")
+        assert (status, code, param) == (400, "context_length_exceeded", "previous_response_id")
         assert "larger than a request may be" in message
         monkeypatch.undo()
         assert len(stack.pipeline.requests()) == 2
         monkeypatch.setattr(conversations, "READ_PER_BYTE", 0)
         status, code, message, param = error_of(await http.post("/v1/responses", json=body))
-        assert (status, code, param) == (400, "invalid_request", "previous_response_id")
-        assert "With its reasoning" in message
+        assert (status, code, param) == (400, "context_length_exceeded", "previous_response_id")
+        assert "with its reasoning" in message
+        monkeypatch.undo()
+        monkeypatch.setattr("streams.log.memory.producer.MAX_RECORD_BYTES", 1_000)
+        status, code, message, param = error_of(await http.post("/v1/responses", json=body))
+        assert (status, code, param) == (400, "context_length_exceeded", "previous_response_id")
+        assert "larger than a record may be" in message
         monkeypatch.undo()
         monkeypatch.setattr(stack.runtime.gateway.shares._share("acme").bodies, "most_bytes", 4_096)
         assert (await http.post("/v1/responses", json=body)).status_code == 429
@@ -447,3 +454,12 @@ def test_of_what_may_have_been_deleted_the_store_is_asked(echo: str | None, sequ
     response_id, scope = "resp_eu-1_x", Scope(tenant_id="acme")
     beginning = None if echo is None else started(response_id, scope, echo=echo)
     assert may_be_stored(beginning, terminal(response_id, scope, sequence)) is asked
+
+
+def test_a_name_that_a_model_has_made_up_is_gone_on_with_however_long_it_is() -> None:
+    response_id, name = "resp_eu-1_x", "x" * 2_000
+    span = Span(1, 1, 0, "tool_name", name, [len(name)])
+    turn = AnsweredTurn(response_id, b"[]", [span], terminal(response_id, Scope(tenant_id="acme"), 2))
+    answer = earlier_turn(turn).answer
+    assert answer is not None
+    assert [call.name for call in answer.tool_calls] == [name[:1_024]]
