@@ -26,7 +26,7 @@ from streams.gateway.errors import ApiError
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.models import model_of
 from streams.gateway.request_headers import api_key_of
-from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.refusals import too_many_at_once
 from streams.gateway.service.service import Gateway
 
 TOKENISING_TIMEOUT_S = 30.0
@@ -135,7 +135,7 @@ class TokenApi:
             async with self._tokenised.one(tenant_id, TOKENISING_TIMEOUT_S):
                 yield
         except TooManyAtOnce as error:
-            raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
+            raise too_many_at_once(error) from None
 
     def _tokens_object(self, model: Model, asked: Tokenise) -> dict[str, Any]:
         token_ids = self._token_ids(model, asked)

@@ -4,7 +4,6 @@ import structlog
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from schemas.endings import EndingCode
 from schemas.usage_query import InvalidQuery, parse_bucket_width, parse_group_by
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.clocks import now_ms
@@ -12,7 +11,7 @@ from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import invalid_parameter
 from streams.gateway.http.usage_reader import UsageReader, UsageUnavailable
 from streams.gateway.request_headers import api_key_of
-from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.refusals import too_many_at_once, unavailable
 from streams.gateway.service.service import Gateway
 
 MAX_USAGE_S = 400 * 86_400
@@ -51,7 +50,7 @@ class UsageApi:
                     tenant.tenant_id, start_time_s=start_s, end_time_s=end_s, bucket_width=width, group_by=groups
                 )
         except TooManyAtOnce as error:
-            raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
+            raise too_many_at_once(error) from None
         except InvalidQuery as error:
             raise invalid_parameter(error.param, f"{error}.") from None
         except UsageUnavailable as error:

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from schemas.endings import EndingCode
 from streams.at_once import AtOnce, TooManyAtOnce
-from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.refusals import too_many_at_once
 
 TURN_TIMEOUT_S = 30.0
 """How long it waits for its turn."""
@@ -35,4 +34,4 @@ class LargeWork:
             async with self._turns.one(tenant_id, TURN_TIMEOUT_S):
                 return await asyncio.to_thread(work)
         except TooManyAtOnce as error:
-            raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
+            raise too_many_at_once(error) from None

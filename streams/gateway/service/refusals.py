@@ -2,6 +2,7 @@
 
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
+from streams.at_once import TooManyAtOnce
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
 from streams.retry_advice import retry_advice_ms
@@ -42,6 +43,10 @@ def asked_too_early(wait_ms: int) -> ApiError:
     return ApiError(
         429, "asked_too_early", message, error_type="rate_limit_error", retry_after_ms=wait_ms, resumable=True
     )
+
+
+def too_many_at_once(error: TooManyAtOnce) -> ApiError:
+    return unavailable(f"There are {error}.", EndingCode.OVERLOADED.value)
 
 
 def never_reached(after: int) -> ApiError:
