@@ -6,7 +6,6 @@ from typing import Final, TypeVar
 
 import structlog
 
-from schemas.endings import EndingCode
 from streams.at_once import TooManyAtOnce
 from streams.clocks import monotonic_ms, now_ms
 from streams.dialects.continuation import continued, too_long
@@ -18,13 +17,13 @@ from streams.gateway.service.keys import Principal
 from streams.gateway.service.large_work import LargeWork
 from streams.gateway.service.lookup import Lookup
 from streams.gateway.service.patience import Patience
-from streams.gateway.service.refusals import previous_in_progress, previous_not_found, store_away, unavailable
+from streams.gateway.service.refusals import previous_in_progress, previous_not_found, too_many_at_once
 from streams.gateway.service.resumption import Resumption
+from streams.gateway.service.stored_turns import away_is_refused
 from streams.gateway.stored.port import StoredTurn
 from streams.gateway.stored.replays import TURN_TIMEOUT_S, StoredReplays
 from streams.gateway.stored.turns import AnsweredTurn, answered, earlier_turn
 from streams.gateway.tenant_shares import Hold
-from streams.metadata.unavailable import MetadataUnavailable
 
 MAX_TURNS: Final = 1_024
 """A request has room for as many, of a question and an answer each."""
@@ -97,19 +96,16 @@ class Conversations:
             async with self._kept.reads.one(tenant_id, TURN_TIMEOUT_S):
                 yield
         except TooManyAtOnce as error:
-            raise unavailable(f"There are {error}.", EndingCode.OVERLOADED.value) from None
+            raise too_many_at_once(error) from None
 
     async def _chain(self, tenant_id: str, response_id: str, max_bytes: int) -> list[StoredTurn]:
         """Newest first, complete. Raises ApiError and RequestError."""
         max_read_bytes = READ_PER_BYTE * self._max_bytes
-        try:
+        with away_is_refused():
             chain = await self._kept.stored.chain(
                 tenant_id, response_id, now_ms(), max_turns=MAX_TURNS, max_bytes=max_bytes,
                 max_read_bytes=max_read_bytes,
             )  # fmt: skip
-        except MetadataUnavailable as error:
-            _log.warning("stored_responses_away", why=str(error), repeats=True)
-            raise store_away() from None
         check_chain(chain, response_id, MAX_TURNS, max_bytes, max_read_bytes)
         return chain
 

@@ -21,7 +21,6 @@ from streams.gateway.service.ports import Ownership
 from streams.gateway.service.refusals import never_reached, not_found, not_here_yet, replay_unavailable
 from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
-from streams.gateway.stored.turns import may_be_stored
 from streams.gateway.tenant_shares import Hold
 
 OVERDUE_MS = 60_000
@@ -59,24 +58,19 @@ class Resumption:
         will never exist, 409 `replay_unavailable` when it is no longer to be had or another gateway serves it, 503
         `not_here_yet` when it may be had here a moment later, and while a store that must be asked is away.
         """
-        partition = self._lookup.partition(response_id)
+        tenant_id, partition = principal.tenant.tenant_id, self._lookup.partition(response_id)
         try:
             follower = await self._resume(principal, response_id, partition, after, stays=stays, waits=waits)
         except ApiError as refusal:
-            if refusal.status not in (404, 409):
-                raise
-            replay = await self._stored.replay(principal.tenant.tenant_id, response_id, after)
-            if replay is None or replay.terminal is None:
-                raise
-            if after > replay.terminal.sequence_number:
+            replay, end = await self._stored.told_instead(refusal, tenant_id, response_id, after)
+            if after > end.sequence_number:
                 raise never_reached(after) from None
-            return self._viewing.show(principal.tenant.tenant_id, replay)
-        if (end := follower.end) is not None and may_be_stored(follower.started, end):
-            try:
-                await self._stored.refuse_deleted(principal.tenant.tenant_id, response_id)
-            except BaseException:
-                self._viewing.release(follower)
-                raise
+            return self._viewing.show(tenant_id, replay)
+        try:
+            await self._stored.refuse_deleted(tenant_id, response_id, follower.started, follower.end)
+        except BaseException:
+            self._viewing.release(follower)
+            raise
         return follower
 
     async def _resume(

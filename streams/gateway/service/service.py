@@ -29,7 +29,6 @@ from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.stored.keeper import Keeper
-from streams.gateway.stored.turns import may_be_stored
 from streams.gateway.tenant_shares import Hold, TenantShares
 from streams.settings import Settings
 from streams.tracing.tracing import Tracing
@@ -140,18 +139,13 @@ class Gateway:
 
     async def cancel(self, principal: Principal, response_id: str) -> Snapshot:
         """See `Cancellation.cancel`; how one ended that replay has forgotten the store tells. 404 also if deleted."""
+        tenant_id = principal.tenant.tenant_id
         try:
             snapshot = await self._cancellation.cancel(principal, response_id)
         except ApiError as refusal:
-            if refusal.status not in (404, 409):
-                raise
-            replay = await self._stored.replay(principal.tenant.tenant_id, response_id, 0)
-            if replay is None or (end := replay.terminal) is None:
-                raise
+            replay, end = await self._stored.told_instead(refusal, tenant_id, response_id)
             return Snapshot(response_id, replay.started, None, end.sequence_number, end)
-        end = snapshot.terminal
-        if end is not None and may_be_stored(snapshot.started, end):
-            await self._stored.refuse_deleted(principal.tenant.tenant_id, response_id)
+        await self._stored.refuse_deleted(tenant_id, response_id, snapshot.started, snapshot.terminal)
         return snapshot
 
     async def delete(self, principal: Principal, response_id: str) -> None:

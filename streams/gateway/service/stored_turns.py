@@ -1,11 +1,14 @@
 """What the service does with single stored responses: opens their rows, tells them, deletes them."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
 
 from schemas.request import Request
+from schemas.responses import Started, Terminal
 from streams.clocks import monotonic_ms, now_ms
 from streams.dialects.neutral import NeutralRequest
 from streams.gateway.errors import ApiError
@@ -15,7 +18,7 @@ from streams.gateway.service.background import Background
 from streams.gateway.service.refusals import not_found, store_away
 from streams.gateway.stored.keeper import FORGOTTEN_AFTER_MS, Keeper
 from streams.gateway.stored.port import NewTurn, StoredTurn
-from streams.gateway.stored.turns import written
+from streams.gateway.stored.turns import may_be_stored, written
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import Settings
 from streams.topics import DAY_MS
@@ -26,6 +29,16 @@ AWAY_MS: Final = 1_000
 """So long nothing is asked of a database that has just failed: each request would go to the log in vain."""
 
 _log = structlog.get_logger()
+
+
+@contextmanager
+def away_is_refused() -> Iterator[None]:
+    """What the database cannot tell now is an ApiError 503."""
+    try:
+        yield
+    except MetadataUnavailable as error:
+        _log.warning("stored_responses_away", why=str(error), repeats=True)
+        raise store_away() from None
 
 
 class StoredTurns:
@@ -89,17 +102,23 @@ class StoredTurns:
     # Reading
 
     async def one(self, tenant_id: str, response_id: str) -> StoredTurn | None:
-        try:
+        with away_is_refused():
             return await self._kept.one(tenant_id, response_id)
-        except MetadataUnavailable as error:
-            raise self._away(error) from None
 
-    async def replay(self, tenant_id: str, response_id: str, after: int) -> Replay | None:
-        """See `StoredReplays.read`."""
-        try:
-            return await self._kept.read(tenant_id, response_id, after)
-        except MetadataUnavailable as error:
-            raise self._away(error) from None
+    async def told_instead(
+        self, refusal: ApiError, tenant_id: str, response_id: str, after: int = 0
+    ) -> tuple[Replay, Terminal]:
+        """What the store tells beyond `after` of what was refused because replay does not tell it, and its end.
+
+        Raises the refusal where the store does not tell it either.
+        """
+        if refusal.status not in (404, 409):
+            raise refusal
+        with away_is_refused():
+            replay = await self._kept.read(tenant_id, response_id, after)
+        if replay is None or replay.terminal is None:
+            raise refusal
+        return replay, replay.terminal
 
     async def is_open(self, tenant_id: str, response_id: str) -> bool:
         """Whether it is stored, and nobody has written yet how it ended."""
@@ -113,12 +132,14 @@ class StoredTurns:
             raise not_found(response_id)
         return turn.input
 
-    async def refuse_deleted(self, tenant_id: str, response_id: str) -> None:
-        """Of one that replay still tells. Raises ApiError 404."""
-        try:
+    async def refuse_deleted(
+        self, tenant_id: str, response_id: str, started: Started | None, end: Terminal | None
+    ) -> None:
+        """Of one that replay still tells, so far as it has met its beginning and end. Raises ApiError 404."""
+        if end is None or not may_be_stored(started, end):
+            return
+        with away_is_refused():
             is_deleted = await self._stored.is_deleted(tenant_id, response_id)
-        except MetadataUnavailable as error:
-            raise self._away(error) from None
         if is_deleted:
             raise not_found(response_id)
 
@@ -127,13 +148,7 @@ class StoredTurns:
     async def delete(self, tenant_id: str, response_id: str) -> None:
         """Raises ApiError 404."""
         at_ms = now_ms()
-        try:
-            if await self._stored.delete(tenant_id, response_id, at_ms, at_ms + self._replayed_ms):
-                return
-        except MetadataUnavailable as error:
-            raise self._away(error) from None
-        raise not_found(response_id)
-
-    def _away(self, error: MetadataUnavailable) -> ApiError:
-        _log.warning("stored_responses_away", why=str(error), repeats=True)
-        return store_away()
+        with away_is_refused():
+            is_deleted = await self._stored.delete(tenant_id, response_id, at_ms, at_ms + self._replayed_ms)
+        if not is_deleted:
+            raise not_found(response_id)
