@@ -41,10 +41,9 @@ def migrate(settings: MetadataSettings, data_dir: Path) -> bool:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
                     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-                found = _found(connection)
-                _check_known(found)
-                command.upgrade(_config(connection), "head")
-                return found != _wanted()
+                if is_outdated := not _is_current(connection):
+                    command.upgrade(_config(connection), "head")
+                return is_outdated
     except DBAPIError as error:
         raise MetadataUnavailable(f"metadata: {str(error.orig)[:200]}") from None
     finally:
@@ -53,21 +52,14 @@ def migrate(settings: MetadataSettings, data_dir: Path) -> bool:
 
 def check_schema(connection: Connection) -> None:
     """Raises SettingsError unless the tables are those of this release."""
-    found = _found(connection)
-    _check_known(found)
-    if found != _wanted():
+    if not _is_current(connection):
         raise SettingsError("metadata: the database lacks tables of this release; make them with: sluice migrate")
 
 
-def _found(connection: Connection) -> set[str]:
-    return set(MigrationContext.configure(connection).get_current_heads())
-
-
-def _wanted() -> set[str]:
-    return set(ScriptDirectory.from_config(_config()).get_heads())
-
-
-def _check_known(found: set[str]) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if unknown := sorted(found - known):
+def _is_current(connection: Connection) -> bool:
+    """Whether the tables are those of this release. Raises SettingsError where they are of a later one."""
+    found = set(MigrationContext.configure(connection).get_current_heads())
+    scripts = ScriptDirectory.from_config(_config())
+    if unknown := sorted(found - {script.revision for script in scripts.walk_revisions()}):
         raise SettingsError(f"metadata: the database is of a later release (schema {unknown[0]})")
+    return found == set(scripts.get_heads())
