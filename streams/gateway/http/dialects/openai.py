@@ -61,10 +61,8 @@ class EventsForm:
     def of(cls, asked: GenerationRequest | None, opening: Opening, names: Names) -> Self:
         """Who comes back is told the usage, whatever was asked for. `names` are the dialect's."""
         include_usage, so_far = (True, False) if asked is None else (asked.include_usage, asked.usage_so_far)
-        own = {} if asked is None else asked.names
-        return cls(
-            include_usage, so_far, opening.with_ids, opening.after or 0, opening.choices, {**names, **own}
-        )  # fmt: skip
+        names = names if asked is None else {**names, **asked.names}
+        return cls(include_usage, so_far, opening.with_ids, opening.after or 0, opening.choices, names)
 
 
 class OpenAiRefusals:
