@@ -4,6 +4,7 @@ import asyncio
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete
 
+from streams.clocks import now_ms
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredResponses, StoredTurn
 from streams.gateway.stored.sql import SqlStoredResponses
@@ -73,6 +75,15 @@ async def test_what_was_opened_is_completed_once(stored: StoredResponses) -> Non
     await stored.complete([answer("a", b"otherwise", 9), answer("nobody")])
     assert await stored.one("acme", "a", 1) == StoredTurn("a", "before", b"hi", b"told", 6)
     assert await stored.one("acme", "nobody", 1) is None
+
+
+async def test_its_clock_is_its_own(stored: StoredResponses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a gateway's says; in memory there is but one gateway."""
+    before_ms = now_ms()
+    if not isinstance(stored, MemoryStoredResponses):
+        monkeypatch.setattr(time, "time_ns", lambda: 0)
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert before_ms - 1_000 <= await stored.now_ms() <= before_ms + 60_000
 
 
 async def test_many_that_come_at_once_are_all_there(stored: StoredResponses) -> None:

@@ -410,7 +410,9 @@ class History:
         if not replay.known:
             return None
         if not _reaches(replay, until, ended, rest):
-            raise HistoryUnavailable("the log does not hold what comes next", is_transient=near_failed)
+            # It forgets the oldest first: where it has no gap, the end is not written yet.
+            is_transient = near_failed or not replay.gap
+            raise HistoryUnavailable("the log does not hold what comes next", is_transient=is_transient)
         return replay
 
     async def _read_stored(self, tenant_id: str, response_id: str, after: int) -> Replay:

@@ -116,11 +116,11 @@ class Conversations:
         try:
             snapshot = await self._resumption.retrieve(principal, turn.response_id, held, waits=False)
         except ApiError as refusal:
-            if refusal.status == 404:
+            if refusal.resumable:
+                return None
+            if refusal.status in (404, 409):
                 raise previous_not_found(turn.response_id) from None
-            if refusal.status == 429:
-                raise
-            return None
+            raise
         if snapshot.terminal is None:
             raise previous_in_progress(turn.response_id)
         return AnsweredTurn(turn.response_id, turn.input, snapshot.spans or [], snapshot.terminal)

@@ -152,12 +152,20 @@ class Gateway:
         """Of one that is stored and has ended. Raises ApiError: 404, 409 while it runs, 503."""
         tenant_id = principal.tenant.tenant_id
         self._lookup.partition(response_id)
-        if await self._stored.is_open(tenant_id, response_id):
-            with self.shares.answer(tenant_id) as held:
-                snapshot = await self._resumption.retrieve(principal, response_id, held)
-            if snapshot.terminal is None:
-                raise still_in_progress(response_id)
+        if await self._stored.is_open(tenant_id, response_id) and not await self._has_ended(principal, response_id):
+            raise still_in_progress(response_id)
         await self._stored.delete(tenant_id, response_id)
+
+    async def _has_ended(self, principal: Principal, response_id: str) -> bool:
+        """Past its deadline also where replay cannot tell. Raises ApiError as `retrieve` does."""
+        try:
+            with self.shares.answer(principal.tenant.tenant_id) as held:
+                snapshot = await self._resumption.retrieve(principal, response_id, held)
+        except ApiError as refusal:
+            if refusal.status in (404, 409) and self._stored.is_past_deadline(response_id):
+                return True
+            raise
+        return snapshot.terminal is not None
 
     async def input_of(self, principal: Principal, response_id: str) -> bytes:
         """See `StoredTurns.input_of`."""

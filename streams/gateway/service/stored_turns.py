@@ -19,12 +19,15 @@ from streams.gateway.service.refusals import not_found, store_away
 from streams.gateway.stored.keeper import FORGOTTEN_AFTER_MS, Keeper
 from streams.gateway.stored.port import NewTurn, StoredTurn
 from streams.gateway.stored.turns import may_be_stored, written
+from streams.ids import parse_response_id
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import Settings
-from streams.topics import DAY_MS
+from streams.topics import DAY_MS, HOUR_MS
 
 LOOK_AFTER_DEADLINE_MS: Final = 60_000
 """Every response has ended by then, and nearly every row is completed."""
+LOOK_AT_LATEST_AFTER_MS: Final = HOUR_MS
+"""Of one that may run for a day the log would have forgotten the beginning."""
 AWAY_MS: Final = 1_000
 """So long nothing is asked of a database that has just failed: each request would go to the log in vain."""
 
@@ -48,6 +51,7 @@ class StoredTurns:
         self._keeper = keeper
         self._kept = keeper.kept
         self._stored = keeper.stored
+        self._lasts_ms = settings.gateway.request_timeout_ms + LOOK_AFTER_DEADLINE_MS
         self._kept_ms = settings.metadata.responses_kept_days * DAY_MS
         self._replayed_ms = FORGOTTEN_AFTER_MS + settings.gateway.history_retention_s * 1_000
         """At most, of one that has ended: so long it must be known that it is deleted."""
@@ -68,7 +72,8 @@ class StoredTurns:
         turn = NewTurn(
             response_id=request.response_id, tenant_id=request.scope.tenant_id,
             previous_response_id=chat.previous_response_id, created_at_ms=accepted_at_ms,
-            expires_at_ms=accepted_at_ms + self._kept_ms, look_at_ms=request.deadline_ms + LOOK_AFTER_DEADLINE_MS,
+            expires_at_ms=accepted_at_ms + self._kept_ms,
+            look_at_ms=min(request.deadline_ms + LOOK_AFTER_DEADLINE_MS, accepted_at_ms + LOOK_AT_LATEST_AFTER_MS),
             input=written(chat.messages if chat.turn is None else chat.turn.messages),
         )  # fmt: skip
         opening = self._opening[turn.response_id] = asyncio.ensure_future(self._stored.open(turn))
@@ -124,6 +129,11 @@ class StoredTurns:
         """Whether it is stored, and nobody has written yet how it ended."""
         turn = await self.one(tenant_id, response_id)
         return turn is not None and turn.told is None
+
+    def is_past_deadline(self, response_id: str) -> bool:
+        """Whether a response with this id, which a gateway has minted, has ended by now, whatever is known of it."""
+        minted_at_ms = parse_response_id(response_id).minted_at_ms
+        return minted_at_ms is not None and minted_at_ms + self._lasts_ms <= now_ms()
 
     async def input_of(self, tenant_id: str, response_id: str) -> bytes:
         """What its client said in its turn, as `stored.turns.read` takes it. Raises ApiError 404."""

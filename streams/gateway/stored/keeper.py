@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 import structlog
 
 from schemas.responses import Started, Terminal
-from streams.clocks import now_ms
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
@@ -73,6 +72,8 @@ class Keeper:
         self._metrics = metrics
         self._ended: deque[_Ended] = deque()
         self._held_bytes = 0
+        self._alone = 0
+        """So many of the first failed together: one of them may be what fails, and each is tried by itself."""
         self._has_ended = asyncio.Event()
         self._grown: dict[str, None] = {}
         """Tenants that have stored something since their bounds were looked at; one looked at in vain comes last."""
@@ -119,11 +120,27 @@ class Keeper:
                     await asyncio.sleep(RETRY_S)
 
     async def _write_some(self) -> None:
+        """What fails by itself is put behind the others. Raises MetadataUnavailable."""
+        taken: list[_Ended] = []
+        try:
+            await self._write_together(taken)
+        except MetadataUnavailable:
+            if len(taken) > 1:
+                self._alone = len(taken)
+            else:
+                self._ended.rotate(-1)
+                self._alone = max(0, self._alone - 1)
+            raise
+        self._alone = max(0, self._alone - 1)
+        for _ in taken:
+            self._held_bytes -= self._ended.popleft().held_bytes
+
+    async def _write_together(self, taken: list[_Ended]) -> None:
         answers: list[Answer] = []
         refused: list[str] = []
-        written = size_bytes = 0
-        for ended in list(islice(self._ended, TOGETHER)):
-            written += 1
+        size_bytes = 0
+        for ended in list(islice(self._ended, 1 if self._alone else TOGETHER)):
+            taken.append(ended)
             if is_refusal(ended.started, ended.terminal):
                 refused.append(ended.response_id)
             elif (replay := await self._whole(ended)) is not None:
@@ -133,8 +150,6 @@ class Keeper:
                 break
         await self.stored.complete(answers)
         await self.stored.drop(refused)
-        for _ in range(written):
-            self._held_bytes -= self._ended.popleft().held_bytes
 
     async def _whole(self, ended: _Ended) -> Replay | None:
         """None where it cannot be told now."""
@@ -191,21 +206,28 @@ class Keeper:
         while True:
             await asyncio.sleep(TEND_EVERY_S)
             try:
-                await self.look(now_ms())
-                await self.forget(now_ms())
+                # A gateway's own clock may be ahead, and what is forgotten does not come back.
+                at_ms = await self.stored.now_ms()
+                await self.look(at_ms)
+                await self.forget(at_ms)
             except MetadataUnavailable as error:
                 _log.warning("stored_responses_not_tended", why=str(error), repeats=True)
 
     async def look(self, at_ms: int) -> None:
         """Completes open rows that are due, one by one. What the log has forgotten too is dropped."""
         for turn in await self.stored.due(at_ms, at_ms + LOOK_AGAIN_MS, TOGETHER):
-            is_found = False
             try:
-                is_found = await self._look_for(turn)
-            except HistoryUnavailable as error:
-                _log.warning("stored_end_unknown", response_id=turn.response_id, why=str(error), repeats=True)
-            if not is_found and turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms:
-                await self.stored.drop([turn.response_id])
+                if not await self._is_found(turn) and turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms:
+                    await self.stored.drop([turn.response_id])
+            except MetadataUnavailable as error:
+                _log.warning("stored_answer_not_written", response_id=turn.response_id, why=str(error), repeats=True)
+
+    async def _is_found(self, turn: OpenTurn) -> bool:
+        try:
+            return await self._look_for(turn)
+        except HistoryUnavailable as error:
+            _log.warning("stored_end_unknown", response_id=turn.response_id, why=str(error), repeats=True)
+            return False
 
     async def _look_for(self, turn: OpenTurn) -> bool:
         """Whether its end was found. Raises HistoryUnavailable."""

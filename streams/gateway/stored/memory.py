@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from streams.clocks import now_ms
 from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
 from streams.metadata.unavailable import MetadataUnavailable
 
@@ -45,6 +46,10 @@ class MemoryStoredResponses:
         if row is None or row.turn.tenant_id != tenant_id:
             return None
         return row if row.deleted_at_ms is None and row.turn.expires_at_ms > now_ms else None
+
+    async def now_ms(self) -> int:
+        self._at_hand()
+        return now_ms()
 
     async def open(self, turn: NewTurn) -> None:
         self._at_hand()[turn.response_id] = _Row(turn, turn.input, turn.look_at_ms, len(turn.input))

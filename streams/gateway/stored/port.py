@@ -81,6 +81,9 @@ class Bounds(NamedTuple):
 class StoredResponses(Protocol):
     """Of one region. Nothing of a tenant's is there for another; times are Unix times, given by who calls."""
 
+    async def now_ms(self) -> int:
+        """By the clock of the store, which is the same for all gateways."""
+
     async def open(self, turn: NewTurn) -> None:
         """On disk when it returns."""
 

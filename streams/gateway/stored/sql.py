@@ -12,6 +12,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    extract,
     func,
     insert,
     literal,
@@ -51,6 +52,10 @@ class SqlStoredResponses:
         self._opening = Together(
             self._open, lambda turn: len(turn.input), max_rows=OPENED_TOGETHER, max_bytes=OPENED_TOGETHER_BYTES
         )
+
+    async def now_ms(self) -> int:
+        query = select(extract("epoch", func.current_timestamp()))
+        return await self._database.read(lambda connection: int(connection.execute(query).scalar_one() * 1_000))
 
     async def open(self, turn: NewTurn) -> None:
         await self._opening.add(turn)

@@ -2,34 +2,38 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from openai.types.responses import Response
-from prometheus_client import CollectorRegistry
 
-from schemas.base import Scope
 from schemas.request import Request
 from streams import redis_keys
-from streams.gateway.fan_out.stream import Stream
-from streams.gateway.history.store import History, HistoryUnavailable, connect_history
-from streams.gateway.metrics import GatewayMetrics
-from streams.gateway.service import acceptance, stored_turns
+from streams.clocks import now_ms
+from streams.gateway.history.store import HistoryUnavailable, connect_history
+from streams.gateway.service import acceptance, resumption, stored_turns
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S
 from streams.gateway.stored import keeper as keeper_module
-from streams.gateway.stored.keeper import Keeper
 from streams.gateway.stored.memory import MemoryStoredResponses
-from streams.gateway.stored.port import Answer, Bounds, NewTurn
-from streams.gateway.stored.replays import StoredReplays
+from streams.gateway.stored.port import Answer, NewTurn
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryLog
 from streams.log.port import LogError, ProducerQueueFull, TopicPartition
 from streams.metadata.unavailable import MetadataUnavailable
-from streams.settings import MetadataSettings, Settings
-from tests.unit.streams.gateway.gateway_stack import Stack, memory_log, serving, until
+from streams.settings import Settings
+from streams.topics import HOUR_MS, LONGEST_RESPONSE_MS
+from tests.unit.streams.gateway.gateway_stack import Stack, gateway_settings, memory_log, serving, until
 from tests.unit.streams.gateway.http_clients import client, sdk
-from tests.unit.streams.gateway.stored_stories import DAY_MS, ask, completed, error_of, forget_replay, said
+from tests.unit.streams.gateway.stored_stories import (
+    DAY_MS,
+    ask,
+    completed,
+    error_of,
+    forget_replay,
+    never,
+    previous_not_found,
+    said,
+)
 from tests.unit.streams.gateway.test_responses import HELLO
 
 LATER_MS = 20 * 60_000
@@ -194,29 +198,6 @@ async def test_what_history_is_never_read_for_in_time_is_dropped_all_the_same(
         assert len(stored) == 0
 
 
-class Uncounted(MemoryStoredResponses):
-    """What the first tenant has takes too long to count."""
-
-    async def shed(self, tenant_id: str, kept: Bounds, at_once: Bounds) -> int:
-        if tenant_id == "acme":
-            raise MetadataUnavailable("too slow")
-        return await super().shed(tenant_id, kept, at_once)
-
-
-async def test_a_tenant_that_cannot_be_counted_holds_up_no_other() -> None:
-    stored = Uncounted()
-    metrics = GatewayMetrics(CollectorRegistry())
-    keeper = Keeper(StoredReplays(stored), cast(History, None), MetadataSettings(tenant_responses=1), metrics)
-    for tenant_id in ("acme", "beta"):
-        for number in range(2):
-            await stored.open(NewTurn(f"{tenant_id}-{number}", tenant_id, None, number, 2**53, 2**53, b"x"))
-        keeper.accepted(Stream(tenant_id, 0, Scope(tenant_id=tenant_id), 1, 0))
-    for _ in range(2):
-        with suppress(MetadataUnavailable):
-            await keeper.forget(0)
-    assert set(stored._rows) == {"acme-0", "acme-1", "beta-1"}
-
-
 @pytest.mark.parametrize("refuses", ["log", "database"])
 async def test_what_only_one_of_both_takes_is_not_accepted(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, refuses: str
@@ -355,3 +336,93 @@ async def test_answers_that_wait_for_the_database_are_bounded(
 def test_a_client_waits_for_the_database_no_longer_than_for_the_log(settings: Settings) -> None:
     waits_ms = settings.metadata.busy_timeout_ms + settings.metadata.statement_timeout_ms
     assert waits_ms < ACKNOWLEDGE_TIMEOUT_S * 1_000
+
+
+async def test_of_what_may_run_for_a_day_the_answer_is_looked_for_while_the_log_has_it(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "storedlong", request_timeout_ms=LONGEST_RESPONSE_MS)
+    log, stored = memory_log(settings), Deaf()
+    async with serving(settings, log, stored=stored) as stack:
+        response, request = await ask_in_background(stack)
+        stack.pipeline.end(request, 2)
+        await until(lambda: all_committed(log, settings, response.id), "nobody reads it again")
+    stored.is_deaf = False
+    async with serving(settings, log, stored=stored) as stack:
+        await stack.runtime._keeper.look(request.accepted_at_ms + HOUR_MS)
+        assert stored.open_ids() == []
+
+
+@pytest.fixture
+def soon_past(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Responses have a second, and are old at once."""
+    monkeypatch.setattr(stored_turns, "LOOK_AFTER_DEADLINE_MS", 0)
+    monkeypatch.setattr(resumption, "is_young", never)
+    return gateway_settings(redis_url, "storedlost", request_timeout_ms=1_000)
+
+
+async def test_of_what_replay_has_lost_the_prompt_is_deleted_once_its_deadline_is_past(soon_past: Settings) -> None:
+    """Nobody will ever write how it ended, and two days are long for a prompt that is to go."""
+    stored = MemoryStoredResponses()
+    lost = soon_past.response_ids.mint(0)
+    minted_at_ms = parse_response_id(lost).minted_at_ms or 0
+    await stored.open(NewTurn(lost, "acme", None, minted_at_ms, minted_at_ms + 30 * DAY_MS, 2**53, b"[]"))
+    async with serving(soon_past, memory_log(soon_past), stored=stored) as stack, client(stack) as http:
+        lasts_ms = stack.runtime.gateway._stored._lasts_ms
+        stack.runtime.gateway._stored._lasts_ms = DAY_MS
+        assert (await http.delete(f"/v1/responses/{lost}")).status_code == 404
+        assert stored._rows[lost].input, "it may run"
+        stack.runtime.gateway._stored._lasts_ms = lasts_ms
+        await until(lambda: now_ms() >= minted_at_ms + lasts_ms, "its deadline is past")
+        assert (await http.delete(f"/v1/responses/{lost}")).json()["deleted"] is True
+        assert (await http.delete(f"/v1/responses/{lost}")).status_code == 404
+    assert stored._rows[lost].input == b""
+
+
+async def test_who_goes_on_is_told_when_the_store_goes_away_meanwhile(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it still runs would be made up."""
+    stored = Deaf()
+    async with serving(settings, memory_log(settings), stored=stored) as stack, client(stack) as http:
+        response, request = await ask_in_background(stack)
+        stack.pipeline.end(request, 2)
+        await until(lambda: stack.runtime.hub.has_ended(response.id), "it has ended, and its row is open")
+
+        async def away(*_: object) -> bool:
+            raise MetadataUnavailable("away")
+
+        monkeypatch.setattr(stored, "is_deleted", away)
+        refused = await http.post("/v1/responses", json={**HELLO, "previous_response_id": response.id})
+        assert (error_of(refused)[:2], refused.headers["x-should-retry"]) == ((503, "unavailable"), "true")
+
+
+async def test_what_is_lost_for_good_is_not_found_by_who_goes_on_with_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has evicted it, and the log has begun to forget it: it has its end alone."""
+    monkeypatch.setattr(resumption, "is_young", never)
+    log, stored = memory_log(settings), Deaf()
+    async with serving(settings, log, stored=stored) as stack:
+        response, request = await ask_in_background(stack)
+        stack.pipeline.end(request, 2)
+        await until(lambda: all_committed(log, settings, response.id), "nobody reads it again")
+    await forget_replay(stack, response.id)
+    source = TopicPartition(settings.topics.responses.name, parse_response_id(response.id).partition)
+    log.delete_records(source, len(log.records(source.topic, source.partition)) - 1)
+    async with serving(settings, log, stored=stored) as stack, client(stack) as http:
+        refused = await http.post("/v1/responses", json={**HELLO, "previous_response_id": response.id})
+        assert error_of(refused) == previous_not_found(response.id)
+
+
+async def test_what_may_yet_be_ended_is_not_lost(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Post-safety is down, and writes the end once it is back, however late."""
+    monkeypatch.setattr(resumption, "OVERDUE_MS", -(2**53))
+    other = settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"admission_timeout_ms": 50})})
+    log, stored = memory_log(settings), Deaf()
+    async with serving(other, log, stored=stored) as stack:
+        response, request = await ask_in_background(stack)
+        await until(lambda: all_committed(log, settings, response.id), "nobody reads it again")
+    async with serving(other, log, stored=stored) as stack, client(stack) as http:
+        refused = await http.post("/v1/responses", json={**HELLO, "previous_response_id": response.id})
+        assert error_of(refused)[:2] == (409, "previous_response_in_progress")
+        stack.pipeline.end(request, 2)
+        await until(lambda: stack.runtime.hub.has_ended(response.id), "it is ended")

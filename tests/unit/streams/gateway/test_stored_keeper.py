@@ -1,0 +1,149 @@
+"""Who writes and forgets what is stored: one row that cannot be written holds up no other, no wrong clock forgets."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
+from unittest import mock
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from schemas.base import Scope
+from streams.gateway.fan_out.stream import Stream
+from streams.gateway.history.replay import Replay
+from streams.gateway.history.store import History
+from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.stored import keeper as keeper_module
+from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.memory import MemoryStoredResponses
+from streams.gateway.stored.port import Answer, Bounds, NewTurn
+from streams.gateway.stored.replays import StoredReplays
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.settings import MetadataSettings
+from tests.unit.streams.gateway.gateway_stack import started, terminal, until
+from tests.unit.streams.gateway.stored_stories import DAY_MS
+
+ACME = Scope(tenant_id="acme")
+STORED = '{"store":true}'
+NOW_MS = 1_800_000_000_000
+
+
+class Locked(MemoryStoredResponses):
+    """Somebody who is frozen holds a row of these: no batch with it is written."""
+
+    def __init__(self, *locked: str) -> None:
+        super().__init__()
+        self.locked = set(locked)
+        self.batches: list[list[str]] = []
+
+    async def complete(self, answers: Sequence[Answer]) -> None:
+        names = [answer.response_id for answer in answers]
+        self.batches.append(names)
+        if self.locked & set(names):
+            raise MetadataUnavailable("locked")
+        await super().complete(answers)
+
+    async def now_ms(self) -> int:
+        return NOW_MS
+
+
+class Told:
+    """History that has the whole of every response."""
+
+    async def read(self, _tenant_id: str, response_id: str, _after: int, **_more: object) -> Replay:
+        replay = Replay(whole=True)
+        replay.add_started(started(response_id, ACME, echo=STORED))
+        replay.add_terminal(terminal(response_id, ACME, 1))
+        return replay
+
+
+def keeper_of(stored: MemoryStoredResponses, history: object = None, **settings: int) -> Keeper:
+    metrics = GatewayMetrics(CollectorRegistry())
+    return Keeper(StoredReplays(stored), cast(History, history), MetadataSettings(**settings), metrics)
+
+
+async def opened(stored: MemoryStoredResponses, *names: str, created_at_ms: int = 0) -> None:
+    for name in names:
+        await stored.open(NewTurn(name, "acme", None, created_at_ms, created_at_ms + 30 * DAY_MS, created_at_ms, b"x"))
+
+
+def ended(keeper: Keeper, name: str) -> None:
+    stream = Stream(name, 0, ACME, 1, 0)
+    stream.started, stream.terminal = started(name, ACME, echo=STORED), terminal(name, ACME, 1)
+    keeper.ended(stream)
+
+
+async def test_an_answer_that_cannot_be_written_holds_up_none_of_those_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper_module, "RETRY_S", 0.001)
+    stored = Locked("b")
+    keeper = keeper_of(stored)
+    await opened(stored, *"abcde")
+    for name in "abcd":
+        ended(keeper, name)
+    writing = asyncio.ensure_future(keeper.write())
+    try:
+        await until(lambda: stored.open_ids() == ["b", "e"], "all others are written")
+        assert stored.batches[:5] == [[*"abcd"], ["a"], ["b"], ["c"], ["d"]]
+        ended(keeper, "e")
+        await until(lambda: stored.open_ids() == ["b"], "so is what comes later")
+        stored.locked.clear()
+        await until(lambda: not stored.open_ids(), "and this one, as soon as it can be")
+        assert (len(keeper._ended), keeper._held_bytes) == (0, 0)
+        stored.batches.clear()
+        await opened(stored, "f", "g")
+        for name in "fg":
+            ended(keeper, name)
+        await until(lambda: not stored.open_ids(), "they are written")
+        assert stored.batches == [["f", "g"]], "together again"
+    finally:
+        writing.cancel()
+        await asyncio.wait((writing,))
+
+
+async def test_an_open_row_that_cannot_be_completed_holds_up_none_of_those_behind_it() -> None:
+    stored = Locked("a")
+    await opened(stored, "a", "b", "c")
+    await keeper_of(stored, Told()).look(NOW_MS)
+    assert stored.open_ids() == ["a"]
+
+
+async def test_a_gateway_whose_clock_is_ahead_forgets_nothing_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what it thinks expired, nor the row of a response that runs."""
+    monkeypatch.setattr(keeper_module, "TEND_EVERY_S", 0.001)
+    monkeypatch.setattr(keeper_module, "now_ms", lambda: NOW_MS + 60 * DAY_MS, raising=False)
+    stored = Locked()
+    await opened(stored, "kept", "runs", created_at_ms=NOW_MS)
+    await opened(stored, "expired", created_at_ms=NOW_MS - 30 * DAY_MS)
+    await opened(stored, "lost", created_at_ms=NOW_MS - 2 * DAY_MS)
+    await stored.complete([Answer(name, "acme", b"told", 4) for name in ("kept", "expired")])
+    nothing = mock.Mock(read=mock.AsyncMock(return_value=None))
+    tending = asyncio.ensure_future(keeper_of(stored, nothing).tend())
+    await until(lambda: len(stored) <= 2, "what is due is forgotten")
+    tending.cancel()
+    await asyncio.wait((tending,))
+    assert set(stored._rows) == {"kept", "runs"}
+
+
+class Uncounted(MemoryStoredResponses):
+    """What the first tenant has takes too long to count."""
+
+    async def shed(self, tenant_id: str, kept: Bounds, at_once: Bounds) -> int:
+        if tenant_id == "acme":
+            raise MetadataUnavailable("too slow")
+        return await super().shed(tenant_id, kept, at_once)
+
+
+async def test_a_tenant_that_cannot_be_counted_holds_up_no_other() -> None:
+    stored = Uncounted()
+    keeper = keeper_of(stored, tenant_responses=1)
+    for tenant_id in ("acme", "beta"):
+        for number in range(2):
+            await stored.open(NewTurn(f"{tenant_id}-{number}", tenant_id, None, number, 2**53, 2**53, b"x"))
+        keeper.accepted(Stream(tenant_id, 0, Scope(tenant_id=tenant_id), 1, 0))
+    for _ in range(2):
+        with suppress(MetadataUnavailable):
+            await keeper.forget(0)
+    assert set(stored._rows) == {"acme-0", "acme-1", "beta-1"}
