@@ -351,29 +351,25 @@ async def test_of_what_may_run_for_a_day_the_answer_is_looked_for_while_the_log_
         assert stored.open_ids() == []
 
 
-@pytest.fixture
-def soon_past(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Responses have a second, and are old at once."""
+async def test_of_what_replay_has_lost_the_prompt_is_deleted_once_its_deadline_is_past(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody will ever write how it ended, and two days are long for a prompt that is to go."""
     monkeypatch.setattr(stored_turns, "LOOK_AFTER_DEADLINE_MS", 0)
     monkeypatch.setattr(resumption, "is_young", never)
-    return gateway_settings(redis_url, "storedlost", request_timeout_ms=1_000)
-
-
-async def test_of_what_replay_has_lost_the_prompt_is_deleted_once_its_deadline_is_past(soon_past: Settings) -> None:
-    """Nobody will ever write how it ended, and two days are long for a prompt that is to go."""
     stored = MemoryStoredResponses()
-    lost = soon_past.response_ids.mint(0)
+    lost = settings.response_ids.mint(0)
     minted_at_ms = parse_response_id(lost).minted_at_ms or 0
     await stored.open(NewTurn(lost, "acme", None, minted_at_ms, minted_at_ms + 30 * DAY_MS, 2**53, b"[]"))
-    async with serving(soon_past, memory_log(soon_past), stored=stored) as stack, client(stack) as http:
-        lasts_ms = stack.runtime.gateway._stored._lasts_ms
-        stack.runtime.gateway._stored._lasts_ms = DAY_MS
-        assert (await http.delete(f"/v1/responses/{lost}")).status_code == 404
-        assert stored._rows[lost].input, "it may run"
-        stack.runtime.gateway._stored._lasts_ms = lasts_ms
-        await until(lambda: now_ms() >= minted_at_ms + lasts_ms, "its deadline is past")
-        assert (await http.delete(f"/v1/responses/{lost}")).json()["deleted"] is True
-        assert (await http.delete(f"/v1/responses/{lost}")).status_code == 404
+    path = f"/v1/responses/{lost}"
+    async with serving(settings, memory_log(settings), stored=stored) as stack, client(stack) as http:
+        assert (await http.delete(path)).status_code == 404
+        assert stored._rows[lost].input, "it has ten minutes, and may run"
+    brief = settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"request_timeout_ms": 1_000})})
+    async with serving(brief, memory_log(brief), stored=stored) as stack, client(stack) as http:
+        await until(lambda: now_ms() >= minted_at_ms + 1_000, "its second is past")
+        assert (await http.delete(path)).status_code == 200
+        assert (await http.delete(path)).status_code == 404
     assert stored._rows[lost].input == b""
 
 
