@@ -3,7 +3,6 @@
 `streams.dialects.responses.numbering` says how events are numbered.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -12,6 +11,7 @@ import orjson
 
 from schemas.generated import Kind
 from schemas.responses import Started, Terminal
+from streams.dialects.echo import written
 from streams.dialects.responses.ids import ItemKind
 from streams.dialects.responses.numbering import (
     CLOSING,
@@ -23,6 +23,7 @@ from streams.dialects.responses.numbering import (
     OPENING,
     OPENING_NOTHING,
     QUEUED,
+    SLOT,
     number_of,
     seen,
 )
@@ -76,6 +77,8 @@ class EventWriter:
         self._announced = False
         """Whether the item was told: a call is, once its name is whole."""
         self._delta_head = b""
+        self._goes_on: tuple[Kind, int] | None = None
+        """Kind and call of the tokens that need a delta and nothing else."""
         telling.join(self)
 
     def begin(self, started: Started) -> Told:
@@ -87,6 +90,8 @@ class EventWriter:
     def text(self, kind: Kind, call: int, first: int, last: int, text: str, text_ends: Sequence[int]) -> Told:
         """The next tokens, all of one kind and call; the i-th ends at `text[:text_ends[i]]`."""
         self._telling.add(kind, call, first, last, text, text_ends)
+        if text and first > self._seen and self._goes_on == (kind, call):  # Nearly every token.
+            return self._delta(last, text)
         if not first <= self._seen < last:
             return together(self._text(kind, call, first, last, text, text_ends))
         known = self._seen - first + 1
@@ -143,20 +148,26 @@ class EventWriter:
             told += self._close(first, "completed")
             told += self._open(index, kind, number_of(first, OPENING))
             item = self._telling.output.items[index]
-        self._token = last
         if kind == "tool_name":
+            self._token = last
             return told
         if not self._announced:
             told += self._announce(item, number_of(first, OPENING))
-        number = number_of(last, LAST)
-        if number > self._after:
-            end_of_event = b"}\nid: %d\n\n" % number if self._with_ids else b"}\n\n"
-            told.append(b'%b%d,"delta":%b%b' % (self._delta_head, number, orjson.dumps(text), end_of_event))
-        return told
+        self._goes_on = kind, call
+        return [*told, self._delta(last, text)]
+
+    def _delta(self, last: int, text: str) -> bytes:
+        """Nothing, if it was seen."""
+        self._token = last
+        number = last * SLOT + LAST
+        if number <= self._after:
+            return b""
+        end_of_event = b"}\nid: %d\n\n" % number if self._with_ids else b"}\n\n"
+        return b'%b%d,"delta":%b%b' % (self._delta_head, number, orjson.dumps(text), end_of_event)
 
     def _open(self, index: int, kind: Kind, number: int) -> list[bytes]:
         item = self._item = self._telling.output.items[index]
-        self._announced = False
+        self._announced, self._goes_on = False, None
         place = b"" if item.kind == "function_call" else b'"content_index":0,'
         place += b'"logprobs":[],' if item.kind == "message" else b""
         name = f"{_TEXTS[item.kind]}.delta".encode()
@@ -209,10 +220,12 @@ class EventWriter:
 
     def _encoded(self, name: str, number: int, fields: dict[str, Any]) -> bytes:
         event = {"type": name, "sequence_number": number, **fields}
-        # Not orjson's: a request's tools may hold integers that it does not write.
-        data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-        number_line = f"\nid: {number}" if self._with_ids else ""
-        return f"event: {name}\ndata: {data}{number_line}\n\n".encode()
+        try:
+            data = orjson.dumps(event)
+        except TypeError:  # A request's tools may hold integers that it does not write.
+            data = written(event).encode()
+        number_line = b"\nid: %d" % number if self._with_ids else b""
+        return b"event: %b\ndata: %b%b\n\n" % (name.encode(), data, number_line)
 
 
 def together(events: Sequence[bytes]) -> Told:

@@ -26,9 +26,9 @@ class Telling:
 
     def add(self, kind: Kind, call: int, first: int, last: int, text: str, text_ends: Sequence[int]) -> None:
         """The tokens that one of them tells next, all of one kind and call; what another has told is there already."""
-        if last <= self._last_token:
-            return
         if first <= self._last_token:
+            if last <= self._last_token:
+                return
             text = text[text_ends[self._last_token - first] :]
         self._last_token = last
         self.output.add(kind, call, text)
