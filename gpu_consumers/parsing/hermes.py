@@ -90,6 +90,8 @@ class _Call:
         self.is_named = False
 
     def read(self, text: str) -> list[Piece]:
+        if self._is_within_argument(text):
+            return [Piece("tool_arguments", self._number, text)]
         for char in text:
             self._take(char)
         if self._key == '"arguments"':
@@ -102,6 +104,11 @@ class _Call:
             pieces.append(Piece("tool_arguments", self._number, self._arguments))
             self._arguments = ""
         return pieces
+
+    def _is_within_argument(self, text: str) -> bool:
+        """Whether it goes on with a string there, and no more, as nearly every token of long arguments does."""
+        is_within = self.is_named and self._in_string and not self._escaped and self._key == '"arguments"'
+        return is_within and bool(text) and '"' not in text and "\\" not in text
 
     def _take(self, char: str) -> None:
         if self._in_string:
