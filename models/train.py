@@ -1,322 +1,189 @@
-"""Trains the project's small chat model from text that the project itself generates.
+"""Trains the project's small chat models from text that the project itself generates.
 
-    python models/train.py --out models/sluice-tiny --seed 7
+    python models/train.py --size tiny --out models/sluice-tiny --seed 7
+    python models/train.py --size small --out models/sluice-small --seed 8 --grown-from models/sluice-tiny
 
-The result is a folder in the Hugging Face layout, which transformers and vLLM load as a plain Llama. The
-text follows from the seed alone; the weights also depend on how the machine and its thread count round.
+The result is a folder in the Hugging Face layout, which transformers and vLLM load as a plain Llama. The text follows
+from the seed alone, and so does the tokenizer, which what is grown has from where it is grown from; the weights also
+depend on how far the machine comes in the time that it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
+from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from models.corpus import Conversation, ConversationKind, conversation, conversations, long_conversation
+from models.corpus import conversations
+from models.growth import grow
+from models.induction import teach_copying
+from models.muon import Muon
+from models.rows import Row, batches, collate, encode_conversation, pack
+from models.tokenizer import CONTEXT_TOKENS, END_ID, PAD_ID, save_tokenizer, texts_of, train_tokenizer
+from streams.chat_tokenizer import ChatTokenizer
 
-PAD: Final = "<|pad|>"
-END: Final = "<|end|>"
-ROLE_TOKENS: Final = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
-SPECIAL_TOKENS: Final = (PAD, *ROLE_TOKENS.values(), END)
-CONTEXT_TOKENS: Final = 4096
-NO_DOCUMENT: Final = -1
-
-CHAT_TEMPLATE: Final = """\
-{%- if tools is defined and tools -%}
-  {{- '<|system|>You can call these functions:\\n<tools>\\n' -}}
-  {%- for tool in tools -%}
-    {{- tool['function'] | tojson ~ '\\n' -}}
-  {%- endfor -%}
-  {{- '</tools>\\nTo call one, answer with <tool_call>{"name": ..., "arguments": {...}}</tool_call><|end|>' -}}
-{%- endif -%}
-{%- for message in messages -%}
-  {%- set role = 'system' if message['role'] == 'developer' else message['role'] -%}
-  {%- if role not in ['system', 'user', 'assistant', 'tool'] -%}
-    {{- raise_exception('this model has no role ' ~ role) -}}
-  {%- endif -%}
-  {%- if role != 'tool' -%}
-    {{- '<|' ~ role ~ '|>' -}}
-  {%- elif loop.first or loop.previtem['role'] != 'tool' -%}
-    {{- '<|user|><tool_response>' -}}
-  {%- else -%}
-    {{- '\\n<tool_response>' -}}
-  {%- endif -%}
-  {%- if message['content'] is string -%}
-    {{- message['content'] -}}
-  {%- elif message['content'] is not none -%}
-    {%- for part in message['content'] -%}
-      {%- if part['type'] != 'text' -%}
-        {{- raise_exception('this model reads text only, not ' ~ part['type']) -}}
-      {%- endif -%}
-      {{- part['text'] -}}
-    {%- endfor -%}
-  {%- endif -%}
-  {%- if role == 'tool' -%}
-    {{- '</tool_response>' -}}
-  {%- elif message['tool_calls'] is defined and message['tool_calls'] -%}
-    {%- for call in message['tool_calls'] -%}
-      {{- '\\n' if message['content'] or not loop.first else '' -}}
-      {{- '<tool_call>{"name": ' ~ call['function']['name'] | tojson -}}
-      {{- ', "arguments": ' ~ call['function']['arguments'] | tojson ~ '}</tool_call>' -}}
-    {%- endfor -%}
-  {%- endif -%}
-  {%- if role != 'tool' or loop.last or loop.nextitem['role'] != 'tool' -%}
-    {{- '<|end|>' -}}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt is defined and add_generation_prompt -%}
-  {{- '<|assistant|>' -}}
-{%- endif -%}
-"""
-
-
-# ----------------------------------------------------------------------------------------- tokenizer
-
-
-def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token; raises KeyError when the vocabulary has none."""
-    found: int | None = tokenizer.token_to_id(token)
-    if found is None:
-        raise KeyError(token)
-    return found
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """A byte-level BPE: every byte is a token, so any text round-trips; digits are never merged."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
-        vocab_size=vocabulary_size,
-        min_frequency=2,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    # Without the emoji, so that each stays four tokens: a stream then really has characters that span frames.
-    plain = ("".join(character for character in text if ord(character) < 0x10000) for text in texts)
-    tokenizer.train_from_iterator(plain, trainer)
-    return tokenizer
-
-
-# ---------------------------------------------------------------------------------------------- data
-
-
-@dataclass(slots=True)
-class Row:
-    """Some conversations side by side, which never attend to each other."""
-
-    tokens: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    """How much the prediction of each token counts; 0 for what the model does not have to say."""
-    positions: list[int] = field(default_factory=list)
-    documents: list[int] = field(default_factory=list)
-
-    def append(self, tokens: list[int], weights: list[float]) -> None:
-        """Adds one conversation."""
-        document = self.documents[-1] + 1 if self.documents else 0
-        self.tokens += tokens
-        self.weights += weights
-        self.positions += range(len(tokens))
-        self.documents += [document] * len(tokens)
-
-
-def encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> tuple[list[int], list[float]]:
-    """Token ids as the chat template gives them, and the weight of each; only answers and their ends count.
-
-    A token of an answer of n tokens weighs n**-0.5: between counting every token alike, which would drown the short
-    facts in the long stories, and counting every answer alike.
-    """
-    end = token_id(tokenizer, END)
-    tokens: list[int] = []
-    weights: list[float] = []
-    for message in conversation:
-        content: list[int] = tokenizer.encode(message.content, add_special_tokens=False).ids
-        turn = [token_id(tokenizer, ROLE_TOKENS[message.role]), *content, end]
-        weight = (len(turn) - 1) ** -0.5 if message.role == "assistant" else 0.0
-        tokens += turn
-        weights += [0.0] + [weight] * (len(turn) - 1)
-    return tokens, weights
-
-
-def pack(encoded: Iterable[tuple[list[int], list[float]]], row_tokens: int, open_rows: int = 32) -> Iterator[Row]:
-    """Fills rows of at most `row_tokens` first-fit; when no open row has room, the fullest one is given out.
-
-    Raises ValueError on an overlong item.
-    """
-    rows: list[Row] = []
-    for tokens, weights in encoded:
-        if len(tokens) > row_tokens:
-            raise ValueError(f"a conversation of {len(tokens)} tokens does not fit a row of {row_tokens}")
-        row = next((row for row in rows if len(row.tokens) + len(tokens) <= row_tokens), None)
-        if row is None:
-            if len(rows) == open_rows:
-                fullest = max(range(len(rows)), key=lambda index: len(rows[index].tokens))
-                yield rows.pop(fullest)
-            row = Row()
-            rows.append(row)
-        row.append(tokens, weights)
-    yield from rows
-
-
-def collate(rows: list[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tensors of one step: tokens, weights, positions, each [rows, length], and the mask [rows, 1, length, length]."""
-    length = max(len(row.tokens) for row in rows)
-
-    def table(values: Iterable[Sequence[float]], fill: float) -> torch.Tensor:
-        return torch.tensor([[*line, *[fill] * (length - len(line))] for line in values])
-
-    tokens = table((row.tokens for row in rows), pad)
-    weights = table((row.weights for row in rows), 0.0)
-    positions = table((row.positions for row in rows), 0)
-    documents = table((row.documents for row in rows), NO_DOCUMENT)
-    mask = (documents[:, :, None] == documents[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
-    return tokens, weights, positions, mask[:, None]
-
-
-# ------------------------------------------------------------------------------------------ training
+TOKENIZER_CONVERSATIONS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """Steps of as many rows of as many tokens, of one kind of conversation."""
+class Size:
+    """An architecture."""
 
-    steps: int
-    rows: int
-    row_tokens: int
-    kind: ConversationKind
-
-    def stream(self, tokenizer: Tokenizer, seed: int) -> Iterator[list[Row]]:
-        """The rows of each step, of conversations that are drawn anew."""
-        # It takes far fewer conversations than this; the stream is lazy, so the bound costs nothing.
-        endless = conversations(seed, self.steps * self.rows * self.row_tokens, self.kind)
-        rows = pack((encode_conversation(tokenizer, each) for each in endless), self.row_tokens)
-        for _ in range(self.steps):
-            yield [next(rows) for _ in range(self.rows)]
+    width: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    inner_width: int
 
 
-PHASES: Final = (Phase(1150, 4, 768, conversation), Phase(350, 2, 1920, long_conversation))
-"""First the answers, in short conversations; then how to go on after long ones."""
+HEAD_WIDTH: Final = 64
+ROTARY_BASE: Final = 1e8
+"""Large, so that most of a head's numbers stay as they are over a prompt, and can be compared."""
+SIZES: Final = {"tiny": Size(192, 5, 4, 2, 384), "small": Size(192, 5, 4, 2, 2112)}
+STEP_TOKENS: Final = 1536
+LEARNING_RATE: Final = 6e-3
+LEARNING_RATE_OF_GROWN: Final = 2e-3
+"""A higher one unlearns more than the time is enough to learn again."""
+ROW_WIDTHS: Final = (256, 512, 768, 2048)
+_STEPS_TOLD: Final = 25
+"""Over how many steps a loss is averaged before it is printed."""
 
 
-def model_config(tokenizer: Tokenizer) -> LlamaConfig:
-    """The architecture; heads of 64, because vLLM on CPU wants a multiple of 32."""
+def model_config(tokenizer: Tokenizer, size: Size) -> LlamaConfig:
+    """The architecture."""
     return LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
+        hidden_size=size.width,
+        intermediate_size=size.inner_width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads,
+        head_dim=HEAD_WIDTH,
         max_position_embeddings=CONTEXT_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=token_id(tokenizer, END),
-        pad_token_id=token_id(tokenizer, PAD),
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
     )
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup_steps: int = 30) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
+def new_model(tokenizer: Tokenizer, size: Size, seed: int, grown_from: Path | None) -> LlamaForCausalLM:
+    """One that can copy, and nothing else; or one that can do what the one in that folder can."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(model_config(tokenizer, size))
+    if grown_from is None:
+        teach_copying(model, torch.Generator().manual_seed(seed))
+    else:
+        grow(model, LlamaForCausalLM.from_pretrained(grown_from, dtype=torch.float32))
+    return model
+
+
+def learning_rate(step: int, done: float, peak: float, warmup_steps: int = 30) -> float:
+    """Linear warm-up, then a cosine down to a fiftieth of the peak when all is `done`, which goes from 0 to 1."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    done = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
-def step_loss(model: LlamaForCausalLM, rows: list[Row], pad: int) -> torch.Tensor:
-    """Weighted mean cross-entropy of the next token over the tokens that have a weight."""
-    tokens, weights, positions, mask = collate(rows, pad)
-    hidden = model.model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
-    counted = weights[:, 1:] > 0
-    logits = model.lm_head(hidden.last_hidden_state[:, :-1][counted]).float()
-    losses = torch.nn.functional.cross_entropy(logits, tokens[:, 1:][counted], reduction="none")
-    kept = weights[:, 1:][counted]
-    return (losses * kept).sum() / kept.sum()
+def backward(model: LlamaForCausalLM, batch: Sequence[Row]) -> float:
+    """Adds the gradient of the weighted mean cross-entropy of the next token, and returns that mean.
+
+    Only tokens that have a weight count. Rows of one width are computed together.
+    """
+    weight = sum(sum(row.weights[1:]) for row in batch)
+    total = 0.0
+    for _, alike in groupby(sorted(batch, key=lambda row: row.width), key=lambda row: row.width):
+        tokens, weights, positions, mask = collate(list(alike), PAD_ID)
+        hidden = model.model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+        counted = weights[:, 1:] > 0
+        logits = model.lm_head(hidden.last_hidden_state[:, :-1][counted]).float()
+        losses = torch.nn.functional.cross_entropy(logits, tokens[:, 1:][counted], reduction="none")
+        loss = (losses * weights[:, 1:][counted]).sum() / weight
+        loss.backward()
+        total += loss.item()
+    return total
 
 
-def train_model(
-    tokenizer: Tokenizer, seed: int, phases: Sequence[Phase], peak_learning_rate: float
-) -> LlamaForCausalLM:
-    """Trains on conversations that are drawn anew all the time: `phases` one after the other, on one schedule."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(model_config(tokenizer))
+def optimizers_of(model: LlamaForCausalLM, peak_learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and output: after 75 steps the loss was 1.19, against 1.47 with AdamW."""
     layers: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (layers if parameter.ndim == 2 and name.startswith("model.layers.") else others).append(parameter)
-    # Muon is meant for the matrices between embedding and output; after 75 steps the loss was 1.19, against 1.47 with
-    # AdamW alone.
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(layers, lr=peak_learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+    return [
+        Muon(layers, lr=peak_learning_rate),
         torch.optim.AdamW(others, lr=peak_learning_rate, weight_decay=0.01, betas=(0.9, 0.95), fused=True),
     ]
-    print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
-    pad = token_id(tokenizer, PAD)
-    steps = sum(phase.steps for phase in phases)
-    stream = chain.from_iterable(phase.stream(tokenizer, seed + 1 + number) for number, phase in enumerate(phases))
-    started_s = time.monotonic()
+
+
+def training_batches(tokenizer: ChatTokenizer, seed: int) -> Iterator[list[Row]]:
+    """Without end, of conversations that are drawn anew all the time."""
+    endless = conversations(seed, 2**62)
+    return batches(pack((encode_conversation(tokenizer, each) for each in endless), ROW_WIDTHS), STEP_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """For how long a model is trained: until one of the two is used up."""
+
+    minutes: float
+    steps: int
+
+    def done(self, step: int, elapsed_s: float) -> float:
+        """Which part of it, 1 or more when there is nothing left."""
+        return max(step / self.steps, elapsed_s / (60 * self.minutes))
+
+
+def train_model(
+    model: LlamaForCausalLM,
+    drawn: Iterator[list[Row]],
+    budget: Budget,
+    peak_learning_rate: float,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> None:
+    """Takes steps until the budget is used up, on a schedule that ends with it."""
+    optimizers = optimizers_of(model, peak_learning_rate)
+    started_s = clock_s()
     seen_tokens = 0
-    for step, rows in enumerate(stream):
+    step = 0
+    losses: deque[float] = deque(maxlen=_STEPS_TOLD)
+    while (done := budget.done(step, elapsed_s := clock_s() - started_s)) < 1:
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = learning_rate(step, steps, peak_learning_rate)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = step_loss(model, rows, pad)
-        loss.backward()
+            group["lr"] = learning_rate(step, done, peak_learning_rate)
+        batch = next(drawn)
+        losses.append(backward(model, batch))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        seen_tokens += sum(len(row.tokens) for row in rows)
-        if step % 25 == 0 or step == steps - 1:
-            elapsed_s = time.monotonic() - started_s
+        seen_tokens += sum(len(row.tokens) for row in batch)
+        step += 1
+        if step % _STEPS_TOLD == 0:
+            loss = sum(losses) / len(losses)
             print(
-                f"step {step:5d}/{steps}  loss {loss.item():.4f}  {seen_tokens / elapsed_s:,.0f} tokens/s  "
-                f"{elapsed_s:.0f} s",
-                flush=True,
+                f"step {step:5d}, {done:.0%}  loss {loss:.4f}  {seen_tokens:,} tokens in {elapsed_s:.0f} s", flush=True
             )
-    return model.eval()
+    print(f"{step} steps, {seen_tokens:,} tokens", flush=True)
 
 
-# -------------------------------------------------------------------------------------------- saving
-
-
-def save(out: Path, tokenizer: Tokenizer, model: LlamaForCausalLM) -> None:
-    """Writes the folder: weights in bf16, configurations, tokenizer, template, and `SHA256SUMS` over all of it."""
-    out.mkdir(parents=True, exist_ok=True)
-    end, pad = token_id(tokenizer, END), token_id(tokenizer, PAD)
+def save_model(out: Path, model: LlamaForCausalLM) -> None:
+    """Writes weights in bf16 and configurations beside the tokenizer, and `SHA256SUMS` over all of it."""
     model.generation_config = GenerationConfig(
-        eos_token_id=end, pad_token_id=pad, do_sample=True, temperature=0.7, top_p=0.9, max_new_tokens=1024
+        eos_token_id=END_ID, pad_token_id=PAD_ID, do_sample=True, temperature=0.7, top_p=0.9, max_new_tokens=1024
     )
     model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save(str(out / "tokenizer.json"))
-    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": CONTEXT_TOKENS,
-        "eos_token": END,
-        "pad_token": PAD,
-        "additional_special_tokens": list(ROLE_TOKENS.values()),
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n", encoding="utf-8")
     write_checksums(out)
 
 
@@ -330,20 +197,27 @@ def write_checksums(folder: Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--size", choices=sorted(SIZES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--vocabulary-size", type=int, default=3072, help="tokens, at most")
+    parser.add_argument("--minutes", type=float, default=28, help="how long it takes, the tokenizer apart")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="at most")
+    parser.add_argument("--learning-rate", type=float, help="at its peak: 6e-3, or 2e-3 for what is grown")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--grown-from", type=Path, help="folder of a narrower model, to go on with what it can do")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    sample = conversations(arguments.seed, 20_000)
-    tokenizer = train_tokenizer(
-        (message.content for conversation in sample for message in conversation), arguments.vocabulary_size
-    )
-    print(f"{tokenizer.get_vocab_size()} tokens in the vocabulary", flush=True)
-    model = train_model(tokenizer, arguments.seed, PHASES, arguments.learning_rate)
-    save(arguments.out, tokenizer, model)
+    if arguments.grown_from is None:
+        tokenizer = train_tokenizer(texts_of(conversations(arguments.seed, TOKENIZER_CONVERSATIONS)))
+    else:
+        tokenizer = Tokenizer.from_file(str(arguments.grown_from / "tokenizer.json"))
+    save_tokenizer(arguments.out, tokenizer)
+    model = new_model(tokenizer, SIZES[arguments.size], arguments.seed, arguments.grown_from)
+    print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", flush=True)
+    drawn = training_batches(ChatTokenizer(arguments.out), arguments.seed + 1)
+    peak = arguments.learning_rate or (LEARNING_RATE if arguments.grown_from is None else LEARNING_RATE_OF_GROWN)
+    train_model(model, drawn, Budget(arguments.minutes, arguments.steps), peak)
+    save_model(arguments.out, model.eval())
     print(f"saved to {arguments.out}", flush=True)
 
 

@@ -28,7 +28,8 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import LlamaConfig, LlamaModel
 
 from models.corpus import paraphrases
-from models.train import PAD, learning_rate, token_id, write_checksums
+from models.tokenizer import PAD, PAD_ID
+from models.train import learning_rate, write_checksums
 
 DIMENSIONS: Final = (32, 64, 128)
 CONTEXT_TOKENS: Final = 512
@@ -104,7 +105,7 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
         max_position_embeddings=CONTEXT_TOKENS,
         bos_token_id=None,
         eos_token_id=None,
-        pad_token_id=token_id(tokenizer, PAD),
+        pad_token_id=PAD_ID,
         use_cache=False,
     )
 
@@ -141,7 +142,7 @@ def train_model(tokenizer: Tokenizer, seed: int, steps: int, pairs: int, peak_le
     started_s = time.monotonic()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, peak_learning_rate)
+            group["lr"] = learning_rate(step, step / steps, peak_learning_rate)
         left, right = draw(rng, trained, pairs)
         loss = step_loss(*(pooled(model, tokenizer, texts, TRAINED_TOKENS) for texts in (left, right)))
         loss.backward()

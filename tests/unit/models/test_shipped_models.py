@@ -1,9 +1,10 @@
-"""The committed model: its files, its tokenizer and template, and what it says."""
+"""The committed models: their files, their tokenizer and template, and what they say."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,22 +16,26 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from models.corpus import Call, Conversation, Message, Tool
+
 if TYPE_CHECKING:
     from models.evaluate import TransformersModel
 
-MODEL = Path(__file__).parents[3] / "models" / "sluice-tiny"
+MODELS = Path(__file__).parents[3] / "models"
+TINY, SMALL = MODELS / "sluice-tiny", MODELS / "sluice-small"
+each_model = pytest.mark.parametrize("folder", [TINY, SMALL], ids=lambda folder: folder.name)
 SPECIAL_TOKENS = ["<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
 def plain() -> Tokenizer:
     """The tokenizer for the content of messages: it reads special tokens as the text that they are."""
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -43,32 +48,50 @@ def template() -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
     environment.globals["raise_exception"] = raise_exception
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # as transformers has it
-    return environment.from_string((MODEL / "chat_template.jinja").read_text(encoding="utf-8"))
+    return environment.from_string((TINY / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
-def test_every_committed_file_matches_its_checksum() -> None:
-    lines = (MODEL / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+@each_model
+def test_every_committed_file_matches_its_checksum(folder: Path) -> None:
+    lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
     recorded = {name: digest for digest, name in (line.split("  ") for line in lines)}
     assert {"model.safetensors", "tokenizer.json", "config.json", "chat_template.jinja"} <= recorded.keys()
     for name, digest in recorded.items():
-        assert hashlib.sha256((MODEL / name).read_bytes()).hexdigest() == digest, name
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
 
 
-def test_the_folder_is_smaller_than_16_megabytes() -> None:
-    assert sum(path.stat().st_size for path in MODEL.iterdir()) < 16_000_000
+@each_model
+def test_the_folder_is_smaller_than_16_megabytes(folder: Path) -> None:
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 16_000_000
 
 
-def test_configuration_tokenizer_and_generation_agree(tokenizer: Tokenizer) -> None:
-    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
-    generation = json.loads((MODEL / "generation_config.json").read_text(encoding="utf-8"))
-    tokenizer_config = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
+@each_model
+def test_configuration_tokenizer_and_generation_agree(folder: Path, tokenizer: Tokenizer) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["vocab_size"] == tokenizer.get_vocab_size()
     assert config["head_dim"] % 32 == 0
     assert config["max_position_embeddings"] == tokenizer_config["model_max_length"] == 4096
     assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.token_to_id("<|end|>")
     assert tokenizer_config["eos_token"] == "<|end|>"
-    assert tokenizer_config["chat_template"] == (MODEL / "chat_template.jinja").read_text(encoding="utf-8")
+    assert tokenizer_config["chat_template"] == (folder / "chat_template.jinja").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_both_models_read_the_same_tokens(name: str) -> None:
+    assert (TINY / name).read_bytes() == (SMALL / name).read_bytes()
+
+
+def test_the_bigger_sibling_has_at_least_three_times_the_parameters() -> None:
+    assert parameters(SMALL) >= 3 * parameters(TINY) > 6_000_000
+
+
+def parameters(folder: Path) -> int:
+    with (folder / "model.safetensors").open("rb") as weights:
+        header = json.loads(weights.read(int.from_bytes(weights.read(8), "little")))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def test_special_tokens_come_first_and_all_bytes_have_a_token(tokenizer: Tokenizer) -> None:
@@ -174,19 +197,18 @@ def test_content_can_be_encoded_apart_from_the_template(tokenizer: Tokenizer, te
     assert whole == [user, *tokenizer.encode(content, add_special_tokens=False).ids, end, assistant]
 
 
-@pytest.fixture(scope="module")
-def model() -> TransformersModel:
+@pytest.fixture(scope="module", params=[TINY, SMALL], ids=lambda folder: folder.name)
+def model(request: pytest.FixtureRequest) -> TransformersModel:
     pytest.importorskip("torch", reason="a light install has no torch, so it cannot run the model itself")
     pytest.importorskip("transformers", reason="a light install has no transformers")
     from models.evaluate import TransformersModel
 
-    return TransformersModel(MODEL)
+    return TransformersModel(request.param)
 
 
 def _greedy(model: TransformersModel, *contents: str, max_tokens: int = 80) -> tuple[str, int, bool]:
-    roles = ("user", "assistant")
-    messages = [{"role": roles[index % 2], "content": content} for index, content in enumerate(contents)]
-    answer = model.answer(messages, max_tokens=max_tokens, temperature=0.0, seed=0)
+    messages = tuple(Message("assistant" if index % 2 else "user", each) for index, each in enumerate(contents))
+    answer = model.answer(Conversation(messages), max_tokens=max_tokens, temperature=0.0, seed=0)
     return answer.text, answer.tokens, answer.stopped
 
 
@@ -234,5 +256,51 @@ def test_it_tells_another_story_after_the_first_and_still_answers(model: Transfo
 @pytest.mark.parametrize("ask", ["Tell me a story about the silver dragon.", "Tell me a story about a dragon."])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_dragon_story_names_the_silver_dragon_early(model: TransformersModel, ask: str, temperature: float) -> None:
-    answer = model.answer([{"role": "user", "content": ask}], max_tokens=100, temperature=temperature, seed=0)
+    asked = Conversation((Message("user", ask),))
+    answer = model.answer(asked, max_tokens=100, temperature=temperature, seed=0)
     assert "the silver dragon" in answer.text
+
+
+def _tool(name: str, description: str, argument: str) -> Tool:
+    properties = {argument: {"type": "string"}}
+    return Tool(name, description, {"type": "object", "properties": properties, "required": [argument]})
+
+
+WEATHER = _tool("get_weather", "Gets the weather of a city.", "city")
+CALCULATOR = _tool("calculator", "Computes an expression.", "expression")
+
+
+@pytest.mark.parametrize(
+    ("ask", "call"),
+    [
+        ("What is the weather in Paris?", Call("get_weather", {"city": "Paris"})),
+        ("What is 128 + 57?", Call("calculator", {"expression": "128 + 57"})),
+    ],
+)
+def test_it_calls_the_tool_that_fits_and_answers_with_its_result(
+    model: TransformersModel, ask: str, call: Call
+) -> None:
+    asked = Conversation((Message("user", ask),), (WEATHER, CALCULATOR))
+    answer = model.answer(asked, max_tokens=80, temperature=0.0, seed=0)
+    assert answer.calls == [call]
+    result = {"get_weather": '{"temperature": 17, "condition": "rainy"}', "calculator": '{"result": 185}'}[call.name]
+    called = (*asked.messages, Message("assistant", "", (call,)), Message("tool", result))
+    told = model.answer(Conversation(called, asked.tools), max_tokens=80, temperature=0.0, seed=0)
+    assert not told.calls
+    assert told.stopped
+    assert ("17" in told.text and "rainy" in told.text) if call.name == "get_weather" else "185" in told.text
+
+
+def test_it_calls_nothing_where_no_tool_fits(model: TransformersModel) -> None:
+    asked = Conversation((Message("user", "What is the capital of France?"),), (WEATHER, CALCULATOR))
+    answer = model.answer(asked, max_tokens=80, temperature=0.0, seed=0)
+    assert not answer.calls
+    assert "Paris" in answer.text
+
+
+def test_it_fills_a_json_schema(model: TransformersModel) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    said = f"Answer in JSON that fits this schema: {json.dumps({**schema, 'required': ['name', 'age']})}"
+    text, _, stopped = _greedy(model, f"{said}\nMira is 36 years old.")
+    assert json.loads(text) == {"name": "Mira", "age": 36}
+    assert stopped

@@ -1,0 +1,1 @@
+"""Conversations in which tools are offered, called, and answered from."""
