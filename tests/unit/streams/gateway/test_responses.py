@@ -345,14 +345,22 @@ async def test_a_cancel_waits_a_moment_for_the_end_and_changes_none(stack: Stack
 
 
 async def test_a_gateway_that_stops_says_so_in_an_event(stack: Stack) -> None:
-    async with client(stack) as http:
-        asking = asyncio.ensure_future(http.post("/v1/responses", json={**HELLO, "stream": True}))
+    async def begin() -> None:
         request = await stack.pipeline.next_request()
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["one"])
-        await until(lambda: stack.runtime.hub.released_tokens == 1, "it runs")
-        await stack.runtime.gateway.stop()
-        last = EVENT.validate_json(events_of((await asking).text)[-1][1], strict=True)
+
+    async with client(stack) as http:
+        beginning = asyncio.ensure_future(begin())
+        async with http.stream("POST", "/v1/responses", json={**HELLO, "stream": True}) as answer:
+            told = answer.aiter_text()
+            text = await anext(told)
+            while '"delta":"one"' not in text:
+                text += await anext(told)
+            await beginning
+            await stack.runtime.gateway.stop()
+            text += "".join([part async for part in told])
+        last = EVENT.validate_json(events_of(text)[-1][1], strict=True)
     assert (last.type, last.code) == ("error", "going_away")  # type: ignore[union-attr]
     assert last.sequence_number == number_of(1, 7)
 
