@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from schemas.base import Identifier, TokenCount, is_absent
 from schemas.generated import Kind
+from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CallId
 
 
 class _ClientMessage(BaseModel):
@@ -28,6 +29,26 @@ class RequestMessage(_ClientMessage):
     type: Literal["request"]
     request_id: Identifier = Field(description="The client's own; unique among its open requests on this socket.")
     body: dict[str, Any] = Field(description="As for `POST /v1/chat/completions`; it always streams.")
+
+
+class ToolResult(_ClientMessage):
+    """What came of one call."""
+
+    tool_call_id: CallId
+    content: str = Field(max_length=MAX_TEXT_CHARS)
+
+
+class ToolResultMessage(_ClientMessage):
+    """The next request of a conversation: what came of the calls of a stored response. Answered as `request` is."""
+
+    type: Literal["tool_result"]
+    request_id: Identifier = Field(description="The client's own; unique among its open requests on this socket.")
+    response_id: Identifier = Field(description="The response that made the calls, and was stored.")
+    results: list[ToolResult] = Field(min_length=1, max_length=MAX_TOOL_CALLS, description="One for each of its calls.")
+    body: dict[str, Any] = Field(
+        description="As that of `request`, without `messages` and `previous_response_id`. It is stored unless it says"
+        " otherwise, so that its own calls may be answered so, too."
+    )
 
 
 class CancelMessage(_ClientMessage):
@@ -58,18 +79,11 @@ class EditMessage(BaseModel):
     type: Literal["edit"]
 
 
-class ToolResultMessage(BaseModel):
-    """Known to the protocol, and refused: no conversation is stored that it could go on with."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    type: Literal["tool_result"]
-
-
-ClientMessage = (
-    AuthMessage | RequestMessage | CancelMessage | ResumeMessage | PingMessage | EditMessage | ToolResultMessage
+ClientMessage = AuthMessage | RequestMessage | CancelMessage | ResumeMessage | PingMessage | EditMessage
+"""As a gateway knows them: of a request there is a short form, too."""
+CLIENT_MESSAGE: TypeAdapter[ClientMessage | ToolResultMessage] = TypeAdapter(
+    Annotated[ClientMessage | ToolResultMessage, Field(discriminator="type")]
 )
-CLIENT_MESSAGE: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
 
 
 class _ServerMessage(BaseModel):

@@ -31,7 +31,11 @@ def parse_job(value: bytes, custom_id: str) -> NeutralRequest:
         raise _unsupported("url", f"url: only {CHAT_URL} is supported.")
     if job.custom_id not in (None, custom_id):
         raise RequestError(EndingCode.INVALID_REQUEST, "custom_id differs from that of the header.", "custom_id")
-    return parse_chat_request(job.body)
+    chat = parse_chat_request(job.body)
+    if chat.store or chat.previous_response_id is not None:
+        name = "store" if chat.store else "previous_response_id"
+        raise _unsupported(name, f"{name} is not supported: a job's result stands on its topic, and is not stored.")
+    return chat
 
 
 def _unsupported(param: str, message: str) -> RequestError:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 from schemas.endings import EndingCode
 from schemas.request import MAX_MESSAGES, Message
 from streams.dialects.fields import MAX_PARTS, invalid
-from streams.dialects.neutral import NeutralRequest, RequestError
+from streams.dialects.neutral import NeutralRequest, OwnTurn, RequestError
 from streams.dialects.tool_turns import check_turns
 
 FIELD: Final = "previous_response_id"
@@ -36,13 +36,13 @@ def continued(asked: _Asked, earlier: Sequence[EarlierTurn]) -> _Asked:
         raise too_long(f"with the new input it has more than {MAX_MESSAGES} messages")
     if sum(len(message.content) + len(message.tool_calls) for message in messages) > MAX_PARTS:
         raise too_long(f"with the new input it has more than {MAX_PARTS} parts and calls")
-    _check_answered(before, own.messages)
+    _check_answered(before, own)
     first_own = len(messages) - len(own.messages)
 
     def path(index: int) -> str:
         return FIELD if index < first_own else own.paths[index - first_own]
 
-    check_turns(messages, path, calls="call_id", result="call_id")
+    check_turns(messages, path, calls=own.fields.calls, result=own.fields.result)
     return asked.model_copy(update={"messages": messages})
 
 
@@ -71,9 +71,9 @@ def _without_cut_calls(answer: Message, following: Sequence[Message]) -> Message
     return answer.model_copy(update={"tool_calls": calls}) if answer.content or calls else None
 
 
-def _check_answered(before: Sequence[Message], own: Sequence[Message]) -> None:
+def _check_answered(before: Sequence[Message], own: OwnTurn) -> None:
     """In OpenAI's words, by which clients know it. Raises RequestError."""
-    results = {message.tool_call_id for message in own}
+    results = {message.tool_call_id for message in own.messages}
     waiting = [call.id for call in before[-1].tool_calls if call.id not in results] if before else []
     if waiting:
-        raise invalid("input", f"No tool output found for function call {waiting[0]}.")
+        raise invalid(own.fields.turn, f"No tool output found for function call {waiting[0]}.")

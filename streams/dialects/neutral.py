@@ -5,6 +5,7 @@ Entrances (the gateway, intake) know a request only in this form; a dialect is t
 
 import hashlib
 import hmac
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +23,14 @@ class RequestError(Exception):
         self.param = param
 
 
+class TurnFields(NamedTuple):
+    """What a dialect calls a turn as a whole, an answer's calls in it, and of a result the id of its call."""
+
+    turn: str
+    calls: str
+    result: str
+
+
 class OwnTurn(BaseModel):
     """What one request says itself, of a conversation that it may go on with. `paths`: where its client wrote each."""
 
@@ -29,6 +38,7 @@ class OwnTurn(BaseModel):
 
     messages: list[Message]
     paths: list[str]
+    fields: TurnFields
 
 
 class NeutralRequest(BaseModel):

@@ -25,6 +25,7 @@ from streams.dialects.fields import (
     unsupported,
     validated,
 )
+from streams.dialects.neutral import OwnTurn, TurnFields
 from streams.dialects.openai_parameters import (
     HINTS_IN_MESSAGE,
     HINTS_IN_PART,
@@ -89,6 +90,7 @@ class ToolMessage(BaseModel):
 
 
 ChatTurn = ChatMessage | CallingMessage | ToolMessage
+FIELDS: Final = TurnFields("messages", calls="tool_calls", result="tool_call_id")
 _NOT_OFFERED: Final[Mapping[type[BaseModel], Mapping[str, NotOffered]]] = {
     kind: {name: row for name, row in NOT_OFFERED_IN_MESSAGE.items() if name not in kind.model_fields}
     for kind in (ChatMessage, CallingMessage, ToolMessage)
@@ -105,11 +107,21 @@ def neutral_message(message: ChatTurn) -> Message:
     )
 
 
-def neutral_messages(messages: Sequence[ChatTurn]) -> list[Message]:
-    """Raises RequestError for a result of no call, and for a call without a result."""
+def own_turn(messages: Sequence[ChatTurn], *, goes_on: bool = False) -> OwnTurn:
+    """Raises RequestError for a result of no call, and for a call without a result.
+
+    What `goes_on` may hold results of calls that were made before it: `continuation` looks at those.
+    """
     neutral = [neutral_message(message) for message in messages]
-    check_turns(neutral, lambda index: f"messages[{index}]", calls="tool_calls", result="tool_call_id")
-    return neutral
+    paths = [f"messages[{index}]" for index in range(len(neutral))]
+    if not goes_on:
+        check_turns(neutral, paths.__getitem__, calls=FIELDS.calls, result=FIELDS.result)
+    return OwnTurn(messages=neutral, paths=paths, fields=FIELDS)
+
+
+def neutral_messages(messages: Sequence[ChatTurn]) -> list[Message]:
+    """Of all that was said. Raises RequestError as `own_turn` does."""
+    return own_turn(messages).messages
 
 
 def asked_messages(messages: object) -> object:

@@ -12,7 +12,7 @@ from pydantic import Field
 from schemas.logprobs import MAX_TOP_LOGPROBS, RowLogprobs
 from schemas.request import MAX_MESSAGES, MAX_TOOLS
 from streams.dialects.fields import invalid, validated
-from streams.dialects.openai_body import ChatTurn, asked_messages, neutral_messages
+from streams.dialects.openai_body import ChatTurn, asked_messages, own_turn
 from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_generation import GenerationBody, GenerationRequest, asked_to_generate, neutral_fields
 from streams.dialects.openai_logprobs import chat_logprobs
@@ -40,6 +40,11 @@ class ChatBody(GenerationBody):
     top_logprobs: int = Field(
         default=0, ge=0, le=MAX_TOP_LOGPROBS, description="With `logprobs`: how many of the likeliest, of each token."
     )
+    store: bool = Field(default=False, description="Kept beyond replay, for who comes or goes on with it by its id.")
+    previous_response_id: str | None = Field(
+        default=None, min_length=1, max_length=200,
+        description="The stored response that this one goes on with: an extension.",
+    )  # fmt: skip
 
 
 _READ: Mapping[str, Callable[[object], object]] = {
@@ -58,11 +63,16 @@ def parse_chat_request(body: Mapping[str, Any]) -> GenerationRequest:
             given[name] = read(given[name])
     chat = validated(ChatBody, given)
     tools = neutral_tools(chat.tools)
+    previous = chat.previous_response_id
+    turn = own_turn(chat.messages, goes_on=previous is not None)
     request = GenerationRequest(
-        messages=neutral_messages(chat.messages),
+        messages=turn.messages,
+        turn=turn,
+        store=chat.store,
+        previous_response_id=previous,
         tools=tools,
         tool_choice=neutral_choice(chat.tool_choice, tools, parallel=chat.parallel_tool_calls),
-        **neutral_fields(chat, _likeliest(chat)),
+        **neutral_fields(chat, _likeliest(chat), repeated={"store": chat.store, "previous_response_id": previous}),
     )
     asked = request.sampling.structured_outputs
     if (structure := structure_beside_tools(asked, request.tool_choice)) is not asked:

@@ -1,6 +1,7 @@
 """What the bodies of chats and of legacy completions ask for alike: how to generate, and how to tell it."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -73,8 +74,12 @@ def asked_to_generate(
     return asked_structure(given)
 
 
-def neutral_fields(body: GenerationBody, logprobs: int | None, default_max_tokens: int | None = None) -> dict[str, Any]:
-    """Of a `GenerationRequest`, but for what is to be answered. `logprobs` is as `Sampling` has it.
+def neutral_fields(
+    body: GenerationBody, logprobs: int | None, default_max_tokens: int | None = None, *,
+    repeated: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """Of a `GenerationRequest`, but for what is to be answered. `logprobs` is as `Sampling` has it; what is to be
+    `repeated` by the id, beside metadata, is left out where it says nothing.
 
     Raises RequestError where parameters disagree.
     """
@@ -93,6 +98,7 @@ def neutral_fields(body: GenerationBody, logprobs: int | None, default_max_token
         raise RequestError(EndingCode.INVALID_REQUEST, "min_tokens is above max_tokens.", "min_tokens")
     check_metadata(body.metadata)
     options = body.stream_options or StreamOptions()
+    echo = {name: value for name, value in {"metadata": body.metadata, **repeated}.items() if value}
     return {
         "model": body.model,
         "sampling": Sampling(**sampling),
@@ -103,7 +109,7 @@ def neutral_fields(body: GenerationBody, logprobs: int | None, default_max_token
         "user": body.user or body.safety_identifier,
         "service_tier": body.service_tier,
         "on_disconnect": body.on_disconnect,
-        "echo": written({"metadata": body.metadata}) if body.metadata else "",
+        "echo": written(echo) if echo else "",
         "names": _names(body),
     }
 

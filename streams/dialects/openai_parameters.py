@@ -41,7 +41,6 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
     "audio": NotOffered((), _TEXT),
     "modalities": NotOffered((["text"],), _TEXT),
     "prediction": NotOffered((), _ENGINE),
-    "store": NotOffered((False,), "answers are kept for a while, and no longer"),
     "moderation": NotOffered((), "the tenant's own policy holds"),
     "echo": NotOffered((False,), "an answer does not repeat its prompt"),
     "add_generation_prompt": NotOffered((True,), _TEMPLATE),
@@ -81,6 +80,7 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
 NOT_OFFERED_WITH_A_PROMPT: Final[Mapping[str, NotOffered]] = {
     **NOT_OFFERED,
     "suffix": NotOffered(("",), "an answer goes on behind its prompt"),
+    "store": NotOffered((False,), "chats and responses are stored"),
     "top_logprobs": NotOffered((0,), "logprobs says how many are told"),
     "tools": NotOffered(([],), _TEXT_ALONE),
     "tool_choice": NotOffered(("none", "auto"), _TEXT_ALONE),

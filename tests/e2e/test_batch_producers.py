@@ -184,6 +184,7 @@ def test_a_job_may_not_expire_in_a_far_future(stack: Stack, custom_id: str) -> N
         ({"n": 10**9}, "invalid_request", "n"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "invalid_request", "tools[0].function.name"),
         ({"mood": "good"}, "unsupported_parameter", "mood"),
+        ({"store": True}, "unsupported_parameter", "store"),
         ({"model": "no-such-model"}, "model_not_found", "model"),
         ({"max_tokens": 4_096}, "context_length_exceeded", "max_tokens"),
     ],

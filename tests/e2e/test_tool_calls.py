@@ -9,6 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam
 
 from deploy.local.runner import Stack
+from schemas.websocket import Accepted, Delta
 from tests.e2e.records import job, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import TIMEOUT_S, is_scripted, user
@@ -67,6 +68,19 @@ def test_a_call_on_a_socket_is_no_part_of_its_text(stack: Stack) -> None:
     assert answer.terminal.finish_reasons == ["tool_calls"]
     assert answer.text == ""
     assert answer.terminal.usage.completion_tokens == answer.sequence_number
+
+
+def test_the_result_of_a_call_goes_back_on_the_socket(stack: Stack) -> None:
+    with open_socket(stack) as socket:
+        called = socket.ask("How is the weather in Bern?", tools=[WEATHER], store=True)
+        call = socket.until(Delta, response_id=called).call_id
+        socket.until_ended(called)
+        socket.send({
+            "type": "tool_result", "request_id": "2", "response_id": called, "body": {"model": "default"},
+            "results": [{"tool_call_id": call, "content": "4 °C"}],
+        })  # fmt: skip
+        answer = socket.until_ended(socket.until(Accepted, request_id="2").response_id)
+    assert is_scripted(answer.text)
 
 
 def test_a_producer_reads_whole_calls(stack: Stack) -> None:

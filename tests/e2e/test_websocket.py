@@ -130,7 +130,14 @@ def test_a_wrong_key_closes_the_socket(stack: Stack) -> None:
         ('{"type": "cancel", "response_id": "resp_of_nobody"}', "response_not_found", "response_id"),
         ('{"type": "resume", "response_id": "r", "starting_after": -1}', "invalid_request", "starting_after"),
         ('{"type": "edit", "response_id": "resp_of_nobody"}', "unsupported_parameter", "type"),
-        ('{"type": "tool_result"}', "unsupported_parameter", "type"),
+        ('{"type": "tool_result"}', "invalid_request", "request_id"),
+        ('{"type": "tool_result", "request_id": "1", "response_id": "r", "results": [], "body": {}}',
+         "invalid_request", "results"),
+        ('{"type": "tool_result", "request_id": "1", "response_id": "r", "body": {"messages": []},'
+         ' "results": [{"tool_call_id": "c", "content": ""}]}', "invalid_request", "body.messages"),
+        ('{"type": "tool_result", "request_id": "1", "response_id": "r", "body": {"model": "default"},'
+         ' "results": [{"tool_call_id": "c", "content": ""}]}',
+         "previous_response_not_found", "previous_response_id"),
         ('{"type": "request", "request_id": "1", "body": []}', "invalid_request", "body"),
         ('{"type": "request", "request_id": "1", "body": {"stream": false}}', "invalid_request", "body.stream"),
         ('{"type": "request", "request_id": "1", "body": {"model": "default"}}', "invalid_request", "messages"),

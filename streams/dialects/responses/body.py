@@ -28,7 +28,7 @@ from streams.dialects.fields import WIRE, NotOffered, asked, check_length, inval
 from streams.dialects.neutral import NeutralRequest, OwnTurn
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.openai_tools import FunctionName
-from streams.dialects.responses.input import Item, read_input
+from streams.dialects.responses.input import FIELDS, Item, read_input
 from streams.dialects.responses.parameters import (
     HINTS,
     HINTS_IN_TOOL,
@@ -167,7 +167,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
 def _take_input(given: dict[str, Any]) -> OwnTurn:
     """Read here, item by item: what is left in its place is for validation to find right."""
     if "input" not in given:
-        return OwnTurn(messages=[], paths=[])
+        return OwnTurn(messages=[], paths=[], fields=FIELDS)
     turn = read_input(given["input"], goes_on="previous_response_id" in given)
     given["input"] = ""
     return turn

@@ -17,7 +17,7 @@ from schemas.request import (
     ToolCall,
 )
 from streams.dialects.fields import MAX_PARTS, WIRE, asked, check_length, invalid, list_of, unsupported, validated
-from streams.dialects.neutral import OwnTurn
+from streams.dialects.neutral import OwnTurn, TurnFields
 from streams.dialects.responses.parameters import HINTS_IN_ITEM, HINTS_IN_PART
 from streams.dialects.tool_turns import check_turns
 
@@ -76,6 +76,7 @@ _KINDS: Final[Mapping[str, type[Item]]] = {
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
 }
+FIELDS: Final = TurnFields("input", calls="call_id", result="call_id")
 _BY_RESPONSE: Final = "previous_response_id goes on with stored items, others are sent whole"
 
 
@@ -85,7 +86,8 @@ def read_input(given: object, *, goes_on: bool = False) -> OwnTurn:
     What `goes_on` may hold results of calls that were made before it: `continuation` looks at those.
     """
     if isinstance(given, str):
-        return OwnTurn(messages=[Message(role="user", content=[TextPart(text=_bounded(given))])], paths=["input"])
+        said = Message(role="user", content=[TextPart(text=_bounded(given))])
+        return OwnTurn(messages=[said], paths=["input"], fields=FIELDS)
     if not isinstance(given, list):
         raise invalid("input", "Input should be a string or a list of items.")
     check_length("input", given, MAX_MESSAGES)
@@ -151,8 +153,10 @@ class _Conversation:
             for turn in self._turns
         ]
         if not goes_on:
-            check_turns(messages, lambda index: self._turns[index].path, calls="call_id", result="call_id")
-        return OwnTurn(messages=messages, paths=[turn.path for turn in self._turns])
+            check_turns(
+                messages, lambda index: self._turns[index].path, calls=FIELDS.calls, result=FIELDS.result
+            )  # fmt: skip
+        return OwnTurn(messages=messages, paths=[turn.path for turn in self._turns], fields=FIELDS)
 
 
 def _valid(path: str, item: object) -> Item | None:

@@ -230,10 +230,10 @@ class Answering:
             raise replay_unavailable(rule.message, is_transient=rule.resumable)
         return follower, first
 
-    async def delete(self, request: Request, response_id: str) -> Response:
-        """As OpenAI tells it."""
+    async def delete(self, request: Request, response_id: str, told_as: str) -> Response:
+        """As OpenAI tells it, whose objects differ in their name."""
         await self._gateway.delete(self._gateway.authenticate(api_key_of(request.headers)), response_id)
-        return json_response(json_bytes({"id": response_id, "object": "response", "deleted": True}))
+        return json_response(json_bytes({"id": response_id, "object": told_as, "deleted": True}))
 
     async def input_items(self, request: Request, response_id: str, page: Page) -> Response:
         """What its client said in its own turn. Raises ApiError 404, also for what is not stored."""

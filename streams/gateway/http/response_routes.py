@@ -46,7 +46,7 @@ def add_response_routes(app: FastAPI, answering: Answering) -> None:
     @app.delete("/v1/responses/{response_id}", tags=["responses"])
     async def delete_response(request: Request, response_id: str) -> Response:
         """Deletes a stored response that has ended: nobody has it by its id or goes on with it afterwards."""
-        return await answering.delete(request, response_id)
+        return await answering.delete(request, response_id, "response")
 
     @app.get("/v1/responses/{response_id}/input_items", tags=["responses"])
     async def list_input_items(
@@ -63,6 +63,11 @@ def add_response_routes(app: FastAPI, answering: Answering) -> None:
         return await answering.retrieve(
             request, response_id, CHAT_COMPLETIONS, stream=stream, starting_after=starting_after
         )
+
+    @app.delete("/v1/chat/completions/{response_id}", tags=["chat"])
+    async def delete_chat_completion(request: Request, response_id: str) -> Response:
+        """Deletes a stored answer that has ended, as `DELETE /v1/responses/{response_id}` does."""
+        return await answering.delete(request, response_id, "chat.completion.deleted")
 
     @app.get("/v1/completions/{response_id}", tags=["chat"])
     async def get_completion(

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from schemas.endings import EndingCode
-from schemas.websocket import CLIENT_MESSAGE, ClientMessage
+from schemas.websocket import CLIENT_MESSAGE, ClientMessage, RequestMessage, ToolResultMessage
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
 
@@ -22,12 +22,28 @@ class MessageError(RequestError):
 
 
 def read_message(text: str) -> ClientMessage:
-    """Raises RequestError, and MessageError where it is JSON at least."""
+    """Results of tools are read as the request that they are a short form of.
+
+    Raises RequestError, and MessageError where it is JSON at least.
+    """
     raw = parse_json_object(text)
     try:
-        return CLIENT_MESSAGE.validate_python(raw)
+        message = CLIENT_MESSAGE.validate_python(raw)
     except ValidationError as error:
         raise _explain(error, _echoed(raw.get("request_id"))) from None
+    return _answering_calls(message) if isinstance(message, ToolResultMessage) else message
+
+
+def _answering_calls(message: ToolResultMessage) -> RequestMessage:
+    for name in ("messages", "previous_response_id"):
+        if message.body.get(name) is not None:
+            why = f"body.{name}: the results say it; send a request to say more."
+            raise MessageError(EndingCode.INVALID_REQUEST, why, f"body.{name}", message.request_id)
+    results = [{"role": "tool", "tool_call_id": each.tool_call_id, "content": each.content} for each in message.results]
+    own = {"messages": results, "previous_response_id": message.response_id}
+    return RequestMessage(
+        type="request", request_id=message.request_id, body={"store": True, **message.body, **own}
+    )  # fmt: skip
 
 
 def echoed_name(message: BaseModel, field: str) -> str | None:

@@ -14,15 +14,9 @@ def invalid(message: str, param: str) -> RequestError:
     return RequestError(EndingCode.INVALID_REQUEST, message, param)
 
 
-def not_offered(kind: Literal["edit", "tool_result"]) -> RequestError:
+def not_offered(kind: Literal["edit"]) -> RequestError:
     """A message that the protocol knows."""
-    why = f"Messages of type {kind!r} are not supported"
-    if kind == "tool_result":
-        why += (
-            ": no conversation is stored here. Send a new request with all its messages, the assistant's turn with its"
-            " tool_calls among them, and behind it a message of role tool with the tool_call_id for each call"
-        )
-    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"{why}.", "type")
+    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"Messages of type {kind!r} are not supported.", "type")
 
 
 def code_of(error: RequestError | ApiError) -> str:

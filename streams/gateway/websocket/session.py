@@ -92,6 +92,7 @@ class Socket:
         self._refused_asks = RefusedAsks()
         self._small_messages: SmallMessages | None = None
         """Of a socket whose key is known."""
+        self._message_chars = 0
         self._message_is_large = False
         self._closing: Closing | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -173,7 +174,7 @@ class Socket:
             await self._room.wait()
             # A socket may outlive its key.
             if message is not None and (known := self._authenticate(api_key)) is not None:
-                self._do(known, message, share)
+                self._do(known, message, share, held)
         return True
 
     async def _next_text(self) -> str | None:
@@ -190,7 +191,7 @@ class Socket:
 
     async def _understood(self, text: str, tenant_id: str, held: Hold) -> ClientMessage | None:
         """None, and the client is told, where it is no message or takes more memory than its tenant has."""
-        self._message_is_large = is_large(text)
+        self._message_chars, self._message_is_large = len(text), is_large(text)
         request_id = None
         try:
             message, size_bytes = await self._gateway.in_turn(
@@ -235,7 +236,7 @@ class Socket:
             self._close(CloseReason.RATE_LIMITED_MESSAGES)
         return may_cost
 
-    def _do(self, principal: Principal, message: ClientMessage, share: ExitStack) -> None:
+    def _do(self, principal: Principal, message: ClientMessage, share: ExitStack, held: Hold) -> None:
         """A request keeps the `share` of the message's memory until it is stored."""
         if not self._may_ask(principal, message):
             return
@@ -247,7 +248,7 @@ class Socket:
                     self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
                 else:
                     self._requests.add(request_id)
-                    work = self._request(principal, message, large=self._message_is_large)
+                    work = self._request(principal, message, held, self._message_chars, large=self._message_is_large)
                     self._start(work, share.pop_all())
             case ResumeMessage(response_id=response_id):
                 if response_id in self._watched:
@@ -269,13 +270,16 @@ class Socket:
                 error = not_offered(message.type)
                 self._refuse(error, echoed_name(message, "request_id"), echoed_name(message, "response_id"))
 
-    async def _request(self, principal: Principal, message: RequestMessage, *, large: bool) -> None:
+    async def _request(
+        self, principal: Principal, message: RequestMessage, held: Hold, chars: int, *, large: bool
+    ) -> None:
         request_id = message.request_id
         try:
             if message.body.get("stream", True) is not True:
                 raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
             parse = partial(parse_chat_request, {**message.body, "stream": True})
             chat = await self._gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
+            chat = await self._gateway.continued(principal, chat, held, chars)
             response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)

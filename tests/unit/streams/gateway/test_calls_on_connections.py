@@ -11,14 +11,14 @@ from openai.types.chat import ChatCompletion
 
 from schemas.generated import Kind
 from schemas.request import Request
-from schemas.websocket import Delta, ErrorMessage
+from schemas.websocket import Delta
 from streams.dialects.tool_calls import call_id
 from streams.gateway.fan_out.spans import Span, join_runs
 from streams.gateway.history.replay import Replay, pack
 from tests.unit.streams.gateway.gateway_stack import Stack, release
 from tests.unit.streams.gateway.http_clients import HELLO, client, events_of, sdk
 from tests.unit.streams.gateway.hub_stories import ACME, R
-from tests.unit.streams.gateway.socket_clients import dial, hear, hear_until_terminal, say
+from tests.unit.streams.gateway.socket_clients import dial, hear_until_terminal, say
 
 ROWS: list[tuple[Kind, int, list[str]]] = [
     ("reasoning", 0, ["Two", " cities"]),
@@ -120,16 +120,6 @@ async def test_a_socket_tells_of_every_delta_which_call_it_belongs_to(stack: Sta
             own_id = call_id(request.response_id, 0, delta.call) if delta.kind == "tool_name" else ""
             assert delta.call_id == own_id
     assert (seen[-1].finish_reason, seen[-1].finish_reasons) == ("tool_calls", ["tool_calls"])
-
-
-async def test_a_result_is_to_be_sent_in_a_new_request(stack: Stack) -> None:
-    async with dial(stack) as socket:
-        await say(socket, type="tool_result", response_id="resp_x", request_id="r1", output="12 °C")
-        error = await hear(socket)
-    assert isinstance(error, ErrorMessage)
-    assert (error.error.code, error.request_id, error.response_id) == ("unsupported_parameter", "r1", "resp_x")
-    assert "no conversation is stored" in error.error.message
-    assert "a message of role tool with the tool_call_id" in error.error.message
 
 
 def test_what_history_keeps_of_an_answer_without_tools_is_what_it_always_kept() -> None:
