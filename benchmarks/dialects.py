@@ -8,7 +8,7 @@ in all processes: of each dialect, of text beside tools and of calls, and of pro
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from benchmarks import encoders
 from benchmarks.bursts import Load, Seen, SideBySide, Target, first_tokens_ms
@@ -33,6 +33,8 @@ SPREAD = 0.2
 """Of what is over chats. Runs of one code on a busy machine were 22 % apart."""
 WARM_UPS, WARM_UP_TOKENS = 8, 200
 ENCODER, FIRST_EVENT, FIRST_TOKEN = "encoder: CPU per token p50", "encoder: first event p50", "first token p50"
+UNSTORED: Final = "responses, not stored"
+"""What storing takes is the difference: chats are stored on request alone."""
 EVERYTHING, GATEWAY = "CPU per token of everything", "CPU per token of gateway-1"
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -110,6 +112,7 @@ def add_encoders(report: Report, turns: int, seed: int) -> None:
 def _add_first_tokens(report: Report, ours: Target, requests: int, seed: int) -> int:
     """Returns how many answers were lost or wrong."""
     loads = {name: Load(ours, seed, 1, spoken=spoken, fields={}) for name, spoken in DIALECTS.items()}
+    loads[UNSTORED] = Load(ours, seed, 1, spoken=DIALECTS["responses"], fields={"store": False})
     waits_ms: defaultdict[str, list[float]] = defaultdict(list)
     bad = 0
     for number in range(WARM_UPS + requests):
