@@ -104,7 +104,8 @@ class Engine(Protocol):
         """Returns when requests can be submitted; again after a death. Raises EngineDied when it cannot start.
 
         May be cancelled; what it has begun until then is ended by `close`.
-        `on_step` gets the deltas of all requests of one step at once. `on_died` is called at most once per start; no
+        `on_step` gets the deltas of all requests of one step at once; none of a step that got something done which no
+        delta tells of yet. `on_died` is called at most once per start; no
         delta follows it.
         """
 

@@ -161,6 +161,6 @@ class SimulatedPoolingEngine:
             self.kill(f"died after {self._embedded} inputs, as its settings say")
             return
         step, self._ready = next_step(self._ready)
-        if step:
+        if step or batch:
             self._on_step(step)
         self._schedule()

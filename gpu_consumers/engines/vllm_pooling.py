@@ -5,11 +5,11 @@ Each input is a request of vLLM's by itself; it batches them as it does all.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats
 from gpu_consumers.engines.vectors import NO_TEXT, Vectors, next_step
 from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS, VllmBase
 from gpu_consumers.engines.vllm_options import POOLING
@@ -73,6 +73,11 @@ class VllmPoolingEngine(VllmBase):
         )
         self._start_task(self._embed(embedding))
 
+    def stats(self) -> EngineStats:
+        """In requests, as its worker counts them: to vLLM each input is one."""
+        running = sum(bool(embedding.inside) for embedding in self._embeddings.values())
+        return replace(super().stats(), running=running, waiting=len(self._embeddings) - running)
+
     def _is_wanted(self, embedding: _Embedding) -> bool:
         return self._embeddings.get(embedding.id) is embedding
 
@@ -130,6 +135,8 @@ class VllmPoolingEngine(VllmBase):
             del self._embeddings[embedding.id]
             self._batch += embedding.vectors.rows()
             self._flush_soon()
+        else:
+            self._on_step([])
 
     def _give_up(self, embedding: _Embedding, why: str, refused_param: str | None = None) -> None:
         if self._is_wanted(embedding):

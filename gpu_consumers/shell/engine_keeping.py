@@ -134,7 +134,8 @@ class EngineKeeping:
 
     def _on_step(self, deltas: list[EngineDelta]) -> None:
         self._silent_s = 0.0
-        self._guarded(lambda: self._step(deltas))
+        if deltas:
+            self._guarded(lambda: self._step(deltas))
 
     def _step(self, deltas: list[EngineDelta]) -> None:
         self._core.deltas(deltas, self._clock_us())

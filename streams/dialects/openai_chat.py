@@ -11,7 +11,7 @@ from pydantic import Field
 
 from schemas.logprobs import MAX_TOP_LOGPROBS, RowLogprobs
 from schemas.request import MAX_MESSAGES, MAX_TOOLS
-from streams.dialects.fields import invalid, validated
+from streams.dialects.fields import invalid, unsupported, validated
 from streams.dialects.openai_body import ChatTurn, asked_messages, own_turn
 from streams.dialects.openai_chunks import Chunks
 from streams.dialects.openai_generation import GenerationBody, GenerationRequest, asked_to_generate, neutral_fields
@@ -85,6 +85,8 @@ def _likeliest(chat: ChatBody) -> int | None:
     """How many of the likeliest are told of each token; None where nothing is told. Raises RequestError."""
     if chat.top_logprobs and not chat.logprobs:
         raise invalid("top_logprobs", "They are told with logprobs alone, which should be true.")
+    if chat.logprobs and chat.store:
+        raise unsupported("logprobs", "what is stored is the text; ask again without store")
     return chat.top_logprobs if chat.logprobs else None
 
 

@@ -94,6 +94,7 @@ HINTS: Final[Mapping[str, type]] = {
     # OpenAI's, Anthropic's and vLLM's hints for caches and routing: placement makes no use of them yet.
     "prompt_cache_key": str,
     "prompt_cache_retention": str,
+    "prompt_cache_options": dict,
     "session_id": str,
     # Responses have an id of their own.
     "request_id": str,
@@ -117,6 +118,8 @@ HINTS_IN_MESSAGE: Final[Mapping[str, type]] = {
     "thinking_blocks": list,
     "cache_control": dict,
     "provider_specific_fields": dict,
+    # What `parse` of OpenAI's packages has made of the text.
+    "parsed": object,
 }
 """What clients echo of an answer, or say to another provider's cache."""
 HINTS_IN_PART: Final[Mapping[str, type]] = {"cache_control": dict, "annotations": list}
@@ -142,3 +145,5 @@ NOT_OFFERED_CHOICES: Final = ("allowed_tools", "custom")
 HINTS_IN_TOOL: Final[Mapping[str, type]] = {"cache_control": dict}
 HINTS_IN_CALL: Final[Mapping[str, type]] = {"index": int, "provider_specific_fields": dict, "extra_content": dict}
 """What clients echo of a call beside what it was."""
+HINTS_IN_CALLED: Final[Mapping[str, type]] = {"parsed_arguments": object}
+"""The same of the function that it calls: what `parse` of OpenAI's packages has made of the arguments."""

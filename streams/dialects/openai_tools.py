@@ -9,6 +9,7 @@ from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CalledName, CallId, 
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
 from streams.dialects.openai_parameters import (
     HINTS_IN_CALL,
+    HINTS_IN_CALLED,
     HINTS_IN_TOOL,
     NOT_OFFERED_CHOICES,
     NOT_OFFERED_IN_TOOL,
@@ -99,7 +100,9 @@ def asked_calls(path: str, calls: object) -> object:
         return calls
     check_length(path, calls, MAX_TOOL_CALLS)
     return [
-        _asked_with_function(ChatCall, CalledFunction, f"{path}[{i}]", call, hints=HINTS_IN_CALL)
+        _asked_with_function(
+            ChatCall, CalledFunction, f"{path}[{i}]", call, hints=HINTS_IN_CALL, function_hints=HINTS_IN_CALLED
+        )
         if isinstance(call, dict)
         else call
         for i, call in enumerate(calls)
@@ -148,8 +151,9 @@ def _asked_with_function(
     *,
     not_offered: Mapping[str, NotOffered] = _NONE,
     hints: Mapping[str, type] = _NONE,
+    function_hints: Mapping[str, type] = _NONE,
 ) -> dict[str, Any]:
     left = asked(kind, given, not_offered, hints, path=f"{path}.")
     if isinstance(function := left.get("function"), dict):
-        left["function"] = asked(function_kind, function, path=f"{path}.function.")
+        left["function"] = asked(function_kind, function, hints=function_hints, path=f"{path}.function.")
     return left

@@ -51,7 +51,7 @@ class Edge:
         self._answer: ASGIApp = self._serve_request
         if allowed_origins:
             self._answer = CORSMiddleware(
-                self._serve_request, allow_origins=allowed_origins, allow_methods=["GET", "HEAD", "POST"],
+                self._serve_request, allow_origins=allowed_origins, allow_methods=["GET", "HEAD", "POST", "DELETE"],
                 allow_headers=["*"], expose_headers=EXPOSED_HEADERS,
             )  # fmt: skip
 

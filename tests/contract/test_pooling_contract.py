@@ -25,8 +25,13 @@ Vector = list[float]
 class EmbeddingClient(Client):
     aborts = ""
     """A request that is aborted as soon as anything is told of it."""
+    untold_steps = 0
+    """That got something done of which nothing is told yet."""
 
     def on_step(self, deltas: list[EngineDelta]) -> None:
+        if not deltas:
+            self.untold_steps += 1
+            return
         super().on_step(deltas)
         if any(delta.request_id == self.aborts for delta in deltas):
             self.engine.abort(self.aborts)
@@ -130,6 +135,25 @@ async def test_who_asks_for_text_is_refused_alone(client: EmbeddingClient) -> No
     [delta] = client.deltas["chat"]
     assert delta.error == "it generates no text"
     assert len(await client.embedded("then", [5, 6])) == 1
+
+
+async def test_a_long_request_is_no_silence(client: EmbeddingClient) -> None:
+    before = client.untold_steps
+    client.embed("parts", *[[5 + index] * 100 for index in range(100)])
+    await client.until(lambda: client.untold_steps >= before + 3)
+    assert not client.deltas["parts"], "all are told together"
+    await client.ended("parts")
+
+
+async def test_what_runs_and_waits_is_counted_in_requests(client: EmbeddingClient) -> None:
+    names = [f"counted-{index}" for index in range(3)]
+    for name in names:
+        client.embed(name, *[[5 + index] * 100 for index in range(100)])
+    before = client.untold_steps
+    await client.until(lambda: client.untold_steps > before)
+    stats = client.engine.stats()
+    assert 0 < stats.running + stats.waiting <= len(names)
+    await client.ended(*names)
 
 
 async def test_a_probe_is_answered_while_it_works(client: EmbeddingClient) -> None:

@@ -37,7 +37,7 @@ UNECHOED: Final[dict[str, Any]] = {
     "reasoning": {"effort": None, "summary": None},
     "safety_identifier": None,
     "service_tier": None,
-    "store": True,
+    "store": False,
     "temperature": 1.0,
     "text": {"format": {"type": "text"}, "verbosity": "medium"},
     "tool_choice": "auto",

@@ -80,6 +80,13 @@ HINTS_IN_ITEM: Final[Mapping[str, type]] = {
     "namespace": str,
     "caller": dict,
     "created_by": str,
+    "parsed_arguments": object,
 }
 """Those of its fields that an item honours are no hints there."""
-HINTS_IN_PART: Final[Mapping[str, type]] = {"annotations": list, "logprobs": list, "prompt_cache_breakpoint": dict}
+HINTS_IN_PART: Final[Mapping[str, type]] = {
+    "annotations": list,
+    "logprobs": list,
+    "prompt_cache_breakpoint": dict,
+    # What `parse` of OpenAI's packages has made of the text.
+    "parsed": object,
+}

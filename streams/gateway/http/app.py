@@ -17,7 +17,7 @@ from schemas.usage_query import BUCKET_WIDTHS, GROUPS, MAX_TIME_S
 from streams.dialects.neutral import RequestError
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answering import Answering
-from streams.gateway.http.answers import api_error_response, error_response
+from streams.gateway.http.answers import api_error_response, error_response, json_bytes
 from streams.gateway.http.body import ClientDisconnect
 from streams.gateway.http.dialects.by_path import dialect_of
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
@@ -62,7 +62,9 @@ def _templates() -> Environment:
 
 def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     """The ASGI application for HTTP. WebSockets are served by `streams.gateway.websocket.session`."""
-    app = FastAPI(title="Sluice", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Sluice", version="1", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )  # fmt: skip
     answering, models, figures = Answering(gateway), ModelApi(gateway), UsageApi(gateway, usage)
     tokens = TokenApi(gateway)
 
@@ -128,9 +130,22 @@ def _add_pages(app: FastAPI, gateway: Gateway) -> None:
         why = gateway.why_not_ready()
         return PlainTextResponse(why or "ready", status_code=200 if why is None else 503)
 
+    # Whoever asks, it costs no more than its bytes: both need no key.
+    @cache
+    def document() -> bytes:
+        return json_bytes(app.openapi())
+
+    @cache
+    def reference() -> bytes:
+        return _templates().get_template("docs.html").render(api=app.openapi()).encode()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
+
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(_templates().get_template("docs.html").render(api=app.openapi()))
+        return HTMLResponse(reference())
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

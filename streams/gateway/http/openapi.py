@@ -111,6 +111,9 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         previous_response_id=_maybe(_TEXT),
     ),
     "DeletedResponse": _object(id=_TEXT, object={"const": "response"}, deleted={"const": True}),
+    "DeletedChatCompletion": _object(
+        id=_TEXT, object={"const": "chat.completion.deleted"}, deleted={"const": True}
+    ),
     "InputItems": _object(
         object={"const": "list"}, has_more={"type": "boolean"}, first_id=_maybe(_TEXT), last_id=_maybe(_TEXT),
         data=_list(
@@ -171,8 +174,9 @@ _KEY: Final = (401, 429, 503)
 """Whatever asks for a key may be refused so."""
 _BODY: Final = (400, 404, 408, 413, 415)
 _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
-    ("post", "/v1/chat/completions"): ("ChatCompletion", (*_KEY, *_BODY, 499, 502, 504)),
+    ("post", "/v1/chat/completions"): ("ChatCompletion", (*_KEY, *_BODY, 409, 499, 502, 504)),
     ("get", "/v1/chat/completions/{response_id}"): ("ChatCompletionState", (*_KEY, 400, 404, 409)),
+    ("delete", "/v1/chat/completions/{response_id}"): ("DeletedChatCompletion", (*_KEY, 404, 409)),
     ("post", "/v1/responses"): ("Response", (*_KEY, *_BODY, 409, 499, 502, 504)),
     ("post", "/v1/completions"): ("Completion", (*_KEY, *_BODY, 499, 502, 504)),
     ("get", "/v1/completions/{response_id}"): ("CompletionState", (*_KEY, 400, 404, 409)),

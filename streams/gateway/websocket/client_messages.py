@@ -40,10 +40,9 @@ def _answering_calls(message: ToolResultMessage) -> RequestMessage:
             why = f"body.{name}: the results say it; send a request to say more."
             raise MessageError(EndingCode.INVALID_REQUEST, why, f"body.{name}", message.request_id)
     results = [{"role": "tool", "tool_call_id": each.tool_call_id, "content": each.content} for each in message.results]
+    said = {name: value for name, value in message.body.items() if value is not None}
     own = {"messages": results, "previous_response_id": message.response_id}
-    return RequestMessage(
-        type="request", request_id=message.request_id, body={"store": True, **message.body, **own}
-    )  # fmt: skip
+    return RequestMessage(type="request", request_id=message.request_id, body={"store": True, **said, **own})
 
 
 def echoed_name(message: BaseModel, field: str) -> str | None:

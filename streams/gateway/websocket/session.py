@@ -92,8 +92,7 @@ class Socket:
         self._refused_asks = RefusedAsks()
         self._small_messages: SmallMessages | None = None
         """Of a socket whose key is known."""
-        self._message_chars = 0
-        self._message_is_large = False
+        self._message_bytes, self._message_is_large = 0, False
         self._closing: Closing | None = None
         self._writer: asyncio.Task[None] | None = None
         self._send_began_s: float | None = None
@@ -191,7 +190,8 @@ class Socket:
 
     async def _understood(self, text: str, tenant_id: str, held: Hold) -> ClientMessage | None:
         """None, and the client is told, where it is no message or takes more memory than its tenant has."""
-        self._message_chars, self._message_is_large = len(text), is_large(text)
+        self._message_bytes = len(text) if text.isascii() else len(text.encode())
+        self._message_is_large = is_large(text)
         request_id = None
         try:
             message, size_bytes = await self._gateway.in_turn(
@@ -248,7 +248,7 @@ class Socket:
                     self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
                 else:
                     self._requests.add(request_id)
-                    work = self._request(principal, message, held, self._message_chars, large=self._message_is_large)
+                    work = self._request(principal, message, held, self._message_bytes, large=self._message_is_large)
                     self._start(work, share.pop_all())
             case ResumeMessage(response_id=response_id):
                 if response_id in self._watched:
@@ -271,7 +271,7 @@ class Socket:
                 self._refuse(error, echoed_name(message, "request_id"), echoed_name(message, "response_id"))
 
     async def _request(
-        self, principal: Principal, message: RequestMessage, held: Hold, chars: int, *, large: bool
+        self, principal: Principal, message: RequestMessage, held: Hold, size_bytes: int, *, large: bool
     ) -> None:
         request_id = message.request_id
         try:
@@ -279,7 +279,7 @@ class Socket:
                 raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
             parse = partial(parse_chat_request, {**message.body, "stream": True})
             chat = await self._gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
-            chat = await self._gateway.continued(principal, chat, held, chars)
+            chat = await self._gateway.continued(principal, chat, held, size_bytes)
             response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)

@@ -114,13 +114,19 @@ async def test_an_engine_that_answers_but_makes_no_step_is_ended_while_it_has_re
     assert "no step" in kept.engine.killed[0]
 
 
-async def test_an_engine_that_makes_steps_is_left_alone(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [[EngineDelta("att", 0, [1], "x", [1])], []], ids=["deltas", "nothing yet"])
+async def test_an_engine_that_makes_steps_is_left_alone(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, told: list[EngineDelta]
+) -> None:
     kept.keeping._settings = WorkerSettings(engine_silence_s=5)
     monkeypatch.setattr(WorkerCore, "is_generating", True)
     for _ in range(20):
-        kept.keeping._on_step([EngineDelta("att", 0, [1], "x", [1])])
+        kept.keeping._on_step(told)
         await asyncio.sleep(0.01)
     assert not kept.engine.killed
+    kept.keeping._silent_s = 4.0
+    kept.keeping._on_step(told)
+    assert kept.keeping._silent_s == 0
 
 
 async def test_a_death_that_is_told_twice_or_late_starts_no_second_engine(kept: Kept) -> None:

@@ -84,6 +84,14 @@ async def test_health_docs_and_the_page_need_no_key(stack: Stack) -> None:
         assert "ChatBody" in document["components"]["schemas"]
 
 
+async def test_what_needs_no_key_is_written_once(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        first = [(await http.get(path)).content for path in ("/docs", "/openapi.json")]
+        monkeypatch.delattr("streams.gateway.http.app._templates")
+        monkeypatch.delattr("streams.gateway.http.app.openapi_document")
+        assert [(await http.get(path)).content for path in ("/docs", "/openapi.json")] == first
+
+
 @pytest.mark.parametrize(
     ("headers", "content", "status", "code", "param"),
     [

@@ -30,6 +30,8 @@ async def test_a_page_of_an_allowed_origin_may_ask_and_read_what_it_needs(redis_
         assert may_it.headers["access-control-allow-origin"] == CHAT
         assert "authorization" in may_it.headers["access-control-allow-headers"]
         assert "x-stainless-os" in may_it.headers["access-control-allow-headers"]
+        deletes = {**PREFLIGHT, "access-control-request-method": "DELETE"}
+        assert (await http.options("/v1/responses/resp_x", headers=deletes)).status_code == 200
         for answer in (
             await http.get("/v1/models"),
             await http.post("/v1/chat/completions", json={}),

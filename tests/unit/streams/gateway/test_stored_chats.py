@@ -1,13 +1,15 @@
 """Chats that are stored because they ask for it: had, gone on with, deleted; and what came of calls, on a socket."""
 
 import asyncio
+import json
 from typing import Any
 
 import openai
 import pytest
 
-from schemas.websocket import ErrorMessage
+from schemas.websocket import ErrorMessage, RequestMessage
 from streams.dialects.tool_calls import call_id
+from streams.gateway.websocket.client_messages import read_message
 from tests.unit.streams.gateway.gateway_stack import Stack
 from tests.unit.streams.gateway.http_clients import HELLO, client, sdk
 from tests.unit.streams.gateway.socket_clients import dial, hear, hear_until_terminal, say
@@ -46,9 +48,16 @@ async def test_a_stored_chat_is_deleted_as_openai_does(stack: Stack) -> None:
         assert error_of(refused) == previous_not_found(kept.id)
 
 
+async def test_probabilities_are_not_stored_and_who_asks_for_both_is_told(stack: Stack) -> None:
+    async with client(stack) as http:
+        refused = await http.post("/v1/chat/completions", json={**HELLO, "store": True, "logprobs": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+
+
 async def test_who_does_not_ask_for_it_is_not_stored(stack: Stack) -> None:
     async with sdk(stack) as api, client(stack) as http:
         passing, _ = await chat(stack, api, "France?")
+        assert (await http.get(f"/v1/responses/{passing.id}")).json()["store"] is False
         refused = await http.post("/v1/chat/completions", json={**HELLO, "previous_response_id": passing.id})
         assert error_of(refused) == previous_not_found(passing.id)
 
@@ -85,6 +94,17 @@ async def test_results_on_a_socket_go_on_with_the_response_that_made_the_calls(s
         answering = asyncio.ensure_future(stack.pipeline.answer(["Bye."]))
         await hear_until_terminal(socket)
         assert [message.role for message in (await answering).messages][3:] == ["tool", "assistant", "user"]
+
+
+def test_null_says_nothing_of_whether_it_is_stored() -> None:
+    result = {"tool_call_id": "c", "content": ""}
+    for store, stored in ((None, True), (False, False)):
+        message = read_message(json.dumps({
+            "type": "tool_result", "request_id": "r", "response_id": "resp_x", "results": [result],
+            "body": {"model": "small", "store": store},
+        }))  # fmt: skip
+        assert isinstance(message, RequestMessage)
+        assert message.body["store"] is stored
 
 
 @pytest.mark.parametrize("name", ["messages", "previous_response_id"])

@@ -292,6 +292,19 @@ def test_what_asks_for_nothing_is_accepted(neutral: dict[str, Any]) -> None:
     assert parsed(**neutral) == parsed()
 
 
+def test_what_parse_has_made_of_an_answer_goes_back_with_it() -> None:
+    said = {"type": "output_text", "text": '{"a": 1}'}
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'}
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+
+    def asked(*items: dict[str, Any]) -> Any:
+        return parse_responses_request({**HELLO, "input": list(items)})
+
+    plain = asked({"role": "assistant", "content": [said]}, call, result)
+    read = {**said, "parsed": {"a": 1}}
+    assert asked({"role": "assistant", "content": [read]}, {**call, "parsed_arguments": {"a": 1}}, result) == plain
+
+
 def test_all_that_openai_can_include_is_known() -> None:
     assert set(get_args(ResponseIncludable)) - INCLUDABLE == {"message.output_text.logprobs"}
 
