@@ -75,11 +75,14 @@ def parsed_tools():
     tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
     done = client.chat.completions.parse(model=MODEL, messages=ASKED, tools=[tool])
     [call] = done.choices[0].message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Rain, 12 degrees."}
+    client.chat.completions.create(model=MODEL, messages=[*ASKED, done.choices[0].message, result])
     return {"arguments": call.function.parsed_arguments.model_dump()}
 
 
 def structured():
     done = client.chat.completions.parse(model=MODEL, messages=ASKED, response_format=City)
+    client.chat.completions.create(model=MODEL, messages=[*ASKED, done.choices[0].message, *ASKED])
     return done.choices[0].message.parsed.model_dump()
 
 

@@ -70,7 +70,10 @@ def tools_stream():
 
 
 def structured():
-    return client.responses.parse(model=MODEL, input=ASKED, text_format=City).output_parsed.model_dump()
+    done = client.responses.parse(model=MODEL, input=ASKED, text_format=City)
+    turn = {"role": "user", "content": ASKED}
+    client.responses.create(model=MODEL, input=[turn, *done.output, turn])
+    return done.output_parsed.model_dump()
 
 
 def background():
