@@ -60,7 +60,7 @@ def _measure(
     rounds: int,
     sizes: tuple[int, ...],
 ) -> None:
-    turns = SideBySide({name: Load(target, seed) for name, target in targets.items()}, pids)
+    turns = SideBySide({name: Load(target, seed, fields={}) for name, target in targets.items()}, pids)
     turns.ask(lambda load: load.one_by_one(8) + load.steady(WARM_UP_S) + load.burst(SIZES[0]))
     for name, seen in turns.ask(lambda load: load.steady(seconds)).items():
         _add_percentiles(report, f"{name}: first token at {RATE:g}/s", first_tokens_ms(seen.answers))
@@ -69,7 +69,7 @@ def _measure(
             _add_percentiles(report, f"{name}: first token, {size} at once", first_tokens_ms(seen.answers))
             _add_percentiles(report, f"{name}: between chunks, {size} at once", between_ms(seen.answers))
     streams = SideBySide(
-        {name: Load(target, seed, STREAM_TOKENS, STREAMS_TIMEOUT_S) for name, target in targets.items()}, pids
+        {name: Load(target, seed, STREAM_TOKENS, STREAMS_TIMEOUT_S, fields={}) for name, target in targets.items()}, pids
     )
     for name, seen in streams.ask(lambda load: load.burst(STREAMS)).items():
         _add_rate(report, name, seen)
