@@ -3,10 +3,9 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
-import orjson
 import structlog
 from fastapi import Request
 from fastapi.responses import Response
@@ -23,8 +22,10 @@ from streams.dialects.openai_error import overflow_message
 from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
 from streams.directory import Model
 from streams.gateway.errors import ApiError
+from streams.gateway.http.answers import json_bytes
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.models import model_of
+from streams.gateway.http.whole import sent_whole
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.refusals import too_many_at_once
 from streams.gateway.service.service import Gateway
@@ -49,10 +50,6 @@ async def beside_the_loop(work: Callable[[], _Made]) -> _Made:
 def _counted(body: Mapping[str, Any]) -> Tokenise:
     asked = parse_count_tokens(body)
     return Tokenise(asked.model, messages=asked.messages, tools=asked.tools)
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
 
 
 class _Tokenizers:
@@ -109,8 +106,7 @@ class TokenApi:
             if asked.chars > longest:
                 message = f"{asked.param}: at most {longest} characters are tokenised at once."
                 raise RequestError(EndingCode.INVALID_REQUEST, message, asked.param)
-            async with self._turn(tenant_id):
-                return _json(await beside_the_loop(lambda: orjson.dumps(tell(model, asked))))
+            return await self._told(tenant_id, lambda: tell(model, asked))
 
     async def detokenise(self, request: Request) -> Response:
         principal = self._gateway.authenticate(api_key_of(request.headers))
@@ -124,9 +120,14 @@ class TokenApi:
             if len(asked.token_ids) > model.context_window:
                 message = overflow_message(model.context_window, len(asked.token_ids))
                 raise RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, message, "tokens")
+            return await self._told(tenant_id, lambda: {"prompt": self._text(model, asked.token_ids)})
+
+    async def _told(self, tenant_id: str, tell: Callable[[], dict[str, Any]]) -> Response:
+        """What `tell` tells, in the tenant's turn, and as it is read. Raises what that raises, ApiError 429 and 503."""
+        with ExitStack() as share:
+            held = share.enter_context(self._gateway.shares.answer(tenant_id))
             async with self._turn(tenant_id):
-                text = await beside_the_loop(lambda: self._text(model, asked.token_ids))
-                return _json(orjson.dumps({"prompt": text}))
+                return sent_whole(await beside_the_loop(lambda: json_bytes(tell())), share, held)
 
     @asynccontextmanager
     async def _turn(self, tenant_id: str) -> AsyncIterator[None]:

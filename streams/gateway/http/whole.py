@@ -63,6 +63,11 @@ async def told_whole(
     """
     held.become(size_bytes)
     body = await gateway.in_turn(tenant_id, lambda: json_bytes(tell()), is_large=size_bytes > LONG_BYTES)
+    return sent_whole(body, share, held, headers)
+
+
+def sent_whole(body: bytes, share: ExitStack, held: Hold, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of these bytes, which count as `held` as `told_whole` says. Raises ApiError 429."""
     if len(body) <= PIECE_BYTES:
         return json_response(body, headers)
     held.become(len(body))

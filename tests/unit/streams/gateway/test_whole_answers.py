@@ -4,6 +4,7 @@ gateway's memory those of one tenant may take.
 
 import asyncio
 import base64
+import json
 from array import array
 from random import Random
 from typing import Any
@@ -145,6 +146,29 @@ async def test_long_answers_that_nobody_reads_are_their_tenants_own_loss(redis_u
             assert buffered(stack) < 1_000_000, "no more of it waits in the connection than a piece"
         await until(lambda: not shares.answer_bytes("acme"), "nothing is held any more")
         assert len((await http.get(own)).json()["data"]) == VECTORS
+
+
+async def test_tokens_that_nobody_reads_are_their_tenants_own_loss(redis_url: str) -> None:
+    """A character may be told as four tokens: a small body makes an answer of megabytes."""
+    settings = gateway_settings(redis_url, "tokens", viewer_stall_ms=600_000, tenant_share={"answer_bytes": 16_000_000})
+    asked = {"prompt": "𒀀" * 250_000, "return_token_strs": True}
+    body = json.dumps(asked).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+    async with serving(settings, memory_log(settings)) as stack, client(stack) as http:
+        shares = stack.runtime.gateway.shares
+        async with narrow_peer(stack) as deaf:
+            await deaf.say(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await until(lambda: shares.answer_bytes("acme") > 8_000_000, "it is written out, and is not read")
+            assert not shares.body_bytes("acme"), "what was asked is held no longer"
+            refused = await http.post("/tokenize", json=asked)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited_bytes")
+            assert refused.headers["x-should-retry"] == "true"
+            theirs = await http.post("/tokenize", json=asked, headers={"authorization": f"Bearer {OTHER_KEY}"})
+            assert theirs.json()["count"] == len(theirs.json()["token_strs"]) > 900_000
+            assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200, "short ones pass"
+            assert buffered(stack) < 1_000_000, "no more of it waits in the connection than a piece"
+        await until(lambda: not shares.answer_bytes("acme"), "nothing is held any more")
+        assert (await http.post("/tokenize", json=asked)).json() == theirs.json()
 
 
 async def test_what_is_waited_for_counts_while_it_is_generated(redis_url: str) -> None:
