@@ -1,6 +1,6 @@
 """Anthropic's stream events, as a fold over an answer's rows: which block is open, and which is not told yet."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -8,7 +8,7 @@ import orjson
 from schemas.endings import EndingCode
 from schemas.generated import StoppedBy
 from schemas.responses import TokenUsage
-from streams.dialects.anthropic.blocks import Key, Row, blocks_of, key_of, opening_of
+from streams.dialects.anthropic.blocks import Key, Row, key_of, opening_of
 from streams.dialects.anthropic.message import opening_object, stop_of, usage_object
 
 Event = tuple[bytes, bytes, int]
@@ -43,12 +43,14 @@ class EventWriter:
         """What is known of the open block's name while its start is not told: a call's may come in pieces."""
         self._has_calls = False
 
-    def seed(self, rows: Iterable[Row]) -> None:
-        """What came before, where the viewer was told so much already."""
-        for self._index, block in enumerate(blocks_of(rows)):
-            self._open = block.key
-            self._untold = None if block.texts else block.name
-            self._has_calls = self._has_calls or isinstance(block.key, int)
+    def pass_over(self, row: Row) -> None:
+        """As `row`, where the viewer was told of it already. Nothing of it is kept but which block is open."""
+        is_name = row.kind == "tool_name"
+        if not row.text and not is_name:
+            return
+        if (key := key_of(row)) != self._open:
+            self._turn_to(key)
+        self._untold = self._untold + row.text if is_name and self._untold is not None else None
 
     def start(self, model: str, prompt_tokens: int) -> Event:
         return event("message_start", 0, message=opening_object(self._response_id, model, prompt_tokens))
@@ -61,9 +63,7 @@ class EventWriter:
         events: list[Event] = []
         if (key := key_of(row)) != self._open:
             events = self._stop(first_sequence - 1)
-            self._index += 1
-            self._open, self._untold = key, ""
-            self._has_calls = self._has_calls or isinstance(key, int)
+            self._turn_to(key)
         if kind == "tool_name":
             self._untold = None if self._untold is None else self._untold + text
             return events
@@ -84,6 +84,12 @@ class EventWriter:
             event("message_delta", before, delta=stop, usage=usage_object(usage)),
             event("message_stop", sequence_number),
         ]
+
+    def _turn_to(self, key: Key) -> None:
+        """The next block."""
+        self._index += 1
+        self._open, self._untold = key, ""
+        self._has_calls = self._has_calls or isinstance(key, int)
 
     def _begin(self, sequence_number: int) -> list[Event]:
         if self._untold is None or self._open is None:

@@ -26,7 +26,7 @@ class MessageEvents:
     """Turns events into server-sent events as Anthropic names them. Of a chat with several choices the first is told.
 
     Takes a response from its first token on: who resumes is told nothing of what it has seen, which says which blocks
-    there are already.
+    there are already, and of which no more is kept.
     """
 
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -36,7 +36,6 @@ class MessageEvents:
         self._writer = EventWriter(opening.response_id)
         self._after = opening.after or 0
         self._has_begun = self._after > 0
-        self._seen: list[Span] = []
         self._retry = b"retry: %d\n" % RETRY_MS if opening.with_ids else b""
 
     def begin(self, started: Started) -> bytes:
@@ -59,8 +58,6 @@ class MessageEvents:
 
     def terminal(self, terminal: Terminal) -> bytes:
         number = terminal.sequence_number
-        if self._after:
-            self._seed()
         told = b"" if self._has_begun else self._begin_untold()
         if ENDINGS[terminal.code].is_error:
             error = {**_error(_failure_of(terminal), terminal.response_id), "sequence_number": number}
@@ -76,16 +73,12 @@ class MessageEvents:
         """What of it comes behind what was seen."""
         rest = span.after(self._after)
         if rest is None:
-            self._seen.append(span)
+            self._writer.pass_over(span)
             return None
         if rest is not span:
-            self._seen.append(span._replace(text=span.text[: len(span.text) - len(rest.text)]))
-        self._seed()
+            self._writer.pass_over(span._replace(text=span.text[: len(span.text) - len(rest.text)]))
+        self._after = 0
         return rest
-
-    def _seed(self) -> None:
-        self._writer.seed(self._seen)
-        self._seen, self._after = [], 0
 
     def _begin_untold(self) -> bytes:
         """How many tokens the prompt has is told at the end then."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import weakref
 from typing import Any
 
 import anthropic
@@ -11,7 +12,10 @@ import pytest
 from schemas.endings import EndingCode
 from schemas.generated import Kind
 from schemas.request import Request
+from streams.gateway.fan_out.spans import Span
 from streams.gateway.http import sse
+from streams.gateway.http.dialects.messages import MessageEvents
+from streams.gateway.http.dialects.port import Opening
 from tests.unit.streams.gateway.gateway_stack import (
     Stack,
     until,
@@ -99,6 +103,42 @@ async def test_who_comes_back_is_told_exactly_the_rest(stack: Stack) -> None:
         assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "starting_after")
         unknown = (await http.get("/v1/messages/resp_x")).json()
         assert (unknown["error"]["type"], unknown["error"]["code"]) == ("not_found_error", "response_not_found")
+
+
+async def test_who_comes_back_to_a_choice_that_has_ended_is_told_how_it_ended(stack: Stack) -> None:
+    """Of several, the others go on: until they end there is nothing to tell."""
+    async with client(stack) as http:
+        asking = asyncio.ensure_future(http.post("/v1/chat/completions", json={**HELLO, "n": 2}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["Par", "is", "Rome"], [("content", 0), ("content", 0), ("content", 0, 1)])
+        await until(lambda: stack.runtime.hub.released_tokens == 3, "the first choice has spoken")
+        coming = asyncio.ensure_future(http.get(f"/v1/messages/{request.response_id}?stream=true&starting_after=3"))
+        await until(lambda: stack.runtime.hub.viewers == 2, "it has come back")
+        stack.pipeline.release(request, 4, [" it", " is"], [("content", 0, 1)] * 2)
+        stack.pipeline.end(request, 6, finish_reasons=["stop", "stop"])
+        frame, texts = parts_of((await coming).text)
+        await asking
+    assert (frame, texts) == ([(5, "content_block_stop", 0), (5, "message_delta", None), (6, "message_stop", None)], {})
+
+
+def test_nothing_is_kept_of_what_a_client_that_comes_back_has_seen() -> None:
+    """Nothing is sent meanwhile, so nothing slows what comes: with probabilities it was megabytes."""
+    kept: list[weakref.ref[Text]] = []
+
+    def seen(number: int) -> Span:
+        text = Text("word ")
+        kept.append(weakref.ref(text))
+        return Span(number, number, 0, "content", text, [5], logprobs=[[("word ", -0.1)]])
+
+    events = MessageEvents(Opening("resp_x", 1, "tiny", after=1_000))
+    assert not any(events.span(seen(number)) for number in range(1, 1_000))
+    assert not [one for one in kept if one() is not None]
+    assert b'"text_delta"' in events.span(Span(1_001, 1_001, 0, "content", "more", [4]))
+
+
+class Text(str):
+    """One that tells when it is gone."""
 
 
 def parts_of(text: str) -> tuple[list[tuple[int, str, int | None]], dict[int, str]]:
