@@ -14,32 +14,41 @@ MAX_DISCARDED_BYTES = 134_217_728
 
 
 async def read_json_body(request: Request, max_bytes: int, held: Hold) -> bytes:
-    """What is said to be JSON, not parsed. Raises ApiError 408, 413, 415 or 429, ClientDisconnect."""
+    """What is said to be JSON, not parsed. Raises ApiError 408, 413, 415 or 429, ClientDisconnect.
+
+    One that is refused before it has come stays refused so, however long the rest of it takes.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "unsupported_media_type", "The body must be JSON, with content-type: application/json.")
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise ApiError(415, "unsupported_media_type", "Compressed bodies (content-encoding) are not taken.")
     declared = request.headers.get("content-length", "")
-    too_large = declared.isdecimal() and (len(declared) > 15 or int(declared) > max_bytes)
-    if too_large and request.headers.get("expect", "").lower() == "100-continue":
-        raise _too_large(max_bytes)  # It waits to be told whether to send at all.
+    refusal: ApiError | None = None
+    if declared.isdecimal() and (len(declared) > 15 or int(declared) > max_bytes):
+        refusal = _too_large(max_bytes)
+        if request.headers.get("expect", "").lower() == "100-continue":
+            raise refusal  # It waits to be told whether to send at all.
     body = bytearray()
     chunks = request.stream()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in chunks:
                 try:
-                    if too_large or len(body) + len(chunk) > max_bytes:
+                    if refusal is not None:
+                        raise refusal
+                    if len(body) + len(chunk) > max_bytes:
                         raise _too_large(max_bytes)
                     held.grow(len(chunk))
-                except ApiError:
+                except ApiError as error:
+                    refusal = error
                     body.clear()
                     await _discard(chunks)
                     raise
                 body += chunk
     except TimeoutError:
-        raise ApiError(
+        # The rest of a refused body takes too long to read away: what it was refused for stays true.
+        raise refusal or ApiError(
             408, "request_timeout", f"The body took more than {BODY_TIMEOUT_S:g} s.", retry_after_ms=retry_advice_ms()
         ) from None
     return bytes(body)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streams.connections.http_protocol import HttpProtocol
+from streams.gateway.http import body as bodies
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack
 
 HELLO: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
@@ -77,6 +78,22 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_sent(stack: Stac
     head, _ = chat("Expect: 100-continue", "Content-Length: 50000000", body=b"")
     told = await exchange(stack, head)
     assert told.startswith(b"HTTP/1.1 413"), told
+
+
+@pytest.mark.parametrize(
+    ("length", "begun", "status", "retries"),
+    [(50_000_000, b"{", 413, "false"), (50_000_000, b"", 413, "false"), (1_000, b"{", 408, "true")],
+)
+async def test_a_body_that_is_too_large_stays_so_however_slowly_it_comes(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, length: int, begun: bytes, status: int, retries: str
+) -> None:
+    """Clients send again what was only late."""
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.1)
+    head, _ = chat(f"Content-Length: {length}", body=b"")
+    told = await exchange(stack, head + begun)
+    assert told.startswith(b"HTTP/1.1 %d" % status), told
+    assert f"\r\nx-should-retry: {retries}\r\n".encode() in told
+    assert (b"\r\nretry-after:" in told) == (retries == "true")
 
 
 async def test_a_body_that_may_come_is_asked_for(stack: Stack) -> None:
