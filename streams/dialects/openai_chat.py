@@ -6,11 +6,11 @@ What is accepted beside the fields of `ChatBody` stands in `streams.dialects.ope
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
 from pydantic import Field
 
 from schemas.logprobs import MAX_TOP_LOGPROBS, RowLogprobs
 from schemas.request import MAX_MESSAGES, MAX_TOOLS
+from streams.dialects.event_json import event_json
 from streams.dialects.fields import invalid, unsupported, validated
 from streams.dialects.openai_body import ChatTurn, asked_messages, own_turn
 from streams.dialects.openai_chunks import Chunks
@@ -99,7 +99,7 @@ class ChunkWriter(Chunks):
     def role(self, sequence_number: int, choice: int = 0, content: str | None = "") -> bytes:
         """The first chunk of a choice. No content is told of one that begins with a call."""
         return b'%b%d,"delta":{"role":"assistant","content":%b,"refusal":null%b%b' % (
-            self._text_before, choice, orjson.dumps(content), self._text_after, self._end(sequence_number),
+            self._text_before, choice, event_json(content), self._text_after, self._end(sequence_number),
         )  # fmt: skip
 
     def text(
@@ -108,15 +108,15 @@ class ChunkWriter(Chunks):
         """`field` is the member of `delta` that the text belongs to."""
         after = self._text_after
         if logprobs is not None:
-            after = b'},"logprobs":%b,"finish_reason":null}]' % orjson.dumps(chat_logprobs(logprobs))
+            after = b'},"logprobs":%b,"finish_reason":null}]' % event_json(chat_logprobs(logprobs))
         return b'%b%d,"delta":{"%b":%b%b%b' % (
-            self._text_before, choice, field.encode(), orjson.dumps(text), after, self._end(sequence_number),
+            self._text_before, choice, field.encode(), event_json(text), after, self._end(sequence_number),
         )  # fmt: skip
 
     def call(self, name: str, call_id: str, call: int, sequence_number: int, choice: int = 0) -> bytes:
         """The first chunk of a call: all but its arguments."""
         function = {"name": name, "arguments": ""}
-        told = orjson.dumps({"index": call, "id": call_id, "type": "function", "function": function})
+        told = event_json({"index": call, "id": call_id, "type": "function", "function": function})
         return b'%b%d,"delta":{"tool_calls":[%b]%b%b' % (
             self._text_before, choice, told, self._text_after, self._end(sequence_number),
         )  # fmt: skip
@@ -124,11 +124,11 @@ class ChunkWriter(Chunks):
     def call_goes_on(self, field: str, text: str, call: int, sequence_number: int, choice: int = 0) -> bytes:
         """`field` is `arguments`, or `name` where a part of that was told already."""
         return b'%b%d,"delta":{"tool_calls":[{"index":%d,"function":{"%b":%b}}]%b%b' % (
-            self._text_before, choice, call, field.encode(), orjson.dumps(text), self._text_after,
+            self._text_before, choice, call, field.encode(), event_json(text), self._text_after,
             self._end(sequence_number),
         )  # fmt: skip
 
     def finish(self, reason: str, sequence_number: int, choice: int = 0) -> bytes:
         return b'%b%d,"delta":{},"logprobs":null,"finish_reason":%b}]%b' % (
-            self._text_before, choice, orjson.dumps(reason), self._end(sequence_number),
+            self._text_before, choice, event_json(reason), self._end(sequence_number),
         )  # fmt: skip

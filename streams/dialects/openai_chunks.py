@@ -2,9 +2,8 @@
 
 from typing import ClassVar
 
-import orjson
-
 from schemas.responses import TokenUsage
+from streams.dialects.event_json import event_json
 from streams.dialects.openai_completion import usage_object
 
 
@@ -22,7 +21,7 @@ class Chunks:
         self, response_id: str, created_s: int, model: str, *, include_usage: bool, prompt_tokens: int | None = None
     ) -> None:
         head = {"id": response_id, "object": self.kind, "created": created_s, "model": model}
-        self._head = orjson.dumps(head)[:-1]
+        self._head = event_json(head)[:-1]
         self._prompt_tokens = prompt_tokens
         self._tail = b',"usage":null,"sequence_number":' if include_usage else b',"sequence_number":'
         self._text_before = self._head + b',"choices":[{"index":'
@@ -31,7 +30,7 @@ class Chunks:
         if self._prompt_tokens is None:
             return b"%b%d}" % (self._tail, sequence_number)
         so_far = usage_object(TokenUsage(prompt_tokens=self._prompt_tokens, completion_tokens=sequence_number))
-        return b',"usage":%b,"sequence_number":%d}' % (orjson.dumps(so_far), sequence_number)
+        return b',"usage":%b,"sequence_number":%d}' % (event_json(so_far), sequence_number)
 
     def finish(self, reason: str, sequence_number: int, choice: int = 0) -> bytes:
         raise NotImplementedError
@@ -39,5 +38,5 @@ class Chunks:
     def usage(self, usage: TokenUsage, sequence_number: int) -> bytes:
         """The last chunk, when the client asked for usage."""
         return b'%b,"choices":[],"usage":%b,"sequence_number":%d}' % (
-            self._head, orjson.dumps(usage_object(usage)), sequence_number,
+            self._head, event_json(usage_object(usage)), sequence_number,
         )  # fmt: skip

@@ -6,12 +6,12 @@ What is accepted beside the fields of `CompletionBody` stands in `streams.dialec
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
-import orjson
 from pydantic import Field, field_validator
 
 from schemas.endings import EndingCode
 from schemas.logprobs import RowLogprobs
 from schemas.request import MAX_OUTPUT_TOKENS, Prompt, PromptText, PromptTokens
+from streams.dialects.event_json import event_json
 from streams.dialects.fields import validated
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chunks import Chunks
@@ -89,14 +89,14 @@ class TextChunkWriter(Chunks):
         offset: int = 0,
     ) -> bytes:
         """`text_ends`, and `offset`, how much of the choice comes before the text, are for `logprobs`."""
-        likely = b"null" if logprobs is None else orjson.dumps(text_logprobs(logprobs, text_ends, offset))
+        likely = b"null" if logprobs is None else event_json(text_logprobs(logprobs, text_ends, offset))
         return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":null}]%b' % (
-            self._text_before, choice, orjson.dumps(text), likely, self._end(sequence_number),
+            self._text_before, choice, event_json(text), likely, self._end(sequence_number),
         )  # fmt: skip
 
     def finish(self, reason: str, sequence_number: int, choice: int = 0) -> bytes:
         return b'%b%d,"text":"","logprobs":null,"finish_reason":%b}]%b' % (
-            self._text_before, choice, orjson.dumps(reason), self._end(sequence_number),
+            self._text_before, choice, event_json(reason), self._end(sequence_number),
         )  # fmt: skip
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import orjson
-
 from schemas.endings import EndingCode
 from schemas.generated import StoppedBy
 from schemas.responses import TokenUsage
 from streams.dialects.anthropic.blocks import Key, Row, key_of, opening_of
 from streams.dialects.anthropic.message import opening_object, stop_of, usage_object
+from streams.dialects.event_json import event_json
 
 Event = tuple[bytes, bytes, int]
 """Its name, its JSON, and its sequence number, which stands in the JSON too."""
@@ -25,7 +24,7 @@ _DELTAS: Final = {
 
 def event(name: str, sequence_number: int, **fields: Any) -> Event:
     told = {"type": name, **fields, "sequence_number": sequence_number}
-    return name.encode(), orjson.dumps(told), sequence_number
+    return name.encode(), event_json(told), sequence_number
 
 
 class EventWriter:
@@ -68,7 +67,7 @@ class EventWriter:
             self._untold = None if self._untold is None else self._untold + text
             return events
         events += self._begin(first_sequence - 1)
-        delta = _DELTAS[kind] % (self._index, orjson.dumps(text), sequence_number)
+        delta = _DELTAS[kind] % (self._index, event_json(text), sequence_number)
         events.append((b"content_block_delta", delta, sequence_number))
         return events
 

@@ -7,11 +7,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import orjson
-
 from schemas.generated import Kind
 from schemas.responses import Started, Terminal
 from streams.dialects.echo import written
+from streams.dialects.event_json import event_json, one_line
 from streams.dialects.responses.ids import ItemKind
 from streams.dialects.responses.numbering import (
     CLOSING,
@@ -163,7 +162,7 @@ class EventWriter:
         if number <= self._after:
             return b""
         end_of_event = b"}\nid: %d\n\n" % number if self._with_ids else b"}\n\n"
-        return b'%b%d,"delta":%b%b' % (self._delta_head, number, orjson.dumps(text), end_of_event)
+        return b'%b%d,"delta":%b%b' % (self._delta_head, number, event_json(text), end_of_event)
 
     def _open(self, index: int, kind: Kind, number: int) -> list[bytes]:
         item = self._item = self._telling.output.items[index]
@@ -221,9 +220,9 @@ class EventWriter:
     def _encoded(self, name: str, number: int, fields: dict[str, Any]) -> bytes:
         event = {"type": name, "sequence_number": number, **fields}
         try:
-            data = orjson.dumps(event)
+            data = event_json(event)
         except TypeError:  # A request's tools may hold integers that it does not write.
-            data = written(event).encode()
+            data = one_line(written(event).encode())
         number_line = b"\nid: %d" % number if self._with_ids else b""
         return b"event: %b\ndata: %b%b\n\n" % (name.encode(), data, number_line)
 

@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
-
 from schemas.endings import ENDINGS
 from schemas.responses import Started, Terminal, TokenUsage
 from streams.dialects.anthropic.body import MessagesRequest, parse_messages_request
 from streams.dialects.anthropic.error import error_object
 from streams.dialects.anthropic.events import Event, EventWriter
 from streams.dialects.anthropic.message import message_object
+from streams.dialects.event_json import event_json
 from streams.dialects.json_body import MAX_VALUES
 from streams.dialects.names import OF_MESSAGES
 from streams.dialects.responses.objects import status_of
@@ -61,13 +60,13 @@ class MessageEvents:
         told = b"" if self._has_begun else self._begin_untold()
         if ENDINGS[terminal.code].is_error:
             error = {**_error(_failure_of(terminal), terminal.response_id), "sequence_number": number}
-            return told + self._framed((b"error", orjson.dumps(error), number))
+            return told + self._framed((b"error", event_json(error), number))
         events = self._writer.end(terminal.code, terminal.finish_reasons, terminal.usage, number, terminal.stopped_by)
         return told + b"".join(map(self._framed, events))
 
     def closed(self, reason: CloseReason) -> bytes:
         error = error_object(503, reason.value, CLOSINGS[reason].message, request_id=self._opening.response_id)
-        return b"event: error\ndata: %b\n\n" % orjson.dumps(error)
+        return b"event: error\ndata: %b\n\n" % event_json(error)
 
     def _unseen(self, span: Span) -> Span | None:
         """What of it comes behind what was seen."""

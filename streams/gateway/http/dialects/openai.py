@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-import orjson
-
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal, TokenUsage
 from streams.dialects.echo import echoed
+from streams.dialects.event_json import event_json
 from streams.dialects.json_body import MAX_VALUES
 from streams.dialects.names import OF_CHATS, Names
 from streams.dialects.openai_chunks import Chunks
@@ -157,7 +156,7 @@ class OpenAiEvents(Generic[_Writer]):
         chunks: list[bytes] = []
         if ENDINGS[terminal.code].is_error:
             error = terminal_error(terminal, self._form.names)
-            chunks.append(orjson.dumps({**error, "sequence_number": number}))
+            chunks.append(event_json({**error, "sequence_number": number}))
         else:
             choices = max(1, len(terminal.finish_reasons))
             last = None if self._form.include_usage else choices - 1
@@ -179,7 +178,7 @@ class OpenAiEvents(Generic[_Writer]):
     def closed(reason: CloseReason) -> bytes:
         """The viewer was given up: an error event, after which the client may come back with its last number."""
         error = error_object(reason.value, CLOSINGS[reason].message, "server_error")
-        return b"data: %b\n\n" % orjson.dumps(error)
+        return b"data: %b\n\n" % event_json(error)
 
     def _event(self, data: bytes, sequence_number: int) -> bytes:
         if not self._form.with_ids:

@@ -1,6 +1,7 @@
 """What clients that nobody here wrote make of an event stream: each by its own way of reading, on a real socket."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -97,6 +98,32 @@ async def test_who_asks_for_an_event_stream_gets_ids_behind_the_data(
     if isinstance(reading, Decoder):
         numbers = [chunk["sequence_number"] for chunk in reading.read[:-1]]
         assert [int(number or 0) for number in reading.ids] == [*numbers, 5]
+
+
+@pytest.mark.parametrize("headers", [{}, {"accept": "text/event-stream"}], ids=["plain", "with ids"])
+@pytest.mark.parametrize(
+    ("path", "body", "text_in"),
+    [
+        ("chat/completions", {**HELLO, "logprobs": True}, lambda event: text_of([event])),
+        ("completions", {"model": "small", "prompt": "Hello"}, lambda event: event["choices"][0]["text"]),
+        ("messages", {**HELLO, "max_tokens": 16}, lambda event: event.get("delta", {}).get("text", "")),
+        ("responses", {"model": "small", "input": "Hello"}, lambda event: event.get("delta", "")),
+    ],
+    ids=["chat/completions", "completions", "messages", "responses"],
+)
+async def test_no_text_parts_an_event_for_who_reads_it_line_by_line(
+    stack: Stack, path: str, body: dict[str, Any], text_in: Callable[[Any], str], headers: dict[str, str]
+) -> None:
+    """As httpx does, and guidellm by it, which take for the end of a line whatever Python takes for one."""
+    said = ["one", *(f"{end} more" for end in "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")]
+    async with client(stack, **headers) as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(said))
+        async with http.stream("POST", f"/v1/{path}", json={**body, "stream": True}) as answer:
+            lines = [line async for line in answer.aiter_lines()]
+        await answering
+    assert {line.partition(": ")[0] for line in lines} <= {"", "event", "data", "id", "retry"}
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert "".join(text_in(json.loads(each)) for each in data if each != "[DONE]") == "".join(said)
 
 
 @pytest.mark.parametrize(
