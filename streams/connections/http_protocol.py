@@ -58,6 +58,8 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         self._http_version = b"1.1"
         self._is_stranger = True
         self._deadline: asyncio.TimerHandle | None = None
+        self._untaken_bytes: int | None = None
+        """What a peer that closes was yet to take when it was last looked at."""
 
     # The connection
 
@@ -100,13 +102,22 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
             return
         if self._is_answering or (self._is_stranger and self.transport.get_write_buffer_size()):
             self.transport.abort()  # Closing would wait until the peer has taken all.
-        elif self.transport.is_closing():
-            return
-        elif self._in_head:
+        elif self._in_head and not self.transport.is_closing():
             self._refuse(408)
             self.linger()
         else:
-            self.transport.close()
+            self._close_once_taken()
+
+    def _close_once_taken(self) -> None:
+        """Who takes less than half of what is left in each such time is cut off: it would be kept for ever."""
+        left_bytes = self.transport.get_write_buffer_size()
+        if self._untaken_bytes is not None and left_bytes > self._untaken_bytes // 2:
+            self.transport.abort()
+            return
+        self._untaken_bytes = left_bytes
+        self.transport.close()
+        if left_bytes:
+            self._set_deadline(KEEP_ALIVE_S)
 
     @property
     def _is_answering(self) -> bool:
@@ -218,6 +229,8 @@ class HttpProtocol(Lingering, HttpToolsProtocol):
         self._unset_keepalive_if_required()  # uvicorn's own: any byte would put it off.
         self.config.open_connections.is_idle(self.transport)
         if self.transport.is_closing():
+            if not self._is_stranger:
+                self._close_once_taken()
             return
         if self._is_answering:
             self._begin_answer()

@@ -1,6 +1,7 @@
 """A client that does not read is bounded, cut off by name, and delays nobody."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Container, MutableMapping
@@ -12,12 +13,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from streams.gateway.fan_out.hub import Hub, Sweep
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import RedisHistory
+from streams.gateway.http import whole
 from streams.gateway.http.dialects.chat_events import ChatEvents
 from streams.gateway.http.dialects.openai import EventsForm
 from streams.gateway.http.sse import SseResponse
 from streams.gateway.websocket.deaf_peers import DeafPeers
 from streams.gateway.websocket.session import Socket
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving, until
+from tests.unit.streams.gateway.raw_peers import buffered, narrow_peer
 
 HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "on_disconnect": "continue"}
 CHARS, RECORDS = 50_000, 200
@@ -154,6 +157,30 @@ async def test_a_deaf_client_of_a_whole_answer_is_cut_off(redis_url: str) -> Non
         await until(lambda: stack.server.server_state.connections, "it is connected")
         await until(lambda: not stack.server.server_state.connections, "it is given up")
         deaf.close()
+
+
+@pytest.mark.parametrize("ending", ["", "Connection: close\r\n"], ids=["kept", "closed"])
+async def test_who_takes_a_little_of_what_was_answered_is_cut_off_too(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """It counts as nobody's any more, and would be kept for as long as a peer goes on so."""
+    monkeypatch.setattr("streams.connections.http_protocol.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(whole, "PIECE_BYTES", 100_000_000)  # No answer is sent as it is read.
+    settings = gateway_settings(redis_url, "slowtaker", viewer_stall_ms=600_000)
+    body = json.dumps({"prompt": "𒀀" * 250_000, "return_token_strs": True}).encode()
+    head = (
+        f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n{ending}"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    async with serving(settings, memory_log(settings)) as stack, narrow_peer(stack) as slow:
+        await slow.say(head.encode() + body)
+        await until(lambda: buffered(stack) > 1_000_000, "it is answered")
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                while stack.server.server_state.connections:
+                    await slow.reader.read(1_024)
+                    await asyncio.sleep(0.01)
+        await until(lambda: not stack.server.server_state.connections, "its connection is given up")
 
 
 def test_a_peer_is_deaf_that_takes_nothing_for_the_stall_time() -> None:
