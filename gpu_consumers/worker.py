@@ -25,6 +25,7 @@ from gpu_consumers.core.effects import (
     AskClaim,
     AskReadBack,
     FinishClaim,
+    FrameSent,
     Publish,
     Receipt,
     ReleaseClaim,
@@ -41,7 +42,7 @@ from gpu_consumers.shell.reading_back import ReadingBack
 from schemas.codec import Undecodable, decode
 from schemas.worker import WorkerState
 from streams.log.consumer_thread import ConsumerThread
-from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
+from streams.log.port import LogConsumer, LogError, LogRecord, RecordTooLarge, TopicPartition
 from streams.log.producer_thread import ProducerThread
 from streams.recent_ids import KEEP_MS
 from streams.settings import WorkerSettings
@@ -212,21 +213,23 @@ class Worker:
                 self._metrics.delivery_failures.inc()
                 _log.error("delivery_failed", topic=effect.topic, error=str(error), repeats=True)
             if receipt is not None:
-                self._guarded(lambda: self._delivered(receipt, offset))
+                self._guarded(lambda: self._delivered(receipt, offset, error))
 
         try:
             self._ports.producer.produce(
                 effect.topic, effect.value, key=effect.key, partition=effect.partition, on_delivery=on_delivery
             )
         except LogError as error:
-            if not error.retriable:
+            is_large_frame = isinstance(error, RecordTooLarge) and isinstance(receipt, FrameSent)
+            if not (error.retriable or is_large_frame):
                 raise
-            # The queue is longer than Kafka can be away: the same as a delivery that failed.
+            # The queue is longer than Kafka can be away, or one frame is too large: the same as a delivery that failed.
             asyncio.get_running_loop().call_soon(on_delivery, None, error)
 
-    def _delivered(self, receipt: Receipt, offset: int | None) -> None:
+    def _delivered(self, receipt: Receipt, offset: int | None, error: LogError | None) -> None:
         if offset is None:
-            self._core.undelivered(receipt, self._now_ms())
+            is_too_large = isinstance(error, RecordTooLarge)
+            self._core.undelivered(receipt, self._now_ms(), is_too_large=is_too_large)
         else:
             self._core.delivered(receipt, offset, self._now_ms())
         self._after_event()

@@ -36,6 +36,7 @@ MAX_ATTEMPTS = 12
 """In the log, of one response that says nothing. A second bound, for when the claims have lost their count."""
 _LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
 _LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
+_TOO_LARGE = "The answer says more at once than the log takes in one record."
 
 
 class Attempts:
@@ -375,7 +376,7 @@ class Attempts:
         elif void.why == "superseded" and not work.is_own:
             self._give_back(work)
         elif work.claimed_as and void.why != "superseded":
-            self._read_whole(work, void)
+            work.read_whole(void.begun_offset)
             self._take_over(work, now_ms)
         else:
             # Another's, or begun without a claim: whoever was first may be alive, so ask again before taking over.
@@ -392,18 +393,13 @@ class Attempts:
             self._ask_again(work, now_ms)
         else:
             # The older attempt has to be ended.
-            self._read_whole(work, void)
+            work.read_whole(void.begun_offset)
             self._take_over(work, now_ms)
 
     def _ask_again(self, work: Work, now_ms: int) -> None:
         work.must_take_over = True
         work.claimed_as, work.is_counted, work.lacks_claim = "", False, True
         self._wait(work, "claim", now_ms + RETRY_MS)
-
-    @staticmethod
-    def _read_whole(work: Work, void: AttemptVoid) -> None:
-        """Of the attempts that precede its own, none is to be left out."""
-        work.reads_from = work.request.opened_offset if void.begun_offset is None else void.begun_offset
 
     # The engine
 
@@ -479,10 +475,11 @@ class Attempts:
         else:
             receipt.tracker.finished(receipt.offset)
 
-    def undelivered(self, receipt: Receipt, now_ms: int) -> None:
+    def undelivered(self, receipt: Receipt, now_ms: int, *, is_too_large: bool = False) -> None:
         """Delivery failed for good: what follows it in the log would leave a gap, so its attempts are over.
 
-        They begin again with a read-back. Raises RuntimeError for a dead letter: nothing else can be done with it.
+        They begin again with a read-back. Those of a frame that is too large would write it again: they end. Raises
+        RuntimeError for a dead letter: nothing else can be done with it.
         """
         if isinstance(receipt, DeadLetterSent):
             raise RuntimeError(f"the dead letter for offset {receipt.offset} could not be delivered")  # noqa: TRY004
@@ -495,4 +492,8 @@ class Attempts:
             if work is None or work.phase is Phase.WAITING:
                 continue
             self._stop(work, "undelivered")
-            self._wait(work, "takeover", now_ms + RETRY_MS)
+            if is_too_large and isinstance(receipt, FrameSent):
+                self._works.set_phase(work, Phase.CLOSING)
+                self._emission.ending(work, EndingCode.ENGINE_FAILED, now_ms, message=_TOO_LARGE)
+            else:
+                self._wait(work, "takeover", now_ms + RETRY_MS)

@@ -137,16 +137,18 @@ class Emission:
 
     def _add_row(self, frames: _Frames, work: Work, row: EngineDelta, row_us: int) -> None:
         """`row`, from `row_us` on, leaves behind everything of `work` that was added before: so it is numbered."""
-        columns = frames.get((work.partition, row_us))
+        frame = work.partition, row_us
+        columns = frames.get(frame)
         if columns is None:
-            columns = frames[work.partition, row_us] = FrameColumns()
-        is_full = columns.add(work.scope, work.response_id, work.next_sequence, row)
+            columns = frames[frame] = FrameColumns()
+        if not columns.add(work.scope, work.response_id, work.next_sequence, row):
+            self._publish_frames(frames)
+            frames.clear()
+            columns = frames[frame] = FrameColumns()
+            columns.add(work.scope, work.response_id, work.next_sequence, row)
         work.next_sequence += len(row.token_ids)
         if row.finish and not work.open_choices:
             columns.finished_ids.append(row.request_id)
-        if is_full:
-            self._publish_frames(frames)
-            frames.clear()
 
     def _add_held(self, frames: _Frames) -> None:
         for row, since_us in self._held.pop_all():

@@ -3,14 +3,16 @@
 from gpu_consumers.engines.port import EngineDelta
 from schemas.base import Scope
 from schemas.generated import Frame, Kind
-from schemas.logprobs import TokenLogprobs
 
 MAX_FRAME_ROWS = 1_024
-"""More rows make another record: 1,024 rows stay far below the topic's largest message. A row with probabilities counts
-as many as they are long."""
+"""More rows make another record: 1,024 rows stay far below the topic's largest message. A long row counts as many as it
+is long.
+"""
 _ROW_BYTES = 1_024
-_ALTERNATIVE_BYTES, _CHAR_BYTES = 30, 6
-"""At most, in JSON: of a token and its probability, and of each character of the token."""
+_TOKEN_BYTES, _ALTERNATIVE_BYTES, _CHAR_BYTES = 24, 30, 6
+"""At most, in JSON: of a token and where its text ends, of one and its probability, and of each character of a text."""
+_SHORT_CHARS, _SHORT_TOKENS = 96, 16
+"""Up to here a row is no longer than itself, which costs no call to find out: this runs once per token."""
 _OF_TOOLS = frozenset[Kind]({"tool_name", "tool_arguments"})
 
 
@@ -34,7 +36,13 @@ class FrameColumns:
         return [delta.request_id for delta in self._deltas]
 
     def add(self, scope: Scope, response_id: str, first_sequence: int, delta: EngineDelta) -> bool:
-        """Whether it is full now."""
+        """Whether there was room for it; if not, nothing has changed. The first row always has room."""
+        length = 1
+        if len(delta.text) > _SHORT_CHARS or len(delta.token_ids) > _SHORT_TOKENS or delta.logprobs is not None:
+            length += _rows_beyond(delta)
+        if length > self._room and self._deltas:
+            return False
+        self._room -= length
         index = self._scope_index.get(id(scope))
         if index is None:
             index = self._scope_index[id(scope)] = len(self._scopes)
@@ -45,8 +53,7 @@ class FrameColumns:
         self._deltas.append(delta)
         if delta.logprobs is not None:
             self._has_logprobs = True
-            self._room -= _rows_of(delta.logprobs)
-        return len(self._deltas) >= self._room
+        return True
 
     def encode(self, worker_id: str, emitted_at_us: int) -> bytes:
         """A `Frame`. Validation is left to its readers: on this path it would cost more than everything else."""
@@ -95,10 +102,15 @@ def joined(first: EngineDelta, then: EngineDelta) -> EngineDelta:
     )
 
 
-def _rows_of(logprobs: list[TokenLogprobs]) -> int:
-    """That are as long, beside the row itself."""
-    alternatives = [text for token in logprobs for text, _ in token]
-    return (_ALTERNATIVE_BYTES * len(alternatives) + _CHAR_BYTES * sum(map(len, alternatives))) // _ROW_BYTES
+def _rows_beyond(delta: EngineDelta) -> int:
+    """That are as long as this one is, beside itself."""
+    # A vector stands there as base64, of which nothing is escaped.
+    size_bytes = (1 if delta.kind == "embedding" else _CHAR_BYTES) * len(delta.text)
+    size_bytes += _TOKEN_BYTES * len(delta.token_ids)
+    if delta.logprobs is not None:
+        alternatives = [text for token in delta.logprobs for text, _ in token]
+        size_bytes += _ALTERNATIVE_BYTES * len(alternatives) + _CHAR_BYTES * sum(map(len, alternatives))
+    return size_bytes // _ROW_BYTES
 
 
 class HeldRows:

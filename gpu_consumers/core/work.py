@@ -133,6 +133,10 @@ class Work:
             dimensions=request.dimensions,
         )
 
+    def read_whole(self, begun_offset: int | None) -> None:
+        """Of the attempts that precede its own, none is to be left out."""
+        self.reads_from = self.request.opened_offset if begun_offset is None else begun_offset
+
     def begins_anew(self) -> None:
         """Its next attempt has said nothing."""
         self.next_sequence = 1

@@ -177,9 +177,9 @@ class WorkerCore:
         """Kafka acknowledged a record."""
         self._attempts.delivered(receipt, offset, now_ms)
 
-    def undelivered(self, receipt: Receipt, now_ms: int) -> None:
+    def undelivered(self, receipt: Receipt, now_ms: int, *, is_too_large: bool = False) -> None:
         """Delivery failed for good. Raises RuntimeError for a dead letter: nothing else can be done with it."""
-        self._attempts.undelivered(receipt, now_ms)
+        self._attempts.undelivered(receipt, now_ms, is_too_large=is_too_large)
 
     # The engine
 
