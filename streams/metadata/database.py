@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from streams.metadata.engine import WRITES, engine_of
 from streams.metadata.schema import check_schema
-from streams.metadata.unavailable import MetadataUnavailable
+from streams.metadata.unavailable import MetadataUnavailable, TooManyWait
 from streams.settings import MetadataSettings
 
 MAX_WAITING: Final = 1_000
@@ -35,7 +35,7 @@ class Database:
         self._present = 0
 
     async def read(self, work: Callable[[Connection], _T]) -> _T:
-        """What `work` returns. Raises MetadataUnavailable."""
+        """What `work` returns. Raises MetadataUnavailable, also where too many wait."""
         return await self._run(work, writes=False)
 
     async def write(self, work: Callable[[Connection], _T]) -> _T:
@@ -49,7 +49,7 @@ class Database:
     async def _run(self, work: Callable[[Connection], _T], *, writes: bool, timeout_s: float | None = None) -> _T:
         timeout_s = timeout_s or self._timeout_s
         if self._present >= MAX_WAITING:
-            raise MetadataUnavailable(f"{self._present} transactions wait already")
+            raise TooManyWait(f"{self._present} transactions wait already")
         self._present += 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._do, work, writes)
         running.add_done_callback(self._left)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from streams.metadata.unavailable import MetadataUnavailable
+from streams.metadata.unavailable import MetadataUnavailable, TooManyWait
 
 MAX_WAITING: Final = 10_000
 
@@ -15,7 +15,8 @@ _Row = TypeVar("_Row")
 class Together(Generic[_Row]):
     """While one batch is written the next one gathers: nobody waits for company. `size_of` and bounds are of a batch.
 
-    `write` takes all rows of a batch or none. Where it raises MetadataUnavailable all who wait are told so at once.
+    `write` takes all rows of a batch or none. Where it raises MetadataUnavailable all who wait are told so at once,
+    unless the database is not away but too many wait for it.
     """
 
     def __init__(
@@ -30,12 +31,12 @@ class Together(Generic[_Row]):
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, row: _Row) -> None:
-        """Returns once it is written. Raises what `write` raises, and MetadataUnavailable where too many wait.
+        """Returns once it is written. Raises what `write` raises, and TooManyWait.
 
         Cancelled before its turn it is not written, and afterwards this ends only when it is there or will not be.
         """
         if len(self._waiting) >= MAX_WAITING:
-            raise MetadataUnavailable(f"{len(self._waiting)} rows wait already")
+            raise TooManyWait(f"{len(self._waiting)} rows wait already")
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[written] = row
         if self._writing is None:
@@ -51,7 +52,7 @@ class Together(Generic[_Row]):
         try:
             while batch := self._next():
                 error = await self._error_of(list(batch.values()))
-                if isinstance(error, MetadataUnavailable):
+                if isinstance(error, MetadataUnavailable) and not isinstance(error, TooManyWait):
                     # Each would wait as long again, and most of them in vain.
                     batch |= self._waiting
                     self._waiting = {}

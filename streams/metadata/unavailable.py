@@ -3,3 +3,7 @@
 
 class MetadataUnavailable(Exception):
     """The database did not do it, or not in time; it may have done it all the same. The same may succeed later."""
+
+
+class TooManyWait(MetadataUnavailable):
+    """It was not asked: too many wait for it already. It may be well, and who asks next may have room."""

@@ -1,26 +1,30 @@
 """What the service does with single stored responses: opens their rows, tells them, deletes them."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import structlog
 
 from schemas.request import Request
 from schemas.responses import Started, Terminal
+from streams.at_once import AtOnce, TooManyAtOnce
 from streams.clocks import monotonic_ms, now_ms
 from streams.dialects.neutral import NeutralRequest
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.service.background import Background
-from streams.gateway.service.refusals import not_found, store_away
+from streams.gateway.service.refusals import not_found, store_away, too_many_at_once
 from streams.gateway.stored.keeper import FORGOTTEN_AFTER_MS, Keeper
 from streams.gateway.stored.port import NewTurn, StoredTurn
+from streams.gateway.stored.replays import MAX_READS_OF_TENANT, TURN_TIMEOUT_S
 from streams.gateway.stored.turns import may_be_stored, written
 from streams.ids import parse_response_id
-from streams.metadata.unavailable import MetadataUnavailable
+from streams.metadata.together import Together
+from streams.metadata.unavailable import MetadataUnavailable, TooManyWait
 from streams.settings import Settings
 from streams.topics import DAY_MS, HOUR_MS
 
@@ -30,6 +34,10 @@ LOOK_AT_LATEST_AFTER_MS: Final = HOUR_MS
 """Of one that may run for a day the log would have forgotten the beginning."""
 AWAY_MS: Final = 1_000
 """So long nothing is asked of a database that has just failed: each request would go to the log in vain."""
+DELETED_AT_ONCE: Final = 4
+"""In all, and one of each tenant: each takes the writer, and the rows of whoever asks next wait for that."""
+DROPPED_TOGETHER: Final = 128
+DROPPED_TOGETHER_BYTES: Final = 65_536
 
 _log = structlog.get_logger()
 
@@ -56,6 +64,11 @@ class StoredTurns:
         self._replayed_ms = FORGOTTEN_AFTER_MS + settings.gateway.history_retention_s * 1_000
         """At most, of one that has ended: so long it must be known that it is deleted."""
         self._background = background
+        self._deletions = AtOnce(
+            "stored responses are being deleted", DELETED_AT_ONCE, at_once_per_tenant=1,
+            present_per_tenant=MAX_READS_OF_TENANT,
+        )  # fmt: skip
+        self._dropping = Together(self._stored.drop, len, max_rows=DROPPED_TOGETHER, max_bytes=DROPPED_TOGETHER_BYTES)
         self._opening: dict[str, asyncio.Future[None]] = {}
         self._away_until_ms = 0
 
@@ -83,6 +96,8 @@ class StoredTurns:
         except asyncio.CancelledError:
             opening.cancel()
             raise
+        except TooManyWait:
+            raise
         except MetadataUnavailable:
             self._away_until_ms = monotonic_ms() + AWAY_MS
             raise
@@ -99,7 +114,7 @@ class StoredTurns:
         if (opening := self._opening.get(response_id)) is not None:
             await asyncio.wait((opening,))  # Dropped before it is there, it would stay.
         try:
-            await self._stored.drop([response_id])
+            await self._dropping.add(response_id)
         except MetadataUnavailable as error:
             # No response belongs to it, so it is dropped when the log has forgotten that time.
             _log.warning("stored_turn_not_dropped", response_id=response_id, why=str(error), repeats=True)
@@ -148,9 +163,8 @@ class StoredTurns:
         """Of one that replay still tells, so far as it has met its beginning and end. Raises ApiError 404."""
         if end is None or not may_be_stored(started, end):
             return
-        with away_is_refused():
-            is_deleted = await self._stored.is_deleted(tenant_id, response_id)
-        if is_deleted:
+        ask = partial(self._stored.is_deleted, tenant_id, response_id)
+        if await self._in_turn(self._kept.reads, tenant_id, ask):
             raise not_found(response_id)
 
     # Deleting
@@ -158,7 +172,23 @@ class StoredTurns:
     async def delete(self, tenant_id: str, response_id: str) -> None:
         """Raises ApiError 404."""
         at_ms = now_ms()
-        with away_is_refused():
-            is_deleted = await self._stored.delete(tenant_id, response_id, at_ms, at_ms + self._replayed_ms)
-        if not is_deleted:
+        ask = partial(self._stored.delete, tenant_id, response_id, at_ms, at_ms + self._replayed_ms)
+        if not await self._in_turn(self._deletions, tenant_id, ask):
             raise not_found(response_id)
+
+    async def _in_turn(self, turns: AtOnce, tenant_id: str, ask: Callable[[], Awaitable[bool]]) -> bool:
+        """However much a tenant asks, the others find room at the database. Who leaves keeps the turn until it answers.
+
+        Raises ApiError 503.
+        """
+        try:
+            async with turns.one(tenant_id, TURN_TIMEOUT_S):
+                with away_is_refused():
+                    asked = asyncio.ensure_future(ask())
+                    try:
+                        return await asyncio.shield(asked)
+                    except asyncio.CancelledError:
+                        await asyncio.wait((asked,))
+                        raise
+        except TooManyAtOnce as error:
+            raise too_many_at_once(error) from None

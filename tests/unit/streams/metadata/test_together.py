@@ -7,7 +7,7 @@ import pytest
 
 from streams.metadata import together as together_module
 from streams.metadata.together import Together
-from streams.metadata.unavailable import MetadataUnavailable
+from streams.metadata.unavailable import MetadataUnavailable, TooManyWait
 
 
 class Writer:
@@ -123,3 +123,16 @@ async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
         await to.add("c")
     await writer.let(2)
     await asyncio.gather(*tasks)
+
+
+async def test_where_too_many_wait_only_the_batch_that_found_no_room_fails() -> None:
+    """The database is not away: who waits behind may find room."""
+    writer = Writer()
+    to = together(writer)
+    tasks = await adding(to, "a") + await adding(to, "b")
+    writer.failure = TooManyWait("full")
+    await writer.let()
+    writer.failure = None
+    await writer.let()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [TooManyWait, type(None)]
