@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+import structlog
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -20,7 +21,10 @@ MAX_WAITING: Final = 1_000
 CLOSE_TIMEOUT_S: Final = 5.0
 CHECK_TIMEOUT_S: Final = 30.0
 """At start: the migrations are read as well."""
+_NOT_AS_MIGRATED: Final = "42"
+"""Class of Postgres' errors: a table or a right is missing. It may come back, and until then other work goes on."""
 
+_log = structlog.get_logger()
 _T = TypeVar("_T")
 
 
@@ -71,11 +75,16 @@ class Database:
                 connection = connection.execution_options(**{WRITES: writes})
                 with connection.begin():
                     return work(connection)
-        except (ProgrammingError, IntegrityError, DataError):
+        except (IntegrityError, DataError):
             raise  # Ours, whatever state the database is in.
         except (DBAPIError, PoolTimeoutError) as error:
             cause = getattr(error, "orig", None) or error
-            raise MetadataUnavailable(f"{type(cause).__name__}: {str(cause)[:200]}") from None
+            why = f"{type(cause).__name__}: {str(cause)[:200]}"
+            if isinstance(error, ProgrammingError):
+                if not str(getattr(cause, "sqlstate", "")).startswith(_NOT_AS_MIGRATED):
+                    raise
+                _log.error("metadata_not_as_migrated", why=why, repeats=True)
+            raise MetadataUnavailable(why) from None
 
     async def close(self) -> None:
         """What is begun has a moment to end."""

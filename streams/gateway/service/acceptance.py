@@ -104,7 +104,8 @@ class Acceptance:
             self._withdraw_soon(follower)
             _log.warning("request_not_acknowledged", response_id=response_id, why=str(error)[:200])
             raise unavailable("The request could not be stored.") from None
-        except asyncio.CancelledError:
+        except BaseException:
+            # Whoever asked has left, or something is broken: either way nobody is told an id.
             self._withdraw_soon(follower)
             raise
         stream.stage_ms["acknowledged"] = now_ms()

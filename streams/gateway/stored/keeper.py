@@ -114,17 +114,16 @@ class Keeper:
             while self._ended:
                 try:
                     await self._write_some()
-                except MetadataUnavailable as error:
-                    self._metrics.stored_failures.inc()
-                    _log.warning("stored_answers_not_written", why=str(error), waiting=len(self._ended), repeats=True)
+                except Exception as error:  # noqa: BLE001 - chats that are not stored go on whatever it is
+                    self._failed("stored_answers_not_written", error, waiting=len(self._ended))
                     await asyncio.sleep(RETRY_S)
 
     async def _write_some(self) -> None:
-        """What fails by itself is put behind the others. Raises MetadataUnavailable."""
+        """What fails by itself is put behind the others. Raises whatever a store fails with."""
         taken: list[_Ended] = []
         try:
             await self._write_together(taken)
-        except MetadataUnavailable:
+        except Exception:
             if len(taken) > 1:
                 self._alone = len(taken)
             else:
@@ -210,8 +209,8 @@ class Keeper:
                 at_ms = await self.stored.now_ms()
                 await self.look(at_ms)
                 await self.forget(at_ms)
-            except MetadataUnavailable as error:
-                _log.warning("stored_responses_not_tended", why=str(error), repeats=True)
+            except Exception as error:  # noqa: BLE001 - as in `write`
+                self._failed("stored_responses_not_tended", error)
 
     async def look(self, at_ms: int) -> None:
         """Completes open rows that are due, one by one. What the log has forgotten too is dropped."""
@@ -219,8 +218,8 @@ class Keeper:
             try:
                 if not await self._is_found(turn) and turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms:
                     await self.stored.drop([turn.response_id])
-            except MetadataUnavailable as error:
-                _log.warning("stored_answer_not_written", response_id=turn.response_id, why=str(error), repeats=True)
+            except Exception as error:  # noqa: BLE001 - as in `write`
+                self._failed("stored_answer_not_written", error, response_id=turn.response_id)
 
     async def _is_found(self, turn: OpenTurn) -> bool:
         try:
@@ -271,13 +270,21 @@ class Keeper:
             if shed:
                 self._grown[tenant_id] = None  # There is more of it, or the database is away.
 
+    def _failed(self, what: str, error: Exception, **more: object) -> None:
+        """What a database that is away says is no secret; of anything else a prompt may be part."""
+        self._metrics.stored_failures.inc()
+        if isinstance(error, MetadataUnavailable | TimeoutError):
+            _log.warning(what, why=str(error) or "not in time", repeats=True, **more)
+        else:
+            _log.error(what, why=type(error).__name__, repeats=True, **more)
+
     async def close(self) -> None:
         """A last try for what has ended; the next owner, or the look, has the rest. Closes the store."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 while self._ended:
                     await self._write_some()
-        except (MetadataUnavailable, TimeoutError) as error:
-            _log.warning("stored_answers_left_for_later", waiting=len(self._ended), why=str(error))
+        except Exception as error:  # noqa: BLE001 - as in `write`
+            self._failed("stored_answers_left_for_later", error, waiting=len(self._ended))
         finally:
             await self.stored.close()

@@ -226,6 +226,24 @@ async def test_what_only_one_of_both_takes_is_not_accepted(
             assert stack.pipeline.cancels()[0].response_id == stack.pipeline.requests()[0].response_id
 
 
+class Broken(MemoryStoredResponses):
+    async def open(self, turn: NewTurn) -> None:
+        raise ValueError("whatever it is")
+
+
+async def test_of_what_breaks_while_it_is_accepted_nothing_runs_on(settings: Settings) -> None:
+    """Its client was told no id, and would pay for what it cannot have."""
+    async with serving(settings, memory_log(settings), stored=Broken()) as stack, client(stack) as http:
+        refused = await http.post("/v1/responses", json={**HELLO, "background": True})
+        assert refused.status_code == 500
+        await until(stack.pipeline.cancels, "what reached the log is cancelled")
+        [request], [cancel] = stack.pipeline.requests(), stack.pipeline.cancels()
+        assert cancel.response_id == request.response_id
+        stream = stack.runtime.hub.get(request.response_id)
+        assert stream is None or not stream.viewers
+        assert (await http.get("/v1/models")).status_code == 200
+
+
 class Late(MemoryStoredResponses):
     """Opens nothing before it may."""
 

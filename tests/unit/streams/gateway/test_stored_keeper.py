@@ -103,6 +103,45 @@ async def test_an_answer_that_cannot_be_written_holds_up_none_of_those_behind_it
         await asyncio.wait((writing,))
 
 
+class Broken(Locked):
+    """What it fails with is nobody's to expect."""
+
+    tends = 0
+
+    async def complete(self, answers: Sequence[Answer]) -> None:
+        try:
+            await super().complete(answers)
+        except MetadataUnavailable:
+            raise ValueError("a prompt") from None
+
+    async def now_ms(self) -> int:
+        self.tends += 1
+        if self.tends == 1:
+            raise ValueError("a prompt")
+        return NOW_MS
+
+
+async def test_what_a_store_fails_with_ends_no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RETRY_S", "TEND_EVERY_S"):
+        monkeypatch.setattr(keeper_module, name, 0.001)
+    stored = Broken("a", "due")
+    keeper = keeper_of(stored, Told())
+    await opened(stored, "due", "found", created_at_ms=NOW_MS - DAY_MS)
+    await opened(stored, "a", "b", created_at_ms=NOW_MS)
+    for name in "ab":
+        ended(keeper, name)
+    tasks = [asyncio.ensure_future(keeper.write()), asyncio.ensure_future(keeper.tend())]
+    try:
+        await until(lambda: set(stored.open_ids()) <= {"a", "due"}, "all others are written")
+        assert not any(task.done() for task in tasks)
+        assert keeper._metrics.stored_failures._value.get() >= 3
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    await keeper.close()
+
+
 async def test_an_open_row_that_cannot_be_completed_holds_up_none_of_those_behind_it() -> None:
     stored = Locked("a")
     await opened(stored, "a", "b", "c")

@@ -12,6 +12,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event, text
+from sqlalchemy.exc import ProgrammingError
 
 from streams.metadata import database as database_module
 from streams.metadata.database import Database
@@ -132,6 +133,37 @@ def locked(folder: Path) -> Iterator[sqlite3.Connection]:
     connection.execute("BEGIN IMMEDIATE")
     yield connection
     connection.close()
+
+
+class _Undefined(Exception):
+    """As Postgres' driver tells it."""
+
+    def __init__(self, sqlstate: str | None) -> None:
+        super().__init__("no such relation")
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "raised"),
+    [
+        ("42P01", MetadataUnavailable),
+        ("42501", MetadataUnavailable),
+        (None, ProgrammingError),
+        ("0A000", ProgrammingError),
+    ],
+)
+async def test_a_table_or_a_right_that_is_missing_is_told_as_a_database_that_is_away(
+    folder: Path, sqlstate: str | None, raised: type[Exception]
+) -> None:
+    """Somebody may be about to migrate, and chats need no database."""
+
+    def work(_connection: Connection) -> None:
+        raise ProgrammingError("SELECT 1", {}, _Undefined(sqlstate))
+
+    database = Database(PATIENT, folder)
+    with pytest.raises(raised):
+        await database.read(work)
+    await database.close()
 
 
 async def test_readers_wait_for_no_writer_and_a_writer_not_for_ever(folder: Path, locked: sqlite3.Connection) -> None:
