@@ -13,8 +13,9 @@ waits for it. An open row whose end nobody has told by `look_at_ms` is looked fo
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
@@ -38,6 +39,8 @@ MAX_ENDED_BYTES: Final = 64 * 1024 * 1024
 TOGETHER: Final = 64
 TOGETHER_BYTES: Final = 8 * 1024 * 1024
 RETRY_S: Final = 1.0
+MAX_FAILURES: Final = 3
+"""Of an answer by itself, while others are written: each try holds the writer for as long as a statement may take."""
 TEND_EVERY_S: Final = 20.0
 LOOK_AGAIN_MS: Final = 300_000
 FORGOTTEN_AFTER_MS: Final = 2 * DAY_MS
@@ -50,7 +53,8 @@ CLOSE_TIMEOUT_S: Final = 2.0
 _log = structlog.get_logger()
 
 
-class _Ended(NamedTuple):
+@dataclass(slots=True)
+class _Ended:
     """What memory held of a response when its end was read: its last spans, without a gap up to the end."""
 
     response_id: str
@@ -59,6 +63,10 @@ class _Ended(NamedTuple):
     spans: Sequence[Span]
     terminal: Terminal
     held_bytes: int
+    failures: int = 0
+    """By itself."""
+    written_before: int = 0
+    """How many writes had succeeded when it failed first."""
 
 
 class Keeper:
@@ -74,6 +82,8 @@ class Keeper:
         self._held_bytes = 0
         self._alone = 0
         """So many of the first failed together: one of them may be what fails, and each is tried by itself."""
+        self._written = 0
+        """Of answers, and of what is dropped: so many writes have succeeded."""
         self._has_ended = asyncio.Event()
         self._grown: dict[str, None] = {}
         """Tenants that have stored something since their bounds were looked at; one looked at in vain comes last."""
@@ -127,12 +137,24 @@ class Keeper:
             if len(taken) > 1:
                 self._alone = len(taken)
             else:
-                self._ended.rotate(-1)
+                self._put_behind(taken[0])
                 self._alone = max(0, self._alone - 1)
             raise
         self._alone = max(0, self._alone - 1)
         for _ in taken:
             self._held_bytes -= self._ended.popleft().held_bytes
+
+    def _put_behind(self, first: _Ended) -> None:
+        """It has failed by itself. Where others are written meanwhile it is left in the end."""
+        if not first.failures:
+            first.written_before = self._written
+        first.failures += 1
+        self._ended.popleft()
+        if first.failures < MAX_FAILURES or self._written == first.written_before:
+            self._ended.append(first)
+            return
+        self._held_bytes -= first.held_bytes
+        self._leave([first.response_id], "it cannot be written")
 
     async def _write_together(self, taken: list[_Ended]) -> None:
         answers: list[Answer] = []
@@ -149,6 +171,7 @@ class Keeper:
                 break
         await self.stored.complete(answers)
         await self.stored.drop(refused)
+        self._written += bool(answers or refused)
 
     async def _whole(self, ended: _Ended) -> Replay | None:
         """None where it cannot be told now."""
@@ -213,13 +236,24 @@ class Keeper:
                 self._failed("stored_responses_not_tended", error)
 
     async def look(self, at_ms: int) -> None:
-        """Completes open rows that are due, one by one. What the log has forgotten too is dropped."""
+        """Completes open rows that are due, one by one. What the log has forgotten too is dropped, and so is then what
+        cannot be written though others can.
+        """
+        written = self._written
+        unwritten: list[str] = []
         for turn in await self.stored.due(at_ms, at_ms + LOOK_AGAIN_MS, TOGETHER):
+            is_forgotten = turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms
             try:
-                if not await self._is_found(turn) and turn.created_at_ms + FORGOTTEN_AFTER_MS <= at_ms:
+                if not await self._is_found(turn) and is_forgotten:
                     await self.stored.drop([turn.response_id])
+                    self._written += 1
             except Exception as error:  # noqa: BLE001 - as in `write`
                 self._failed("stored_answer_not_written", error, response_id=turn.response_id)
+                if is_forgotten:
+                    unwritten.append(turn.response_id)
+        if unwritten and self._written > written:
+            _log.error("stored_answers_given_up", response_ids=unwritten)
+            await self.stored.drop(unwritten)
 
     async def _is_found(self, turn: OpenTurn) -> bool:
         try:
@@ -237,6 +271,7 @@ class Keeper:
             return False
         if is_refusal(piece.started, piece.terminal):
             await self.stored.drop([turn.response_id])
+            self._written += 1
             return True
         replay = Replay(whole=True)
         last = piece.terminal.sequence_number - 1
@@ -246,6 +281,7 @@ class Keeper:
             replay.add_terminal(piece.terminal)
             if not replay.gap:
                 await self.stored.complete(await self._answers(turn.tenant_id, replay))
+                self._written += 1
                 return True
         return False
 

@@ -15,7 +15,7 @@ from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.stored import keeper as keeper_module
-from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.keeper import MAX_FAILURES, Keeper
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Answer, Bounds, NewTurn
 from streams.gateway.stored.replays import StoredReplays
@@ -89,15 +89,34 @@ async def test_an_answer_that_cannot_be_written_holds_up_none_of_those_behind_it
         assert stored.batches[:5] == [[*"abcd"], ["a"], ["b"], ["c"], ["d"]]
         ended(keeper, "e")
         await until(lambda: stored.open_ids() == ["b"], "so is what comes later")
-        stored.locked.clear()
-        await until(lambda: not stored.open_ids(), "and this one, as soon as it can be")
-        assert (len(keeper._ended), keeper._held_bytes) == (0, 0)
+        await until(lambda: not keeper._ended, "this one is left to the look")
+        assert (stored.open_ids(), keeper._held_bytes) == (["b"], 0)
+        assert 2 <= stored.batches.count(["b"]) <= MAX_FAILURES, "each try keeps others from the writer"
         stored.batches.clear()
         await opened(stored, "f", "g")
         for name in "fg":
             ended(keeper, name)
-        await until(lambda: not stored.open_ids(), "they are written")
+        await until(lambda: stored.open_ids() == ["b"], "they are written")
         assert stored.batches == [["f", "g"]], "together again"
+    finally:
+        writing.cancel()
+        await asyncio.wait((writing,))
+
+
+async def test_while_nothing_is_written_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is away, and whoever fails is as good as the others."""
+    monkeypatch.setattr(keeper_module, "RETRY_S", 0.001)
+    stored = Locked("a", "b")
+    keeper = keeper_of(stored)
+    await opened(stored, "a", "b")
+    for name in "ab":
+        ended(keeper, name)
+    writing = asyncio.ensure_future(keeper.write())
+    try:
+        await until(lambda: len(stored.batches) > 6 * MAX_FAILURES, "they are tried again and again")
+        assert len(keeper._ended) == 2
+        stored.locked.clear()
+        await until(lambda: not stored.open_ids(), "and written as soon as they can be")
     finally:
         writing.cancel()
         await asyncio.wait((writing,))
@@ -144,9 +163,21 @@ async def test_what_a_store_fails_with_ends_no_gateway(monkeypatch: pytest.Monke
 
 async def test_an_open_row_that_cannot_be_completed_holds_up_none_of_those_behind_it() -> None:
     stored = Locked("a")
-    await opened(stored, "a", "b", "c")
+    await opened(stored, "a", "b", "c", created_at_ms=NOW_MS)
     await keeper_of(stored, Told()).look(NOW_MS)
     assert stored.open_ids() == ["a"]
+
+
+@pytest.mark.parametrize(("others", "left"), [([], {"old", "young"}), (["c"], {"young", "c"})], ids=["away", "well"])
+async def test_what_can_never_be_completed_is_dropped_once_the_log_has_forgotten_it(
+    others: list[str], left: set[str]
+) -> None:
+    """Else it is tried as long as the row is kept; only where others are written, or the database may just be away."""
+    stored = Locked("old", "young")
+    await opened(stored, "old", created_at_ms=NOW_MS - 2 * DAY_MS)
+    await opened(stored, "young", *others, created_at_ms=NOW_MS)
+    await keeper_of(stored, Told()).look(NOW_MS)
+    assert set(stored._rows) == left
 
 
 async def test_a_gateway_whose_clock_is_ahead_forgets_nothing_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
