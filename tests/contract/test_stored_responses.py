@@ -145,10 +145,13 @@ async def test_what_is_deleted_stays_so_and_leaves_no_content(stored: StoredResp
     assert not await stored.is_deleted("acme", "a")
 
 
-async def test_what_is_deleted_shortly_before_it_expires_is_kept_no_longer(stored: StoredResponses) -> None:
+async def test_what_is_deleted_shortly_before_it_expires_stays_known_for_as_long(stored: StoredResponses) -> None:
+    """Replay tells it until then, whatever expires here."""
     await stored.open(turn("a"))
-    assert await stored.delete("acme", "a", 1, LATER + 50)
-    assert await stored.purge(LATER, Bounds(9, 99)) == 1
+    assert await stored.delete("acme", "a", LATER - 1, LATER + 50)
+    assert await stored.purge(LATER + 49, Bounds(9, 99)) == 0
+    assert await stored.is_deleted("acme", "a")
+    assert await stored.purge(LATER + 50, Bounds(9, 99)) == 1
 
 
 async def test_open_ones_are_looked_for_by_one_at_a_time(stored: StoredResponses) -> None:

@@ -89,7 +89,7 @@ class MemoryStoredResponses:
             return False
         row.deleted_at_ms, row.look_at_ms = now_ms, None
         row.input, row.told, row.carried_bytes = b"", None, 0
-        row.turn = replace(row.turn, expires_at_ms=min(row.turn.expires_at_ms, known_until_ms))
+        row.turn = replace(row.turn, expires_at_ms=known_until_ms)
         return True
 
     async def is_deleted(self, tenant_id: str, response_id: str) -> bool:

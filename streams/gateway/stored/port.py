@@ -103,8 +103,8 @@ class StoredResponses(Protocol):
         """
 
     async def delete(self, tenant_id: str, response_id: str, now_ms: int, known_until_ms: int) -> bool:
-        """Its content goes at once; that it is deleted is known until then, or it would have expired. Whether it was
-        there.
+        """Its content goes at once; that it is deleted is known until then, also where it would have expired before:
+        replay may tell it for longer. Whether it was there.
         """
 
     async def is_deleted(self, tenant_id: str, response_id: str) -> bool: ...

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
     FromClause,
     and_,
     bindparam,
-    case,
     delete,
     extract,
     func,
@@ -132,13 +130,11 @@ class SqlStoredResponses:
         return await self._database.read(work)
 
     async def delete(self, tenant_id: str, response_id: str, now_ms: int, known_until_ms: int) -> bool:
-        known_until = literal(known_until_ms, BigInteger)
-        expires = case((_R.expires_at_ms < known_until, _R.expires_at_ms), else_=known_until)
         emptied = {"input": b"", "told": None, "look_at_ms": None, "carried_bytes": 0, "size_bytes": 0}
         deletion = (
             update(STORED_RESPONSES)
             .where(_R.response_id == response_id, _live(STORED_RESPONSES, tenant_id, now_ms))
-            .values(deleted_at_ms=now_ms, expires_at_ms=expires, **emptied)
+            .values(deleted_at_ms=now_ms, expires_at_ms=known_until_ms, **emptied)
         )
         return await self._database.write(lambda connection: connection.execute(deletion).rowcount > 0)
 
