@@ -155,7 +155,7 @@ class GatewayRuntime:
         """Until cancelled. Raises what a loop failed with: the process cannot go on then."""
         works = (
             self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended(),
-            self._keeper.write(), self._keeper.tend(),
+            self._keeper.write(), self._keeper.read_back(), self._keeper.tend(),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:

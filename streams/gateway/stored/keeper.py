@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from schemas.responses import Started, Terminal
-from streams.gateway.fan_out.spans import Span
+from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
@@ -38,6 +38,9 @@ MAX_ENDED_BYTES: Final = 64 * 1024 * 1024
 """Of memory that they hold; those beyond either are looked for later."""
 TOGETHER: Final = 64
 TOGETHER_BYTES: Final = 8 * 1024 * 1024
+READ_BACK_AT_ONCE: Final = 2
+"""Of answers whose beginning memory has let go; who comes back reads there too."""
+READ_BACK_TIMEOUT_S: Final = 20.0
 RETRY_S: Final = 1.0
 MAX_FAILURES: Final = 3
 """Of an answer by itself, while others are written: each try holds the writer for as long as a statement may take."""
@@ -68,6 +71,10 @@ class _Ended:
     written_before: int = 0
     """How many writes had succeeded when it failed first."""
 
+    @property
+    def first_sequence(self) -> int:
+        return self.spans[0].first_sequence if self.spans else self.terminal.sequence_number
+
 
 class Keeper:
     def __init__(
@@ -79,12 +86,16 @@ class Keeper:
         self._settings = settings
         self._metrics = metrics
         self._ended: deque[_Ended] = deque()
+        """From their first token on."""
+        self._torn: deque[_Ended] = deque()
+        """Of which the beginning is to be read back first."""
         self._held_bytes = 0
         self._alone = 0
         """So many of the first failed together: one of them may be what fails, and each is tried by itself."""
         self._written = 0
         """Of answers, and of what is dropped: so many writes have succeeded."""
         self._has_ended = asyncio.Event()
+        self._has_torn = asyncio.Event()
         self._grown: dict[str, None] = {}
         """Tenants that have stored something since their bounds were looked at; one looked at in vain comes last."""
 
@@ -102,17 +113,24 @@ class Keeper:
         assert terminal is not None, "it has ended"
         if not (stream.is_stored or is_stored(stream.started) or is_stored(terminal)):
             return
-        if len(self._ended) >= MAX_ENDED or self._held_bytes + stream.held_bytes > MAX_ENDED_BYTES:
-            self._leave([stream.response_id], "too many wait")
-            return
         spans = () if stream.broken else tuple(stream.spans)
-        self._ended.append(
+        self._keep(
             _Ended(
                 stream.response_id, stream.scope.tenant_id, stream.started, spans, terminal, stream.held_bytes
             )
         )  # fmt: skip
-        self._held_bytes += stream.held_bytes
-        self._has_ended.set()
+
+    def _keep(self, ended: _Ended) -> None:
+        if len(self._ended) + len(self._torn) >= MAX_ENDED or self._held_bytes + ended.held_bytes > MAX_ENDED_BYTES:
+            self._leave([ended.response_id], "too many wait")
+            return
+        self._held_bytes += ended.held_bytes
+        if ended.first_sequence > 1 and not is_refusal(ended.started, ended.terminal):
+            self._torn.append(ended)
+            self._has_torn.set()
+        else:
+            self._ended.append(ended)
+            self._has_ended.set()
 
     # Answers
 
@@ -164,7 +182,7 @@ class Keeper:
             taken.append(ended)
             if is_refusal(ended.started, ended.terminal):
                 refused.append(ended.response_id)
-            elif (replay := await self._whole(ended)) is not None:
+            elif (replay := self._whole(ended)) is not None:
                 answers += await self._answers(ended.tenant_id, replay)
                 size_bytes = sum(len(answer.told) for answer in answers)
             if size_bytes > TOGETHER_BYTES:
@@ -173,19 +191,11 @@ class Keeper:
         await self.stored.drop(refused)
         self._written += bool(answers or refused)
 
-    async def _whole(self, ended: _Ended) -> Replay | None:
+    def _whole(self, ended: _Ended) -> Replay | None:
         """None where it cannot be told now."""
         replay = Replay(whole=True)
         if ended.started is not None:
             replay.add_started(ended.started)
-        first = ended.spans[0].first_sequence if ended.spans else ended.terminal.sequence_number
-        try:
-            if first > 1 and not await self._read_back(replay, ended.tenant_id, ended.response_id, first - 1):
-                self._leave([ended.response_id], "nothing is known of its beginning")
-                return None
-        except HistoryUnavailable as error:
-            self._leave([ended.response_id], str(error))
-            return None
         for span in ended.spans:
             replay.add_span(span)
         replay.add_terminal(ended.terminal)
@@ -193,6 +203,41 @@ class Keeper:
             self._leave([ended.response_id], "a gap")
             return None
         return replay
+
+    async def read_back(self) -> None:
+        """Until cancelled. Nobody whose answer memory holds waits for history."""
+        async with asyncio.TaskGroup() as reading:
+            for _ in range(READ_BACK_AT_ONCE):
+                reading.create_task(self._read_back_torn())
+
+    async def _read_back_torn(self) -> None:
+        while True:
+            while not self._torn:
+                self._has_torn.clear()
+                await self._has_torn.wait()
+            await self._mend(self._torn.popleft())
+
+    async def _mend(self, torn: _Ended) -> None:
+        """From then on memory holds all of it, or it is left."""
+        replay = Replay(whole=True)
+        why = "nothing is known of its beginning"
+        try:
+            async with asyncio.timeout(READ_BACK_TIMEOUT_S):
+                is_known = await self._read_back(replay, torn.tenant_id, torn.response_id, torn.first_sequence - 1)
+        except (HistoryUnavailable, TimeoutError) as error:
+            is_known, why = False, str(error) or "its beginning is not read in time"
+        except Exception as error:  # noqa: BLE001 - as in `write`
+            self._failed("stored_beginning_not_read", error, response_id=torn.response_id)
+            is_known, why = False, "its beginning cannot be read"
+        self._held_bytes -= torn.held_bytes
+        for span in torn.spans:
+            replay.add_span(span)
+        if not is_known or not replay.spans:
+            self._leave([torn.response_id], why)
+            return
+        started = torn.started or replay.started
+        held_bytes = memory_bytes(replay.spans)
+        self._keep(_Ended(torn.response_id, torn.tenant_id, started, replay.spans, torn.terminal, held_bytes))
 
     async def _answers(self, tenant_id: str, replay: Replay) -> list[Answer]:
         """None of what is too large to be kept."""
@@ -318,8 +363,11 @@ class Keeper:
         """A last try for what has ended; the next owner, or the look, has the rest. Closes the store."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while self._ended:
-                    await self._write_some()
+                while self._ended or self._torn:
+                    if self._ended:
+                        await self._write_some()
+                    else:
+                        await self._mend(self._torn.popleft())
         except Exception as error:  # noqa: BLE001 - as in `write`
             self._failed("stored_answers_left_for_later", error, waiting=len(self._ended))
         finally:

@@ -12,16 +12,17 @@ from prometheus_client import CollectorRegistry
 from schemas.base import Scope
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import History
+from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.stored import keeper as keeper_module
-from streams.gateway.stored.keeper import MAX_FAILURES, Keeper
+from streams.gateway.stored.keeper import MAX_FAILURES, READ_BACK_AT_ONCE, Keeper
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Answer, Bounds, NewTurn
 from streams.gateway.stored.replays import StoredReplays
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import MetadataSettings
 from tests.unit.streams.gateway.gateway_stack import started, terminal, until
+from tests.unit.streams.gateway.replays import span
 from tests.unit.streams.gateway.stored_stories import DAY_MS
 
 ACME = Scope(tenant_id="acme")
@@ -120,6 +121,77 @@ async def test_while_nothing_is_written_nothing_is_left(monkeypatch: pytest.Monk
     finally:
         writing.cancel()
         await asyncio.wait((writing,))
+
+
+class Slow(Told):
+    """History that tells the first token of a response when it may."""
+
+    def __init__(self) -> None:
+        self.may_tell = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def read(self, _tenant_id: str, response_id: str, _after: int, **_more: object) -> Replay:
+        self.asked.append(response_id)
+        await self.may_tell.wait()
+        replay = Replay()
+        replay.add_started(started(response_id, ACME, echo=STORED))
+        replay.add_span(span(1, "a"))
+        return replay
+
+
+def ended_torn(keeper: Keeper, name: str) -> None:
+    """Memory holds its second token and its end."""
+    stream = Stream(name, 0, ACME, 1, 0)
+    stream.started, stream.terminal = started(name, ACME, echo=STORED), terminal(name, ACME, 3)
+    stream.spans.append(span(2, "b"))
+    keeper.ended(stream)
+
+
+async def test_whose_beginning_is_read_back_holds_up_none_of_those_behind_it() -> None:
+    stored, history = Locked(), Slow()
+    keeper = keeper_of(stored, history)
+    torn = [f"torn-{number}" for number in range(2 * READ_BACK_AT_ONCE)]
+    await opened(stored, *torn, "a", "b")
+    for name in torn:
+        ended_torn(keeper, name)
+    for name in "ab":
+        ended(keeper, name)
+    tasks = [asyncio.ensure_future(keeper.write()), asyncio.ensure_future(keeper.read_back())]
+    try:
+        await until(lambda: stored.open_ids() == torn, "what memory holds is written")
+        assert history.asked == torn[:READ_BACK_AT_ONCE]
+        history.may_tell.set()
+        await until(lambda: not stored.open_ids(), "so are the others, once they are whole")
+        assert (keeper._held_bytes, keeper._metrics.stored_left._value.get()) == (0, 0)
+        turn = await stored.one("acme", torn[0], 1)
+        assert turn is not None
+        replay = Replay(whole=True)
+        replay.add_packed(turn.told or b"")
+        assert ("".join(each.text for each in replay.spans), replay.gap) == ("ab", False)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+@pytest.mark.parametrize("fails", ["late", "gone", "broken"])
+async def test_whose_beginning_cannot_be_had_is_left_to_the_look(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    monkeypatch.setattr(keeper_module, "READ_BACK_TIMEOUT_S", 0.01)
+    history = Slow()
+    if fails != "late":
+        told: object = ValueError("a prompt") if fails == "broken" else HistoryUnavailable("away")
+        monkeypatch.setattr(history, "read", mock.AsyncMock(side_effect=told))
+    stored = Locked()
+    keeper = keeper_of(stored, history)
+    await opened(stored, "torn")
+    ended_torn(keeper, "torn")
+    reading = asyncio.ensure_future(keeper.read_back())
+    try:
+        await until(lambda: keeper._metrics.stored_left._value.get() == 1, "it is left")
+        assert (stored.open_ids(), len(keeper._torn), keeper._held_bytes) == (["torn"], 0, 0)
+    finally:
+        reading.cancel()
+        await asyncio.wait((reading,))
 
 
 class Broken(Locked):
