@@ -17,7 +17,7 @@ STORED_RESPONSES = Table(
     Column("look_at_ms", BigInteger),  # when to look for its end, while nobody has written what it told
     Column("deleted_at_ms", BigInteger),  # its content is gone; the row says so to who would replay it
     Column("input", LargeBinary, nullable=False),  # JSON of the messages that its client sent in this turn
-    Column("told", LargeBinary),  # all of it, as one entry of history
+    Column("told", LargeBinary),  # all of it, as `stored/entries.py` has it
     Column("carried_bytes", BigInteger, nullable=False),  # what a later turn repeats of it
     Column("size_bytes", BigInteger, nullable=False),  # of input and told
     Index("ix_stored_responses_expires_at_ms", "expires_at_ms"),

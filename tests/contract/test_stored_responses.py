@@ -77,6 +77,21 @@ async def test_what_was_opened_is_completed_once(stored: StoredResponses) -> Non
     assert await stored.one("acme", "nobody", 1) is None
 
 
+async def test_what_was_told_is_had_in_parts(stored: StoredResponses) -> None:
+    for name in ("a", "open"):
+        await stored.open(turn(name))
+    told = bytes(range(256)) * 1_000
+    await stored.complete([answer("a", told)])
+    for begin, size_bytes in ((0, 10), (7, 1), (255_990, 100), (256_000, 5), (300_000, 2**30), (3, 2**30)):
+        assert await stored.told("acme", "a", 1, begin, size_bytes) == told[begin : begin + size_bytes]
+    assert await stored.told("acme", "open", 1, 0, 10) is None
+    assert await stored.told("acme", "nobody", 1, 0, 10) is None
+    assert await stored.told("beta", "a", 1, 0, 10) is None
+    assert await stored.told("acme", "a", LATER, 0, 10) is None
+    assert await stored.delete("acme", "a", 1, LATER)
+    assert await stored.told("acme", "a", 1, 0, 10) is None
+
+
 async def test_its_clock_is_its_own(stored: StoredResponses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a gateway's says; in memory there is but one gateway."""
     before_ms = now_ms()
@@ -233,6 +248,7 @@ AT_ONCE = st.builds(Bounds, st.integers(1, 3), st.integers(0, 20))
 OPERATIONS = st.one_of(
     st.tuples(st.just("complete"), NAMES, TENANTS),
     st.tuples(st.just("chain"), TENANTS, NAMES, TIMES, st.integers(0, 4), st.integers(0, 30), st.integers(0, 30)),
+    st.tuples(st.just("told"), TENANTS, NAMES, TIMES, st.integers(0, 5), st.integers(1, 5)),
     st.tuples(st.just("delete"), TENANTS, NAMES, TIMES, st.integers(0, 60)),
     st.tuples(st.just("is_deleted"), TENANTS, NAMES),
     st.tuples(st.just("due"), TIMES, st.integers(1, 3)),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from schemas.responses import Started, Terminal
 from streams.gateway.closing import CloseReason
-from streams.gateway.fan_out.spans import Span, join_runs
+from streams.gateway.fan_out.spans import Span, cut, join_runs
 from streams.gateway.fan_out.stream import Behind, Closed, Event, Viewer
 from streams.gateway.history.replay import Replay
 from streams.gateway.history.store import History, HistoryUnavailable
@@ -67,7 +67,7 @@ class Follower:
             self.started = replay.started
             if replay.after == 0 and (viewer is None or not viewer.started_taken):
                 self._replayed.append(replay.started)
-        self._replayed.extend(join_runs(replay.spans))
+        self._replayed.extend(cut(join_runs(replay.spans)))
         # Of a long answer only a piece is held: the next is read when this one is sent.
         if replay.is_partial and replay.terminal is None and self._piece is not None:
             replay.terminal = self._piece.terminal

@@ -1,6 +1,6 @@
 """A span of released text: consecutive tokens of one choice, kind and call; can be cut after any token and joined."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from schemas.generated import Kind
@@ -41,13 +41,16 @@ class Span(NamedTuple):
         known = sequence_number - self.first_sequence + 1
         if known <= 0:
             return self
-        if known >= self.tokens:
-            return None
-        start = self.text_ends[known - 1]
+        return None if known >= self.tokens else self.part(known, self.tokens)
+
+    def part(self, begin: int, end: int) -> "Span":
+        """Its tokens from `begin` to before `end`, counted from 0: one at least."""
+        start = self.text_ends[begin - 1] if begin else 0
+        ends = self.text_ends[begin:end]
         return Span(
-            sequence_number + 1, self.sequence_number, self.choice, self.kind, self.text[start:],
-            [end - start for end in self.text_ends[known:]], self.emitted_at_us, self.call,
-            None if self.logprobs is None else self.logprobs[known:],
+            self.first_sequence + begin, self.first_sequence + end - 1, self.choice, self.kind,
+            self.text[start : ends[-1]], [each - start for each in ends], self.emitted_at_us, self.call,
+            None if self.logprobs is None else self.logprobs[begin:end],
         )  # fmt: skip
 
     def continues(self, other: Self) -> bool:
@@ -77,10 +80,12 @@ def logprobs_bytes(logprobs: Sequence[TokenLogprobs]) -> int:
 
 def told_chars(span: Span) -> int:
     """About how long it is, told."""
-    if span[8] is None:
-        return len(span[4])
-    lengths = [len(text) for told in span[8] for text, _ in told]
-    return len(span[4]) + ALTERNATIVE_CHARS * len(lengths) + ALTERNATIVE_BYTE_CHARS * sum(lengths)
+    return len(span[4]) + (0 if span[8] is None else _alternatives_chars(span[8]))
+
+
+def _alternatives_chars(logprobs: Sequence[TokenLogprobs]) -> int:
+    lengths = [len(text) for told in logprobs for text, _ in told]
+    return ALTERNATIVE_CHARS * len(lengths) + ALTERNATIVE_BYTE_CHARS * sum(lengths)
 
 
 def join_logprobs(spans: Sequence[Span]) -> RowLogprobs:
@@ -126,3 +131,38 @@ def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Sp
             choice, kind, call, chars = span[2], span[3], span[7], told_chars(span)
         following = span[1] + 1
     return [join(run) if len(run) > 1 else run[0] for run in runs]
+
+
+def cut(spans: Iterable[Span], max_chars: int = MAX_SPAN_CHARS) -> Iterator[Span]:
+    """The same, but none of several tokens of which more is told than that."""
+    for span in spans:
+        if span.tokens == 1 or told_chars(span) <= max_chars:
+            yield span
+            continue
+        first = chars = begin = 0
+        for index, end in enumerate(span.text_ends):
+            own_chars = end - begin
+            if span.logprobs is not None:
+                own_chars += _alternatives_chars(span.logprobs[index : index + 1])
+            if index > first and chars + own_chars > max_chars:
+                yield span.part(first, index)
+                first, chars = index, 0
+            chars += own_chars
+            begin = end
+        yield span.part(first, span.tokens)
+
+
+def first_part(span: Span, most_bytes: int) -> Span:
+    """As many of its first tokens as take no more memory than that, and in any case one."""
+    if span.tokens == 1 or memory_bytes((span,)) <= most_bytes:
+        return span
+    char_bytes = 1 if span.text.isascii() else WIDE_CHAR_BYTES
+    size_bytes, begin = SPAN_BYTES, 0
+    for index, end in enumerate(span.text_ends):
+        size_bytes += TOKEN_BYTES + (end - begin) * char_bytes
+        if span.logprobs is not None:
+            size_bytes += logprobs_bytes(span.logprobs[index : index + 1])
+        if size_bytes > most_bytes:
+            return span.part(0, max(1, index))
+        begin = end
+    return span

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from schemas.responses import Release, Started, Terminal
-from streams.gateway.fan_out.spans import Span, memory_bytes
+from streams.gateway.fan_out.spans import Span, first_part, memory_bytes
 from streams.gateway.history.turns import packed, unpacked
 
 _FORMAT = 1
@@ -35,11 +35,11 @@ def has_end(entry: bytes) -> bool:
 
 
 class Rest(NamedTuple):
-    """Where the next piece of a replay begins: at an entry of Redis, at an offset of the log, or in the store."""
+    """Where the next piece of a replay begins: at an entry of Redis, an offset of the log, or a byte in the store."""
 
     entry: int = 0
     offset: int | None = None
-    is_stored: bool = False
+    stored_byte: int | None = None
 
 
 class Replay:
@@ -87,9 +87,11 @@ class Replay:
         if self._held_bytes >= PIECE_BYTES and not self._whole:
             self.is_partial = True
             return
-        self.spans.append(new)
-        self.last = new.sequence_number
-        self._held_bytes += memory_bytes((new,))
+        part = new if self._whole else first_part(new, PIECE_BYTES - self._held_bytes)
+        self.spans.append(part)
+        self.last = part.sequence_number
+        self._held_bytes += memory_bytes((part,))
+        self.is_partial = part.sequence_number < new.sequence_number
 
     def add_terminal(self, terminal: Terminal) -> None:
         if self.terminal is None:

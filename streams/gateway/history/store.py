@@ -383,8 +383,8 @@ class History:
         Of a long answer a piece: ask again beyond it, with its `rest`. None: the tenant has no such response. Raises
         HistoryUnavailable when that cannot be told or given.
         """
-        if rest is not None and rest.is_stored:
-            return await self._read_stored(tenant_id, response_id, after)
+        if rest is not None and rest.stored_byte is not None:
+            return await self._read_stored(tenant_id, response_id, after, rest.stored_byte)
         near_failed = False
         if rest is None or rest.offset is None:
             try:
@@ -415,10 +415,10 @@ class History:
             raise HistoryUnavailable("the log does not hold what comes next", is_transient=is_transient)
         return replay
 
-    async def _read_stored(self, tenant_id: str, response_id: str, after: int) -> Replay:
+    async def _read_stored(self, tenant_id: str, response_id: str, after: int, begin: int) -> Replay:
         """Raises HistoryUnavailable."""
         try:
-            replay = None if self._kept is None else await self._kept.read(tenant_id, response_id, after)
+            replay = None if self._kept is None else await self._kept.read(tenant_id, response_id, after, begin)
         except MetadataUnavailable as error:
             raise HistoryUnavailable(str(error)) from None
         if replay is None:

@@ -68,6 +68,10 @@ class MemoryStoredResponses:
         row = self._live(tenant_id, response_id, now_ms)
         return None if row is None else _stored(row)
 
+    async def told(self, tenant_id: str, response_id: str, now_ms: int, begin: int, size_bytes: int) -> bytes | None:
+        row = self._live(tenant_id, response_id, now_ms)
+        return None if row is None or row.told is None else row.told[begin : begin + size_bytes]
+
     async def chain(
         self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int, max_read_bytes: int
     ) -> list[StoredTurn]:

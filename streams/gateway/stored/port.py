@@ -24,7 +24,7 @@ class NewTurn:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one. `told`: an entry of history that holds all of it."""
+    """What became of one. `told`: all of it, as `entries_of` writes it."""
 
     response_id: str
     tenant_id: str
@@ -92,6 +92,9 @@ class StoredResponses(Protocol):
 
     async def one(self, tenant_id: str, response_id: str, now_ms: int) -> StoredTurn | None:
         """None: not there, deleted, or expired."""
+
+    async def told(self, tenant_id: str, response_id: str, now_ms: int, begin: int, size_bytes: int) -> bytes | None:
+        """So much of what it told, or all there is of it, from that byte on. None as `one`, and while it is open."""
 
     async def chain(
         self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int, max_read_bytes: int

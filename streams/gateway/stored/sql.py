@@ -7,6 +7,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
+    LargeBinary,
     and_,
     bindparam,
     delete,
@@ -93,6 +94,17 @@ class SqlStoredResponses:
     async def one(self, tenant_id: str, response_id: str, now_ms: int) -> StoredTurn | None:
         found = await self.chain(tenant_id, response_id, now_ms, max_turns=0, max_bytes=0, max_read_bytes=0)
         return found[0] if found else None
+
+    async def told(self, tenant_id: str, response_id: str, now_ms: int, begin: int, size_bytes: int) -> bytes | None:
+        query = select(func.substr(_R.told, begin + 1, size_bytes, type_=LargeBinary)).where(
+            _R.response_id == response_id, _live(STORED_RESPONSES, tenant_id, now_ms)
+        )
+
+        def work(connection: Connection) -> bytes | None:
+            told = connection.execute(query).scalar()
+            return None if told is None else bytes(told)
+
+        return await self._database.read(work)
 
     async def chain(
         self, tenant_id: str, response_id: str, now_ms: int, *, max_turns: int, max_bytes: int, max_read_bytes: int

@@ -11,13 +11,13 @@ from schemas.responses import Started, Terminal
 from streams.dialects.continuation import EarlierTurn
 from streams.dialects.echo import echoed
 from streams.dialects.said import said
-from streams.gateway.fan_out.spans import Span, join_runs
-from streams.gateway.history.replay import Replay, pack
+from streams.gateway.fan_out.spans import Span
+from streams.gateway.history.replay import Replay, UnreadableEntry
+from streams.gateway.stored.entries import entries, entries_of
 from streams.gateway.stored.port import Answer, StoredTurn
 
 _MESSAGES: Final[TypeAdapter[list[Message]]] = TypeAdapter(list[Message])
 _SAID: Final = frozenset({"content", "tool_name", "tool_arguments"})
-_UNBOUNDED: Final = 2**31
 
 
 class AnsweredTurn(NamedTuple):
@@ -56,18 +56,18 @@ def is_refusal(started: Started | None, terminal: Terminal) -> bool:
 def answer_of(tenant_id: str, replay: Replay) -> Answer:
     """Of a whole replay with its end."""
     assert replay.terminal is not None, "it has ended"
-    # Fewer and longer spans say the same: what is told later is cut anew.
-    spans = join_runs(replay.spans, _UNBOUNDED)
-    told = pack(replay.started, spans, replay.terminal)
-    said_bytes = sum(len(span.text.encode()) for span in spans if span.kind in _SAID)
+    told = entries_of(replay.started, replay.spans, replay.terminal)
+    said_bytes = sum(len(span.text.encode()) for span in replay.spans if span.kind in _SAID)
     return Answer(replay.terminal.response_id, tenant_id, told, said_bytes)
 
 
 def answered(turn: StoredTurn, told: bytes) -> AnsweredTurn:
     """Raises UnreadableEntry."""
     replay = Replay(whole=True)
-    replay.add_packed(told)
-    assert replay.terminal is not None, "nothing else is stored"
+    for _, entry in entries(told):
+        replay.add_packed(entry)
+    if replay.terminal is None:
+        raise UnreadableEntry("its end is not there")
     return AnsweredTurn(turn.response_id, turn.input, replay.spans, replay.terminal)
 
 

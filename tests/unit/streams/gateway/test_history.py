@@ -220,6 +220,26 @@ async def test_a_long_answer_is_read_back_in_pieces_of_bounded_memory(
     far.close()
 
 
+async def test_an_entry_that_is_larger_than_a_piece_is_read_back_in_several(
+    near: RedisHistory, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was said at once, after it was held back, may stand in one."""
+    monkeypatch.setattr(replay_module, "PIECE_BYTES", 2_000)
+    text = "".join(chr(ord("a") + number % 26) for number in range(200))
+    response_id = settings.response_ids.mint(0)
+    for first in (1, 101):
+        part = span(first, text[first - 1 : first + 99])
+        await near.append([entry(response_id, part, with_start=first == 1, is_first=first == 1)])
+    await near.append([entry(response_id, end=201)])
+    pieces = [await near.read("acme", response_id, 0)]
+    while pieces[-1].is_partial:
+        pieces.append(await near.read("acme", response_id, pieces[-1].last, pieces[-1].rest))
+    assert "".join(each.text for piece in pieces for each in piece.spans) == text
+    assert max(memory_bytes(piece.spans) for piece in pieces) <= 2_000
+    assert len(pieces) == 6
+    assert {piece.terminal.sequence_number for piece in pieces if piece.terminal is not None} == {201}
+
+
 @pytest.mark.parametrize("redis_fails", [False, True])
 async def test_a_job_takes_no_place_of_those_whose_beginning_the_log_can_be_asked_for(
     near: RedisHistory, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_fails: bool

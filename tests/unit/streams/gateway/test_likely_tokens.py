@@ -20,8 +20,11 @@ from streams.dialects.openai_logprobs import token_objects, written
 from streams.gateway.fan_out.spans import (
     ALTERNATIVE_BYTES,
     MAX_SPAN_CHARS,
+    SPAN_BYTES,
     TOLD_TOKEN_BYTES,
     Span,
+    cut,
+    first_part,
     join,
     join_runs,
     logprobs_bytes,
@@ -64,6 +67,23 @@ def test_a_span_is_cut_and_joined_with_what_is_told_of_its_tokens(edges: list[in
     assert whole == span_of(1, TOKENS)
     assert (whole.after(after) or whole) == (span_of(after + 1, TOKENS[after:]) if after < len(TOKENS) else whole)
     assert [part.tokens for part in join_runs([*spans, span_of(len(TOKENS) + 1, ["x"], None)])] == [len(TOKENS), 1]
+
+
+@given(EDGES, st.integers(0, 2), st.integers(1, 3_000), st.integers(1, 12_000))
+def test_a_span_is_cut_where_it_takes_too_much(
+    edges: list[int], likeliest: int, most_chars: int, most_bytes: int
+) -> None:
+    spans = [span_of(a + 1, TOKENS[a:b], likeliest or None) for a, b in pairwise(edges)]
+    parts = list(cut(spans, most_chars))
+    assert join(parts) == join(spans)
+    assert all(part.tokens == 1 or told_chars(part) <= most_chars for part in parts)
+    whole = join(spans)
+    first = first_part(whole, most_bytes)
+    assert first.tokens == 1 or memory_bytes((first,)) <= most_bytes
+    rest = whole.after(first.sequence_number)
+    assert join([first, rest] if rest else [first]) == whole
+    plain = span_of(1, ["word"] * 10, None)
+    assert [first_part(plain, SPAN_BYTES + most).tokens for most in (0, 44 * 3 - 1, 44 * 3)] == [1, 2, 3]
 
 
 @given(EDGES, st.integers(0, len(TOKENS) - 1))
