@@ -69,7 +69,8 @@ def _measure(
             _add_percentiles(report, f"{name}: first token, {size} at once", first_tokens_ms(seen.answers))
             _add_percentiles(report, f"{name}: between chunks, {size} at once", between_ms(seen.answers))
     streams = SideBySide(
-        {name: Load(target, seed, STREAM_TOKENS, STREAMS_TIMEOUT_S, fields={}) for name, target in targets.items()}, pids
+        {name: Load(target, seed, STREAM_TOKENS, STREAMS_TIMEOUT_S, fields={}) for name, target in targets.items()},
+        pids,
     )
     for name, seen in streams.ask(lambda load: load.burst(STREAMS)).items():
         _add_rate(report, name, seen)

@@ -70,7 +70,11 @@ def test_what_asks_for_nothing_in_a_tool_or_a_call_is_accepted() -> None:
     assert parsed(tools=[tool]) == parsed(tools=[ADD])
     echoed = {**CALL, "index": 0, "provider_specific_fields": {}, "extra_content": None}
     assert parsed({**CALLED, "tool_calls": [echoed]}, RESULT) == parsed(CALLED, RESULT)
-    called: dict[str, object] = {"name": "weather", "arguments": '{"city": "Rome"}', "parsed_arguments": {"city": "Rome"}}
+    called: dict[str, object] = {
+        "name": "weather",
+        "arguments": '{"city": "Rome"}',
+        "parsed_arguments": {"city": "Rome"},
+    }
     read = {**CALL, "function": called}
     assert parsed({**CALLED, "parsed": None, "tool_calls": [read]}, RESULT) == parsed(CALLED, RESULT)
     said = {"role": "assistant", "content": '{"a": 1}'}
