@@ -6,7 +6,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from deploy.local.folders import write_atomically
-from streams.directory import ApiKey, ProducerKey, Tenant
+from streams.directory import ApiKey, KeyScope, ProducerKey, Role, Tenant
 from streams.toml_directory import read_tenants
 
 HEADER = "# Written by `sluice keys`; may be edited by hand. Processes see a change within seconds.\n"
@@ -70,14 +70,20 @@ def _tenant(path: Path, tenant_id: str) -> Tenant:
     return found
 
 
-def create_api_key(path: Path, tenant_id: str, key_id: str) -> str:
-    """Adds a key and returns it; only its digest is kept. Raises TenantsFileError, SettingsError."""
+def create_api_key(
+    path: Path, tenant_id: str, key_id: str, *, role: Role = Role.USER, scopes: Sequence[KeyScope] = ()
+) -> str:
+    """Adds a key and returns it; only its digest is kept. No scopes: all that its role has.
+
+    Raises TenantsFileError, SettingsError, and ValidationError for a scope that its role does not have.
+    """
     with _turn(path):
         tenant = _tenant(path, tenant_id)
         if any(key.key_id == key_id for key in tenant.api_keys):
             raise TenantsFileError(f"{tenant_id} has a key {key_id!r} already")
         api_key = f"sk-sluice-{secrets.token_urlsafe(32)}"
-        entry = ApiKey(key_id=key_id, sha256=hashlib.sha256(api_key.encode()).hexdigest())
+        digest = hashlib.sha256(api_key.encode()).hexdigest()
+        entry = ApiKey(key_id=key_id, sha256=digest, role=role, scopes=[*scopes] or None)
         _change(path, tenant.model_copy(update={"api_keys": [*tenant.api_keys, entry]}))
         return api_key
 

@@ -11,6 +11,9 @@ from schemas.base import Identifier, TokenCount, is_absent
 from schemas.generated import Kind
 from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CallId
 
+MAX_KEY_CHARS = 4_096
+"""Of an API key, or of a token, which names its tenant, key and project."""
+
 
 class _ClientMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -20,7 +23,7 @@ class AuthMessage(_ClientMessage):
     """First message of a client that cannot set headers."""
 
     type: Literal["auth"]
-    api_key: str = Field(min_length=1, max_length=512)
+    api_key: str = Field(min_length=1, max_length=MAX_KEY_CHARS, description="Or a token that was minted from one.")
 
 
 class RequestMessage(_ClientMessage):

@@ -1,6 +1,7 @@
 """Ports to who may do what (tenants) and what can be served (models, pools)."""
 
 from decimal import Decimal
+from enum import StrEnum
 from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -44,6 +45,30 @@ class SafetyPolicy(BaseModel):
         return phrases
 
 
+class KeyScope(StrEnum):
+    """What a key may be used for."""
+
+    RESPONSES = "responses"
+    """To ask, embed and count tokens, and whatever is done with a response by its id."""
+    USAGE = "usage"
+
+
+class Role(StrEnum):
+    """Who a key is for."""
+
+    USER = "user"
+    ANALYST = "analyst"
+    ADMIN = "admin"
+
+
+SCOPES_OF_ROLE: dict[Role, frozenset[KeyScope]] = {
+    Role.USER: frozenset({KeyScope.RESPONSES, KeyScope.USAGE}),
+    Role.ANALYST: frozenset({KeyScope.USAGE}),
+    Role.ADMIN: frozenset(KeyScope),
+}
+"""The most that a key may have. A new scope is an admin's, and whose it is said to be here."""
+
+
 class ApiKey(BaseModel):
     """`sha256` of the whole key string, hex; the key itself is stored nowhere."""
 
@@ -51,8 +76,21 @@ class ApiKey(BaseModel):
 
     key_id: str = Field(min_length=1, max_length=64)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    project_id: str = "default"
+    project_id: str = Field(default="default", max_length=200)
     revoked: bool = False
+    role: Role = Role.USER
+    scopes: list[KeyScope] | None = Field(default=None, min_length=1, description="Fewer than its role has, if given.")
+
+    @model_validator(mode="after")
+    def _are_of_the_role(self) -> Self:
+        if beyond := sorted({*(self.scopes or ())} - SCOPES_OF_ROLE[self.role]):
+            raise ValueError(f"scopes: {', '.join(beyond)} is not of the role {self.role.value!r}")
+        return self
+
+    @property
+    def granted(self) -> frozenset[KeyScope]:
+        """All that it may be used for."""
+        return SCOPES_OF_ROLE[self.role] if self.scopes is None else frozenset(self.scopes)
 
 
 class ProducerKey(BaseModel):
@@ -76,6 +114,10 @@ class Tenant(BaseModel):
     models: list[str] = Field(default_factory=list, description="Models it may use; empty: all.")
     api_keys: list[ApiKey] = Field(default_factory=list)
     producer_keys: list[ProducerKey] = Field(default_factory=list)
+
+    def api_key(self, key_id: str) -> ApiKey | None:
+        """None for unknown and for revoked keys."""
+        return next((key for key in self.api_keys if key.key_id == key_id and not key.revoked), None)
 
 
 class Price(BaseModel):

@@ -20,6 +20,7 @@ class Purpose(StrEnum):
     DERIVED_IDS = "derived_ids"
     BILLING = "billing"
     END_USER_PSEUDONYMS = "end_user_pseudonyms"
+    BROWSER_TOKENS = "browser_tokens"
 
 
 # The deployment's secret itself: the release before knows no other, and pseudonyms must not change.

@@ -471,6 +471,7 @@ class SecretSettings(_Section):
     end_user_pseudonyms: Lasting = Field(
         default=Lasting(), description="Another one gives every end user another pseudonym."
     )
+    browser_tokens: Rotating = Field(default=Rotating(), description="What proves that a token was minted from a key.")
 
 
 class Settings(BaseSettings):

@@ -22,13 +22,14 @@ class Untrusted(Exception):
     """The record does not come from whom it claims; the message never holds its content."""
 
 
-def _framed(*fields: bytes) -> bytes:
+def framed(*fields: bytes) -> bytes:
+    """What is signed: each field behind its length."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
 def sign_request(secret: bytes, topic: str, value: bytes) -> Headers:
     """Headers for a record on `requests` (HMAC-SHA-256, RFC 2104)."""
-    mac = hmac.digest(secret, _framed(b"sluice-request-v1", topic.encode(), value), hashlib.sha256)
+    mac = hmac.digest(secret, framed(b"sluice-request-v1", topic.encode(), value), hashlib.sha256)
     return [(GATEWAY_MAC_HEADER, mac)]
 
 
@@ -41,7 +42,7 @@ def verify_request(secrets: Sequence[bytes], topic: str, headers: Mapping[str, b
 
 
 def _job_bytes(topic: str, tenant_id: str, key_id: str, custom_id: str, expires_ms: int, value: bytes) -> bytes:
-    return _framed(
+    return framed(
         b"sluice-job-v1", topic.encode(), tenant_id.encode(), key_id.encode(), custom_id.encode(),
         str(expires_ms).encode(), value,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ from deploy.local.data_folder import DataFolder
 from deploy.local.plan import tenants_file_of
 from deploy.paths import DEFAULT_DATA
 from deploy.tenants_file import create_api_key, create_producer_key, create_tenant, revoke_key
-from streams.directory import Tenant
+from streams.directory import ApiKey, KeyScope, Role, Tenant
 from streams.provisioning import provision
 from streams.toml_directory import read_tenants
 
@@ -41,8 +41,15 @@ def _tenants_file(folder: DataFolder) -> Path:
 def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Lists keys by name; but for those of the first run only digests are kept, so none can be shown again."""
     tenants = read_tenants(_tenants_file(DataFolder(data)))
-    rows = [
-        {"tenant": tenant.tenant_id, "tier": tenant.tier, "key_id": key.key_id, "kind": kind, "revoked": key.revoked}
+    rows: list[dict[str, Any]] = [
+        {
+            "tenant": tenant.tenant_id,
+            "tier": tenant.tier,
+            "key_id": key.key_id,
+            "kind": kind,
+            "scopes": sorted(key.granted) if isinstance(key, ApiKey) else [],
+            "revoked": key.revoked,
+        }
         for tenant in tenants
         for kind, keys in (("api", tenant.api_keys), ("producer", tenant.producer_keys))
         for key in keys
@@ -50,10 +57,11 @@ def keys_list(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> N
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    shown = Table("tenant", "tier", "key id", "kind", "state")
+    shown = Table("tenant", "tier", "key id", "kind", "scopes", "state")
     for row in rows:
         state = "[red]revoked[/red]" if row["revoked"] else "[green]valid[/green]"
-        shown.add_row(str(row["tenant"]), str(row["tier"]), str(row["key_id"]), str(row["kind"]), state)
+        cells = (row[name] for name in ("tenant", "tier", "key_id", "kind"))
+        shown.add_row(*cells, ", ".join(row["scopes"]), state)
     out.print(shown)
 
 
@@ -78,9 +86,15 @@ def keys_create(
         bool, typer.Option("--new-tenant", help="Creates the tenant with the default limits.")
     ] = False,
     tier: Annotated[str, typer.Option(help="Of a new tenant: free, paid or premium.")] = "free",
+    role: Annotated[Role, typer.Option(help="Whose it is, which says what it may be used for.")] = Role.USER,
+    scope: Annotated[
+        list[KeyScope] | None, typer.Option(help="Only for this; may be given several times. Else: all of its role.")
+    ] = None,
 ) -> None:
     """Makes a key and prints it, once. Running processes know it within seconds."""
     folder = DataFolder(data)
+    if producer is not None and (scope or role is not Role.USER):
+        raise CommandError("a producer's key has no scopes: it signs jobs, and does nothing else")
     if new_tenant:
         try:
             added = Tenant.model_validate({"tenant_id": tenant, "tier": tier})
@@ -93,7 +107,10 @@ def keys_create(
             settings = settings_of(run)
             provision(settings.kafka, [settings.topics.results(tenant)])
     if producer is None:
-        print(create_api_key(_tenants_file(folder), tenant, key_id))
+        try:
+            print(create_api_key(_tenants_file(folder), tenant, key_id, role=role, scopes=scope or ()))
+        except ValidationError as error:
+            raise CommandError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
     else:
         create_producer_key(_tenants_file(folder), tenant, key_id, producer)
         err.print(f"private key in {producer}")

@@ -32,7 +32,7 @@ def body_schema(
     """Of what `fields.asked` takes for `kind`."""
     schema = kind.model_json_schema(ref_template=ref_template)
     properties = schema["properties"]
-    for name in properties.keys() - set(schema["required"]):
+    for name in properties.keys() - set(schema.get("required", ())):
         properties[name] = _nullable(properties[name])
     for name, json_type in hints.items():
         properties[name] = {"type": [_TYPES[json_type], "null"], "description": "Accepted, and of no effect."}

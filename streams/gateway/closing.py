@@ -18,6 +18,7 @@ class CloseReason(StrEnum):
     RATE_LIMITED_BYTES = "rate_limited_bytes"
     RATE_LIMITED_MESSAGES = "rate_limited_messages"
     UNAUTHENTICATED = "unauthenticated"
+    TOKEN_EXPIRED = "token_expired"  # noqa: S105 - no password
     AUTH_TIMEOUT = "auth_timeout"
     ORIGIN_REFUSED = "origin_refused"
     NOT_TEXT = "not_text"
@@ -58,6 +59,7 @@ CLOSINGS: dict[CloseReason, CloseRule] = {
     CloseReason.IMPATIENT: CloseRule("Too much was asked again before the advised time, or in vain.", True, 4429),
     CloseReason.TOO_LARGE: CloseRule("The message is larger than the limit.", True, 1009),
     CloseReason.UNAUTHENTICATED: CloseRule("The API key is missing or wrong.", False, 4401),
+    CloseReason.TOKEN_EXPIRED: CloseRule("The token has expired. Mint another one from its key.", True, 4401),
     CloseReason.ORIGIN_REFUSED: CloseRule("Pages of this origin may not connect.", False, 4403),
     CloseReason.AUTH_TIMEOUT: CloseRule("No API key was sent in time.", False, 4408),
     CloseReason.SLOW_VIEWER: CloseRule("The viewer read too slowly.", True),

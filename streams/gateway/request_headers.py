@@ -9,7 +9,7 @@ from starlette.types import Scope
 from streams.tracing.context import parse_traceparent
 
 KEY_SUBPROTOCOL: Final = "sluice.key."
-"""What a subprotocol begins with that is a key."""
+"""What a subprotocol begins with that is a key, or a token."""
 
 
 def api_key_of(headers: Mapping[str, str]) -> str | None:

@@ -15,6 +15,7 @@ from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.responses.input_items import Page, input_items, item_list
+from streams.directory import KeyScope
 from streams.gateway.closing import CLOSINGS
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -114,7 +115,7 @@ class Answering:
 
     async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked]:
         """The response's id, its first viewer, and what was asked for, without what may be large of it."""
-        principal = self._gateway.authenticate(api_key_of(request.headers))
+        principal = self._permitted(request)
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._settings.max_body_bytes, held)
@@ -126,6 +127,10 @@ class Answering:
                 principal, asked, traceparent=traceparent_of(request.headers)
             )
         return response_id, follower, asked.model_copy(update=_NOTHING_LARGE)
+
+    def _permitted(self, request: Request) -> Principal:
+        """Raises ApiError 401 and 403."""
+        return self._gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
 
     def _streaming(
         self, follower: Follower, first: Event | None, headers: dict[str, str], events: Events, *, is_back: bool = False
@@ -189,7 +194,7 @@ class Answering:
     async def retrieve(
         self, request: Request, response_id: str, dialect: ById[Any], *, stream: bool, starting_after: str | None
     ) -> Response:
-        principal = self._gateway.authenticate(api_key_of(request.headers))
+        principal = self._permitted(request)
         if not stream:
             if starting_after is not None:
                 raise invalid_parameter("starting_after", "starting_after needs stream=true.")
@@ -232,12 +237,12 @@ class Answering:
 
     async def delete(self, request: Request, response_id: str, told_as: str) -> Response:
         """As OpenAI tells it, whose objects differ in their name."""
-        await self._gateway.delete(self._gateway.authenticate(api_key_of(request.headers)), response_id)
+        await self._gateway.delete(self._permitted(request), response_id)
         return json_response(json_bytes({"id": response_id, "object": told_as, "deleted": True}))
 
     async def input_items(self, request: Request, response_id: str, page: Page) -> Response:
         """What its client said in its own turn. Raises ApiError 404, also for what is not stored."""
-        principal = self._gateway.authenticate(api_key_of(request.headers))
+        principal = self._permitted(request)
         tenant_id = principal.tenant.tenant_id
         with ExitStack() as share:
             held = share.enter_context(self._gateway.shares.answer(tenant_id))
@@ -248,7 +253,7 @@ class Answering:
             )  # fmt: skip
 
     async def cancel(self, request: Request, response_id: str, dialect: ById[Any]) -> Response:
-        principal = self._gateway.authenticate(api_key_of(request.headers))
+        principal = self._permitted(request)
         snapshot = await self._gateway.cancel(principal, response_id)
         with ExitStack() as share:
             held = share.enter_context(self._gateway.shares.answer(principal.tenant.tenant_id))

@@ -28,6 +28,7 @@ from streams.gateway.http.messages_routes import add_messages_routes
 from streams.gateway.http.models import ModelApi
 from streams.gateway.http.openapi import body_of, openapi_document
 from streams.gateway.http.response_routes import add_response_routes
+from streams.gateway.http.token_routes import add_token_routes
 from streams.gateway.http.tokens import TokenApi
 from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
@@ -111,6 +112,7 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     _add_pages(app, gateway)
     add_messages_routes(app, answering, tokens)
     add_vllm_routes(app, gateway, tokens)
+    add_token_routes(app, gateway)
     _handle_errors(app, gateway)
     app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
     return app

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from streams.dialects.anthropic.body import messages_schemas
+from streams.dialects.browser_token import token_body_schema
 from streams.dialects.openai_embeddings import embeddings_schema
 from streams.dialects.openai_schema import chat_schema, completion_schema
 from streams.dialects.responses.schema import responses_schema
@@ -131,6 +132,10 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         object={"const": "page"}, has_more={"type": "boolean"}, finalized_through=_WHOLE,
         data=_list(_object(start_time=_WHOLE, end_time=_WHOLE, results=_list({"type": "object"}))),
     ),
+    "Token": _object(
+        object={"const": "token"}, token=_TEXT, expires_at=_WHOLE, expires_in_s=_WHOLE, scopes=_list(_TEXT),
+        key_id=_TEXT, project_id=_TEXT,
+    ),
     "Version": _object(version=_TEXT),
     "Tokens": _object(count=_WHOLE, max_model_len=_WHOLE, tokens=_list(_WHOLE), token_strs=_maybe(_list(_TEXT))),
     "Prompt": _object(prompt=_TEXT),
@@ -159,6 +164,7 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
 _STATUSES: Final = {
     400: "The request is invalid; `param` names the field.",
     401: "The API key is missing or wrong.",
+    403: "What was shown may not be used for this.",
     404: "Unknown, or not yours.",
     408: "The body did not come in time.",
     409: "It cannot be replayed here, or not now, or it has not ended; see `Retry-After`.",
@@ -170,8 +176,10 @@ _STATUSES: Final = {
     503: "Not now; see `Retry-After`.",
     504: "The deadline passed before the answer was complete.",
 }
-_KEY: Final = (401, 429, 503)
+_ANY_KEY: Final = (401, 429, 503)
 """Whatever asks for a key may be refused so."""
+_KEY: Final = (*_ANY_KEY, 403)
+"""And so what asks for one that may be used for it."""
 _BODY: Final = (400, 404, 408, 413, 415)
 _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/chat/completions"): ("ChatCompletion", (*_KEY, *_BODY, 409, 499, 502, 504)),
@@ -186,14 +194,15 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
     ("post", "/v1/embeddings"): ("Embeddings", (*_KEY, *_BODY, 499, 502, 504)),
     ("get", "/v1/embeddings/{response_id}"): ("EmbeddingsState", (*_KEY, 400, 404, 409)),
-    ("get", "/v1/models"): ("Models", _KEY),
-    ("get", "/v1/models/{model}"): ("Model", (*_KEY, 404)),
+    ("get", "/v1/models"): ("Models", _ANY_KEY),
+    ("get", "/v1/models/{model}"): ("Model", (*_ANY_KEY, 404)),
     ("get", "/v1/usage"): ("UsagePage", (*_KEY, 400, 404)),
     ("post", "/v1/messages"): ("Message", (*_KEY, *_BODY, 499, 502, 504)),
     ("get", "/v1/messages/{response_id}"): ("MessageState", (*_KEY, 400, 404, 409)),
     ("post", "/v1/messages/count_tokens"): ("MessageTokens", (*_KEY, *_BODY)),
     ("post", "/tokenize"): ("Tokens", (*_KEY, *_BODY)),
     ("post", "/detokenize"): ("Prompt", (*_KEY, *_BODY)),
+    ("post", "/v1/tokens"): ("Token", (*_KEY, 400, 408, 413, 415)),
 }
 """What asks for a key: the answer's schema, and how it may be refused."""
 _OPEN: Final[dict[str, dict[str, Any]]] = {
@@ -237,6 +246,7 @@ def _bodies() -> dict[str, Any]:
         "EmbeddingsBody": embeddings_schema(template),
         **messages_schemas(template),
         **token_schemas(template),
+        "TokenBody": token_body_schema(template),
     }
     parts = {name: part for body in bodies.values() for name, part in body.pop("$defs", {}).items()}
     return {**parts, **bodies}

@@ -20,7 +20,7 @@ from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_error import overflow_message
 from streams.dialects.vllm_tokens import Tokenise, parse_detokenise, parse_tokenise, tokens_object, unknown_token
-from streams.directory import Model
+from streams.directory import KeyScope, Model
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import json_bytes
 from streams.gateway.http.body import read_json_body
@@ -96,7 +96,7 @@ class TokenApi:
         parse: Callable[[Mapping[str, Any]], Tokenise],
         tell: Callable[[Model, Tokenise], dict[str, Any]],
     ) -> Response:
-        principal = self._gateway.authenticate(api_key_of(request.headers))
+        principal = self._gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)
@@ -109,7 +109,7 @@ class TokenApi:
             return await self._told(tenant_id, lambda: tell(model, asked))
 
     async def detokenise(self, request: Request) -> Response:
-        principal = self._gateway.authenticate(api_key_of(request.headers))
+        principal = self._gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
         tenant_id = principal.tenant.tenant_id
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._gateway.settings.gateway.max_body_bytes, held)

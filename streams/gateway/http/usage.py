@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, Response
 from schemas.usage_query import InvalidQuery, parse_bucket_width, parse_group_by
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.clocks import now_ms
+from streams.directory import KeyScope
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answers import invalid_parameter
 from streams.gateway.http.usage_reader import UsageReader, UsageUnavailable
@@ -36,7 +37,7 @@ class UsageApi:
         self, request: Request, start_time: int | None, end_time: int | None, bucket_width: str, group_by: str,
         org_id: str | None,
     ) -> Response:  # fmt: skip
-        tenant = self._gateway.authenticate(api_key_of(request.headers)).tenant
+        tenant = self._gateway.permitted(api_key_of(request.headers), KeyScope.USAGE).tenant
         if org_id is not None and org_id != tenant.tenant_id:
             raise ApiError(404, "organization_not_found", f"No organisation {org_id[:100]!r}.", param="org_id")
         end_s = end_time if end_time is not None else now_ms() // 1_000

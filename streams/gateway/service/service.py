@@ -6,7 +6,7 @@ from typing import TypeVar
 from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import NeutralRequest
-from streams.directory import ModelCatalog, TenantDirectory
+from streams.directory import KeyScope, ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -19,7 +19,7 @@ from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
 from streams.gateway.service.conversations import Conversations
-from streams.gateway.service.keys import Principal, authenticate
+from streams.gateway.service.keys import Keys, Principal
 from streams.gateway.service.large_work import LargeWork
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.patience import Patience
@@ -30,6 +30,7 @@ from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.stored.keeper import Keeper
 from streams.gateway.tenant_shares import Hold, TenantShares
+from streams.keyring import Purpose
 from streams.settings import Settings
 from streams.tracing.tracing import Tracing
 
@@ -61,6 +62,7 @@ class Gateway:
         self.catalog = catalog
         self.hub = hub
         self.metrics = metrics
+        self.keys = Keys(directory, settings.keyring(Purpose.BROWSER_TOKENS), settings.region)
         self.shares = TenantShares(settings.gateway.tenant_share)
         self._history = history
         self._ownership = ownership
@@ -85,8 +87,14 @@ class Gateway:
     # Clients
 
     def authenticate(self, api_key: str | None) -> Principal:
-        """Raises ApiError 401."""
-        return authenticate(self.directory, api_key)
+        """Of an API key or a token, whatever it may be used for. Raises ApiError 401."""
+        return self.keys.authenticate(api_key)
+
+    def permitted(self, api_key: str | None, scope: KeyScope) -> Principal:
+        """The same where it may be used for that. Raises ApiError 401 and 403."""
+        principal = self.keys.authenticate(api_key)
+        principal.require(scope)
+        return principal
 
     async def in_turn(self, tenant_id: str, work: Callable[[], _Done], *, is_large: bool) -> _Done:
         """See `LargeWork.in_turn`."""

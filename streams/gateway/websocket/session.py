@@ -35,6 +35,7 @@ from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import RequestError
 from streams.dialects.openai_chat import parse_chat_request
+from streams.directory import KeyScope
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -50,6 +51,7 @@ from streams.gateway.websocket.client_messages import MessageError, echoed_name,
 from streams.gateway.websocket.protocol import Frames
 from streams.gateway.websocket.refusal import code_of, invalid, not_offered, refusal
 from streams.gateway.websocket.refused_asks import RefusedAsks
+from streams.gateway.websocket.shown_key import ShownKey
 from streams.gateway.websocket.watched import Watched, terminal_message
 
 AUTH_TIMEOUT_S = 10.0
@@ -77,7 +79,6 @@ class Socket:
         self._send = send
         self._stall_s = gateway.settings.gateway.viewer_stall_ms / 1_000
         self._traceparent = traceparent
-        self._principal: Principal | None = None
         self._frames = frames
         self._place = place
         self._watched: dict[str, Watched] = {}
@@ -90,6 +91,7 @@ class Socket:
         self._work: set[asyncio.Task[None]] = set()
         self._errors = 0
         self._refused_asks = RefusedAsks()
+        self._key = ShownKey(gateway, self._close)
         self._small_messages: SmallMessages | None = None
         """Of a socket whose key is known."""
         self._message_bytes, self._message_is_large = 0, False
@@ -106,6 +108,7 @@ class Socket:
             if self._closing is not None:
                 await asyncio.wait((writer,), timeout=CLOSE_TIMEOUT_S)
         finally:
+            self._key.forget()
             tasks = [reader, writer, *self._work]
             for task in tasks:
                 task.cancel()
@@ -121,7 +124,7 @@ class Socket:
     async def _read(self, api_key: str | None) -> None:
         if api_key is None and (api_key := await self._told_key()) is None:
             return None
-        if (principal := self._authenticate(api_key)) is None:
+        if (principal := self._key.close_in_time(api_key)) is None:
             return None
         tenant_id = principal.tenant.tenant_id
         with ExitStack() as share:
@@ -154,15 +157,6 @@ class Socket:
             self._close(CloseReason.AUTH_TIMEOUT)
         return None
 
-    def _authenticate(self, api_key: str | None) -> Principal | None:
-        """Who the key is of now; None, and the socket closes, when it is nobody's (any more)."""
-        try:
-            self._principal = self._gateway.authenticate(api_key)
-        except ApiError:
-            self._close(CloseReason.UNAUTHENTICATED)
-            return None
-        return self._principal
-
     async def _take_message(self, api_key: str, tenant_id: str) -> bool:
         """False once the socket is closing or gone. Nothing of a message is kept here while the next is waited for."""
         if (text := await self._next_text()) is None:
@@ -171,8 +165,7 @@ class Socket:
             held = share.enter_context(self._gateway.shares.body(tenant_id))
             message = await self._understood(text, tenant_id, held)
             await self._room.wait()
-            # A socket may outlive its key.
-            if message is not None and (known := self._authenticate(api_key)) is not None:
+            if message is not None and (known := self._key.look(api_key)) is not None:
                 self._do(known, message, share, held)
         return True
 
@@ -215,11 +208,13 @@ class Socket:
         return None
 
     def _may_ask(self, principal: Principal, message: ClientMessage) -> bool:
-        """Whether it is within the tenant's share; says so if not. What asks for nothing, or is refused, costs time."""
+        """Whether it may, and is within the tenant's share; says so if not. What asks for nothing, or is refused, costs
+        time."""
         if not isinstance(message, RequestMessage | ResumeMessage | CancelMessage):
             return self._may_cost_time()
         try:
             self._gateway.shares.spend_request(principal.tenant.tenant_id)
+            principal.require(KeyScope.RESPONSES)
         except ApiError as error:
             if isinstance(message, RequestMessage):
                 self._refuse(error, request_id=message.request_id)

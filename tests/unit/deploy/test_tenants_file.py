@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from deploy.local.data_folder import DataFolder
 from deploy.local.first_run import provision_keys
@@ -20,7 +21,7 @@ from deploy.tenants_file import (
     revoke_key,
     write_tenants,
 )
-from streams.directory import Limits, SafetyPolicy, Tenant
+from streams.directory import KeyScope, Limits, Role, SafetyPolicy, Tenant
 from streams.signing import sign_job, verify_job
 from streams.toml_directory import TomlTenantDirectory, read_tenants
 
@@ -61,6 +62,16 @@ def test_a_created_key_opens_the_door_until_it_is_revoked(file: Path) -> None:
 
     revoke_key(file, "two", "laptop")
     assert TomlTenantDirectory(file).by_api_key(api_key) is None
+
+
+def test_a_key_has_the_scopes_that_it_was_created_with_and_no_more_than_its_role(file: Path) -> None:
+    api_key = create_api_key(file, "two", "page", role=Role.USER, scopes=[KeyScope.RESPONSES])
+    figures = create_api_key(file, "two", "figures", role=Role.ANALYST)
+    directory = TomlTenantDirectory(file)
+    granted = [found[1].granted for key in (api_key, figures) if (found := directory.by_api_key(key)) is not None]
+    assert granted == [{KeyScope.RESPONSES}, {KeyScope.USAGE}]
+    with pytest.raises(ValidationError, match="responses is not of the role 'analyst'"):
+        create_api_key(file, "two", "more", role=Role.ANALYST, scopes=[KeyScope.RESPONSES])
 
 
 def test_the_file_holds_digests_and_is_private(file: Path) -> None:

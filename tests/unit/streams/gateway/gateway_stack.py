@@ -22,7 +22,7 @@ from schemas.request import OnDisconnect, Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
 from streams.clocks import now_ms
-from streams.directory import ApiKey, Model, Pool, Tenant
+from streams.directory import ApiKey, KeyScope, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, LogClients
@@ -59,7 +59,16 @@ class Directory:
         self.revoked: set[str] = set()
 
     def tenant(self, tenant_id: str) -> Tenant | None:
-        return next((t for t in self._tenants.values() if t.tenant_id == tenant_id), None)
+        for api_key, found in self._tenants.items():
+            if found.tenant_id == tenant_id:
+                keys = [key.model_copy(update={"revoked": api_key in self.revoked}) for key in found.api_keys]
+                return found.model_copy(update={"api_keys": keys})
+        return None
+
+    def narrow(self, api_key: str, *scopes: KeyScope) -> None:
+        """Its key may be used for these alone from now on."""
+        narrowed = [key.model_copy(update={"scopes": [*scopes]}) for key in self._tenants[api_key].api_keys]
+        self._tenants[api_key] = self._tenants[api_key].model_copy(update={"api_keys": narrowed})
 
     def by_api_key(self, api_key: str) -> tuple[Tenant, ApiKey] | None:
         found = self._tenants.get(api_key)

@@ -111,12 +111,14 @@ async def test_what_is_answered_stands_in_the_document(stack: Stack) -> None:
         is_told(document, "post", f"{RESPONSE}/cancel", await http.post("/v1/responses/resp_x/cancel"))
         for query in ("", "?bucket_width=x", "?org_id=other"):
             is_told(document, "get", "/v1/usage", await http.get(f"/v1/usage{query}"))
+        is_told(document, "post", "/v1/tokens", await http.post("/v1/tokens", json={}))
+        is_told(document, "post", "/v1/tokens", await http.post("/v1/tokens", json={"scopes": []}))
         is_told(document, "get", "/v1/models", await http.get("/v1/models"))
         for name in ("tiny", "huge"):
             is_told(document, "get", "/v1/models/{model}", await http.get(f"/v1/models/{name}"))
         for path in (
             "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-            "/tokenize",
+            "/tokenize", "/v1/tokens",
             "/detokenize",
         ):  # fmt: skip
             for body in (b"{", b" " * 5_000_000, b"{}"):
@@ -133,7 +135,7 @@ def fits(document: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     kinds = [schemas[each["$ref"].rsplit("/", 1)[1]] for each in schema.get("oneOf", [schema])]
     assert all(kind["additionalProperties"] is False for kind in kinds)
-    fitting = [kind for kind in kinds if set(kind["required"]) <= body.keys() <= kind["properties"].keys()]
+    fitting = [kind for kind in kinds if set(kind.get("required", ())) <= body.keys() <= kind["properties"].keys()]
     return len(fitting) == 1
 
 
@@ -149,6 +151,8 @@ def fits(document: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
         ("/detokenize", {"tokens": [1], "colour": "red"}, False),
         ("/v1/messages/count_tokens", {**HELLO, "system": "x", "thinking": None}, True),
         ("/v1/messages/count_tokens", {**HELLO, "max_tokens": 1}, False),
+        ("/v1/tokens", {"expires_in_s": 60, "scopes": None}, True),
+        ("/v1/tokens", {"expires_in_s": 60, "colour": "red"}, False),
     ],
 )
 async def test_a_body_is_taken_where_the_document_has_its_fields(

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 from websockets.asyncio.client import connect
+from websockets.typing import Origin
 
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving
 
@@ -48,6 +49,21 @@ async def test_a_page_of_an_allowed_origin_may_ask_and_read_what_it_needs(redis_
         async with page(stack, EVIL) as other:
             assert (await other.options("/v1/chat/completions", headers=PREFLIGHT)).status_code == 400
             assert "access-control-allow-origin" not in (await other.get("/v1/models")).headers
+
+
+async def test_a_page_of_an_allowed_origin_asks_with_a_token(redis_url: str) -> None:
+    settings = gateway_settings(redis_url, "corstoken", allowed_origins=[CHAT])
+    async with serving(settings, memory_log(settings)) as stack, page(stack, CHAT) as http:
+        token = (await http.post("/v1/tokens", json={"scopes": ["responses"]})).json()["token"]
+        options: Any = {"subprotocols": ["sluice.v1", f"sluice.key.{token}"], "proxy": None}
+        async with connect(stack.websocket_url, **options, origin=Origin(CHAT)) as socket:
+            await socket.send('{"type":"ping"}')
+            assert '"pong"' in str(await socket.recv())
+        async with connect(stack.websocket_url, **options, origin=Origin(EVIL)) as socket:
+            assert '"origin_refused"' in str(await socket.recv())
+        async with page(stack, CHAT, **{"x-api-key": token}) as with_token:
+            answer = await with_token.get("/v1/models")
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, CHAT)
 
 
 async def test_by_default_no_other_page_may_ask(stack: Stack) -> None:

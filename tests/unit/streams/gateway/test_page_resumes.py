@@ -69,3 +69,38 @@ async def test_the_page_comes_again_as_advised_and_shows_the_whole_answer(
         await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it has ended")
         await asyncio.to_thread(wait_until, lambda: answer(browser) == "one two", "the page shows all of it")
     assert stack.pipeline.cancels() == []
+
+
+async def test_the_page_keeps_a_token_and_asks_for_the_key_when_its_hour_is_over(stack: Stack, tmp_path: Path) -> None:
+    def shown(browser: Chrome) -> str:
+        return str(browser.execute_script("return token"))
+
+    def asks_for_the_key(browser: Chrome) -> bool:
+        return "The hour is over" in browser.find_element(By.ID, "refusal").text
+
+    def show_the_key(browser: Chrome) -> None:
+        browser.find_element(By.ID, "key").send_keys(KEY, Keys.ENTER)
+
+    with headless_browser(tmp_path) as browser:
+        await asyncio.to_thread(ask, browser, stack.url)
+        await asyncio.to_thread(wait_until, lambda: type_question(browser), "the question is asked")
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["one "])
+        await asyncio.to_thread(wait_until, lambda: answer(browser).startswith("one"), "the page has the first token")
+        assert (await asyncio.to_thread(shown, browser)).startswith("st-sluice-")
+        assert KEY not in await asyncio.to_thread(lambda: browser.page_source)
+        for socket in list(stack.runtime._sockets._open):
+            socket._close(CloseReason.TOKEN_EXPIRED)
+        await asyncio.to_thread(wait_until, lambda: asks_for_the_key(browser), "the page asks for the key again")
+        assert await asyncio.to_thread(shown, browser) == ""
+        stack.pipeline.release(request, 2, ["two"])
+        await asyncio.to_thread(show_the_key, browser)
+        await asyncio.to_thread(wait_until, lambda: answer(browser) == "one two", "the page goes on where it was")
+        stack.pipeline.end(request, 3)
+        await asyncio.to_thread(wait_until, lambda: "out" in note(browser), "the page shows its end")
+
+
+def note(browser: Chrome) -> str:
+    notes = browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .note")
+    return notes[-1].text if notes else ""
