@@ -1,4 +1,7 @@
-"""JSON Schema (2020-12) of what outsiders write and read. `python -m schemas.export DIR` writes one file per record."""
+"""JSON Schema (2020-12) of what outsiders write and read. `python -m schemas.export DIR` writes one file per record.
+
+And two of the WebSocket's messages: of what clients send, and of what they are sent.
+"""
 
 import json
 import sys
@@ -16,6 +19,7 @@ from schemas.request import AdmittedRequest, Request
 from schemas.responses import Release, Started, Terminal
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
 from schemas.verdict import Verdict
+from schemas.websocket import CLIENT_MESSAGE, SERVER_MESSAGE
 from schemas.worker import WorkerState
 
 RECORDS: tuple[type[Record], ...] = (
@@ -27,8 +31,20 @@ RECORDS: tuple[type[Record], ...] = (
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """Schema by record type, such as `job`; the same text for the same code."""
-    return {record.model_fields["type"].default: record.model_json_schema() for record in RECORDS}
+    """Schema by record type, such as `job`, and by direction on a socket; the same text for the same code."""
+    return {
+        **{record.model_fields["type"].default: record.model_json_schema() for record in RECORDS},
+        "websocket_client": CLIENT_MESSAGE.json_schema(),
+        "websocket_server": _told_apart(SERVER_MESSAGE.json_schema()),
+    }
+
+
+def _told_apart(union: dict[str, Any]) -> dict[str, Any]:
+    """Each message has its `type`, whatever else it leaves to a default: types made from it need to know."""
+    for part in union["$defs"].values():
+        if "const" in part["properties"].get("type", {}):
+            part["required"] = ["type", *part.get("required", ())]
+    return union
 
 
 def main() -> None:
