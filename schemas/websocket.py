@@ -54,6 +54,18 @@ class ToolResultMessage(_ClientMessage):
     )
 
 
+class EditMessage(_ClientMessage):
+    """Asks anew in the place of a stored response, which is stopped if it still runs. Answered as `request` is."""
+
+    type: Literal["edit"]
+    request_id: Identifier = Field(description="The client's own; unique among its open requests on this socket.")
+    response_id: Identifier = Field(description="The response that is replaced, and was stored.")
+    body: dict[str, Any] = Field(
+        description="As that of `request`, without `previous_response_id`: it goes on with what that response went on"
+        " with. It is stored unless it says otherwise, so that it may be edited, too."
+    )
+
+
 class CancelMessage(_ClientMessage):
     """Ends a response; its `terminal` still comes. Idempotent."""
 
@@ -72,14 +84,6 @@ class ResumeMessage(_ClientMessage):
 class PingMessage(_ClientMessage):
     type: Literal["ping"]
     nonce: str = Field(default="", max_length=64)
-
-
-class EditMessage(BaseModel):
-    """Known to the protocol, not offered yet."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    type: Literal["edit"]
 
 
 ClientMessage = AuthMessage | RequestMessage | CancelMessage | ResumeMessage | PingMessage | EditMessage

@@ -7,10 +7,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from deploy.local.runner import Stack
-from schemas.websocket import Closing, ErrorMessage, Pong, TerminalMessage
+from schemas.websocket import Accepted, Closing, ErrorMessage, Pong, TerminalMessage
 from streams.settings import MAX_BODY_BYTES
 from tests.e2e.sockets import Socket, open_socket
-from tests.e2e.stacks import LONG, TIMEOUT_S, api_key, gpu_work, is_scripted, until_idle, worker_metrics
+from tests.e2e.stacks import LONG, TIMEOUT_S, api_key, body, gpu_work, is_scripted, until_idle, worker_metrics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -51,6 +51,23 @@ def test_a_cancel_ends_the_response_and_frees_its_memory(stack: Stack, idle: Non
         socket.cancel(response_id)  # again: nothing is left to do, and nothing is wrong with it
         socket.send({"type": "ping", "nonce": "still here"})
         assert socket.until(Pong).nonce == "still here"
+
+
+def test_an_edit_stops_the_answer_and_goes_on_before_it(stack: Stack, idle: None) -> None:
+    with open_socket(stack) as socket:
+        first = socket.ask("My name is Ada.", store=True, max_tokens=5)
+        alone = socket.until_ended(first).terminal
+        wrong = socket.ask("Tell me a sotry.", request_id="2", store=True, previous_response_id=first, **LONG)
+        socket.until_token(wrong, 10)
+        edited = body("What is my name?", max_tokens=5)
+        socket.send({"type": "edit", "request_id": "3", "response_id": wrong, "body": edited})
+        anew = socket.until_ended(socket.until(Accepted, request_id="3").response_id).terminal
+        stopped = socket.until_ended(wrong).terminal
+    assert alone is not None
+    assert anew is not None
+    assert stopped is not None
+    assert (stopped.code, anew.code) == ("cancelled", "completed")
+    assert anew.usage.prompt_tokens > alone.usage.prompt_tokens, "it was told what was said before"
 
 
 def test_a_request_id_can_be_used_again_once_its_response_has_ended(stack: Stack) -> None:
@@ -129,7 +146,9 @@ def test_a_wrong_key_closes_the_socket(stack: Stack) -> None:
         ('{"type": "cancel"}', "invalid_request", "response_id"),
         ('{"type": "cancel", "response_id": "resp_of_nobody"}', "response_not_found", "response_id"),
         ('{"type": "resume", "response_id": "r", "starting_after": -1}', "invalid_request", "starting_after"),
-        ('{"type": "edit", "response_id": "resp_of_nobody"}', "unsupported_parameter", "type"),
+        ('{"type": "edit", "response_id": "resp_of_nobody"}', "invalid_request", "request_id"),
+        ('{"type": "edit", "request_id": "1", "response_id": "resp_of_nobody", "body": {}}', "response_not_found",
+         "response_id"),
         ('{"type": "tool_result"}', "invalid_request", "request_id"),
         ('{"type": "tool_result", "request_id": "1", "response_id": "r", "results": [], "body": {}}',
          "invalid_request", "results"),

@@ -175,6 +175,11 @@ class Gateway:
             raise
         return snapshot.terminal is not None
 
+    async def previous_of(self, principal: Principal, response_id: str) -> str | None:
+        """See `StoredTurns.previous_of`."""
+        self._lookup.partition(response_id)
+        return await self._stored.previous_of(principal.tenant.tenant_id, response_id)
+
     async def input_of(self, principal: Principal, response_id: str) -> bytes:
         """See `StoredTurns.input_of`."""
         self._lookup.partition(response_id)

@@ -157,6 +157,13 @@ class StoredTurns:
             raise not_found(response_id)
         return turn.input
 
+    async def previous_of(self, tenant_id: str, response_id: str) -> str | None:
+        """What it went on with, whether it has ended or not. Raises ApiError 404, also for what is not stored."""
+        turn = await self.one(tenant_id, response_id)
+        if turn is None:
+            raise not_found(response_id)
+        return turn.previous_response_id
+
     async def refuse_deleted(
         self, tenant_id: str, response_id: str, started: Started | None, end: Terminal | None
     ) -> None:

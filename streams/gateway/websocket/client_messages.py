@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from schemas.endings import EndingCode
-from schemas.websocket import CLIENT_MESSAGE, ClientMessage, RequestMessage, ToolResultMessage
+from schemas.websocket import CLIENT_MESSAGE, ClientMessage, EditMessage, RequestMessage, ToolResultMessage
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
 
@@ -31,23 +31,25 @@ def read_message(text: str) -> ClientMessage:
         message = CLIENT_MESSAGE.validate_python(raw)
     except ValidationError as error:
         raise _explain(error, _echoed(raw.get("request_id"))) from None
+    if isinstance(message, EditMessage):
+        _refuse_twice_said(message, "response_id", "previous_response_id")
     return _answering_calls(message) if isinstance(message, ToolResultMessage) else message
 
 
 def _answering_calls(message: ToolResultMessage) -> RequestMessage:
-    for name in ("messages", "previous_response_id"):
-        if message.body.get(name) is not None:
-            why = f"body.{name}: the results say it; send a request to say more."
-            raise MessageError(EndingCode.INVALID_REQUEST, why, f"body.{name}", message.request_id)
+    _refuse_twice_said(message, "results", "messages", "previous_response_id")
     results = [{"role": "tool", "tool_call_id": each.tool_call_id, "content": each.content} for each in message.results]
     said = {name: value for name, value in message.body.items() if value is not None}
     own = {"messages": results, "previous_response_id": message.response_id}
     return RequestMessage(type="request", request_id=message.request_id, body={"store": True, **said, **own})
 
 
-def echoed_name(message: BaseModel, field: str) -> str | None:
-    """Of a message whose fields nobody has checked."""
-    return _echoed((message.model_extra or {}).get(field))
+def _refuse_twice_said(message: EditMessage | ToolResultMessage, said_by: str, *names: str) -> None:
+    """Raises MessageError for what a body says beside a field of its message."""
+    for name in names:
+        if message.body.get(name) is not None:
+            why = f"body.{name}: told by {said_by}; send a request to say more."
+            raise MessageError(EndingCode.INVALID_REQUEST, why, f"body.{name}", message.request_id)
 
 
 def _echoed(value: Any) -> str | None:

@@ -1,7 +1,5 @@
 """What a client is told of a message that is refused."""
 
-from typing import Literal
-
 from schemas.endings import ENDINGS, EndingCode
 from schemas.websocket import ErrorBody, ErrorMessage
 from streams.dialects.neutral import RequestError
@@ -12,11 +10,6 @@ from streams.retry_advice import retry_advice_ms
 
 def invalid(message: str, param: str) -> RequestError:
     return RequestError(EndingCode.INVALID_REQUEST, message, param)
-
-
-def not_offered(kind: Literal["edit"]) -> RequestError:
-    """A message that the protocol knows."""
-    return RequestError(EndingCode.UNSUPPORTED_PARAMETER, f"Messages of type {kind!r} are not supported.", "type")
 
 
 def code_of(error: RequestError | ApiError) -> str:

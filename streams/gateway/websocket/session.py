@@ -23,6 +23,7 @@ from schemas.websocket import (
     CancelMessage,
     ClientMessage,
     Closing,
+    EditMessage,
     ErrorBody,
     ErrorMessage,
     PingMessage,
@@ -34,7 +35,6 @@ from schemas.websocket import (
 from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import RequestError
-from streams.dialects.openai_chat import parse_chat_request
 from streams.directory import KeyScope
 from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.errors import ApiError
@@ -47,9 +47,10 @@ from streams.gateway.service.refusals import asked_too_early
 from streams.gateway.service.service import Gateway
 from streams.gateway.tenant_shares import Hold, SmallMessages
 from streams.gateway.timing import Timing
-from streams.gateway.websocket.client_messages import MessageError, echoed_name, read_message
+from streams.gateway.websocket.asking import Asking, accepted
+from streams.gateway.websocket.client_messages import MessageError, read_message
 from streams.gateway.websocket.protocol import Frames
-from streams.gateway.websocket.refusal import code_of, invalid, not_offered, refusal
+from streams.gateway.websocket.refusal import code_of, invalid, refusal
 from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.shown_key import ShownKey
 from streams.gateway.websocket.watched import Watched, terminal_message
@@ -190,7 +191,7 @@ class Socket:
             message, size_bytes = await self._gateway.in_turn(
                 tenant_id, lambda: (read_message(text), parsed_bytes(text)), is_large=self._message_is_large
             )
-            request_id = message.request_id if isinstance(message, RequestMessage) else None
+            request_id = message.request_id if isinstance(message, Asking) else None
             held.grow(size_bytes)
         except MessageError as error:
             self._refuse(error, request_id=error.request_id)
@@ -210,13 +211,13 @@ class Socket:
     def _may_ask(self, principal: Principal, message: ClientMessage) -> bool:
         """Whether it may, and is within the tenant's share; says so if not. What asks for nothing, or is refused, costs
         time."""
-        if not isinstance(message, RequestMessage | ResumeMessage | CancelMessage):
+        if not isinstance(message, Asking | ResumeMessage | CancelMessage):
             return self._may_cost_time()
         try:
             self._gateway.shares.spend_request(principal.tenant.tenant_id)
             principal.require(KeyScope.RESPONSES)
         except ApiError as error:
-            if isinstance(message, RequestMessage):
+            if isinstance(message, Asking):
                 self._refuse(error, request_id=message.request_id)
             else:
                 self._refuse(error, response_id=message.response_id)
@@ -236,7 +237,7 @@ class Socket:
         if not self._may_ask(principal, message):
             return
         match message:
-            case RequestMessage(request_id=request_id):
+            case RequestMessage(request_id=request_id) | EditMessage(request_id=request_id):
                 if request_id in self._requests:
                     self._refuse(invalid("The request_id is in use on this socket.", "request_id"), request_id)
                 elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
@@ -261,21 +262,15 @@ class Socket:
                 self._say(Pong(nonce=nonce))
             case AuthMessage():
                 self._refuse(invalid("The socket is authenticated already.", "type"))
-            case _:
-                error = not_offered(message.type)
-                self._refuse(error, echoed_name(message, "request_id"), echoed_name(message, "response_id"))
 
     async def _request(
-        self, principal: Principal, message: RequestMessage, held: Hold, size_bytes: int, *, large: bool
+        self, principal: Principal, message: Asking, held: Hold, size_bytes: int, *, large: bool
     ) -> None:
         request_id = message.request_id
         try:
-            if message.body.get("stream", True) is not True:
-                raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
-            parse = partial(parse_chat_request, {**message.body, "stream": True})
-            chat = await self._gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
-            chat = await self._gateway.continued(principal, chat, held, size_bytes)
-            response_id, follower = await self._gateway.submit(principal, chat, traceparent=self._traceparent)
+            response_id, follower = await accepted(
+                self._gateway, principal, message, held, size_bytes, self._traceparent, large=large
+            )
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
             self._refuse(error, request_id)

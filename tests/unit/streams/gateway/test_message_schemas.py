@@ -36,6 +36,8 @@ SAID: list[tuple[dict[str, Any], bool]] = [
         True,
     ),
     ({"type": "tool_result", "request_id": "1", "response_id": "resp_x", "body": {}, "results": []}, False),
+    ({"type": "edit", "request_id": "1", "response_id": "resp_x", "body": HELLO}, True),
+    ({"type": "edit", "request_id": "1", "body": HELLO}, False),
 ]  # fmt: skip
 
 

@@ -321,10 +321,13 @@ async def test_memory_of_messages_until_they_are_stored(redis_url: str, monkeypa
     [
         ({"type": "request", "request_id": "r", "body": {"messages": ["\u0101"] * 10_000}}, "error"),
         ({"type": "request", "request_id": "", "body": {"messages": ["\u0101"] * 10_000}}, "error"),
-        ({"type": "edit", "messages": ["\u0101"] * 10_000}, "error"),
+        (
+            {"type": "edit", "request_id": "r", "response_id": "resp_x", "body": {"messages": ["\u0101"] * 10_000}},
+            "error",
+        ),
         ({"type": "request", "request_id": "r", "body": DENSE}, "accepted"),
     ],
-    ids=["refused", "no message", "not offered", "accepted"],
+    ids=["refused", "no message", "edits nothing", "accepted"],
 )
 async def test_an_idle_socket_holds_nothing_of_its_last_message(
     stack: Stack, message: dict[str, Any], kind: str

@@ -1,0 +1,43 @@
+"""From a message that asks for a response to the response: of a request, or of one in the place of another."""
+
+from functools import partial
+
+from schemas.websocket import EditMessage, RequestMessage
+from streams.dialects.openai_chat import parse_chat_request
+from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.service.keys import Principal
+from streams.gateway.service.service import Gateway
+from streams.gateway.tenant_shares import Hold
+from streams.gateway.websocket.refusal import invalid
+
+Asking = RequestMessage | EditMessage
+
+
+async def accepted(
+    gateway: Gateway,
+    principal: Principal,
+    message: Asking,
+    held: Hold,
+    size_bytes: int,
+    traceparent: str,
+    *,
+    large: bool,
+) -> tuple[str, Follower]:
+    """The response id and its first viewer. Release the follower. `size_bytes`: how large the message is.
+
+    What an edit replaces is stopped once the new body is known to be one that can be answered. Raises RequestError
+    and ApiError.
+    """
+    body = message.body
+    if body.get("stream", True) is not True:
+        raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
+    if isinstance(message, EditMessage):
+        previous = await gateway.previous_of(principal, message.response_id)
+        said = {name: value for name, value in body.items() if value is not None}
+        body = {"store": True, **said, "previous_response_id": previous}
+    parse = partial(parse_chat_request, {**body, "stream": True})
+    chat = await gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
+    chat = await gateway.continued(principal, chat, held, size_bytes)
+    if isinstance(message, EditMessage):
+        await gateway.cancel(principal, message.response_id)
+    return await gateway.submit(principal, chat, traceparent=traceparent)
