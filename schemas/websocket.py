@@ -19,6 +19,9 @@ class _ClientMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+IdempotencyKey = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[ -~]+$")]
+
+
 class AuthMessage(_ClientMessage):
     """First message of a client that cannot set headers."""
 
@@ -32,6 +35,7 @@ class RequestMessage(_ClientMessage):
     type: Literal["request"]
     request_id: Identifier = Field(description="The client's own; unique among its open requests on this socket.")
     body: dict[str, Any] = Field(description="As for `POST /v1/chat/completions`; it always streams.")
+    idempotency_key: IdempotencyKey | None = Field(default=None, description="As the header `Idempotency-Key`.")
 
 
 class ToolResult(_ClientMessage):
@@ -52,6 +56,7 @@ class ToolResultMessage(_ClientMessage):
         description="As that of `request`, without `messages` and `previous_response_id`. It is stored unless it says"
         " otherwise, so that its own calls may be answered so, too."
     )
+    idempotency_key: IdempotencyKey | None = Field(default=None, description="As of a `request`.")
 
 
 class EditMessage(_ClientMessage):

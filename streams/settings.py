@@ -415,6 +415,9 @@ class MetadataSettings(_Section):
     )
     tenant_responses: int = Field(default=1_000_000, ge=1, description="Of each tenant; the oldest go first.")
     tenant_bytes: int = Field(default=10_737_418_240, ge=1_048_576, description="The same in bytes.")
+    tenant_keys: int = Field(
+        default=1_000_000, ge=1, description="Idempotency keys of each tenant; the oldest go first, also within a day."
+    )
 
     @field_validator("password")
     @classmethod

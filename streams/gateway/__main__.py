@@ -14,6 +14,7 @@ from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
+from streams.gateway.idempotency.sql import SqlIdempotencyKeys
 from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer
 from streams.gateway.stored.sql import SqlStoredResponses
 from streams.health import HealthServer
@@ -61,6 +62,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             directory=TomlTenantDirectory(settings.tenants_file),
             catalog=SettingsCatalog(settings),
             stored=SqlStoredResponses(database),
+            keys=SqlIdempotencyKeys(database),
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
             tracing=tracing,

@@ -53,6 +53,10 @@ class GatewayMetrics:
         self.refused = Counter(
             "sluice_gateway_refused_requests", "Refused before acceptance, by code.", ["code"], registry=registry
         )
+        self.keyed = Counter(
+            "sluice_gateway_keyed_requests", "Requests with an idempotency key, by what was done for them.", ["step"],
+            registry=registry,
+        )  # fmt: skip
         self.unreadable = Counter(
             "sluice_gateway_unreadable_records", "Records that went to dead letters.", registry=registry
         )

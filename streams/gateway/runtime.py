@@ -25,6 +25,8 @@ from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
 from streams.gateway.http.usage_reader import UsageReader
+from streams.gateway.idempotency.port import IdempotencyKeys
+from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.service import Gateway
@@ -82,6 +84,7 @@ class GatewayRuntime:
         catalog: ModelCatalog,
         usage: UsageReader,
         stored: StoredResponses,
+        keys: IdempotencyKeys,
         registry: CollectorRegistry,
         tracing: Tracing | None = None,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
@@ -111,6 +114,7 @@ class GatewayRuntime:
         kept = StoredReplays(stored)
         history = History(near, self._log_history, kept)
         self._keeper = Keeper(kept, history, settings.metadata, self._metrics)
+        self._keys = TendedKeys(keys, settings.metadata.tenant_keys)
         self._producer = ProducerThread(clients.producer())
         self._consumer = ConsumerThread(clients.member(), max_records=MAX_POLL_RECORDS)
         self.pump = Pump(
@@ -133,6 +137,7 @@ class GatewayRuntime:
             ownership=self.pump,
             metrics=self._metrics,
             keeper=self._keeper,
+            keys=self._keys,
             tracing=tracing,
         )
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
@@ -155,7 +160,7 @@ class GatewayRuntime:
         """Until cancelled. Raises what a loop failed with: the process cannot go on then."""
         works = (
             self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended(),
-            self._keeper.write(), self._keeper.read_back(), self._keeper.tend(),
+            self._keeper.write(), self._keeper.read_back(), self._keeper.tend(), self._keys.tend(),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:

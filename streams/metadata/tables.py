@@ -26,3 +26,19 @@ STORED_RESPONSES = Table(
     Index("ix_stored_responses_tenant_id", "tenant_id", "deleted_at_ms", "created_at_ms", "response_id", "size_bytes"),
 )
 """One row for each: written by who accepts the request, completed once it has ended."""
+
+IDEMPOTENCY_KEYS = Table(
+    "idempotency_keys",
+    METADATA,
+    Column("tenant_id", Text, primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),  # of what was asked for with it
+    Column("response_id", Text, nullable=False),
+    Column("began_at_ms", BigInteger, nullable=False),  # when it was given that response id
+    Column("tried_at_ms", BigInteger, nullable=False),  # when somebody last set out to write the request to the log
+    Column("expires_at_ms", BigInteger, nullable=False),
+    Index("ix_idempotency_keys_expires_at_ms", "expires_at_ms"),
+    # What a tenant has is counted from it alone.
+    Index("ix_idempotency_keys_tenant_id", "tenant_id", "began_at_ms", "idempotency_key"),
+)
+"""One row for each key: written before its request is on the log."""

@@ -92,6 +92,15 @@ async def test_what_was_told_is_had_in_parts(stored: StoredResponses) -> None:
     assert await stored.told("acme", "a", 1, 0, 10) is None
 
 
+async def test_what_is_opened_again_stays_as_it_is(stored: StoredResponses) -> None:
+    """A request with an idempotency key may be written twice, and is one."""
+    await stored.open(turn("a"))
+    await stored.complete([answer("a")])
+    await asyncio.gather(stored.open(turn("a")), stored.open(turn("b")))
+    assert await stored.one("acme", "a", 1) == StoredTurn("a", None, b"hi", b"told", 6)
+    assert await stored.one("acme", "b", 1) == StoredTurn("b", None, b"hi", None, 2)
+
+
 async def test_its_clock_is_its_own(stored: StoredResponses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a gateway's says; in memory there is but one gateway."""
     before_ms = now_ms()

@@ -62,9 +62,12 @@ class About:
 
     @classmethod
     def of(cls, started: Started) -> "About":
+        told = read_echo(started.echo)
+        # With an idempotency key, too, a response goes on without viewers.
+        may_be = started.endpoint != "responses" or not told or "background" in told
         return cls(
             started.response_id, started.accepted_at_ms // 1_000, started.model,
-            background=started.on_disconnect == "continue", echo=read_echo(started.echo),
+            background=may_be and started.on_disconnect == "continue", echo=told,
         )  # fmt: skip
 
     @classmethod

@@ -44,6 +44,8 @@ class Follower:
         self.started: Started | None = None
         self.is_handed_over = False
         """Whether whoever streams it will release it."""
+        self.came_back = False
+        """Whether its client has asked for the same before, and is told it from its first token on."""
         self.on_stalled: Callable[[], object] | None = None
         """Called when the hub gave the viewer up while its owner was busy sending."""
 

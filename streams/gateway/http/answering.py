@@ -33,7 +33,8 @@ from streams.gateway.http.dialects.embeddings import Embeddings, WordsAlone, wit
 from streams.gateway.http.dialects.port import Answer, Asked, ById, Dialect, Events, Opening
 from streams.gateway.http.sse import SseResponse, departed
 from streams.gateway.http.whole import Gathered, told_whole
-from streams.gateway.request_headers import api_key_of, traceparent_of
+from streams.gateway.idempotency.keyed import Keyed, understood
+from streams.gateway.request_headers import api_key_of, idempotency_key_of, traceparent_of
 from streams.gateway.service.conversations import HELD_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
@@ -82,7 +83,7 @@ class Answering:
         self, request: Request, dialect: Dialect[Any], state: Callable[[Snapshot, Any], dict[str, Any]] | None = None
     ) -> Response:
         """`state` tells a response that is not waited for, where the dialect has such."""
-        response_id, follower, asked = await self._accept(request, dialect)
+        response_id, follower, asked, has_key = await self._accept(request, dialect)
         headers = {"x-request-id": response_id}
         if traceparent_of(request.headers) and follower.viewer is not None:
             headers["traceparent"] = follower.viewer.stream.scope.traceparent
@@ -93,8 +94,8 @@ class Answering:
             if first is None and follower.has_left:
                 raise ClientDisconnect
             if isinstance(first, Closed) or (first is None and not asked.background):
-                if asked.background or not await self._gateway.withdraw(follower):
-                    return still_running_response(EndingCode.UNAVAILABLE.value, headers, dialect)
+                if has_key or asked.background or not await self._gateway.withdraw(follower):
+                    return still_running_response(EndingCode.UNAVAILABLE.value, headers, dialect, has_key=has_key)
                 raise unavailable("The request was not admitted in time; it is cancelled.")
             if follower.started is not None:
                 headers |= dialect.limit_headers(follower.started.limits, now_ms())
@@ -102,31 +103,34 @@ class Answering:
                 return ending_response(first, headers, dialect, asked)
             if asked.stream:
                 opening = _opening(response_id, follower, first, asked.model, request.headers)
-                return self._streaming(follower, first, headers, dialect.events(asked, opening))
-            if first is None or asked.background:
+                is_back = follower.came_back
+                return self._streaming(follower, first, headers, dialect.events(asked, opening), is_back=is_back)
+            if first is None or (asked.background and not (has_key and follower.end is not None)):
                 assert state is not None, "only a dialect that can tell it takes such a request"
                 snapshot = Snapshot(response_id, follower.started, None, 0, None)
                 return json_response(json_bytes(state(snapshot, asked)), headers)
-            return await self._whole(follower, first, headers, dialect, asked)
+            return await self._whole(follower, first, headers, dialect, asked, has_key=has_key)
         finally:
             departure.cancel()
             if not (asked.stream and follower.is_handed_over):
                 self._gateway.release(follower)
 
-    async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked]:
-        """The response's id, its first viewer, and what was asked for, without what may be large of it."""
+    async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked, bool]:
+        """The response's id, a viewer, what was asked for, without what may be large of it, and whether with a key."""
         principal = self._permitted(request)
         tenant_id = principal.tenant.tenant_id
+        key = idempotency_key_of(request.headers)
         with self._gateway.shares.body(tenant_id) as held:
             body = await read_json_body(request, self._settings.max_body_bytes, held)
-            asked = await self._gateway.understood(
-                tenant_id, body, held, lambda: dialect.parse(parse_json_object(body, dialect.most_values))
+
+            def parse() -> tuple[Asked, Keyed | None]:
+                return understood(key, dialect.path, parse_json_object(body, dialect.most_values), dialect.parse)
+
+            asked, keyed = await self._gateway.understood(tenant_id, body, held, parse)
+            response_id, follower = await self._gateway.ask(
+                principal, asked, held, len(body), keyed, traceparent_of(request.headers)
             )
-            asked = await self._gateway.continued(principal, asked, held, len(body))
-            response_id, follower = await self._gateway.submit(
-                principal, asked, traceparent=traceparent_of(request.headers)
-            )
-        return response_id, follower, asked.model_copy(update=_NOTHING_LARGE)
+        return response_id, follower, asked.model_copy(update=_NOTHING_LARGE), keyed is not None
 
     def _permitted(self, request: Request) -> Principal:
         """Raises ApiError 401 and 403."""
@@ -143,15 +147,16 @@ class Answering:
         )  # fmt: skip
 
     async def _whole(
-        self, follower: Follower, first: Event, headers: dict[str, str], dialect: Dialect[Asked], asked: Asked
-    ) -> Response:
+        self, follower: Follower, first: Event, headers: dict[str, str], dialect: Dialect[Asked], asked: Asked, *,
+        has_key: bool,
+    ) -> Response:  # fmt: skip
         tenant_id = follower.tenant_id
         with ExitStack() as share:
             gathered = Gathered(share.enter_context(self._gateway.shares.answer(tenant_id)))
             try:
                 end = await self._gather(follower, first, gathered)
                 if isinstance(end, str):
-                    return still_running_response(end, headers, dialect)
+                    return still_running_response(end, headers, dialect, has_key=has_key)
                 if ENDINGS[end.code].is_error:
                     return ending_response(end, headers, dialect, asked)
                 started = follower.started
@@ -170,11 +175,11 @@ class Answering:
                 if not error.retryable:
                     raise
                 # It is made and billed: asked again it would be paid twice, and by its id it may be had a moment later.
-                return still_running_response(error.code, headers, dialect)
+                return still_running_response(error.code, headers, dialect, has_key=has_key)
 
     async def _gather(self, follower: Follower, first: Event, gathered: Gathered) -> Terminal | str:
         """How it ended, or why it can no longer be followed here. Raises ApiError 429, and ClientDisconnect."""
-        timing = Timing(self._gateway.metrics, follower)
+        timing = Timing(self._gateway.metrics, follower, is_back=follower.came_back)
         event: Event | None = first
         deadline_s = time.monotonic() + self._settings.request_timeout_ms / 1_000 + 60
         while not isinstance(event, Terminal):

@@ -15,6 +15,7 @@ from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.port import Asked, Dialect, Failure
 from streams.gateway.service.refusals import retry_advice_of
 from streams.ids import mint_request_id
+from streams.retry_advice import retry_advice_ms
 
 
 def json_bytes(body: Mapping[str, Any]) -> bytes:
@@ -75,15 +76,18 @@ def ending_response(
     )
 
 
-def still_running_response(code: str, headers: Mapping[str, str], dialect: Dialect[Any]) -> JSONResponse:
-    """The HTTP answer where this gateway can no longer wait for what was accepted: asked again it would be paid twice.
+def still_running_response(
+    code: str, headers: Mapping[str, str], dialect: Dialect[Any], *, has_key: bool = False
+) -> JSONResponse:
+    """The HTTP answer where this gateway can no longer wait for what was accepted.
 
-    `headers` hold the response's id.
+    Asked again it would be paid twice, unless it `has_key`: an idempotency key. `headers` hold the response's id.
     """
     response_id = headers["x-request-id"]
     message = f"The answer can no longer be followed here. It may be had from /v1/{dialect.path}/{response_id}."
     failure = Failure(503, code, message, "server_error", response_id=response_id)
-    return error_response(failure, dialect, headers=headers, retryable=False)
+    retry_after_ms = retry_advice_ms() if has_key else None
+    return error_response(failure, dialect, headers=headers, retry_after_ms=retry_after_ms, retryable=has_key)
 
 
 def invalid_parameter(param: str, message: str) -> ApiError:

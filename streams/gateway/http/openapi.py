@@ -167,7 +167,8 @@ _STATUSES: Final = {
     403: "What was shown may not be used for this.",
     404: "Unknown, or not yours.",
     408: "The body did not come in time.",
-    409: "It cannot be replayed here, or not now, or it has not ended; see `Retry-After`.",
+    409: "It cannot be replayed here, or not now, or it has not ended; see `Retry-After`. Or its `Idempotency-Key` was"
+    " used for another request.",
     413: "The body is too large.",
     415: "The body is no plain JSON.",
     429: "A limit is reached; see `Retry-After` and `x-ratelimit-*`.",
@@ -181,23 +182,24 @@ _ANY_KEY: Final = (401, 429, 503)
 _KEY: Final = (*_ANY_KEY, 403)
 """And so what asks for one that may be used for it."""
 _BODY: Final = (400, 404, 408, 413, 415)
+_GENERATING: Final = (*_KEY, *_BODY, 409, 499, 502, 504)
 _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
-    ("post", "/v1/chat/completions"): ("ChatCompletion", (*_KEY, *_BODY, 409, 499, 502, 504)),
+    ("post", "/v1/chat/completions"): ("ChatCompletion", _GENERATING),
     ("get", "/v1/chat/completions/{response_id}"): ("ChatCompletionState", (*_KEY, 400, 404, 409)),
     ("delete", "/v1/chat/completions/{response_id}"): ("DeletedChatCompletion", (*_KEY, 404, 409)),
-    ("post", "/v1/responses"): ("Response", (*_KEY, *_BODY, 409, 499, 502, 504)),
-    ("post", "/v1/completions"): ("Completion", (*_KEY, *_BODY, 499, 502, 504)),
+    ("post", "/v1/responses"): ("Response", _GENERATING),
+    ("post", "/v1/completions"): ("Completion", _GENERATING),
     ("get", "/v1/completions/{response_id}"): ("CompletionState", (*_KEY, 400, 404, 409)),
     ("get", "/v1/responses/{response_id}"): ("Response", (*_KEY, 400, 404, 409)),
     ("delete", "/v1/responses/{response_id}"): ("DeletedResponse", (*_KEY, 404, 409)),
     ("get", "/v1/responses/{response_id}/input_items"): ("InputItems", (*_KEY, 400, 404)),
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
-    ("post", "/v1/embeddings"): ("Embeddings", (*_KEY, *_BODY, 499, 502, 504)),
+    ("post", "/v1/embeddings"): ("Embeddings", _GENERATING),
     ("get", "/v1/embeddings/{response_id}"): ("EmbeddingsState", (*_KEY, 400, 404, 409)),
     ("get", "/v1/models"): ("Models", _ANY_KEY),
     ("get", "/v1/models/{model}"): ("Model", (*_ANY_KEY, 404)),
     ("get", "/v1/usage"): ("UsagePage", (*_KEY, 400, 404)),
-    ("post", "/v1/messages"): ("Message", (*_KEY, *_BODY, 499, 502, 504)),
+    ("post", "/v1/messages"): ("Message", _GENERATING),
     ("get", "/v1/messages/{response_id}"): ("MessageState", (*_KEY, 400, 404, 409)),
     ("post", "/v1/messages/count_tokens"): ("MessageTokens", (*_KEY, *_BODY)),
     ("post", "/tokenize"): ("Tokens", (*_KEY, *_BODY)),
@@ -205,6 +207,11 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/tokens"): ("Token", (*_KEY, 400, 408, 413, 415)),
 }
 """What asks for a key: the answer's schema, and how it may be refused."""
+_IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key", "in": "header", "required": False,
+    "description": "Sent again with the same body within a day, it is answered by the same response.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+}  # fmt: skip
 _OPEN: Final[dict[str, dict[str, Any]]] = {
     "/healthz": {"200": {"description": "It lives.", "content": _PLAIN}},
     "/readyz": {
@@ -280,6 +287,8 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
                     operation["responses"] = _OPEN[path]
                 else:
                     schema, refusals = _OPERATIONS[method, path]
+                    if refusals is _GENERATING:
+                        operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
                     operation["responses"] = _answers(method, path, schema, refusals)
                     operation["security"] = [{"bearer": []}, {"x_api_key": []}]
         app.openapi_schema = document

@@ -19,6 +19,32 @@ def unavailable(message: str, code: str = EndingCode.UNAVAILABLE.value) -> ApiEr
     return ApiError(503, code, message, error_type="server_error", retry_after_ms=retry_advice_ms())
 
 
+class Unacknowledged(ApiError):
+    """The log was not heard to have taken a request in time; it may have."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503, EndingCode.UNAVAILABLE.value, "The request could not be stored.", error_type="server_error",
+            retry_after_ms=retry_advice_ms(),
+        )  # fmt: skip
+
+
+def key_reused() -> ApiError:
+    return ApiError(
+        409, "idempotency_key_reused", "The Idempotency-Key was used for another request.", param="Idempotency-Key"
+    )
+
+
+def key_unknown() -> ApiError:
+    """What came of a key's first request cannot be told any more; final, for it may have been answered."""
+    message = "What came of the first request with this Idempotency-Key is not known any more. Take another key."
+    return ApiError(409, "idempotency_key_unknown", message, param="Idempotency-Key")
+
+
+def keys_away() -> ApiError:
+    return unavailable("Idempotency keys cannot be looked up now.")
+
+
 def not_found(response_id: str) -> ApiError:
     """The same for an id that never was, that is gone, and that belongs to somebody else."""
     return ApiError(404, "response_not_found", f"No response {response_id[:100]!r}.", param="response_id")

@@ -102,7 +102,7 @@ class Resumption:
                 raise not_found(response_id)
             raise _NotYet(
                 not_here_yet("Nothing is known of the response yet."),
-                lambda: partition in owned.owned and self._lookup.in_memory(principal, response_id) is not None,
+                lambda: partition in owned.owned and self._is_met(principal, response_id),
             )
         if replay is not None and replay.terminal is not None:
             if after > replay.terminal.sequence_number:
@@ -141,6 +141,10 @@ class Resumption:
     def _has_left(self, response_id: str) -> bool:
         """Whether it has ended and memory tells no more of it."""
         return self._hub.has_ended(response_id) and self._hub.get(response_id) is None
+
+    def _is_met(self, principal: Principal, response_id: str) -> bool:
+        """Whether anything of it is known here, or it has ended and left memory."""
+        return self._hub.has_ended(response_id) or self._lookup.in_memory(principal, response_id) is not None
 
     def _is_reached(self, principal: Principal, response_id: str, after: int) -> bool:
         """Whether token `after` is known here, or the response has ended."""

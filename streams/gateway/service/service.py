@@ -13,6 +13,8 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History
+from streams.gateway.idempotency.keyed import Keyed
+from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
@@ -22,6 +24,7 @@ from streams.gateway.service.conversations import Conversations
 from streams.gateway.service.keys import Keys, Principal
 from streams.gateway.service.large_work import LargeWork
 from streams.gateway.service.lookup import Lookup, Snapshot
+from streams.gateway.service.once import Once
 from streams.gateway.service.patience import Patience
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
 from streams.gateway.service.refusals import still_in_progress, unavailable
@@ -55,6 +58,7 @@ class Gateway:
         ownership: Ownership,
         metrics: GatewayMetrics,
         keeper: Keeper,
+        keys: TendedKeys,
         tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
@@ -82,6 +86,10 @@ class Gateway:
         self._conversations = Conversations(
             keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes
         )
+        self._once = Once(
+            keys, self._mint, self._acceptance, self._resumption, lookup, hub, self._viewing, self._stored, ownership,
+            self._patience, self._background, metrics,
+        )  # fmt: skip
         self._cancellation = Cancellation(hub, lookup, self._patience, self._cancels)
 
     # Clients
@@ -121,9 +129,31 @@ class Gateway:
         self, principal: Principal, asked: NeutralRequest, *, traceparent: str = ""
     ) -> tuple[str, Follower]:
         """See `Acceptance.submit`. Raises ApiError 503 also when this gateway is not ready."""
+        self._refuse_unless_ready()
+        return await self._acceptance.submit(principal, asked, traceparent=traceparent)
+
+    async def ask(
+        self, principal: Principal, asked: NeutralRequest, held: Hold, own_bytes: int, keyed: Keyed | None = None,
+        traceparent: str = "",
+    ) -> tuple[str, Follower]:  # fmt: skip
+        """What answers it, with all that it goes on with: a new response, or the one that its key stands for.
+
+        See `continued`, `submit` and `Once.answer`. Release the follower.
+        """
+        if keyed is None:
+            asked = await self.continued(principal, asked, held, own_bytes)
+            return await self.submit(principal, asked, traceparent=traceparent)
+        return await self._once.answer(
+            principal, keyed, lambda: self.continued(principal, asked, held, own_bytes), traceparent
+        )
+
+    def _mint(self) -> str:
+        self._refuse_unless_ready()
+        return self._acceptance.mint()
+
+    def _refuse_unless_ready(self) -> None:
         if (why := self.why_not_ready()) is not None:
             raise unavailable(f"The gateway is not ready: {why}.", "not_ready")
-        return await self._acceptance.submit(principal, asked, traceparent=traceparent)
 
     async def withdraw(self, follower: Follower) -> bool:
         """See `Acceptance.withdraw`."""

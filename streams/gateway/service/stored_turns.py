@@ -170,11 +170,15 @@ class StoredTurns:
         """Of one that replay still tells, so far as it has met its beginning and end. Raises ApiError 404."""
         if end is None or not may_be_stored(started, end):
             return
-        ask = partial(self._stored.is_deleted, tenant_id, response_id)
-        if await self._in_turn(self._kept.reads, tenant_id, ask):
+        if await self.is_deleted(tenant_id, response_id):
             raise not_found(response_id)
 
     # Deleting
+
+    async def is_deleted(self, tenant_id: str, response_id: str) -> bool:
+        """Whether it was stored until its client deleted it, for as long as that is kept."""
+        ask = partial(self._stored.is_deleted, tenant_id, response_id)
+        return await self._in_turn(self._kept.reads, tenant_id, ask)
 
     async def delete(self, tenant_id: str, response_id: str) -> None:
         """Raises ApiError 404."""

@@ -52,7 +52,7 @@ class MemoryStoredResponses:
         return now_ms()
 
     async def open(self, turn: NewTurn) -> None:
-        self._at_hand()[turn.response_id] = _Row(turn, turn.input, turn.look_at_ms, len(turn.input))
+        self._at_hand().setdefault(turn.response_id, _Row(turn, turn.input, turn.look_at_ms, len(turn.input)))
 
     async def complete(self, answers: Sequence[Answer]) -> None:
         rows = self._at_hand()

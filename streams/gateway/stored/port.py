@@ -85,7 +85,7 @@ class StoredResponses(Protocol):
         """By the clock of the store, which is the same for all gateways."""
 
     async def open(self, turn: NewTurn) -> None:
-        """On disk when it returns."""
+        """On disk when it returns. One that is there already stays as it is."""
 
     async def complete(self, answers: Sequence[Answer]) -> None:
         """Together. Of one that is complete, deleted or not there, nothing changes."""

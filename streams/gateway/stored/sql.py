@@ -11,16 +11,16 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
-    extract,
     func,
-    insert,
     literal,
     select,
     update,
 )
 
 from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
+from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
+from streams.metadata.insertion import insertion_into
 from streams.metadata.tables import STORED_RESPONSES
 from streams.metadata.together import Together
 
@@ -53,8 +53,7 @@ class SqlStoredResponses:
         )
 
     async def now_ms(self) -> int:
-        query = select(extract("epoch", func.current_timestamp()))
-        return await self._database.read(lambda connection: int(connection.execute(query).scalar_one() * 1_000))
+        return await self._database.read(database_now_ms)
 
     async def open(self, turn: NewTurn) -> None:
         await self._opening.add(turn)
@@ -67,11 +66,11 @@ class SqlStoredResponses:
                 "expires_at_ms": turn.expires_at_ms, "look_at_ms": turn.look_at_ms, "input": turn.input,
                 "carried_bytes": len(turn.input), "size_bytes": len(turn.input),
             }
-            for turn in turns
+            for turn in sorted(turns, key=lambda turn: turn.response_id)
         ]  # fmt: skip
 
         def work(connection: Connection) -> None:
-            connection.execute(insert(STORED_RESPONSES), rows)
+            connection.execute(insertion_into(connection, STORED_RESPONSES).on_conflict_do_nothing(), rows)
 
         await self._database.write(work)
 

@@ -50,7 +50,7 @@ def may_be_stored(started: Started | None, end: Terminal) -> bool:
 
 def is_refusal(started: Started | None, terminal: Terminal) -> bool:
     """Whether it never became a response: its client was told why, and no id. In the background it was told one."""
-    return started is None and not terminal.echo
+    return started is None and not echoed(terminal.echo).get("background")
 
 
 def answer_of(tenant_id: str, replay: Replay) -> Answer:

@@ -5,6 +5,7 @@ from functools import partial
 from schemas.websocket import EditMessage, RequestMessage
 from streams.dialects.openai_chat import parse_chat_request
 from streams.gateway.fan_out.delivery import Follower
+from streams.gateway.idempotency.keyed import CHATS, understood
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.service import Gateway
 from streams.gateway.tenant_shares import Hold
@@ -35,9 +36,11 @@ async def accepted(
         previous = await gateway.previous_of(principal, message.response_id)
         said = {name: value for name, value in body.items() if value is not None}
         body = {"store": True, **said, "previous_response_id": previous}
-    parse = partial(parse_chat_request, {**body, "stream": True})
-    chat = await gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
+    key = None if isinstance(message, EditMessage) else message.idempotency_key
+    parse = partial(understood, key, CHATS, {**body, "stream": True}, parse_chat_request)
+    chat, keyed = await gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
+    if not isinstance(message, EditMessage):
+        return await gateway.ask(principal, chat, held, size_bytes, keyed, traceparent)
     chat = await gateway.continued(principal, chat, held, size_bytes)
-    if isinstance(message, EditMessage):
-        await gateway.cancel(principal, message.response_id)
+    await gateway.cancel(principal, message.response_id)
     return await gateway.submit(principal, chat, traceparent=traceparent)

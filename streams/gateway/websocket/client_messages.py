@@ -41,7 +41,10 @@ def _answering_calls(message: ToolResultMessage) -> RequestMessage:
     results = [{"role": "tool", "tool_call_id": each.tool_call_id, "content": each.content} for each in message.results]
     said = {name: value for name, value in message.body.items() if value is not None}
     own = {"messages": results, "previous_response_id": message.response_id}
-    return RequestMessage(type="request", request_id=message.request_id, body={"store": True, **said, **own})
+    return RequestMessage(
+        type="request", request_id=message.request_id, body={"store": True, **said, **own},
+        idempotency_key=message.idempotency_key,
+    )  # fmt: skip
 
 
 def _refuse_twice_said(message: EditMessage | ToolResultMessage, said_by: str, *names: str) -> None:

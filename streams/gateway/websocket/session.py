@@ -271,6 +271,9 @@ class Socket:
             response_id, follower = await accepted(
                 self._gateway, principal, message, held, size_bytes, self._traceparent, large=large
             )
+            if response_id in self._watched:
+                self._gateway.release(follower)
+                raise invalid("The response is on this socket already.", "idempotency_key")
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
             self._refuse(error, request_id)

@@ -1,6 +1,7 @@
 """A request that was admitted stays so, whatever has changed when it is delivered again."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from schemas.endings import EndingCode
 from schemas.generated import Ending, Opened
 from schemas.request import AdmittedRequest, Sampling
 from streams.directory import Model
-from tests.unit.agents.admission.world import World
+from tests.unit.agents.admission.world import NOW, World
 
 LANE = "local.inference.default.standard"
 
@@ -102,3 +103,18 @@ async def test_what_has_ended_is_not_said_again(world: World) -> None:
     written = len(world.log.records)
     await world.pipeline.handle_request(record)
     assert len(world.log.records) == written
+
+
+@pytest.mark.parametrize("writes_before_the_crash", [0, 1, 2])
+async def test_what_a_gateway_writes_again_later_under_the_same_id_is_the_same_request(
+    world: World, writes_before_the_crash: int
+) -> None:
+    """Its client came back with its idempotency key, and nothing was known of the response."""
+    await world.crash_after(world.record(world.request()), writes=writes_before_the_crash)
+    later_ms = NOW + 20_000
+    world.now_ms = world.quota.now_ms = later_ms
+    again = world.record(world.request(accepted_at_ms=later_ms, deadline_ms=later_ms + 60_000))
+    await world.pipeline.handle_request(replace(again, timestamp_ms=later_ms))
+    assert not world.log.endings
+    assert {place.partition for place, _ in world.log.of(Opened, "local.generated")} == {5}
+    assert {place.partition for place, _ in world.log.of(AdmittedRequest, LANE)} == {2}

@@ -24,6 +24,8 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Closed
 from streams.gateway.history.replay import Replay, Rest
 from streams.gateway.history.store import History, HistoryUnavailable, RedisHistory, read_log
+from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
+from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper
@@ -307,6 +309,7 @@ class World:
             SETTINGS, directory=Directory(), catalog=SettingsCatalog(SETTINGS), hub=self.hub, history=history,
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
             keeper=Keeper(StoredReplays(MemoryStoredResponses()), history, SETTINGS.metadata, metrics),
+            keys=TendedKeys(MemoryIdempotencyKeys(), 1),
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0
         self.take_partition()

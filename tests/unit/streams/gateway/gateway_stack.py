@@ -25,6 +25,8 @@ from streams.clocks import now_ms
 from streams.directory import ApiKey, KeyScope, Model, Pool, Tenant
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
+from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
+from streams.gateway.idempotency.port import IdempotencyKeys
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, LogClients
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import StoredResponses
@@ -307,16 +309,18 @@ def memory_log(settings: Settings) -> MemoryLog:
 async def serving(
     settings: Settings, log: MemoryLog, *, clients: LogClients | None = None, disconnect_grace_ms: int = 50,
     elsewhere_grace_ms: int = 50, tracing: Tracing | None = None, stored: StoredResponses | None = None,
+    keys: IdempotencyKeys | None = None,
 ) -> AsyncIterator[Stack]:  # fmt: skip
     """A gateway on a free port until the block ends; with `clients` on another log than the one in memory, with
-    `stored` on a store that others have too.
+    `stored` and `keys` on stores that others have too.
     """
     directory, usage = Directory(), Usage()
     runtime = GatewayRuntime(
         settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
         redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
         usage=usage, stored=MemoryStoredResponses() if stored is None else stored, registry=CollectorRegistry(),
-        tracing=tracing, disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
+        keys=MemoryIdempotencyKeys() if keys is None else keys, tracing=tracing,
+        disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000
     server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)

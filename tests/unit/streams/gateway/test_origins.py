@@ -10,7 +10,10 @@ from websockets.typing import Origin
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, gateway_settings, memory_log, serving
 
 CHAT, EVIL = "https://chat.example", "https://evil.example"
-PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
+PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,idempotency-key,x-stainless-os",
+}
 
 
 def page(stack: Stack, origin: str, **headers: str) -> httpx.AsyncClient:
@@ -33,6 +36,7 @@ async def test_a_page_of_an_allowed_origin_may_ask_and_read_what_it_needs(redis_
         assert "x-stainless-os" in may_it.headers["access-control-allow-headers"]
         deletes = {**PREFLIGHT, "access-control-request-method": "DELETE"}
         assert (await http.options("/v1/responses/resp_x", headers=deletes)).status_code == 200
+        assert "idempotency-key" in may_it.headers["access-control-allow-headers"]
         for answer in (
             await http.get("/v1/models"),
             await http.post("/v1/chat/completions", json={}),
