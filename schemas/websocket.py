@@ -35,7 +35,9 @@ class RequestMessage(_ClientMessage):
     type: Literal["request"]
     request_id: Identifier = Field(description="The client's own; unique among its open requests on this socket.")
     body: dict[str, Any] = Field(description="As for `POST /v1/chat/completions`; it always streams.")
-    idempotency_key: IdempotencyKey | None = Field(default=None, description="As the header `Idempotency-Key`.")
+    idempotency_key: IdempotencyKey | None = Field(
+        default=None, exclude_if=is_absent, description="As the header `Idempotency-Key`."
+    )
 
 
 class ToolResult(_ClientMessage):
@@ -56,7 +58,7 @@ class ToolResultMessage(_ClientMessage):
         description="As that of `request`, without `messages` and `previous_response_id`. It is stored unless it says"
         " otherwise, so that its own calls may be answered so, too."
     )
-    idempotency_key: IdempotencyKey | None = Field(default=None, description="As of a `request`.")
+    idempotency_key: IdempotencyKey | None = Field(default=None, exclude_if=is_absent, description="As of a `request`.")
 
 
 class EditMessage(_ClientMessage):
