@@ -119,11 +119,6 @@ def own_turn(messages: Sequence[ChatTurn], *, goes_on: bool = False) -> OwnTurn:
     return OwnTurn(messages=neutral, paths=paths, fields=FIELDS)
 
 
-def neutral_messages(messages: Sequence[ChatTurn]) -> list[Message]:
-    """Of all that was said. Raises RequestError as `own_turn` does."""
-    return own_turn(messages).messages
-
-
 def asked_messages(messages: object) -> object:
     """Messages without what asks for nothing, each of them validated; what is no list is left to validation.
 
