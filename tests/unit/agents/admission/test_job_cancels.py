@@ -18,13 +18,6 @@ LANE = "local.inference.default.batch"
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 
 
-@pytest.fixture
-def world() -> World:
-    made = World()
-    made.beat()
-    return made
-
-
 def routed(world: World) -> int:
     """In which partition of `generated` the job was opened."""
     [(place, _)] = world.log.of(Opened, "local.generated")
