@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from deploy.batch.connection import Kafka, properties
 from schemas.batch import BatchJob, BatchResult
 from streams.signing import sign_job
 
@@ -33,15 +34,6 @@ SEEN = 10_000
 """Ids of results that are remembered: lines are written at least once."""
 SESSION_TIMEOUT_MS = 6_000
 """After that long without a word from a process that died, Kafka gives its partitions to the next one."""
-Kafka = dict[str, str | int | float | bool]
-"""Settings of librdkafka."""
-
-
-def properties(path: Path | None) -> Kafka:
-    """What stands in a file of `name=value` lines."""
-    lines = [] if path is None else path.read_text().splitlines()
-    pairs = (line.partition("=") for line in lines if line.strip() and not line.startswith("#"))
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def produce(status: dict[str, Any], kafka: Kafka, prompt: str, custom_id: str, max_tokens: int) -> None:
