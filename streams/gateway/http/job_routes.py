@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from schemas.endings import ENDINGS
 from streams.dialects.names import OF_CHATS
@@ -36,15 +37,30 @@ def job_object(custom_id: str, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+class _Name(StringConvertor):
+    """A `custom_id` may have any characters, slashes and ends of lines too."""
+
+    regex = r"(?s:.+)"
+
+
+class _NameAtTheEnd(_Name):
+    """Behind which no `/cancel` may stand: that is the other path."""
+
+    regex = r"(?s:(?!.*/cancel\Z).+)"
+
+
+register_url_convertor("custom_id", _Name())
+register_url_convertor("custom_id_at_the_end", _NameAtTheEnd())
+
+
 def add_job_routes(app: FastAPI, gateway: Gateway) -> None:
-    # A `custom_id` may have slashes; the two paths differ in their method, so none is read as the other.
-    @app.get("/api/jobs/{custom_id:path}", tags=["jobs"])
+    @app.get("/api/jobs/{custom_id:custom_id_at_the_end}", tags=["jobs"])
     async def get_job(request: Request, custom_id: str) -> Response:
         """How a job of your producers stands, by its `custom_id`; what it says is on your results topic alone."""
         principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
         return _told(custom_id, await gateway.jobs.look_up(principal, custom_id))
 
-    @app.post("/api/jobs/{custom_id:path}/cancel", tags=["jobs"])
+    @app.post("/api/jobs/{custom_id:custom_id}/cancel", tags=["jobs"])
     async def cancel_job(request: Request, custom_id: str) -> Response:
         """Ends a job that was admitted. Idempotent: what has ended stays as it ended."""
         principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)

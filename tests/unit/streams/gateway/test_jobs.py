@@ -86,7 +86,9 @@ async def test_a_job_that_was_refused_says_why(stack: Stack, in_memory: bool) ->
     assert (told["error"]["message"], told["error"]["param"]) == ("n is too large.", "n")
 
 
-@pytest.mark.parametrize("custom_id", ["a/b c", "a/cancel", "Bücher-東京", "🦊", "?x=1#y", "..", "%2F", "x" * 200])
+@pytest.mark.parametrize(
+    "custom_id", ["a/b c", "cancel", "a/cancel/b", "Bücher-東京", "🦊", "?x=1#y", "..", "%2F", "a\nb\n", "x" * 200]
+)
 async def test_a_custom_id_may_have_any_characters(stack: Stack, custom_id: str) -> None:
     await begun(stack, custom_id)
     # Not through a client that makes paths simpler: `..` is a name here.
@@ -111,6 +113,13 @@ async def test_a_cancel_ends_a_running_job_and_leaves_one_that_has_ended(stack: 
         again = await http.post("/api/jobs/line-1/cancel")
         assert (again.status_code, again.json()["status"], again.json()["code"]) == (200, "cancelled", "cancelled")
     assert len(stack.pipeline.cancels()) == 1
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", "/cancel", "POST"), ("PUT", "", "GET")])
+async def test_neither_path_is_taken_for_the_other(stack: Stack, method: str, path: str, allowed: str) -> None:
+    async with client(stack) as http:
+        answer = await http.request(method, f"/api/jobs/line-1{path}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
 def _without_id(answer: httpx.Response) -> tuple[int, dict[str, Any]]:
