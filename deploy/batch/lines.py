@@ -8,11 +8,11 @@ submitted, and a line that was corrected is another one, as is one of another fi
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from schemas.batch import CHAT_URL
+from schemas.batch import CHAT_URL, JobCancel
 from schemas.codec import Undecodable
 from streams.dialects.batch_line import parse_job
 from streams.dialects.json_body import parse_json_object
@@ -105,6 +105,14 @@ def read_line(number: int, line: bytes, run: str = "") -> Job | Broken:
     if len(value) > MAX_LINE_BYTES:
         return Broken(number, f"The job is longer than {MAX_LINE_BYTES} bytes.", None, custom_id)
     return Job(number, custom_id, f"{custom_id}.{_digest(run, custom_id, job)}", value)
+
+
+def cancels_of(entries: Iterable[Job | Broken]) -> Iterator[Job]:
+    """What ends each of the jobs, under its own name."""
+    value = JobCancel().encode()
+    for entry in entries:
+        if isinstance(entry, Job):
+            yield replace(entry, value=value)
 
 
 def key_of(name: str) -> int | None:

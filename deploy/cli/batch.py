@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from deploy.batch.collection import Collection, CollectionFailed, awaited, kafka_consumer
 from deploy.batch.connection import Connection, ConnectionFailed, connection, properties
-from deploy.batch.lines import Broken, beside, bounded_lines, jobs_of
+from deploy.batch.lines import Broken, beside, bounded_lines, cancels_of, jobs_of
 from deploy.batch.outputs import Outputs, OutputsBusy, collected, errors_file, output_file
 from deploy.batch.submission import Submission, SubmissionFailed, kafka_producer
 from deploy.cli.app import CommandError, DataOption, app, err, out
@@ -162,3 +162,24 @@ def batch_collect(
     if not complete:
         again = f"go on with: sluice batch collect {file}"
         raise CommandError(f"{len(jobs.keys)} of {jobs.jobs} jobs have no result after {timeout_s:g} s; {again}")
+
+
+@batch_app.command("cancel")
+def batch_cancel(
+    file: FileArgument,
+    data: DataOption = DEFAULT_DATA,
+    run: RunOption = "",
+    told: ConnectionOption = None,
+    kafka: KafkaOption = None,
+    key_file: KeyOption = None,
+) -> None:
+    """Ends what was submitted and has no result in the files beside yet. Collect afterwards: each job has its line."""
+    reached = _connection(data, told, kafka, key_file)
+    with _explained(file, "cancel"), file.open("rb") as lines, _bar("cancelling", file.stat().st_size) as show:
+        done = {key for key, _ in collected(file)}
+        submission = Submission(reached, kafka_producer(reached), DEFAULT_EXPIRES_S)
+        counts = submission.run(
+            cancels_of(jobs_of(bounded_lines(lines), run)), done.__contains__, lambda _: None,
+            lambda: show(lines.tell(), f"{submission.counts.sent} cancels"),
+        )  # fmt: skip
+    out.print(f"{counts.sent} cancels on {reached.intake}, {counts.skipped} had a result")

@@ -5,10 +5,18 @@ import json
 
 import pytest
 
-from deploy.batch.lines import Broken, Job, jobs_of, key_of
+from deploy.batch.lines import Broken, Job, cancels_of, jobs_of, key_of
 from deploy.batch.submission import Submission, SubmissionFailed, Submitted
-from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, KEY_ID_HEADER, SIGNATURE_HEADER, TENANT_HEADER
+from schemas.batch import (
+    CUSTOM_ID_HEADER,
+    EXPIRES_HEADER,
+    KEY_ID_HEADER,
+    SIGNATURE_HEADER,
+    TENANT_HEADER,
+    JobCancel,
+)
 from streams.clocks import now_ms
+from streams.dialects.batch_line import parse_cancel
 from streams.signing import verify_job
 from tests.unit.deploy.batch.kafka_in_memory import CONNECTION, KEY, Crash, MemoryProducer
 from tests.unit.deploy.batch.test_lines import openai_line
@@ -74,6 +82,16 @@ def test_broken_lines_are_told_and_the_others_are_sent() -> None:
     counts = Submission(CONNECTION, producer, 60).run(jobs_of(of), lambda _: False, told.append)
     assert counts == Submitted(sent=2, broken=2)
     assert [broken.line for broken in told] == [1, 4]
+
+
+def test_a_cancel_goes_where_its_job_went() -> None:
+    jobs, cancels = MemoryProducer(), MemoryProducer()
+    submit(jobs, lines(3))
+    Submission(CONNECTION, cancels, 60).run(cancels_of(jobs_of([b"{", *lines(3)])), lambda _: False, lambda _: None)
+    assert [record["key"] for record in cancels.records] == [record["key"] for record in jobs.records]
+    for record in cancels.records:
+        name = record["headers"][CUSTOM_ID_HEADER].decode()
+        assert (record["key"], parse_cancel(record["value"], name)) == (name, JobCancel())
 
 
 def test_a_job_that_kafka_did_not_take_is_named_by_its_line() -> None:
