@@ -3,7 +3,7 @@
 from operator import not_
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from schemas.base import Identifier, Record, Scope
 
@@ -27,6 +27,22 @@ class BatchJob(Record):
     method: str = Field(default="POST", json_schema_extra={"const": "POST"})
     url: str = Field(default=CHAT_URL, json_schema_extra={"const": CHAT_URL})
     body: dict[str, Any]
+
+
+class JobCancel(Record):
+    """The other value of a record on `intake.batch`: it ends the job that the record's headers name, wherever that is.
+
+    Signed as a job is, with the same headers. What has ended stays as it ended. A job that comes after its cancel ends
+    as well, as long as admission remembers that.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"required": ["type"]})
+
+    type: Literal["job_cancel"] = "job_cancel"
+    custom_id: Identifier | None = Field(default=None, description="If given, that of the record's header.")
+
+
+INTAKE: TypeAdapter[JobCancel | BatchJob] = TypeAdapter(JobCancel | BatchJob)
 
 
 class BatchResponse(BaseModel):

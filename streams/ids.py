@@ -13,6 +13,7 @@ _RESPONSE_ID = re.compile(r"resp_([a-z0-9]+)-([0-9]{1,5})_([0-9a-f]{32})")
 _NAMESPACE = uuid.UUID("7c1f7d9e-6a52-5b0e-9d0c-2f4b8f1d5a11")
 _KEY_LABEL = b"sluice-response-id-v1"
 _DERIVED_PARTITIONS = 8
+_JOBS = "intake.batch"
 _MAC_DIGITS = 10
 """Of the 32: 40 bits, so that one guess in a million million is right, and each guess costs a request."""
 
@@ -81,6 +82,13 @@ class ResponseIds:
         if at_ms < self._without_mac_until_ms:
             return str(ResponseId(self._region, unique.int % partitions, unique.hex))
         return self._sealed(self._deriving[0], _derived_partition(unique.int, partitions), unique.hex)
+
+    def of_job(self, partitions: int, tenant_id: str, custom_id: str, *, at_ms: int) -> str:
+        """What a producer's job is called here, by its own name; `at_ms` as in `derive`.
+
+        A secret goes into it, so nobody else can tell it: who knows the `custom_id` asks by that.
+        """
+        return self.derive(partitions, tenant_id, _JOBS, custom_id, at_ms=at_ms)
 
     def prove(self, text: str, *, now_ms: int) -> ResponseId:
         """Raises ValueError for what nobody with a secret of this region made. Reads nothing; takes microseconds."""

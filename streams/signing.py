@@ -41,7 +41,8 @@ def verify_request(secrets: Sequence[bytes], topic: str, headers: Mapping[str, b
         raise Untrusted("the gateway's authentication code is missing or wrong")
 
 
-def _job_bytes(topic: str, tenant_id: str, key_id: str, custom_id: str, expires_ms: int, value: bytes) -> bytes:
+def job_bytes(topic: str, tenant_id: str, key_id: str, custom_id: str, expires_ms: int, value: bytes) -> bytes:
+    """What a producer signs; `streams.job_vectors` publishes some of it."""
     return framed(
         b"sluice-job-v1", topic.encode(), tenant_id.encode(), key_id.encode(), custom_id.encode(),
         str(expires_ms).encode(), value,
@@ -52,7 +53,7 @@ def sign_job(
     key: Ed25519PrivateKey, *, topic: str, tenant_id: str, key_id: str, custom_id: str, expires_ms: int, value: bytes
 ) -> Headers:
     """Headers for a record on `intake.batch` (Ed25519, RFC 8032). `expires_ms` is Unix time."""
-    signature = key.sign(_job_bytes(topic, tenant_id, key_id, custom_id, expires_ms, value))
+    signature = key.sign(job_bytes(topic, tenant_id, key_id, custom_id, expires_ms, value))
     return [
         (TENANT_HEADER, tenant_id.encode()),
         (KEY_ID_HEADER, key_id.encode()),
@@ -77,6 +78,6 @@ def verify_job(
     try:
         public_key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key_base64, validate=True))
         signature = base64.b64decode(signature_base64, validate=True)
-        public_key.verify(signature, _job_bytes(topic, tenant_id, key_id, custom_id, expires_ms, value))
+        public_key.verify(signature, job_bytes(topic, tenant_id, key_id, custom_id, expires_ms, value))
     except (InvalidSignature, ValueError, binascii.Error):
         raise Untrusted("the job's signature is wrong") from None

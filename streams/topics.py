@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from schemas.admission import Admission
-from schemas.batch import BatchJob, BatchResult
+from schemas.batch import INTAKE, BatchResult
 from schemas.control import CONTROL
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED
@@ -101,7 +101,7 @@ class Topics:
             retention_bytes=REQUESTS_PARTITION_BYTES, extra={**_APPEND_TIME, **_PLAIN},
         )  # fmt: skip
         self.intake_batch = Topic(
-            name("intake.batch"), "custom id", BatchJob, p.intake, 7 * DAY_MS,
+            name("intake.batch"), "custom id", INTAKE, p.intake, 7 * DAY_MS,
             retention_bytes=INTAKE_PARTITION_BYTES, extra={**_APPEND_TIME, **_PLAIN},
         )  # fmt: skip
         # Split placement of the admission stages; unused when they are fused.

@@ -21,7 +21,7 @@ from schemas.codec import Undecodable, decode
 from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
 from schemas.request import ReplyTo, Request
 from streams.at_once import AtOnce
-from streams.dialects.batch_line import parse_job
+from streams.dialects.batch_line import parse_cancel, parse_job
 from streams.dialects.json_body import is_large
 from streams.dialects.neutral import NeutralRequest, RequestError, end_user_pseudonym
 from streams.directory import ProducerKey
@@ -30,6 +30,7 @@ from streams.log.port import LogRecord
 from streams.signing import Untrusted, verify_job, verify_request
 from streams.topics import LONGEST_RESPONSE_MS
 
+CANCELLED = Refusal(code=EndingCode.CANCELLED)
 LARGE_JOBS_AT_ONCE = 2
 MAX_JOB_LIFETIME_MS = LONGEST_RESPONSE_MS
 """How far ahead a job may expire: its outcome is remembered that long."""
@@ -83,17 +84,27 @@ class JobReaders:
 
 
 async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> Request | Refused:
-    """A producer's job as a request.
+    """A producer's job as a request, or what a cancel of one comes to. Raises Buried.
 
     Whatever is not proved genuine and fresh is answered under an id of its own, made from where the record stands: a
-    forged or repeated job can never end the genuine one with the same `custom_id`.
+    forged or repeated job can never end the genuine one with the same `custom_id`. A cancel that is not proved is
+    answered to nobody: a line under that `custom_id` would be read as the job's.
     """
     record = job.record
     refusal = _unproved(job)
+    try:
+        cancel = parse_cancel(job.value, job.custom_id)
+    except Undecodable as error:
+        raise Buried(error.reason, f"cancel: {error.detail}") from None
+    if cancel is not None and refusal is not None:
+        raise Buried("untrusted", f"cancel: {refusal.code.value}")
     if refusal is not None:
-        origin = job.origin(services, "intake.batch.unproved", f"{record.partition}-{record.offset}", 0)
-        return Refused(origin, refusal, stored=True)
-    genuine = job.origin(services, "intake.batch", job.custom_id, job.expires_ms)
+        return Refused(job.unproved_origin(services), refusal, stored=True)
+    genuine = job.origin(services)
+    if cancel is not None:
+        # As any refusal that may come late: what was routed ends beside its `opened`, what is not known yet, or waits,
+        # is never admitted, and what has ended stays as it ended.
+        return Refused(genuine, CANCELLED)
     try:
         chat = await readers.read(job.tenant_id, job.value, job.custom_id)
     except Undecodable as error:
@@ -139,11 +150,24 @@ class ClaimedJob:
     def value(self) -> bytes:
         return self.record.value or b""
 
-    def origin(self, services: Services, source: str, unique: str, deadline_ms: int) -> Origin:
-        topics = services.topics
-        response_id = services.ids.derive(
-            topics.counts.responses, self.tenant_id, source, unique, at_ms=self.record.timestamp_ms
+    def origin(self, services: Services) -> Origin:
+        """Of what is proved to be its producer's: named by its `custom_id`."""
+        response_id = services.ids.of_job(
+            services.topics.counts.responses, self.tenant_id, self.custom_id, at_ms=self.record.timestamp_ms
         )
+        return self._origin(services, response_id, self.expires_ms)
+
+    def unproved_origin(self, services: Services) -> Origin:
+        """Of anything else: named by where it stands."""
+        record = self.record
+        response_id = services.ids.derive(
+            services.topics.counts.responses, self.tenant_id, "intake.batch.unproved",
+            f"{record.partition}-{record.offset}", at_ms=record.timestamp_ms,
+        )  # fmt: skip
+        return self._origin(services, response_id, 0)
+
+    def _origin(self, services: Services, response_id: str, deadline_ms: int) -> Origin:
+        topics = services.topics
         return Origin(
             response_id=response_id,
             scope=Scope(

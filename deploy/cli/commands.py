@@ -8,7 +8,7 @@ import httpx
 from rich.markup import escape
 
 from billing_jobs.store import SchemaTooNew, StoreError
-from deploy.cli import billing, cluster, keys, lifecycle, overview, questions, trace
+from deploy.cli import batch, billing, cluster, keys, lifecycle, overview, questions, trace
 from deploy.cli.app import CommandError, app, err
 from deploy.cli.chat import ChatError
 from deploy.local.data_folder import DataFolderError
@@ -20,7 +20,7 @@ from streams.metadata.unavailable import MetadataUnavailable
 from streams.provisioning import DriftError
 from streams.settings import SettingsError
 
-COMMANDS = (lifecycle, overview, questions, trace, keys, cluster, billing)
+COMMANDS = (lifecycle, overview, questions, batch, trace, keys, cluster, billing)
 """Importing them registers their commands, in the order of `sluice --help`."""
 
 

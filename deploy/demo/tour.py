@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from deploy.batch.connection import Kafka
 from deploy.cli.chat import Chat
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
 from deploy.cli.questions import query
-from deploy.examples.producer import Kafka, await_result, produce
+from deploy.examples.producer import await_result, produce
 from deploy.local.data_folder import DataFolderError
 from deploy.local.plan import Options
 from deploy.local.runner import Stack

@@ -1,9 +1,13 @@
-"""A batch producer: signs one job, puts it on the intake topic and waits for its result.
+"""A batch producer: signs one job, puts it on the intake topic and handles results until that of the job is there.
 
     .venv/bin/python deploy/examples/producer.py "What is the capital of France?"
 
 Everything that it needs to know (brokers, topics, tenant, signing key) comes from `sluice status --json`; a producer
 elsewhere gets the same from its operator.
+
+Results are read in one consumer group, whose name stays the same for as long as there is the application: Kafka keeps
+its position, which is committed behind what was handled. Started again, it first handles what came while it was away.
+So one process at a time runs for an application: of two, each is given half of the results.
 """
 
 import argparse
@@ -12,6 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +24,16 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from deploy.batch.connection import Kafka, properties
 from schemas.batch import BatchJob, BatchResult
 from streams.signing import sign_job
 
+APPLICATION = "example"
 EXPIRES_AFTER_MS = 60_000
-Kafka = dict[str, str | int | float | bool]
-"""Settings of librdkafka."""
-
-
-def properties(path: Path | None) -> Kafka:
-    """What stands in a file of `name=value` lines."""
-    lines = [] if path is None else path.read_text().splitlines()
-    pairs = (line.partition("=") for line in lines if line.strip() and not line.startswith("#"))
-    return {name.strip(): value.strip() for name, _, value in pairs}
+SEEN = 10_000
+"""Ids of results that are remembered: lines are written at least once."""
+SESSION_TIMEOUT_MS = 6_000
+"""After that long without a word from a process that died, Kafka gives its partitions to the next one."""
 
 
 def produce(status: dict[str, Any], kafka: Kafka, prompt: str, custom_id: str, max_tokens: int) -> None:
@@ -65,16 +67,35 @@ def produce(status: dict[str, Any], kafka: Kafka, prompt: str, custom_id: str, m
         raise RuntimeError(f"the job was not acknowledged: {failures[0] if failures else 'timeout'}")
 
 
-def await_result(status: dict[str, Any], kafka: Kafka, custom_id: str, timeout_s: float) -> BatchResult:
-    """The job's line on the tenant's results topic. Raises TimeoutError, RuntimeError."""
+def ignore(_result: BatchResult) -> None:
+    """For who waits for one result alone."""
+
+
+def await_result(
+    status: dict[str, Any],
+    kafka: Kafka,
+    custom_id: str,
+    timeout_s: float,
+    *,
+    application: str = APPLICATION,
+    handle_other: Callable[[BatchResult], None] = ignore,
+) -> BatchResult:
+    """The job's line on the tenant's results topic. Raises TimeoutError, RuntimeError.
+
+    `handle_other` is given each other result of the tenant that nobody of the application has handled, once in a run;
+    after a crash the last ones may come again, so keep the `id` beside what you make of it.
+    """
     consumer = Consumer(
         {
             **kafka,
-            "group.id": f"{status['producer']['group_prefix']}{uuid.uuid4().hex}",
+            "group.id": f"{status['producer']['group_prefix']}{application}",
             "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.commit.interval.ms": 1_000,
+            "session.timeout.ms": SESSION_TIMEOUT_MS,
         }
     )
+    seen: dict[str, None] = {}
     try:
         consumer.subscribe([status["producer"]["topics"]["results"]])
         deadline_s = time.monotonic() + timeout_s
@@ -86,8 +107,17 @@ def await_result(status: dict[str, Any], kafka: Kafka, custom_id: str, timeout_s
             if failure is not None:
                 raise RuntimeError(str(failure))
             value = message.value()
-            if message.key() == custom_id.encode() and value is not None:
-                return BatchResult.model_validate_json(value)
+            result = None if value is None else BatchResult.model_validate_json(value)
+            if result is not None and result.id not in seen:
+                if result.custom_id == custom_id:
+                    consumer.store_offsets(message)
+                    return result
+                handle_other(result)
+                seen[result.id] = None
+                if len(seen) > SEEN:
+                    del seen[next(iter(seen))]
+            # Committed within a second, and by `close`. Who dies before that handles it again; none is lost.
+            consumer.store_offsets(message)
         raise TimeoutError(f"no result for {custom_id} after {timeout_s:g} s")
     finally:
         consumer.close()
@@ -98,6 +128,7 @@ def main() -> int:
     parser.add_argument("prompt")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the result")
+    parser.add_argument("--application", default=APPLICATION, help="whose results these are: the name of the group")
     parser.add_argument("--kafka-config", type=Path, help="a client.properties of librdkafka: TLS, name and password")
     parser.add_argument("--data", help="the stack's folder, if it is not the usual one")
     options = parser.parse_args()
@@ -107,11 +138,18 @@ def main() -> int:
     if shown.returncode != 0:
         return shown.returncode
     status = json.loads(shown.stdout)
-    custom_id = f"example-{uuid.uuid4().hex[:12]}"
+    custom_id = f"{options.application}-{uuid.uuid4().hex[:12]}"
     kafka = {"bootstrap.servers": status["kafka"], **properties(options.kafka_config)}
     produce(status, kafka, options.prompt, custom_id, options.max_tokens)
     print(f"job {custom_id} is on {status['producer']['topics']['intake']}", file=sys.stderr)
-    result = await_result(status, kafka, custom_id, options.timeout)
+
+    def handle_other(other: BatchResult) -> None:
+        if other.custom_id.startswith(f"{options.application}-"):
+            print(f"{other.custom_id} of an earlier run: {'answered' if other.response else 'failed'}", file=sys.stderr)
+
+    result = await_result(
+        status, kafka, custom_id, options.timeout, application=options.application, handle_other=handle_other
+    )
     print(result.model_dump_json(indent=1, exclude_none=True))
     return 0 if result.error is None else 1
 

@@ -1,13 +1,16 @@
-"""A producer's job: a line of OpenAI's batch files, as the value of a record."""
+"""What producers write: a job, which is a line of OpenAI's batch files, or a cancel of one; the values of records."""
 
 from pydantic import ConfigDict
 
-from schemas.batch import CHAT_URL, BatchJob
+from schemas.batch import CHAT_URL, BatchJob, JobCancel
 from schemas.codec import Undecodable, decode_object
 from schemas.endings import EndingCode
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_chat import parse_chat_request
+
+MAX_CANCEL_BYTES = 4_096
+"""A cancel says no more than whose it is: what is larger is a job."""
 
 
 class _Line(BatchJob):
@@ -36,6 +39,22 @@ def parse_job(value: bytes, custom_id: str) -> NeutralRequest:
         name = "store" if chat.store else "previous_response_id"
         raise _unsupported(name, f"{name} is not supported: a job's result stands on its topic, and is not stored.")
     return chat
+
+
+def parse_cancel(value: bytes, custom_id: str) -> JobCancel | None:
+    """None for what is no cancel, and may be a job. Raises Undecodable for a cancel that cannot be read."""
+    if len(value) > MAX_CANCEL_BYTES or b"job_cancel" not in value:
+        return None
+    try:
+        line = parse_json_object(value)
+    except RequestError:
+        return None
+    if line.get("type") != "job_cancel":
+        return None
+    cancel = decode_object(JobCancel, line)
+    if cancel.custom_id not in (None, custom_id):
+        raise Undecodable("invalid", "custom_id differs from that of the header")
+    return cancel
 
 
 def _unsupported(param: str, message: str) -> RequestError:

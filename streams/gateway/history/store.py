@@ -432,7 +432,8 @@ class History:
         """
         try:
             outline = await self._near.outline(tenant_id, response_id)
-            if outline.started is not None:
+            # A job that was refused has no beginning, and the log is not searched for its like.
+            if outline.started is not None or (outline.terminal is not None and not _has_time(response_id)):
                 return outline
         except HistoryUnavailable as error:
             _log.warning("history_unavailable", why=str(error), repeats=True)

@@ -24,6 +24,7 @@ from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.completions import COMPLETIONS
 from streams.gateway.http.dialects.port import Failure
 from streams.gateway.http.embeddings_routes import add_embeddings_routes
+from streams.gateway.http.job_routes import add_job_routes
 from streams.gateway.http.messages_routes import add_messages_routes
 from streams.gateway.http.models import ModelApi
 from streams.gateway.http.openapi import body_of, openapi_document
@@ -112,6 +113,7 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
 
     add_response_routes(app, answering)
     add_embeddings_routes(app, answering)
+    add_job_routes(app, gateway)
     _add_pages(app, gateway)
     add_messages_routes(app, answering, tokens)
     add_vllm_routes(app, gateway, tokens)

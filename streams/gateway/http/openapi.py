@@ -121,6 +121,11 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
             _object(id=_TEXT, type={"enum": ["message", "function_call", "function_call_output"]}, status=_TEXT)
         ),
     ),
+    "Job": _object(
+        object={"const": "job"}, custom_id=_TEXT, id=_TEXT, status=_STATUS, code=_maybe(_TEXT),
+        error=_maybe({"type": "object"}), model=_TEXT, accepted_at_ms=_maybe(_WHOLE), expires_at_ms=_maybe(_WHOLE),
+        ended_at_ms=_maybe(_WHOLE), usage=_maybe(_ref("Usage")),
+    ),
     "Model": _object(
         id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, root=_TEXT, parent=_maybe(_TEXT),
         max_model_len=_WHOLE, aliases=_list(_TEXT), description=_TEXT, context_window=_WHOLE,
@@ -196,6 +201,8 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
     ("post", "/v1/embeddings"): ("Embeddings", _GENERATING),
     ("get", "/v1/embeddings/{response_id}"): ("EmbeddingsState", (*_KEY, 400, 404, 409)),
+    ("get", "/api/jobs/{custom_id}"): ("Job", (*_KEY, 404, 409)),
+    ("post", "/api/jobs/{custom_id}/cancel"): ("Job", (*_KEY, 404, 409)),
     ("get", "/v1/models"): ("Models", _ANY_KEY),
     ("get", "/v1/models/{model}"): ("Model", (*_ANY_KEY, 404)),
     ("get", "/v1/usage"): ("UsagePage", (*_KEY, 400, 404)),

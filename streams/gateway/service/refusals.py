@@ -50,6 +50,11 @@ def not_found(response_id: str) -> ApiError:
     return ApiError(404, "response_not_found", f"No response {response_id[:100]!r}.", param="response_id")
 
 
+def job_not_found(custom_id: str) -> ApiError:
+    """The same for a job that never was, that waits to be admitted, that is gone, and that belongs to somebody else."""
+    return ApiError(404, "job_not_found", f"No job {custom_id[:100]!r} is known here.", param="custom_id")
+
+
 def replay_unavailable(message: str, *, is_transient: bool) -> ApiError:
     return ApiError(
         409, CloseReason.REPLAY_UNAVAILABLE.value, message, error_type="server_error",

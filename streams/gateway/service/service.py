@@ -21,6 +21,7 @@ from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
 from streams.gateway.service.conversations import Conversations
+from streams.gateway.service.jobs import Jobs
 from streams.gateway.service.keys import Keys, Principal
 from streams.gateway.service.large_work import LargeWork
 from streams.gateway.service.lookup import Lookup, Snapshot
@@ -91,6 +92,7 @@ class Gateway:
             self._patience, self._background, metrics,
         )  # fmt: skip
         self._cancellation = Cancellation(hub, lookup, self._patience, self._cancels)
+        self.jobs = Jobs(ids, settings.topics.responses.partitions, lookup, self._cancellation)
 
     # Clients
 

@@ -1,7 +1,7 @@
 """One filled-in example of every record, the input of the golden-bytes tests."""
 
 from schemas.base import Record, Scope
-from schemas.batch import BatchJob, BatchResponse, BatchResult
+from schemas.batch import BatchJob, BatchResponse, BatchResult, JobCancel
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
@@ -109,6 +109,7 @@ EXAMPLES: list[Record] = [
         detail="schema_version 9 is not 1", value_base64="e30=", dead_at_ms=NOW,
     ),
     BatchJob(body={"model": "default", "messages": [{"role": "user", "content": "Hello"}]}),
+    JobCancel(custom_id="job-1"),
     BatchResult(
         scope=SCOPE, id=RESPONSE, custom_id="job-1",
         response=BatchResponse(status_code=200, request_id=RESPONSE, body={"object": "chat.completion"}),
