@@ -27,9 +27,13 @@ class BatchBody(BaseModel):
     model_config = WIRE
 
     input_file_id: str = Field(min_length=1, max_length=200)
-    endpoint: str = Field(max_length=200, description=f"What its lines ask: {', '.join(ENDPOINTS)}.")
+    endpoint: str = Field(
+        max_length=200, description="What its lines ask; others are refused.", json_schema_extra={"enum": [*ENDPOINTS]}
+    )
     completion_window: str = Field(
-        max_length=20, description="`24h`, or less: a number of hours, minutes (`m`) or seconds (`s`), 60 s at least."
+        max_length=20,
+        description="`24h`, or less: a number of hours, minutes (`m`) or seconds (`s`), 60 s at least.",
+        json_schema_extra={"pattern": "^(([1-9]|1[0-9]|2[0-4])h|[1-9][0-9]?m)$"},
     )
     metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
 

@@ -1,5 +1,6 @@
 """What clients ask of files and batches, whatever transport they use."""
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -29,6 +30,8 @@ WAITING_PER_TENANT: Final = 64
 """Those that go on among them."""
 TURN_TIMEOUT_S: Final = 10.0
 MAX_FILENAME_CHARS: Final = 255
+PURPOSES: Final = ("batch", "batch_output")
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -82,7 +85,7 @@ class BatchService:
         """Its bytes. Raises what `pieces` raises."""
         written = await self._told(self._blobs.write(blob_of(file_id), pieces))
         return StoredFile(
-            file_id, principal.tenant.tenant_id, filename[:MAX_FILENAME_CHARS], "batch", written.size_bytes,
+            file_id, principal.tenant.tenant_id, _printable(filename), "batch", written.size_bytes,
             written.sha256, 0, None,
         )  # fmt: skip
 
@@ -104,13 +107,17 @@ class BatchService:
             _log.warning("blob_not_deleted", file_id=file_id, why=str(error))
 
     async def file(self, principal: Principal, file_id: str) -> StoredFile:
-        found = await self._told(self._files.one(principal.tenant.tenant_id, file_id))
-        if found is None:
+        found = _ID.fullmatch(file_id) and await self._told(self._files.one(principal.tenant.tenant_id, file_id))
+        if not found:
             raise no_file(file_id)
         return found
 
     async def files(self, principal: Principal, page: Page) -> Sequence[StoredFile]:
         """One more than its limit, where there are more."""
+        if page.after is not None and not _ID.fullmatch(page.after):
+            raise _unknown_after()
+        if page.purpose is not None and page.purpose not in PURPOSES:
+            return []
         found = await self._told(self._files.page(principal.tenant.tenant_id, page))
         if found is None:
             raise _unknown_after()
@@ -118,6 +125,7 @@ class BatchService:
 
     async def delete(self, principal: Principal, file_id: str) -> None:
         """Raises ApiError 409 also while a batch reads it."""
+        await self.file(principal, file_id)
         deletion = await self._told(self._files.delete(principal.tenant.tenant_id, file_id))
         if deletion is Deletion.UNKNOWN:
             raise no_file(file_id)
@@ -140,6 +148,8 @@ class BatchService:
     async def create(self, principal: Principal, body: BatchBody) -> Batch:
         """Raises ApiError 404 for a file that is not the tenant's, 429 where too many of its batches have not ended."""
         options, tenant_id = self._batch_options, principal.tenant.tenant_id
+        if not _ID.fullmatch(body.input_file_id):
+            raise no_file(body.input_file_id, "input_file_id")
         batch = Batch(
             batch_id=f"batch_{uuid4().hex}", tenant_id=tenant_id, project_id=principal.key.project_id,
             key_id=principal.key.key_id, input_file_id=body.input_file_id, endpoint=body.endpoint,
@@ -159,13 +169,15 @@ class BatchService:
         return created
 
     async def batch(self, principal: Principal, batch_id: str) -> Batch:
-        found = await self._told(self._batches.one(principal.tenant.tenant_id, batch_id))
-        if found is None:
+        found = _ID.fullmatch(batch_id) and await self._told(self._batches.one(principal.tenant.tenant_id, batch_id))
+        if not found:
             raise _no_batch(batch_id)
         return found
 
     async def batches(self, principal: Principal, page: Page) -> Sequence[Batch]:
         """The newest first; one more than its limit, where there are more."""
+        if page.after is not None and not _ID.fullmatch(page.after):
+            raise _unknown_after()
         found = await self._told(self._batches.page(principal.tenant.tenant_id, page))
         if found is None:
             raise _unknown_after()
@@ -173,6 +185,7 @@ class BatchService:
 
     async def cancel(self, principal: Principal, batch_id: str) -> Batch:
         """Raises ApiError 409 for one that ends, or has ended otherwise. Of one that is cancelled it is idempotent."""
+        await self.batch(principal, batch_id)
         batch = await self._told(self._batches.tell(principal.tenant.tenant_id, batch_id, core.cancel_asked))
         if batch is None:
             raise _no_batch(batch_id)
@@ -188,6 +201,10 @@ class BatchService:
         except (MetadataUnavailable, BlobsUnavailable) as error:
             _log.warning("files_and_batches_away", why=str(error), repeats=True)
             raise unavailable("Files and batches cannot be had now.") from None
+
+
+def _printable(filename: str) -> str:
+    return "".join(each if each.isprintable() else "_" for each in filename[:MAX_FILENAME_CHARS])
 
 
 async def _from_first(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

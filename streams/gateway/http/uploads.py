@@ -73,6 +73,7 @@ class Upload:
         self._service = service
         self._principal = principal
         self._fields: dict[str, str] = {}
+        self._has_begun = False
 
     async def take(self, request: Request) -> StoredFile:
         """The file, once it is there. Raises ApiError 400, 408, 413, 415, 429 and 503, and ClientDisconnect: then
@@ -94,7 +95,8 @@ class Upload:
                     return await self._taken(request, boundary, pieces)
                 except ApiError as error:
                     refusal = error
-                    await discard(pieces)  # Whoever is cut off while it sends never reads why.
+                    if self._has_begun or request.headers.get("expect", "").lower() != "100-continue":
+                        await discard(pieces)  # Whoever is cut off while it sends never reads why.
                     raise
         except TooManyAtOnce as error:
             raise too_many_at_once(error) from None
@@ -108,6 +110,7 @@ class Upload:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > 15 or int(declared) > most_bytes + FORM_BYTES):
             raise self._too_large(most_bytes)
+        self._has_begun = True
         form = Form(boundary, pieces)
         file_id: str | None = None
         file: StoredFile | None = None

@@ -63,13 +63,15 @@ def result_of(request: Request, code: str | None) -> BatchResult:
 class _Sender:
     """What it is given is on the log at once."""
 
-    def __init__(self, log: MemoryLog) -> None:
+    def __init__(self, log: MemoryLog, seen: Callable[[str, bytes], None]) -> None:
         self._log = log
+        self._seen = seen
 
     def send(
         self, topic: str, value: bytes | None, *, key: str | None = None, partition: int | None = None,
         headers: Headers = (),
     ) -> "asyncio.Future[int]":  # fmt: skip
+        self._seen(topic, value or b"")
         sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         sent.set_result(self._log.append(topic, value, key=key, partition=partition or 0, headers=headers))
         return sent
@@ -126,6 +128,8 @@ class Story:
         self.kills: set[int] = set()
         """At which of all steps that are done the process is killed."""
         self.steps: list[int] = []
+        self.repeated: list[int] = []
+        """Lines that were published though they had ended."""
         self._read = 0
 
     async def upload(self, content: bytes, file_id: str = "file-1", tenant_id: str = "acme") -> StoredFile:
@@ -156,12 +160,19 @@ class Story:
     def services(self) -> tuple[Services, StoryResults]:
         """Of a process that has just begun."""
         results = StoryResults(self.log, self.topics.batch_results.name)
-        sender = _Sender(self.log)
+        sender = _Sender(self.log, self._seen)
         log = LineLog(SETTINGS, SETTINGS.response_ids, sender, Directory())
         services = Services(
             self.batches, self.files, self.blobs, log, results, self.options, lambda: self.now_ms, self._step,  # type: ignore[arg-type]
         )  # fmt: skip
         return services, results
+
+    def _seen(self, topic: str, value: bytes) -> None:
+        if topic == self.topics.intake_batch.name:
+            place = unpacked(Request.model_validate_json(value).reply_to.custom_id or "")
+            assert place is not None
+            if self.batches.held(place.batch_id).progress.has_ended(place.line):
+                self.repeated.append(place.line)
 
     def requests(self) -> list[Request]:
         """All lines that were published, in order."""
@@ -225,4 +236,3 @@ class Story:
 
 def custom_ids(count: int) -> list[str]:
     return [f"line-{number}" for number in range(count)]
-
