@@ -284,7 +284,7 @@ async def test_of_many_that_claim_at_once_one_has_it(stores: Stores) -> None:
     for tenant in ("acme", "beta", "gamma"):
         await add(stores, f"of-{tenant}", tenant=tenant)
         await create(stores, f"b-{tenant}", tenant=tenant)
-    claims = await asyncio.gather(*(stores.batches.claim(f"gateway-{number}", 2) for number in range(8)))
+    claims = await asyncio.gather(*(stores.batches.claim(f"gateway-{number}", 3) for number in range(8)))
     assert sorted(held.batch.batch_id for claim in claims for held in claim) == ["b-acme", "b-beta", "b-gamma"]
 
 

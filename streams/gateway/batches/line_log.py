@@ -15,7 +15,7 @@ from streams.gateway.batches.told import Place, packed
 from streams.gateway.service.ports import Sender
 from streams.ids import ResponseIds, parse_response_id
 from streams.keyring import Purpose
-from streams.log.port import RecordTooLarge
+from streams.log.port import Headers, RecordTooLarge
 from streams.settings import Settings
 from streams.signing import sign_request
 
@@ -24,9 +24,14 @@ _SOURCE: Final = "batch"
 """Of ids that are derived: no intake topic is called so."""
 
 
-class NumberedRequest(NamedTuple):
+class SignedLine(NamedTuple):
+    """A line as it stands on the intake."""
+
     line: int
-    request: Request
+    response_id: str
+    custom_id: str
+    value: bytes
+    headers: Headers
 
 
 class LineLog:
@@ -46,7 +51,14 @@ class LineLog:
             at_ms=batch.created_at_ms,
         )  # fmt: skip
 
-    def request(self, batch: Batch, line: int, asked: Asked, now_ms: int) -> Request:
+    def signed(self, batch: Batch, line: int, asked: Asked, now_ms: int) -> SignedLine:
+        """From any thread."""
+        request = self._request(batch, line, asked, now_ms)
+        value = request.encode()
+        headers = sign_request(self._secret, self._topics.intake_batch.name, value)
+        return SignedLine(line, request.response_id, asked.custom_id, value, headers)
+
+    def _request(self, batch: Batch, line: int, asked: Asked, now_ms: int) -> Request:
         response_id, chat = self.id_of(batch, line), asked.request
         scope = self._scope(batch)
         end_user = end_user_pseudonym(self._pseudonym_secret, batch.tenant_id, chat.user)
@@ -68,19 +80,17 @@ class LineLog:
             policy_version=0 if tenant is None else tenant.policy.version,
         )  # fmt: skip
 
-    async def publish(self, requests: Sequence[NumberedRequest]) -> list[int]:
-        """Returns once the log has them; which lines it takes neither now nor later. Raises LogError, TimeoutError:
-        then it may have any of them.
+    async def publish(self, lines: Sequence[SignedLine]) -> list[SignedLine]:
+        """Returns once the log has them; those that it takes neither now nor later. Raises LogError, TimeoutError: then
+        it may have any of them.
         """
         topic = self._topics.intake_batch.name
-        sending: list[tuple[int, asyncio.Future[int]]] = []
+        sending: list[tuple[SignedLine, asyncio.Future[int]]] = []
         too_large = []
         async with asyncio.timeout(PUBLISH_TIMEOUT_S):
-            for line, request in requests:
-                value = request.encode()
-                headers = sign_request(self._secret, topic, value)
+            for line in lines:
                 try:
-                    sent = self._sender.send(topic, value, key=request.response_id, headers=headers)
+                    sent = self._sender.send(topic, line.value, key=line.response_id, headers=line.headers)
                 except RecordTooLarge:
                     too_large.append(line)
                 else:

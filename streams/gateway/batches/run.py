@@ -18,6 +18,7 @@ are on the log already.
 """
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,11 +33,11 @@ from streams.blobs.port import BlobChanged, BlobMissing, Blobs, name_of
 from streams.clocks import monotonic_ms
 from streams.gateway.batches import core
 from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
-from streams.gateway.batches.line_log import LineLog, NumberedRequest
+from streams.gateway.batches.line_log import LineLog, SignedLine
 from streams.gateway.batches.lines import BrokenLine, Line, custom_id_of, read_line
 from streams.gateway.batches.port import LEASE_MS, Batches, Event
 from streams.gateway.batches.results import Results
-from streams.gateway.batches.source import Source, sha256_of
+from streams.gateway.batches.source import Source
 from streams.gateway.batches.told import Place, Told, not_run, told_of
 from streams.gateway.batches.validation import Validation
 from streams.gateway.files.port import Files, StoredFile, blob_of
@@ -257,22 +258,23 @@ class BatchRun:
         lines = self._unsent = self._unsent or await self._source.take(min(room, SENT_TOGETHER))
         if not lines:
             raise BlobChanged(held.batch.input_file_id)
-        requests, told = await asyncio.to_thread(self._requests, lines)
-        too_large = await services.log.publish(requests)
+        signed, told = await asyncio.to_thread(self._signed, lines)
+        too_large = await services.log.publish(signed)
         services.killed_after(4)
-        for line in too_large:
-            told[line] = self._not_run(line, _custom_id(requests, line), "line_too_large", "The line is too large.")
+        for each in too_large:
+            message = "The line is larger than a record may be."
+            told[each.line] = self._not_run(each.line, each.custom_id, "line_too_large", message)
         last = lines[-1]
         await self._save(told, lambda held, _: core.sent(held, last.number + 1, last.end))
         self._unsent = []
         services.killed_after(5)
 
-    def _requests(self, lines: Sequence[Line]) -> tuple[list[NumberedRequest], dict[int, Told]]:
+    def _signed(self, lines: Sequence[Line]) -> tuple[list[SignedLine], dict[int, Told]]:
         """On a thread. Of lines that have not ended; and what is told of those that cannot run after all, as where this
         release takes less than the one that read them first.
         """
         held, now_ms = self.held, self._services.clock_ms()
-        requests: list[NumberedRequest] = []
+        signed: list[SignedLine] = []
         told: dict[int, Told] = {}
         for line in lines:
             if line.number >= held.batch.total or held.progress.has_ended(line.number):
@@ -284,9 +286,8 @@ class BatchRun:
                     line.number, broken.custom_id, broken.code, broken.message, broken.param
                 )
             else:
-                request = self._services.log.request(held.batch, line.number, asked, now_ms)
-                requests.append(NumberedRequest(line.number, request))
-        return requests, told
+                signed.append(self._services.log.signed(held.batch, line.number, asked, now_ms))
+        return signed, told
 
     def _not_run(self, line: int, custom_id: str, code: str, message: str = "", param: str | None = None) -> Told:
         return not_run(self._services.log.id_of(self.held.batch, line), custom_id, code, message, param)
@@ -297,9 +298,13 @@ class BatchRun:
         file = await self._services.files.one(batch.tenant_id, batch.input_file_id)
         if file is None:
             raise BlobMissing(batch.input_file_id)
-        if await sha256_of(self._services.blobs, blob_of(file.file_id)) != file.sha256:
+        digest = hashlib.sha256()
+        async with aclosing(self._services.blobs.read(blob_of(file.file_id))) as pieces:
+            async for piece in pieces:
+                digest.update(piece)
+                await self._keep()
+        if digest.hexdigest() != file.sha256:
             raise BlobChanged(batch.input_file_id)
-        await self._keep()
 
     def _source_from(self, number: int, at: int) -> Source:
         name = blob_of(self.held.batch.input_file_id)
@@ -482,8 +487,3 @@ class BatchRun:
         self._services.results.leave(self)
         self._has_room.set()
         await self._close_source()
-
-
-def _custom_id(requests: Sequence[NumberedRequest], line: int) -> str:
-    found = next(each.request.reply_to.custom_id or "" for each in requests if each.line == line)
-    return found.split("/", 2)[2]

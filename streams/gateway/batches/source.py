@@ -2,7 +2,6 @@
 
 import hashlib
 from collections import deque
-from contextlib import aclosing
 from typing import Final
 
 from streams.blobs.port import Blobs
@@ -51,12 +50,3 @@ class Source:
 
     async def close(self) -> None:
         await self._pieces.aclose()
-
-
-async def sha256_of(blobs: Blobs, name: str) -> str:
-    """Raises what reading raises."""
-    digest = hashlib.sha256()
-    async with aclosing(blobs.read(name)) as pieces:
-        async for piece in pieces:
-            digest.update(piece)
-    return digest.hexdigest()

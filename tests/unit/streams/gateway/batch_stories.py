@@ -127,6 +127,8 @@ class Story:
         """By response id, how often it ran."""
         self.kills: set[int] = set()
         """At which of all steps that are done the process is killed."""
+        self.kill_after = 0
+        """After which step it is killed, once."""
         self.steps: list[int] = []
         self.repeated: list[int] = []
         """Lines that were published though they had ended."""
@@ -154,7 +156,8 @@ class Story:
 
     def _step(self, step: int) -> None:
         self.steps.append(step)
-        if len(self.steps) - 1 in self.kills:
+        if len(self.steps) - 1 in self.kills or step == self.kill_after:
+            self.kill_after = 0
             raise Killed
 
     def services(self) -> tuple[Services, StoryResults]:
