@@ -253,9 +253,8 @@ class BatchRun:
         if self._source is None:
             await self._check_file()
             self._source = self._source_from(held.progress.sent_lines, held.progress.sent_bytes)
-        room = services.options.lines_in_flight - held.progress.in_flight
         # Those of a step that failed are taken once more.
-        lines = self._unsent = self._unsent or await self._source.take(min(room, SENT_TOGETHER))
+        lines = self._unsent = self._unsent or await self._taken(self._source)
         if not lines:
             raise BlobChanged(held.batch.input_file_id)
         signed, told = await asyncio.to_thread(self._signed, lines)
@@ -268,6 +267,14 @@ class BatchRun:
         await self._save(told, lambda held, _: core.sent(held, last.number + 1, last.end))
         self._unsent = []
         services.killed_after(5)
+
+    async def _taken(self, source: Source) -> list[Line]:
+        room = self._services.options.lines_in_flight - self.held.progress.in_flight
+        try:
+            return await source.take(min(room, SENT_TOGETHER))
+        except BaseException:
+            await self._close_source()  # It is read again from what was sent.
+            raise
 
     def _signed(self, lines: Sequence[Line]) -> tuple[list[SignedLine], dict[int, Told]]:
         """On a thread. Of lines that have not ended; and what is told of those that cannot run after all, as where this

@@ -26,7 +26,9 @@ class Source:
         return self._digest.hexdigest()
 
     async def take(self, most: int) -> list[Line]:
-        """The next lines; none at its end. Raises BlobMissing, BlobChanged, BlobsUnavailable."""
+        """The next lines; none at its end. Raises BlobMissing, BlobChanged, BlobsUnavailable: then it is of no use any
+        more.
+        """
         taken: list[Line] = []
         size_bytes = 0
         while len(taken) < most and size_bytes < SLICE_BYTES:
