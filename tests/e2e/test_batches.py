@@ -75,6 +75,22 @@ def test_some_hundred_lines_are_answered_once_each_and_billed(stack: Stack, demo
     assert not [each for each in ids if each.encode() in released]
 
 
+def test_raw_prompts_are_gone_on_with(demo: openai.OpenAI) -> None:
+    asked = {"model": "default", "prompt": "Once upon a time", "max_tokens": 5}
+    lines = [
+        json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": asked})
+        for number in range(5)
+    ]
+    file = demo.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = demo.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    done = ended(demo, batch.id)
+    assert (done.status, counts(done)) == ("completed", (5, 5, 0))
+    for each in told(demo, done.output_file_id):
+        answer = each["response"]["body"]
+        assert (answer["object"], answer["usage"]["completion_tokens"]) == ("text_completion", 5)
+        assert is_scripted(answer["choices"][0]["text"])
+
+
 def test_a_batch_that_is_cancelled_keeps_what_was_answered(stack: Stack, demo: openai.OpenAI) -> None:
     lines = [line(f"line-{number}", max_tokens=2_000, ignore_eos=True) for number in range(100)]
     batch = begun(demo, *lines)

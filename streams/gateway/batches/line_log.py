@@ -64,7 +64,7 @@ class LineLog:
         end_user = end_user_pseudonym(self._pseudonym_secret, batch.tenant_id, chat.user)
         return Request(
             response_id=response_id, scope=scope.model_copy(update={"end_user": end_user}), endpoint=chat.endpoint,
-            model=chat.model, messages=chat.messages, sampling=chat.sampling, tools=chat.tools,
+            model=chat.model, messages=chat.messages, prompt=chat.prompt, sampling=chat.sampling, tools=chat.tools,
             tool_choice=chat.tool_choice, choices=chat.choices, service_tier="batch",
             reply_to=ReplyTo(
                 partition=parse_response_id(response_id).partition, results_topic=self._topics.batch_results.name,

@@ -1,20 +1,19 @@
 """The lines of a batch's file: cut from pieces, and read. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from schemas.batch import CHAT_URL
-from schemas.endings import EndingCode
-from streams.dialects.fields import WIRE, asked, validated
+from streams.dialects.fields import WIRE, asked, unsupported, validated
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest, RequestError
+from streams.dialects.openai_batch import COMPLETIONS_URL
 from streams.dialects.openai_chat import parse_chat_request
+from streams.dialects.openai_text_completion import parse_completion_request
 
 MAX_CUSTOM_ID_CHARS: Final = 128
-URLS: Final = (CHAT_URL,)
-"""What lines may ask."""
 
 
 class Line(NamedTuple):
@@ -115,20 +114,30 @@ def read_line(raw: bytes | None, endpoint: str) -> Asked:
     if fields.url != endpoint:
         raise BrokenLine("invalid_url", f"url: the batch's endpoint is {endpoint}.", "url", custom_id)
     try:
-        return Asked(custom_id, _asked(fields.body))
+        return Asked(custom_id, _PARSERS[endpoint](fields.body))
     except RequestError as error:
         param = None if error.param is None else f"body.{error.param}"
         raise BrokenLine(error.code.value, error.message, param, custom_id) from None
 
 
-def _asked(body: dict[str, Any]) -> NeutralRequest:
+def _chat(body: dict[str, Any]) -> NeutralRequest:
     """Raises RequestError."""
     chat = parse_chat_request(body)
     if chat.store or chat.previous_response_id is not None:
         name = "store" if chat.store else "previous_response_id"
-        message = f"{name} is not supported: a line's result stands in the batch's files, and is not stored."
-        raise RequestError(EndingCode.UNSUPPORTED_PARAMETER, message, name)
+        raise unsupported(name, "a line's result stands in the batch's files, and is not stored")
     return chat
+
+
+def _completion(body: dict[str, Any]) -> NeutralRequest:
+    """Raises RequestError."""
+    completion = parse_completion_request(body)
+    if completion.sampling.logprobs is not None:
+        raise unsupported("logprobs", "of a batch, chats alone are told probabilities")
+    return completion
+
+
+_PARSERS: Final[dict[str, Callable[[dict[str, Any]], NeutralRequest]]] = {CHAT_URL: _chat, COMPLETIONS_URL: _completion}
 
 
 def custom_id_in(given: dict[str, Any]) -> str:

@@ -363,7 +363,8 @@ class BatchRun:
 
     def _told_of(self, line: int, arrived: _Arrived) -> Told:
         try:
-            return told_of(BatchResult.model_validate_json(arrived.value), arrived.custom_id)
+            result = BatchResult.model_validate_json(arrived.value)
+            return told_of(result, arrived.custom_id, self.held.batch.endpoint)
         except ValidationError:
             return self._not_run(line, arrived.custom_id, "result_unreadable", "The line's result cannot be read.")
 

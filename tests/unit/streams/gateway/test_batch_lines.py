@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.base import Scope
-from schemas.batch import BatchError, BatchResult
+from schemas.batch import BatchError, BatchResponse, BatchResult
 from streams.gateway.batches.lines import MAX_CUSTOM_ID_CHARS, BrokenLine, Line, Lines, custom_id_of, read_line
 from streams.gateway.batches.told import Place, not_run, packed, told_of, unpacked
 from streams.gateway.batches.validation import Validation
 from tests.unit.streams.gateway.batch_stories import CHAT, custom_ids, line
 
+TEXT = "/v1/completions"
 ID = f"resp_local-3_{'a' * 32}"
 GOOD: dict[str, Any] = json.loads(line("a"))
 
@@ -70,6 +71,33 @@ def test_a_broken_line_names_its_field(change: dict[str, Any], code: str, param:
         read_line(json.dumps({**GOOD, **change}).encode(), CHAT)
     assert (broken.value.code, broken.value.param) == (code, param)
     assert broken.value.custom_id == (change.get("custom_id", "a") if "custom_id" not in change else "")
+
+
+def test_a_line_of_a_raw_prompt_is_read() -> None:
+    given = {"custom_id": "a", "method": "POST", "url": TEXT, "body": {"model": "tiny", "prompt": "Once", "n": 2}}
+    asked = read_line(json.dumps(given).encode(), TEXT)
+    assert (asked.request.endpoint, asked.request.prompt, asked.request.choices) == ("completions", "Once", 2)
+    given["body"] = {"model": "tiny", "prompt": "Once", "logprobs": 1}
+    with pytest.raises(BrokenLine) as broken:
+        read_line(json.dumps(given).encode(), TEXT)
+    assert (broken.value.code, broken.value.param) == ("unsupported_parameter", "body.logprobs")
+
+
+def test_an_answer_to_a_raw_prompt_is_a_text_completion() -> None:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": " upon"},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    body = {"id": ID, "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice], "usage": {}}
+    response = BatchResponse(status_code=200, request_id=ID, body=body)
+    told = told_of(BatchResult(scope=Scope(tenant_id="acme"), id=ID, custom_id="packed", response=response), "a", TEXT)
+    answer = json.loads(told.text)["response"]["body"]
+    assert (answer["object"], answer["choices"]) == (
+        "text_completion",
+        [{"index": 0, "text": " upon", "logprobs": None, "finish_reason": "stop"}],
+    )
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"\xff", b'{"a": 1, "a": 2}', b'{"a": NaN}', b'"\\ud800"'])
