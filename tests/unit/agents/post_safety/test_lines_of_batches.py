@@ -69,7 +69,7 @@ def test_a_line_that_is_cancelled_or_halted_is_told_so_there_alone() -> None:
     world = World()
     digest = world.keep_policy(["there"])
     world.write(line("r1"), line("r2", output_policy=digest), fence("r2"))
-    world.write(frame(Row("r2", 1, ["Hello", " there"])))
+    world.write(frame(Row("r2", 1, ["Hello", " there", " now"])))
     world.cancel("r1")
     Member(world).run(world.settings.unanswered_cancel_ms + 1_000)
     told = {result.id: result for result in results(world)}
