@@ -189,9 +189,9 @@ async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatc
     monkeypatch.setattr(folder_module, "_write_all", full)
     with pytest.raises(BlobsUnavailable, match="No space left"):
         await blobs.write("files/a", pieces(b"x" * CHUNK_BYTES))
-    blobs.close()
     for _ in range(200):
         if not [*(tmp_path / UNFINISHED).iterdir()]:
             break
         await asyncio.sleep(0.05)
     assert not [*(tmp_path / UNFINISHED).iterdir()]
+    blobs.close()
