@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineStats, OnDied, OnStep
 from gpu_consumers.engines.vllm_ending import end_what_failed, kill_with_children, shut_down
-from gpu_consumers.engines.vllm_options import ENVIRONMENT, compute_threads, cpu_defaults, defaults
+from gpu_consumers.engines.vllm_options import ENVIRONMENT, cpu_defaults, cpu_environment, defaults
 
 WATCH_S: Final = 0.25
 """How often an idle engine is asked whether it lives; a busy one says so by itself."""
@@ -26,6 +26,11 @@ _LOOK_AGAIN_S: Final = 0.1
 
 MAX_WHY_CHARS: Final = 1_000
 """Of what vLLM has to say on a request that it refuses."""
+
+
+def _set_where_unset(environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
 
 
 def _stat_logger(engine: "VllmBase") -> type[Any]:
@@ -124,8 +129,7 @@ class VllmBase(ABC):
         self._watch = asyncio.create_task(self._watch_health(), name="vllm-health")
 
     def _create(self) -> Any:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        _set_where_unset(ENVIRONMENT)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
@@ -138,8 +142,7 @@ class VllmBase(ABC):
         self._accepts_seed = not current_platform.is_cpu()
         options = {**defaults(self._max_running), **self._options()}
         if current_platform.is_cpu():
-            # For the engine's own process, which reads it when it loads OpenMP.
-            os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
+            _set_where_unset(cpu_environment(self._engine_args))
             options |= cpu_defaults(self._engine_args)
         arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
         try:

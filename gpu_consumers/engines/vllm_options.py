@@ -50,3 +50,13 @@ def cpu_defaults(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     if any(name.endswith("_parallel_size") for name in engine_args):
         return _CPU_DEFAULTS  # more than one process computes
     return {**_CPU_DEFAULTS, "distributed_executor_backend": ONE_PROCESS_EXECUTOR}
+
+
+def cpu_environment(engine_args: Mapping[str, Any]) -> dict[str, str]:
+    """For the engine's own process, which reads it when it loads OpenMP and torch."""
+    environment = {"OMP_NUM_THREADS": str(compute_threads())}
+    if {**_CPU_DEFAULTS, **engine_args}["enforce_eager"]:
+        # Eager or not, vLLM compiles what ranks log-probabilities when they are first asked for: seconds in a C++
+        # compiler, while everybody's answers wait.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    return environment

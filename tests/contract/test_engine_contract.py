@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,12 +17,21 @@ from gpu_consumers.engines.vllm_engine import VllmEngine
 from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client, contexts_left_open
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where torch puts what it compiles."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        yield folder
+
+
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
     params=["simulated", pytest.param("vllm", marks=VLLM_MARKS)],
 )
-async def client(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+async def client(request: pytest.FixtureRequest, compiled: Path) -> AsyncIterator[Client]:
     engine: Engine
     if request.param == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -326,6 +337,12 @@ async def test_each_token_has_its_probability_and_the_likeliest_beside_it(client
             assert likeliest[0] == chosen, "greedy"
             assert [value for _, value in likeliest] == sorted((value for _, value in likeliest), reverse=True)
         assert client.spelt("likely", choice) == client.text("bare")
+
+
+async def test_nothing_is_compiled_for_probabilities_while_others_wait(client: Client, compiled: Path) -> None:
+    client.submit("ranked", max_tokens=4, logprobs=3, temperature=1)
+    await client.ended("ranked")
+    assert await asyncio.to_thread(os.listdir, compiled) == []
 
 
 async def test_the_token_that_ends_an_answer_has_no_probability(client: Client) -> None:

@@ -88,7 +88,10 @@ def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService) -> Fa
     @app.get("/v1/models", tags=["models"])
     @app.get("/api/models", include_in_schema=False)
     async def list_models(request: Request) -> Response:
-        """The models that this key may use and their aliases, with context windows and prices."""
+        """The models that this key may use and their aliases, with context windows and prices.
+
+        Who sends `anthropic-version` gets Anthropic's list.
+        """
         return models.list(request)
 
     @app.get("/v1/models/{model:path}", tags=["models"])

@@ -1,6 +1,7 @@
-"""The models that a key may use, as OpenAI and vLLM list them."""
+"""The models that a key may use, as OpenAI and vLLM list them, and as Anthropic does for its own clients."""
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request
@@ -51,6 +52,22 @@ def model_object(model: Model, name: str, region: str, since_s: int) -> dict[str
     }
 
 
+def anthropic_model_object(model: Model, name: str, since_s: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(since_s, UTC).isoformat(),
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
+        "capabilities": None,
+        "max_input_tokens": model.context_window,
+        "max_tokens": model.context_window,
+    }
+
+
 def models_of(catalog: ModelCatalog, tenant: Tenant) -> list[Model]:
     return [model for model in catalog.models() if not tenant.models or model.name in tenant.models]
 
@@ -72,17 +89,28 @@ class ModelApi:
         """When this gateway began to serve; nobody knows when a model was made."""
 
     def list(self, request: Request) -> Response:
+        """All of them on one page, whatever page is asked for."""
         models = models_of(self._gateway.catalog, self._tenant(request))
-        listed = [self._object(model, name) for model in models for name in (model.name, *model.aliases)]
-        return JSONResponse({"object": "list", "data": listed})
+        listed = [self._object(request, model, name) for model in models for name in (model.name, *model.aliases)]
+        if not _is_anthropics(request):
+            return JSONResponse({"object": "list", "data": listed})
+        first, last = (listed[0]["id"], listed[-1]["id"]) if listed else (None, None)
+        return JSONResponse({"data": listed, "has_more": False, "first_id": first, "last_id": last})
 
     def one(self, request: Request, name: str) -> Response:
         if not name:
             return self.list(request)
-        return JSONResponse(self._object(model_of(self._gateway.catalog, self._tenant(request), name), name))
+        return JSONResponse(self._object(request, model_of(self._gateway.catalog, self._tenant(request), name), name))
 
-    def _object(self, model: Model, name: str) -> dict[str, Any]:
+    def _object(self, request: Request, model: Model, name: str) -> dict[str, Any]:
+        if _is_anthropics(request):
+            return anthropic_model_object(model, name, self._since_s)
         return model_object(model, name, self._region, self._since_s)
 
     def _tenant(self, request: Request) -> Tenant:
         return self._gateway.authenticate(api_key_of(request.headers)).tenant
+
+
+def _is_anthropics(request: Request) -> bool:
+    """Its clients say so with every request; the path is OpenAI's too."""
+    return "anthropic-version" in request.headers

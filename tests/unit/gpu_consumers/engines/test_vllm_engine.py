@@ -13,7 +13,7 @@ import pytest
 from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS
 from gpu_consumers.engines.vllm_engine import VllmEngine
-from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults
+from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults, cpu_environment
 from gpu_consumers.engines.vllm_sampling import sampling_arguments
 from schemas.request import RepetitionDetection, Sampling
 from schemas.structure import StructuredOutputs
@@ -243,6 +243,11 @@ async def test_an_engine_that_starts_after_it_was_given_up_is_shut_down() -> Non
 def test_on_cpu_one_process_computes_unless_more_are_asked_for() -> None:
     assert cpu_defaults({"max_model_len": 4096})["distributed_executor_backend"] == ONE_PROCESS_EXECUTOR
     assert "distributed_executor_backend" not in cpu_defaults({"tensor_parallel_size": 2})
+
+
+def test_an_eager_engine_on_cpu_compiles_nothing_at_all() -> None:
+    assert cpu_environment({})["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in cpu_environment({"enforce_eager": False})
 
 
 def test_an_engine_on_cpu_leaves_a_core_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,3 +213,14 @@ async def test_which_stop_sequence_ended_an_answer_is_told(stack: Stack, api: an
             streamed = await stream.get_final_message()
         await ending
         assert (streamed.stop_reason, streamed.stop_sequence) == (reason, sequence)
+
+
+async def test_the_package_lists_models_and_aliases(stack: Stack, api: anthropic.AsyncAnthropic) -> None:
+    page = await api.models.list(limit=1)
+    listed = [model async for model in page]
+    assert [model.id for model in listed] == ["tiny", "small"] == [page.first_id, page.last_id]
+    assert await api.models.retrieve("small") == listed[1]
+    assert all(set(model.to_dict()) == set(type(model).model_fields) for model in listed)
+    assert listed[0].max_input_tokens == 2_048
+    with pytest.raises(anthropic.NotFoundError):
+        await api.models.retrieve("huge")
