@@ -217,6 +217,9 @@ class ReplyTo(BaseModel):
     partition: int = Field(ge=0, description="Partition of `responses`; equal to the one in the response id.")
     results_topic: str | None = Field(default=None, description="Batch work: topic of whole results.")
     custom_id: str | None = Field(default=None, max_length=200, description="The producer's own id.")
+    is_untold: bool = Field(
+        default=False, exclude_if=not_, description="Batch work: nothing of it stands on `responses`, its result alone."
+    )
 
 
 class Request(ScopedRecord):

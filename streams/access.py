@@ -85,8 +85,8 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "gateway",
             groups=(f"{region}.gateways",),
-            reads=(topics.responses.name,),
-            writes=(topics.requests.name, control, usage, dead),
+            reads=(topics.responses.name, topics.batch_results.name),
+            writes=(topics.requests.name, topics.intake_batch.name, control, usage, dead),
         ),
         Role(
             "admission",
@@ -105,8 +105,8 @@ def process_roles(topics: Topics) -> list[Role]:
             groups=(f"{region}.post-safety",),
             reads=(generated, control, topics.policies.name, topics.parked.name),
             writes=(
-                topics.responses.name, usage, results_of_all(topics), control, generated, topics.verdicts.name,
-                topics.parked.name, dead,
+                topics.responses.name, usage, results_of_all(topics), topics.batch_results.name, control, generated,
+                topics.verdicts.name, topics.parked.name, dead,
             ),
         ),
         Role(

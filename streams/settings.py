@@ -427,6 +427,32 @@ class MetadataSettings(_Section):
         return value
 
 
+class FileSettings(_Section):
+    """What clients upload, and what batches make."""
+
+    folder: Path | None = Field(
+        default=None, description="Where their bytes lie; all gateways of a region share it. None: in the data folder."
+    )
+    max_file_bytes: int = Field(default=536_870_912, ge=1_024, description="Of one that is uploaded.")
+    tenant_bytes: int = Field(default=10_737_418_240, ge=1_024, description="Of each tenant's files.")
+    tenant_files: int = Field(default=10_000, ge=1)
+    upload_timeout_s: float = Field(default=600, gt=0, description="For all of one file to come.")
+
+
+class BatchSettings(_Section):
+    """Of `/v1/batches`. Only gateways use it."""
+
+    max_lines: int = Field(default=100_000, ge=1, le=1_000_000, description="Of one file.")
+    lines_in_flight: int = Field(default=1_000, ge=1, le=100_000, description="Of one batch: sent, and not ended.")
+    at_once: int = Field(default=16, ge=1, le=1_024, description="Batches that one gateway runs.")
+    max_output_bytes: int = Field(
+        default=4_294_967_296, ge=1_024, description="Of one batch's answers; those beyond it are told as errors."
+    )
+    tenant_open: int = Field(default=100, ge=1, description="Batches of a tenant that have not ended.")
+    tenant_kept: int = Field(default=10_000, ge=1, description="Ended ones among them; the oldest go first.")
+    kept_days: int = Field(default=30, ge=1, le=3_650, description="Batches that have ended, and their files.")
+
+
 class TracingSettings(_Section):
     """Of gateways and post-safety, which tell all spans of a response from its records."""
 
@@ -518,6 +544,8 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     billing: BillingSettings = BillingSettings()
     metadata: MetadataSettings = MetadataSettings()
+    files: FileSettings = FileSettings()
+    batches: BatchSettings = BatchSettings()
     tracing: TracingSettings = TracingSettings()
     models: list[Model] = Field(default_factory=list)
     pools: list[Pool] = Field(default_factory=list)
@@ -580,6 +608,10 @@ class Settings(BaseSettings):
         """For a process that needs them. Raises SettingsError."""
         for purpose in purposes:
             self.keyring(purpose)
+
+    @property
+    def files_folder(self) -> Path:
+        return self.files.folder or self.data_dir / "files"
 
     @property
     def topics(self) -> Topics:

@@ -86,8 +86,9 @@ class Partitions:
 class Topics:
     """The topics of one region.
 
-    Who writes: `requests` gateways (HMAC header); `intake.batch` outsiders (signature); `generated` admission, workers,
-    post-safety; `responses`, `usage` post-safety (workers and gateways add unpriced records to `usage`).
+    Who writes: `requests` gateways (HMAC header); `intake.batch` outsiders (signature) and gateways (HMAC header);
+    `generated` admission, workers, post-safety; `responses`, `usage` post-safety (workers and gateways add unpriced
+    records to `usage`).
     """
 
     def __init__(self, region: str, pools: Iterable[str], partitions: Partitions = Partitions()) -> None:
@@ -104,6 +105,10 @@ class Topics:
             name("intake.batch"), "custom id", INTAKE, p.intake, 7 * DAY_MS,
             retention_bytes=INTAKE_PARTITION_BYTES, extra={**_APPEND_TIME, **_PLAIN},
         )  # fmt: skip
+        # Whole results of the lines of batches, of all tenants: gateways alone read them.
+        self.batch_results = Topic(
+            name("batch.results"), "batch, line and custom id", BatchResult, p.intake, 2 * DAY_MS, extra=_APPEND_TIME
+        )
         # Split placement of the admission stages; unused when they are fused.
         self.validated = Topic(
             name("admission.validated"), "response id", Admission, p.requests, WORK_RETENTION_MS, extra=_PLAIN
@@ -176,9 +181,9 @@ class Topics:
     def all(self, tenants: Iterable[str]) -> list[Topic]:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
-            self.requests, self.intake_batch, self.validated, self.reserved, self.screened, self.aside, self.generated,
-            self.responses, self.usage, self.control, self.workers, self.verdicts, self.policies, self.parked,
-            self.dead_letters,
+            self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
+            self.aside, self.generated, self.responses, self.usage, self.control, self.workers, self.verdicts,
+            self.policies, self.parked, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

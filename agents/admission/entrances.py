@@ -1,4 +1,5 @@
-"""How work enters: a record of `requests` from a gateway, or of `intake.batch` from a producer, proved and read.
+"""How work enters: a record of `requests` from a gateway, or of `intake.batch` from a producer (or from a gateway: a
+line of a batch), proved and read.
 
 Either becomes a `Request` for the stages, or is refused, or buried.
 """
@@ -27,7 +28,7 @@ from streams.dialects.neutral import NeutralRequest, RequestError, end_user_pseu
 from streams.directory import ProducerKey
 from streams.ids import parse_response_id
 from streams.log.port import LogRecord
-from streams.signing import Untrusted, verify_job, verify_request
+from streams.signing import GATEWAY_MAC_HEADER, Untrusted, verify_job, verify_request
 from streams.topics import LONGEST_RESPONSE_MS
 
 CANCELLED = Refusal(code=EndingCode.CANCELLED)
@@ -42,12 +43,43 @@ def read_request(record: LogRecord, services: Services) -> Request | Refused:
     Refused (and a dead letter) if its gateway's clock is far from the broker's: the gateway has told its client that
     the request is accepted, so it must end. It may also be an old record, written again by somebody who could read it.
     """
+    return _of_now(record, _proved_request(record, services, "admission"), services)
+
+
+def is_of_gateway(record: LogRecord) -> bool:
+    """Of `intake.batch`: whether it claims to be a line of a batch, which a gateway signs as it signs requests."""
+    return record.header(GATEWAY_MAC_HEADER) is not None
+
+
+def read_batch_line(record: LogRecord, services: Services) -> Request | Refused:
+    """A line of a batch, proved to come from a gateway. Raises Buried.
+
+    Written again it has the same id, and is decided once.
+    """
+    request = _proved_request(record, services, "intake")
+    is_line = request.reply_to.results_topic == services.topics.batch_results.name and request.reply_to.is_untold
+    if not is_line or request.service_tier != "batch":
+        raise Buried("invalid", "reply_to: no line of a batch")
+    if request.deadline_ms > record.timestamp_ms + MAX_JOB_LIFETIME_MS + services.trust_window_ms:
+        raise Buried("invalid", "deadline_ms: more than 24 hours ahead")
+    return _of_now(record, request, services)
+
+
+def _of_now(record: LogRecord, request: Request, services: Services) -> Request | Refused:
+    if abs(record.timestamp_ms - request.accepted_at_ms) > services.trust_window_ms:
+        untrusted = Buried("untrusted", "accepted_at_ms is too far from the broker's append time")
+        return Refused(Origin.of(request), UNAVAILABLE, buried=untrusted, unproved=True)
+    return request
+
+
+def _proved_request(record: LogRecord, services: Services, stage: str) -> Request:
+    """Raises Buried."""
     read_at_ms = services.clock_ms()
     value = record.value or b""
     try:
         verify_request(services.request_secrets, record.topic, dict(record.headers), value)
         request = decode(Request, value)
-        request.stage_ms["admission"] = read_at_ms
+        request.stage_ms[stage] = read_at_ms
     except Untrusted as error:
         raise Buried("untrusted", str(error)) from None
     except Undecodable as error:
@@ -60,9 +92,6 @@ def read_request(record: LogRecord, services: Services) -> Request | Refused:
         raise Buried("invalid", "response_id: names another region or reply partition")
     if named.partition >= services.topics.counts.responses:
         raise Buried("invalid", "reply_to.partition: there is no such partition")
-    if abs(record.timestamp_ms - request.accepted_at_ms) > services.trust_window_ms:
-        untrusted = Buried("untrusted", "accepted_at_ms is too far from the broker's append time")
-        return Refused(Origin.of(request), UNAVAILABLE, buried=untrusted, unproved=True)
     return request
 
 

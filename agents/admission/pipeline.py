@@ -24,7 +24,15 @@ from typing import TypeVar
 import structlog
 
 from agents.admission import metrics
-from agents.admission.entrances import ClaimedJob, JobReaders, claimed_job, intake, read_request
+from agents.admission.entrances import (
+    ClaimedJob,
+    JobReaders,
+    claimed_job,
+    intake,
+    is_of_gateway,
+    read_batch_line,
+    read_request,
+)
 from agents.admission.in_order import MAX_BYTES_IN_WORK
 from agents.admission.places import Place, Places, Taken
 from agents.admission.publication import Publication
@@ -126,18 +134,21 @@ class Pipeline:
 
     def enter_job(self, record: LogRecord) -> Entry:
         """The first half of `handle_job`. What nobody is proved to have written takes turns of nobody's."""
-        claimed: ClaimedJob | Exception
+        claimed: ClaimedJob | Request | Refused | Exception
         try:
-            claimed = claimed_job(record, self.services)
+            reading = read_batch_line if is_of_gateway(record) else claimed_job
+            claimed = reading(record, self.services)
         except Exception as error:  # noqa: BLE001
             # It becomes a dead letter where its handling reads it.
             claimed = error
-        holder = claimed.tenant_id if isinstance(claimed, ClaimedJob) and claimed.signed else ""
+        holder = claimed.scope.tenant_id if isinstance(claimed, Request) else ""
+        if isinstance(claimed, ClaimedJob) and claimed.signed:
+            holder = claimed.tenant_id
 
         async def read(_record: LogRecord) -> StageResult:
             if isinstance(claimed, Exception):
                 raise claimed
-            return await intake(claimed, self.services, self.readers)
+            return await intake(claimed, self.services, self.readers) if isinstance(claimed, ClaimedJob) else claimed
 
         return Entry(holder, lambda job: self._handle(job, "intake", read, STAGES[:1], self._jobs_of_pool))
 

@@ -1,7 +1,7 @@
 """What the core wants done: rows and records for topics, in order."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from agents.post_safety.strands import Strand
@@ -17,6 +17,10 @@ ReleasedRow = tuple[bytes, str, int, int, Strand, str, list[int], int, RowLogpro
 text ends, emitted at, probabilities. A bare tuple: there is one for nearly every token."""
 
 
+NOWHERE = -1
+"""The partition of `responses` of what nobody is told there: a line of a batch, whose result is all that is told."""
+
+
 class Released(NamedTuple):
     """Rows for one partition of `responses`, in order."""
 
@@ -25,15 +29,24 @@ class Released(NamedTuple):
 
 
 class Emit(NamedTuple):
-    """A record for a topic, None to remove what the key names; without `partition` the key decides."""
+    """A record for a topic, None to remove what the key names; without `partition` the key decides.
+
+    `topic`: of a result, where its line goes.
+    """
 
     channel: Channel
     key: str
     record: ScopedRecord | BatchResult | Parked | None
     partition: int | None = None
+    topic: str | None = None
 
 
 Effect = Released | Emit
+
+
+def told(effects: Iterable[Effect]) -> Iterator[Effect]:
+    """Those that go somewhere."""
+    return (effect for effect in effects if effect.partition != NOWHERE)
 
 
 class Outbox:

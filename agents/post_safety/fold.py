@@ -195,7 +195,7 @@ class Fold:
         phrases = self._phrases(opened)
         response = Response(
             response_id=opened.response_id,
-            reply_partition=opened.reply_to.partition,
+            reply_partition=outcome.told_in(opened.reply_to),
             opened=opened,
             opened_offset=offset,
             opened_at_ms=timestamp_ms,

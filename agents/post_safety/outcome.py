@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from agents.post_safety.effects import Effect, Emit
+from agents.post_safety.effects import NOWHERE, Effect, Emit
 from agents.post_safety.state import Response, Tally
 from schemas.batch import BatchError, BatchResponse, BatchResult
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Opened, StoppedBy
+from schemas.request import ReplyTo
 from schemas.responses import Terminal, TokenUsage
 from schemas.usage import UsageEvent
 from streams.dialects.names import OF_CHATS, Names, in_words_of
@@ -47,7 +48,7 @@ def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
     terminal = _terminal(
         ending, code, ending, reasons, usage, 1, ended_at_ms, model=ending.requested_model, echo=ending.echo
     )
-    yield Emit("responses", ending.response_id, terminal, ending.reply_to.partition)
+    yield Emit("responses", ending.response_id, terminal, told_in(ending.reply_to))
     event = UsageEvent(
         response_id=ending.response_id,
         scope=ending.scope,
@@ -226,4 +227,9 @@ def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[Tall
             usage=terminal.usage,
         )
         result.response = BatchResponse(status_code=200, request_id=about.response_id, body=body)
-    return Emit("results", custom_id, result)
+    return Emit("results", custom_id, result, topic=about.reply_to.results_topic)
+
+
+def told_in(reply_to: ReplyTo) -> int:
+    """The partition of `responses` in which it is told."""
+    return NOWHERE if reply_to.is_untold else reply_to.partition

@@ -13,7 +13,7 @@ import structlog
 
 from agents.post_safety.commits import CommitGate, OpenCommit
 from agents.post_safety.core import PostSafety
-from agents.post_safety.effects import Effect, Emit, Released
+from agents.post_safety.effects import Effect, Emit, Released, told
 from agents.post_safety.metrics import Metrics
 from agents.post_safety.parking import Position, plan_restart
 from agents.post_safety.policies import ResponsePhrases
@@ -289,7 +289,8 @@ class PostSafetyProcess:
         reply_to = event.reply_to
         if reply_to.partition >= self._topics.responses.partitions:
             raise Undecodable("invalid", "reply_to.partition: no such partition")
-        if reply_to.results_topic not in (None, self._topics.results(event.scope.tenant_id).name):
+        whole = (self._topics.results(event.scope.tenant_id).name, self._topics.batch_results.name)
+        if reply_to.results_topic not in (None, *whole):
             raise Undecodable("invalid", "reply_to.results_topic: not the tenant's")
 
     def _take_control(self, record: LogRecord) -> None:
@@ -305,7 +306,7 @@ class PostSafetyProcess:
 
     def _publish(self, effects: Iterable[Effect]) -> None:
         now_ms = self._now_ms()
-        for effect in effects:
+        for effect in told(effects):
             if isinstance(effect, Released):
                 for full in self._regrouper.add(effect, now_ms):
                     self._send_group(full)
@@ -314,7 +315,7 @@ class PostSafetyProcess:
 
     def _emit(self, effect: Emit) -> None:
         if isinstance(effect.record, BatchResult):
-            topic = self._topics.results(effect.record.scope.tenant_id).name
+            topic = effect.topic or self._topics.results(effect.record.scope.tenant_id).name
             self._send_result(topic, effect.key, effect.record.encode(), self._gate.sent())
             return
         if isinstance(effect.record, Terminal) and effect.partition is not None:

@@ -183,9 +183,10 @@ local function outcome()
   return {'reserved', held}
 end
 
--- Until there is room for one more request; 0 if there is.
-local function request_wait_ms()
-  return math.max(math.ceil((backlog + MINUTE_MS - requests_per_minute * MINUTE_MS) / requests_per_minute), 0)
+-- Until there is room for one more request beside those that are kept for others; 0 if there is.
+local function request_wait_ms(kept)
+  local most = (requests_per_minute - (kept or 0)) * MINUTE_MS
+  return math.max(math.ceil((backlog + MINUTE_MS - most) / requests_per_minute), 0)
 end
 
 local function told(code, wait_ms)
@@ -216,12 +217,18 @@ if operation == 'reserve' or operation == 'decide' then
   end
   if state or refused_as then return outcome() end
   if operation == 'reserve' then
-    local code, wait_ms = nil, request_wait_ms()
+    -- What may wait leaves half of a minute to what may not: no chat is refused for its tenant's jobs.
+    local kept_requests, kept_tokens = 0, 0
+    if may_wait then
+      kept_requests = math.floor(requests_per_minute / 2)
+      kept_tokens = math.max(math.min(math.floor(tokens_per_minute / 2), tokens_per_minute - count), 0)
+    end
+    local code, wait_ms = nil, request_wait_ms(kept_requests)
     if wait_ms > 0 then
       code = 'rate_limited_requests'
-    elseif count > tokens then
+    elseif count > tokens - kept_tokens then
       code = 'rate_limited_tokens'
-      wait_ms = gain_ms(count - tokens, tokens_per_minute)
+      wait_ms = gain_ms(count + kept_tokens - tokens, tokens_per_minute)
     elseif redis.call('ZCARD', active[kind]) >= concurrency[kind] then
       code = 'rate_limited_concurrency'
       wait_ms = 1000

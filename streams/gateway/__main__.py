@@ -10,8 +10,12 @@ import structlog
 import uvloop
 from prometheus_client import REGISTRY
 
+from streams.blobs.folder import FolderBlobs
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.gateway.batches.service import BatchStores
+from streams.gateway.batches.sql import SqlBatches
+from streams.gateway.files.sql import SqlFiles
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
 from streams.gateway.idempotency.sql import SqlIdempotencyKeys
@@ -53,6 +57,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
     """Until a signal; raises when a part of the gateway fails for good."""
     database = Database(settings.metadata, settings.data_dir)
     await _check(database)
+    blobs = FolderBlobs(settings.files_folder)
     timeout = httpx.Timeout(settings.billing.query_timeout_s + 1)
     async with httpx.AsyncClient(base_url=settings.billing.client_url, timeout=timeout, trust_env=False) as client:
         runtime = GatewayRuntime(
@@ -63,6 +68,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             catalog=SettingsCatalog(settings),
             stored=SqlStoredResponses(database),
             keys=SqlIdempotencyKeys(database),
+            batches=BatchStores(SqlFiles(database), SqlBatches(database), blobs),
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
             tracing=tracing,
@@ -85,6 +91,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             await asyncio.wait((running,))
         finally:
             await runtime.close()
+            blobs.close()
             health.close()
         if not running.cancelled():
             running.result()

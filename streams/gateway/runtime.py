@@ -18,6 +18,12 @@ from streams.clocks import monotonic_ms, now_ms
 from streams.connections.http_protocol import HttpProtocol
 from streams.dead_letters import letter_of
 from streams.directory import ModelCatalog, TenantDirectory
+from streams.gateway.batches.line_log import LineLog
+from streams.gateway.batches.results import Results
+from streams.gateway.batches.run import Services
+from streams.gateway.batches.runner import Runner
+from streams.gateway.batches.service import BatchService, BatchStores
+from streams.gateway.batches.tending import Tending
 from streams.gateway.edge import Edge
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump
@@ -85,6 +91,7 @@ class GatewayRuntime:
         usage: UsageReader,
         stored: StoredResponses,
         keys: IdempotencyKeys,
+        batches: BatchStores,
         registry: CollectorRegistry,
         tracing: Tracing | None = None,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
@@ -140,8 +147,18 @@ class GatewayRuntime:
             keys=self._keys,
             tracing=tracing,
         )
+        self._results = Results(clients.reader, self._topics.batch_results.name)
+        self._runner = Runner(
+            Services(
+                batches.batches, batches.files, batches.blobs,
+                LineLog(settings, settings.response_ids, self._producer, directory), self._results, settings.batches,
+                now_ms,
+            ),
+            options.gateway_id,
+        )  # fmt: skip
+        self._tending = Tending(batches.files, batches.batches, batches.blobs, settings.batches.kept_days)
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
-        http = build_app(self.gateway, usage)
+        http = build_app(self.gateway, usage, BatchService(batches, self._runner, settings.files, settings.batches))
         self.edge = Edge(
             http, self._sockets, self.gateway, max_connections=options.max_connections,
             max_strangers=options.max_strangers, allowed_origins=options.allowed_origins,
@@ -161,6 +178,7 @@ class GatewayRuntime:
         works = (
             self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended(),
             self._keeper.write(), self._keeper.read_back(), self._keeper.tend(), self._keys.tend(),
+            self._runner.run(), self._tending.tend(),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:

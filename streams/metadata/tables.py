@@ -42,3 +42,44 @@ IDEMPOTENCY_KEYS = Table(
     Index("ix_idempotency_keys_tenant_id", "tenant_id", "began_at_ms", "idempotency_key"),
 )
 """One row for each key: written before its request is on the log."""
+
+FILES = Table(
+    "files",
+    METADATA,
+    Column("file_id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("begun_at_ms", BigInteger, nullable=False),
+    Column("created_at_ms", BigInteger),  # when it was there; until then nobody sees it
+    Column("expires_at_ms", BigInteger),
+    Column("gone_at_ms", BigInteger),  # nobody sees it any more; its blob may still be there
+    Column("purpose", Text, nullable=False, server_default=""),
+    Column("filename", Text, nullable=False, server_default=""),
+    Column("sha256", Text, nullable=False, server_default=""),
+    Column("size_bytes", BigInteger, nullable=False, server_default="0"),
+    # What a tenant has is counted and listed from it.
+    Index("ix_files_tenant_id", "tenant_id", "gone_at_ms", "created_at_ms", "file_id", "size_bytes"),
+    Index("ix_files_expires_at_ms", "expires_at_ms"),
+    Index("ix_files_gone_at_ms", "gone_at_ms"),
+    Index("ix_files_begun_at_ms", "created_at_ms", "begun_at_ms"),
+)
+"""One row for each: written before its blob is, dropped after that is deleted."""
+
+BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("batch_id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("needs_file_id", Text),  # while it reads it
+    Column("is_open", BigInteger, nullable=False),  # 1: somebody has to do something for it
+    Column("ended_at_ms", BigInteger),
+    Column("epoch", BigInteger, nullable=False),  # of its lease: who held an earlier one changes nothing
+    Column("leased_until_ms", BigInteger, nullable=False),
+    Column("batch", LargeBinary, nullable=False),  # JSON, as `batches/core.py` has it
+    Column("progress", LargeBinary, nullable=False),  # the same
+    Index("ix_batches_tenant_id", "tenant_id", "created_at_ms", "batch_id"),
+    Index("ix_batches_is_open", "is_open", "tenant_id", "created_at_ms"),
+    Index("ix_batches_needs_file_id", "needs_file_id"),
+    Index("ix_batches_ended_at_ms", "ended_at_ms"),
+)
+"""One row for each, which one gateway at a time holds."""

@@ -15,9 +15,11 @@ from starlette.routing import Match
 from schemas.endings import ENDINGS
 from schemas.usage_query import BUCKET_WIDTHS, GROUPS, MAX_TIME_S
 from streams.dialects.neutral import RequestError
+from streams.gateway.batches.service import BatchService
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answering import Answering
 from streams.gateway.http.answers import api_error_response, error_response, json_bytes
+from streams.gateway.http.batch_routes import add_batch_routes
 from streams.gateway.http.body import ClientDisconnect
 from streams.gateway.http.dialects.by_path import dialect_of
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
@@ -62,7 +64,7 @@ def _templates() -> Environment:
     return Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
 
 
-def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
+def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService) -> FastAPI:
     """The ASGI application for HTTP. WebSockets are served by `streams.gateway.websocket.session`."""
     app = FastAPI(
         title="Sluice", version="1", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
@@ -118,6 +120,7 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
     add_messages_routes(app, answering, tokens)
     add_vllm_routes(app, gateway, tokens)
     add_token_routes(app, gateway)
+    add_batch_routes(app, gateway, batches)
     _handle_errors(app, gateway)
     app.openapi = lambda: openapi_document(app)  # type: ignore[method-assign]
     return app

@@ -43,7 +43,7 @@ async def read_json_body(request: Request, max_bytes: int, held: Hold) -> bytes:
                 except ApiError as error:
                     refusal = error
                     body.clear()
-                    await _discard(chunks)
+                    await discard(chunks)
                     raise
                 body += chunk
     except TimeoutError:
@@ -54,7 +54,7 @@ async def read_json_body(request: Request, max_bytes: int, held: Hold) -> bytes:
     return bytes(body)
 
 
-async def _discard(chunks: AsyncIterator[bytes]) -> None:
+async def discard(chunks: AsyncIterator[bytes]) -> None:
     """Lets the client finish sending, within bounds: one that is cut off while it sends never reads the answer."""
     seen = 0
     async for chunk in chunks:
@@ -67,4 +67,4 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, "request_too_large", f"The body is larger than {max_bytes} bytes.")
 
 
-__all__ = ["ClientDisconnect", "read_json_body"]
+__all__ = ["ClientDisconnect", "discard", "read_json_body"]

@@ -7,15 +7,19 @@ from fastapi.openapi.utils import get_openapi
 
 from streams.dialects.anthropic.body import messages_schemas
 from streams.dialects.browser_token import token_body_schema
+from streams.dialects.openai_batch import batch_body_schema
 from streams.dialects.openai_embeddings import embeddings_schema
 from streams.dialects.openai_schema import chat_schema, completion_schema
 from streams.dialects.responses.schema import responses_schema
 from streams.dialects.vllm_tokens import token_schemas
+from streams.gateway.batches.core import Status as BatchStatus
+from streams.gateway.batches.objects import STAMPS as BATCH_STAMPS
 
 _TEXT: Final = {"type": "string"}
 _WHOLE: Final = {"type": "integer"}
 _NUMBER: Final = {"type": "number"}
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
+_BYTES: Final[dict[str, Any]] = {"application/octet-stream": {"schema": {}}}
 
 
 def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +44,11 @@ def body_of(*names: str) -> dict[str, Any]:
     refs = [_ref(name) for name in names]
     schema = refs[0] if len(refs) == 1 else {"oneOf": refs}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def form_of(name: str) -> dict[str, Any]:
+    """Of a route: which form its body is, by the name of a schema."""
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _ref(name)}}}}
 
 
 _CALL: Final = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
@@ -67,6 +76,26 @@ _VECTOR: Final = {
 _VECTORS: Final = _list(_object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR))
 _USAGE_OF_PROMPT: Final = _object(prompt_tokens=_WHOLE, total_tokens=_WHOLE)
 _STATUS: Final = {"enum": ["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]}
+_FILE: Final = _object(
+    id=_TEXT, object={"const": "file"}, bytes=_WHOLE, created_at=_WHOLE, expires_at=_maybe(_WHOLE), filename=_TEXT,
+    purpose={"enum": ["batch", "batch_output"]}, status={"const": "processed"},
+)  # fmt: skip
+_BATCH: Final = _object(
+    id=_TEXT, object={"const": "batch"}, endpoint=_TEXT, input_file_id=_TEXT, completion_window=_TEXT,
+    status={"enum": [*BatchStatus]}, output_file_id=_maybe(_TEXT), error_file_id=_maybe(_TEXT),
+    errors=_maybe(_object(object={"const": "list"}, data=_list(_object(code=_TEXT, message=_TEXT)))),
+    created_at=_WHOLE, expires_at=_WHOLE, **dict.fromkeys(BATCH_STAMPS, _maybe(_WHOLE)),
+    request_counts=_object(total=_WHOLE, completed=_WHOLE, failed=_WHOLE), metadata=_maybe({"type": "object"}),
+)  # fmt: skip
+
+
+def _page(items: dict[str, Any]) -> dict[str, Any]:
+    return _object(
+        object={"const": "list"}, data=_list(items), first_id=_maybe(_TEXT), last_id=_maybe(_TEXT),
+        has_more={"type": "boolean"},
+    )  # fmt: skip
+
+
 _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_maybe(_TEXT), code=_TEXT)),
     "Usage": _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE),
@@ -141,6 +170,19 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         object={"const": "token"}, token=_TEXT, expires_at=_WHOLE, expires_in_s=_WHOLE, scopes=_list(_TEXT),
         key_id=_TEXT, project_id=_TEXT,
     ),
+    "FileForm": {
+        "type": "object", "required": ["purpose", "file"], "additionalProperties": False,
+        "properties": {
+            "purpose": {"const": "batch"}, "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "expires_after[anchor]": {"const": "created_at"},
+            "expires_after[seconds]": {"type": "integer", "minimum": 3_600, "maximum": 2_592_000},
+        },
+    },
+    "File": _FILE,
+    "Files": _page(_FILE),
+    "DeletedFile": _object(id=_TEXT, object={"const": "file"}, deleted={"const": True}),
+    "Batch": _BATCH,
+    "Batches": _page(_BATCH),
     "Version": _object(version=_TEXT),
     "Tokens": _object(count=_WHOLE, max_model_len=_WHOLE, tokens=_list(_WHOLE), token_strs=_maybe(_list(_TEXT))),
     "Prompt": _object(prompt=_TEXT),
@@ -172,8 +214,8 @@ _STATUSES: Final = {
     403: "What was shown may not be used for this.",
     404: "Unknown, or not yours.",
     408: "The body did not come in time.",
-    409: "It cannot be replayed here, or not now, or it has not ended; see `Retry-After`. Or its `Idempotency-Key` was"
-    " used for another request.",
+    409: "It cannot be replayed here, or not now, or it has not ended, or has; see `Retry-After`. Or its"
+    " `Idempotency-Key` was used for another request.",
     413: "The body is too large.",
     415: "The body is no plain JSON.",
     429: "A limit is reached; see `Retry-After` and `x-ratelimit-*`.",
@@ -212,8 +254,17 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/tokenize"): ("Tokens", (*_KEY, *_BODY)),
     ("post", "/detokenize"): ("Prompt", (*_KEY, *_BODY)),
     ("post", "/v1/tokens"): ("Token", (*_KEY, 400, 408, 413, 415)),
+    ("post", "/v1/files"): ("File", (*_KEY, 400, 408, 413, 415)),
+    ("get", "/v1/files"): ("Files", (*_KEY, 400)),
+    ("get", "/v1/files/{file_id}"): ("File", (*_KEY, 404)),
+    ("delete", "/v1/files/{file_id}"): ("DeletedFile", (*_KEY, 404, 409)),
+    ("get", "/v1/files/{file_id}/content"): ("", (*_KEY, 404)),
+    ("post", "/v1/batches"): ("Batch", (*_KEY, *_BODY)),
+    ("get", "/v1/batches"): ("Batches", (*_KEY, 400)),
+    ("get", "/v1/batches/{batch_id}"): ("Batch", (*_KEY, 404)),
+    ("post", "/v1/batches/{batch_id}/cancel"): ("Batch", (*_KEY, 404, 409)),
 }
-"""What asks for a key: the answer's schema, and how it may be refused."""
+"""What asks for a key: the answer's schema (none: bytes), and how it may be refused."""
 _IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key", "in": "header", "required": False,
     "description": "Sent again with the same body within a day, it is answered by the same response.",
@@ -237,7 +288,7 @@ _STREAMS: Final = (*(f"/v1/{path}" for path in _FORMATS), *_BY_ID)
 
 
 def _answers(method: str, path: str, schema: str, refusals: tuple[int, ...]) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _ref(schema)}}
+    content: dict[str, Any] = {"application/json": {"schema": _ref(schema)}} if schema else _BYTES
     streams = path in _STREAMS and method != "delete"
     if streams:
         content["text/event-stream"] = {"schema": _EVENT}
@@ -261,6 +312,7 @@ def _bodies() -> dict[str, Any]:
         **messages_schemas(template),
         **token_schemas(template),
         "TokenBody": token_body_schema(template),
+        "BatchBody": batch_body_schema(template),
     }
     parts = {name: part for body in bodies.values() for name, part in body.pop("$defs", {}).items()}
     return {**parts, **bodies}

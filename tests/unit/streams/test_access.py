@@ -30,12 +30,17 @@ def test_nobody_but_gateways_writes_requests_and_nobody_but_post_safety_answers(
     assert writers(TOPICS.requests.name) == {"gateway"}
     assert writers(TOPICS.responses.name) == {"post-safety"}
     assert writers(TOPICS.generated.name) == {"admission", "worker", "post-safety"}
-    assert writers(TOPICS.intake_batch.name) == {"producer-acme", "producer-acme-north"}
+    assert writers(TOPICS.intake_batch.name) == {"gateway", "producer-acme", "producer-acme-north"}
+    assert writers(TOPICS.batch_results.name) == {"post-safety"}
 
 
 def test_unreleased_text_is_read_by_those_who_must() -> None:
     readers = {role.name for role in roles(TOPICS, TENANTS) if TOPICS.generated.name in role.reads}
     assert readers == {"admission", "worker", "post-safety", "tracer"}
+
+
+def test_what_lines_of_batches_are_told_is_read_by_gateways_alone() -> None:
+    assert {role.name for role in roles(TOPICS, TENANTS) if TOPICS.batch_results.name in role.reads} == {"gateway"}
 
 
 def test_who_traces_writes_nothing_and_is_a_member_of_nothing() -> None:

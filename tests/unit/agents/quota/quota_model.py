@@ -121,19 +121,18 @@ class TenantModel:
         self.reservations[response_id] = reservation
         return reservation
 
-    @property
-    def _request_wait_ms(self) -> int:
+    def _request_wait_ms(self, kept: int = 0) -> int:
         per_minute = self.limits.requests_per_minute
-        return max(math.ceil((self.backlog + MINUTE_MS - per_minute * MINUTE_MS) / per_minute), 0)
+        return max(math.ceil((self.backlog + MINUTE_MS - (per_minute - kept) * MINUTE_MS) / per_minute), 0)
 
     def look(self, response_id: str) -> Outcome | None:
         self._advance()
         if response_id in self.reservations or self._refused_as(response_id):
             return self._stored(response_id)
-        if not self._request_wait_ms:
+        if not self._request_wait_ms():
             return None
         refusal = Refusal(
-            code=EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=self._request_wait_ms, limits=self.figures()
+            code=EndingCode.RATE_LIMITED_REQUESTS, retry_after_ms=self._request_wait_ms(), limits=self.figures()
         )
         self._remember_refusal(response_id, refusal)
         return refusal
@@ -152,10 +151,13 @@ class TenantModel:
         if response_id in self.reservations or self._refused_as(response_id):
             return self._set_route(response_id, decision)
         limits, refused = self.limits, None
-        if self._request_wait_ms:
-            refused = (EndingCode.RATE_LIMITED_REQUESTS, self._request_wait_ms)
-        elif tokens > self.tokens:
-            refused = (EndingCode.RATE_LIMITED_TOKENS, self._gain_ms(tokens - self.tokens, limits.tokens_per_minute))
+        kept_requests = limits.requests_per_minute // 2 if may_wait else 0
+        kept = max(min(limits.tokens_per_minute // 2, limits.tokens_per_minute - tokens), 0) if may_wait else 0
+        if wait_ms := self._request_wait_ms(kept_requests):
+            refused = (EndingCode.RATE_LIMITED_REQUESTS, wait_ms)
+        elif tokens > self.tokens - kept:
+            wait_ms = self._gain_ms(tokens + kept - self.tokens, limits.tokens_per_minute)
+            refused = (EndingCode.RATE_LIMITED_TOKENS, wait_ms)
         elif self._active_like(lane) >= (limits.concurrent_jobs if lane is Lane.BATCH else limits.concurrent_responses):
             refused = (EndingCode.RATE_LIMITED_CONCURRENCY, 1_000)
         if refused:
@@ -203,7 +205,7 @@ class TenantModel:
             return refusal if refusal.code is code else self._stored(response_id)
         reservation = self.reservations.get(response_id)
         if reservation is None:
-            self.backlog += MINUTE_MS if spends_request and not self._request_wait_ms else 0
+            self.backlog += MINUTE_MS if spends_request and not self._request_wait_ms() else 0
             self._remember_refusal(response_id, refusal)
             return refusal
         if reservation.state in ("reserved", "refunded") and reservation.decision is None:

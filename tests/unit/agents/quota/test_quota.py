@@ -145,6 +145,28 @@ async def test_work_of_the_batch_lane_takes_no_place_of_who_waits_for_an_answer_
     assert await quota.active_count("acme") == 1
 
 
+async def test_work_that_may_wait_leaves_half_a_minute_to_who_may_not(quota: RedisQuota) -> None:
+    limits = Limits(requests_per_minute=10, tokens_per_minute=1_000)
+
+    async def job(response_id: str, tokens: int) -> object:
+        return await quota.reserve(
+            "acme", limits, response_id, tokens=tokens, deadline_ms=NOW + 60_000, lane=Lane.BATCH, may_wait=True
+        )
+
+    assert await job("j1", 500) == Reserved(500)
+    waits = await job("j2", 1)
+    assert isinstance(waits, NotYet)
+    assert waits.refusal.code is EndingCode.RATE_LIMITED_TOKENS
+    assert await reserve(quota, "r1", 500, limits) == Reserved(500)
+    await quota.settle("acme", limits, "j1", 0, 0)
+    await quota.settle("acme", limits, "r1", 0, 0)
+    assert [await job(f"j{number}", 1) for number in range(3, 6)] == [Reserved(1)] * 3
+    waits = await job("j6", 1)
+    assert isinstance(waits, NotYet)
+    assert waits.refusal.code is EndingCode.RATE_LIMITED_REQUESTS
+    assert [await reserve(quota, f"r{number}", 1, limits) for number in range(2, 7)] == [Reserved(1)] * 5
+
+
 async def test_settling_returns_what_was_not_used_and_happens_once_per_choice(quota: RedisQuota) -> None:
     await reserve(quota, "r1", 900)
     assert await quota.settle("acme", LIMITS, "r1", 0, 100) == "settled"

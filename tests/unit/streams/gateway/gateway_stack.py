@@ -21,8 +21,11 @@ from schemas.logprobs import TokenLogprobs
 from schemas.request import OnDisconnect, Request
 from schemas.responses import Release, Started, Terminal, TokenUsage
 from schemas.usage_query import BucketWidth, GroupBy
+from streams.blobs.memory import MemoryBlobs
 from streams.clocks import now_ms
 from streams.directory import ApiKey, KeyScope, Model, Pool, Tenant
+from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
+from streams.gateway.batches.service import BatchStores
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
@@ -305,21 +308,26 @@ def memory_log(settings: Settings) -> MemoryLog:
     return log
 
 
+def batch_stores() -> BatchStores:
+    files = MemoryFiles()
+    return BatchStores(files, MemoryBatches(files), MemoryBlobs())
+
+
 @asynccontextmanager
 async def serving(
     settings: Settings, log: MemoryLog, *, clients: LogClients | None = None, disconnect_grace_ms: int = 50,
     elsewhere_grace_ms: int = 50, tracing: Tracing | None = None, stored: StoredResponses | None = None,
-    keys: IdempotencyKeys | None = None,
+    keys: IdempotencyKeys | None = None, batches: BatchStores | None = None,
 ) -> AsyncIterator[Stack]:  # fmt: skip
     """A gateway on a free port until the block ends; with `clients` on another log than the one in memory, with
-    `stored` and `keys` on stores that others have too.
+    `stored`, `keys` and `batches` on stores that others have too.
     """
     directory, usage = Directory(), Usage()
     runtime = GatewayRuntime(
         settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
         redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
         usage=usage, stored=MemoryStoredResponses() if stored is None else stored, registry=CollectorRegistry(),
-        keys=MemoryIdempotencyKeys() if keys is None else keys, tracing=tracing,
+        keys=MemoryIdempotencyKeys() if keys is None else keys, tracing=tracing, batches=batches or batch_stores(),
         disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000

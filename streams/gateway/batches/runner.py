@@ -1,0 +1,137 @@
+"""Runs the batches that this gateway holds, each by itself, and looks for more of them. Whatever a batch meets, it ends
+no gateway.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from streams.blobs.port import BlobsUnavailable
+from streams.gateway.batches.core import Held
+from streams.gateway.batches.run import BatchRun, LostLease, Services
+from streams.log.port import LogError
+from streams.metadata.unavailable import MetadataUnavailable
+
+CLAIM_EVERY_S: Final = 1.0
+FIRST_RETRY_S: Final = 0.2
+LAST_RETRY_S: Final = 5.0
+TURN_S: Final = 120.0
+"""Where all places are taken, a batch that has had one for so long gives it to one that waits."""
+CLOSE_TIMEOUT_S: Final = 2.0
+PASSING: Final = (MetadataUnavailable, BlobsUnavailable, LogError, TimeoutError)
+"""What may be otherwise a moment later."""
+
+_log = structlog.get_logger()
+
+
+class Runner:
+    def __init__(self, services: Services, owner: str) -> None:
+        self._services = services
+        self._owner = owner
+        self._runs: dict[asyncio.Task[None], BatchRun] = {}
+        self._awoken = asyncio.Event()
+        self._began_s: dict[str, float] = {}
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._awoken.set()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises nothing else."""
+        reading = asyncio.ensure_future(self._services.results.read())
+        try:
+            while True:
+                await self._claim()
+                self._awoken.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLAIM_EVERY_S):
+                        await self._awoken.wait()
+        finally:
+            reading.cancel()
+            await self._stop(reading)
+
+    async def _claim(self) -> None:
+        free = self._services.options.at_once - len(self._runs)
+        try:
+            if free <= 0:
+                self._give_turns()
+                return
+            for held in await self._services.batches.claim(self._owner, free):
+                self._start(held)
+        except MetadataUnavailable as error:
+            _log.warning("batches_not_claimed", why=str(error), repeats=True)
+        except Exception as error:  # noqa: BLE001 - what is wrong with one batch keeps nobody from the others for ever
+            _log.error("batches_not_claimed", why=type(error).__name__, repeats=True)
+
+    def _give_turns(self) -> None:
+        """The one that has run longest stops; whoever claims next takes who has waited longest."""
+        now_s = asyncio.get_running_loop().time()
+        oldest = min(self._runs, key=lambda task: self._began_s[self._runs[task].batch_id])
+        if now_s - self._began_s[self._runs[oldest].batch_id] >= TURN_S:
+            oldest.cancel()
+
+    def _start(self, held: Held) -> None:
+        run = BatchRun(held, self._services)
+        self._began_s[run.batch_id] = asyncio.get_running_loop().time()
+        task = asyncio.ensure_future(self._drive(run))
+        self._runs[task] = run
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        run = self._runs.pop(task)
+        self._began_s.pop(run.batch_id, None)
+        self.wake()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("batch_run_failed", batch_id=run.batch_id, why=type(error).__name__)
+
+    async def _drive(self, run: BatchRun) -> None:
+        try:
+            await self._until_done(run)
+        except LostLease:
+            _log.warning("batch_held_elsewhere", batch_id=run.batch_id)
+        finally:
+            await run.close()
+            await self._release(run)
+
+    async def _until_done(self, run: BatchRun) -> None:
+        """Raises LostLease."""
+        wait_s = FIRST_RETRY_S
+        while True:
+            try:
+                if not await run.step():
+                    return
+                wait_s = FIRST_RETRY_S
+            except PASSING as error:
+                run.doubt()
+                _log.warning("batch_waits", batch_id=run.batch_id, why=str(error)[:200], repeats=True)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LAST_RETRY_S)
+            except LostLease:
+                raise
+            except Exception as error:  # noqa: BLE001 - a defect of ours: the same batch would meet it again
+                _log.error("batch_failed", batch_id=run.batch_id, why=type(error).__name__)
+                await self._fail(run)
+
+    async def _fail(self, run: BatchRun) -> None:
+        try:
+            await run.give_up("internal_error", "The batch met a fault of the service.")
+        except PASSING as error:
+            _log.warning("batch_waits", batch_id=run.batch_id, why=str(error)[:200], repeats=True)
+            run.doubt()
+            await asyncio.sleep(LAST_RETRY_S)
+
+    async def _release(self, run: BatchRun) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._services.batches.release(run.held)
+        except (MetadataUnavailable, TimeoutError) as error:
+            _log.warning("batch_not_released", batch_id=run.batch_id, why=str(error))  # Its lease ends by itself.
+
+    async def _stop(self, *others: "asyncio.Future[None]") -> None:
+        tasks = [*self._runs]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *others, return_exceptions=True)
+        await self._services.results.close()

@@ -1,0 +1,52 @@
+"""Removes what is due: blobs of files that are gone, batches that ended long ago, what killed writers have left."""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from streams.blobs.port import Blobs, BlobsUnavailable
+from streams.gateway.batches.port import Batches
+from streams.gateway.files.port import Files, blob_of
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.topics import DAY_MS
+
+TEND_EVERY_S: Final = 20.0
+AT_ONCE: Final = 100
+MAX_SLICES: Final = 20
+"""In one turn of tending: no turn lasts for ever."""
+
+_log = structlog.get_logger()
+
+
+class Tending:
+    def __init__(self, files: Files, batches: Batches, blobs: Blobs, kept_days: int) -> None:
+        self._files = files
+        self._batches = batches
+        self._blobs = blobs
+        self._kept_days = kept_days
+
+    async def tend(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(TEND_EVERY_S)
+            try:
+                await self.once()
+            except (MetadataUnavailable, BlobsUnavailable) as error:
+                _log.warning("files_not_tended", why=str(error), repeats=True)
+            except Exception as error:  # noqa: BLE001 - what cannot be removed is no reason to end a gateway
+                _log.error("files_not_tended", why=type(error).__name__, repeats=True)
+
+    async def once(self) -> None:
+        """Raises MetadataUnavailable, BlobsUnavailable."""
+        for _ in range(MAX_SLICES):
+            due = await self._files.due(AT_ONCE)
+            for file_id in due:
+                await self._blobs.delete(blob_of(file_id))
+            await self._files.drop(due)
+            if len(due) < AT_ONCE:
+                break
+        for _ in range(MAX_SLICES):
+            if not await self._batches.purge(self._kept_days * DAY_MS, AT_ONCE):
+                break
+        await self._blobs.tidy()

@@ -1,0 +1,92 @@
+"""What a line's end looks like in a batch's files, and how it finds its way there. Pure."""
+
+from typing import Any, Final, NamedTuple
+
+from schemas.batch import CHAT_URL, BatchResult
+from schemas.endings import ENDINGS, EndingCode
+from streams.dialects.openai_batch import COMPLETIONS_URL
+from streams.dialects.openai_error import error_object
+from streams.gateway.http.answers import json_bytes
+from streams.ids import parse_response_id
+
+_LINE_PREFIX: Final = "batch_req_"
+NOT_RUN: Final = {
+    "batch_expired": "This request could not be executed before the completion window expired.",
+    "batch_cancelled": "This request was not executed: the batch was cancelled.",
+}
+
+
+class Place(NamedTuple):
+    """Where a result belongs."""
+
+    batch_id: str
+    line: int
+    custom_id: str
+
+
+class Told(NamedTuple):
+    """A line of one of the files; `is_well`: of that with the answers."""
+
+    is_well: bool
+    custom_id: str
+    text: bytes
+
+
+def packed(place: Place) -> str:
+    """As the `custom_id` of a request."""
+    return f"{place.batch_id}/{place.line}/{place.custom_id}"
+
+
+def unpacked(text: str) -> Place | None:
+    """None for what is none."""
+    batch_id, _, rest = text.partition("/")
+    line, slash, custom_id = rest.partition("/")
+    if not slash or not line.isascii() or not line.isdecimal() or len(line) > 9:
+        return None
+    return Place(batch_id, int(line), custom_id)
+
+
+def told_of(result: BatchResult, custom_id: str, endpoint: str = CHAT_URL) -> Told:
+    """An answer, or the error that there is instead of one, with its status as a request of its own would have it."""
+    line_id = f"{_LINE_PREFIX}{parse_response_id(result.id).unique}"
+    if result.response is not None:
+        response = result.response.model_dump()
+        if endpoint == COMPLETIONS_URL:
+            response["body"] = _text_completion(response["body"])
+        if result.left_out:
+            response["left_out"] = result.left_out
+        return Told(True, custom_id, _line(line_id, custom_id, response, None))
+    error = result.error
+    assert error is not None, "a result has a response or an error"
+    rule = ENDINGS[EndingCode(error.code)] if error.code in {*EndingCode} else None
+    if rule is not None and EndingCode(error.code) is EndingCode.DEADLINE_EXCEEDED:
+        # Its deadline is the end of the batch's window.
+        return not_run(result.id, custom_id, "batch_expired")
+    status, error_type = (500, "server_error") if rule is None else (rule.status, rule.error_type)
+    param = None if error.param is None else f"body.{error.param}"
+    body = error_object(error.code, error.message, error_type, param)
+    response = {"status_code": status, "request_id": result.id, "body": body}
+    return Told(False, custom_id, _line(line_id, custom_id, response, None))
+
+
+def _text_completion(chat: dict[str, Any]) -> dict[str, Any]:
+    """Of a raw prompt: whole results are told as chats."""
+    choices = [
+        {
+            "index": each["index"], "text": each["message"]["content"], "logprobs": None,
+            "finish_reason": each["finish_reason"],
+        }
+        for each in chat["choices"]
+    ]  # fmt: skip
+    return {**chat, "object": "text_completion", "choices": choices}
+
+
+def not_run(response_id: str, custom_id: str, code: str, message: str = "", param: str | None = None) -> Told:
+    """Of a line that has no answer, and asked nobody for one, as far as is known."""
+    error = {"code": code, "message": message or NOT_RUN[code], "param": param}
+    line_id = f"{_LINE_PREFIX}{parse_response_id(response_id).unique}"
+    return Told(False, custom_id, _line(line_id, custom_id, None, error))
+
+
+def _line(line_id: str, custom_id: str, response: dict[str, Any] | None, error: dict[str, Any] | None) -> bytes:
+    return json_bytes({"id": line_id, "custom_id": custom_id, "response": response, "error": error}) + b"\n"

@@ -1,0 +1,115 @@
+"""OpenAI's files and batches over HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from streams.at_once import TooManyAtOnce
+from streams.dialects.json_body import parse_json_object
+from streams.dialects.openai_batch import deleted_object, list_object, parse_batch_body
+from streams.directory import KeyScope
+from streams.gateway.batches.objects import batch_object, file_object
+from streams.gateway.batches.service import TURN_TIMEOUT_S, BatchService
+from streams.gateway.files.port import Page
+from streams.gateway.http.answers import json_bytes, json_response
+from streams.gateway.http.body import read_json_body
+from streams.gateway.http.openapi import body_of, form_of
+from streams.gateway.http.uploads import Upload
+from streams.gateway.request_headers import api_key_of
+from streams.gateway.service.keys import Principal
+from streams.gateway.service.refusals import too_many_at_once
+from streams.gateway.service.service import Gateway
+
+MAX_BODY_BYTES = 65_536
+After = Annotated[str | None, Query(max_length=200, description="The id of the last one that was seen.")]
+
+
+def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> None:
+    def permitted(request: Request) -> Principal:
+        return gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
+
+    @app.post("/v1/files", openapi_extra=form_of("FileForm"), tags=["files"])
+    async def upload_file(request: Request) -> Response:
+        """Takes a file of lines for a batch, as large as it is: a form with `purpose` (`batch`) and `file`."""
+        file = await Upload(service, permitted(request)).take(request)
+        return json_response(json_bytes(file_object(file)))
+
+    @app.get("/v1/files", tags=["files"])
+    async def list_files(
+        request: Request, after: After = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
+        order: Literal["asc", "desc"] = "desc", purpose: Annotated[str | None, Query(max_length=64)] = None,
+    ) -> Response:  # fmt: skip
+        """Your files, uploaded ones and those that batches have made."""
+        found = await service.files(permitted(request), Page(after, limit, order, purpose))
+        data = [file_object(file) for file in found[:limit]]
+        return json_response(json_bytes(list_object(data, has_more=len(found) > limit)))
+
+    @app.get("/v1/files/{file_id}", tags=["files"])
+    async def get_file(request: Request, file_id: str) -> Response:
+        """What is known of a file."""
+        return json_response(json_bytes(file_object(await service.file(permitted(request), file_id))))
+
+    @app.delete("/v1/files/{file_id}", tags=["files"])
+    async def delete_file(request: Request, file_id: str) -> Response:
+        """Deletes a file. One that a batch reads is refused with 409 until that has ended."""
+        await service.delete(permitted(request), file_id)
+        return json_response(json_bytes(deleted_object(file_id)))
+
+    @app.get("/v1/files/{file_id}/content", tags=["files"])
+    async def get_file_content(request: Request, file_id: str) -> Response:
+        """The bytes of a file."""
+        principal = permitted(request)
+        file = await service.file(principal, file_id)
+        async with AsyncExitStack() as turn:
+            try:
+                await turn.enter_async_context(service.downloads.one(principal.tenant.tenant_id, TURN_TIMEOUT_S))
+            except TooManyAtOnce as error:
+                raise too_many_at_once(error) from None
+            pieces = await service.content(file)
+            turn.push_async_callback(pieces.aclose)
+            kept = turn.pop_all()
+        return _Content(kept, pieces, file.size_bytes)
+
+    @app.post("/v1/batches", openapi_extra=body_of("BatchBody"), tags=["batches"])
+    async def create_batch(request: Request) -> Response:
+        """Runs the lines of a file in the batch lane, within the window; what has come of them becomes files."""
+        principal = permitted(request)
+        with gateway.shares.body(principal.tenant.tenant_id) as held:
+            body = parse_batch_body(parse_json_object(await read_json_body(request, MAX_BODY_BYTES, held)))
+        return json_response(json_bytes(batch_object(await service.create(principal, body))))
+
+    @app.get("/v1/batches", tags=["batches"])
+    async def list_batches(
+        request: Request, after: After = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    ) -> Response:
+        """Your batches, the newest first."""
+        found = await service.batches(permitted(request), Page(after, limit))
+        data = [batch_object(batch) for batch in found[:limit]]
+        return json_response(json_bytes(list_object(data, has_more=len(found) > limit)))
+
+    @app.get("/v1/batches/{batch_id}", tags=["batches"])
+    async def get_batch(request: Request, batch_id: str) -> Response:
+        """A batch as it stands, with the ids of its files once it has ended."""
+        return json_response(json_bytes(batch_object(await service.batch(permitted(request), batch_id))))
+
+    @app.post("/v1/batches/{batch_id}/cancel", tags=["batches"])
+    async def cancel_batch(request: Request, batch_id: str) -> Response:
+        """No further line of it runs; those that run are cancelled, and what has been answered is kept."""
+        return json_response(json_bytes(batch_object(await service.cancel(permitted(request), batch_id))))
+
+
+class _Content(StreamingResponse):
+    """Gives its turn back when it has been sent, or cannot be."""
+
+    def __init__(self, turn: AsyncExitStack, pieces: AsyncIterator[bytes], size_bytes: int) -> None:
+        headers = {"content-length": str(size_bytes), "cache-control": "no-store"}
+        super().__init__(pieces, media_type="application/octet-stream", headers=headers)
+        self._turn = turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._turn:
+            await super().__call__(scope, receive, send)

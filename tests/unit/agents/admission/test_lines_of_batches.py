@@ -1,0 +1,118 @@
+"""Lines of batches at the intake: proved as a gateway's, decided once, and never believed of anybody else."""
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.endings import EndingCode
+from schemas.generated import Opened
+from schemas.request import Lane, ReplyTo, Request
+from streams.directory import Limits
+from streams.ids import parse_response_id
+from streams.log.port import Headers, LogRecord
+from streams.signing import sign_request
+from tests.unit.agents.admission.world import IDS, NOW, SECRET, World
+
+DAY_MS = 24 * 3_600_000
+
+
+def line(world: World, number: int = 0, **fields: object) -> Request:
+    response_id = IDS.derive(world.topics.counts.responses, "acme", "batch", f"batch_1/{number}", at_ms=NOW)
+    reply_to = ReplyTo(
+        partition=parse_response_id(response_id).partition, results_topic=world.topics.batch_results.name,
+        custom_id=f"batch_1/{number}/a", is_untold=True,
+    )  # fmt: skip
+    given = {"response_id": response_id, "service_tier": "batch", "reply_to": reply_to, "deadline_ms": NOW + DAY_MS}
+    return world.request(**{**given, **fields})
+
+
+def record(world: World, request: Request, *, secret: bytes = SECRET, topic: str = "", offset: int = 3) -> LogRecord:
+    value, intake = request.encode(), world.topics.intake_batch.name
+    headers: Headers = sign_request(secret, topic or intake, value)
+    return LogRecord(intake, 2, offset, request.response_id.encode(), value, tuple(headers), NOW + 2)
+
+
+async def test_a_line_of_a_batch_is_admitted_to_the_batch_lane(world: World) -> None:
+    world.beat()
+    request = line(world)
+    await world.submit(record(world, request))
+    ((_, opened),) = world.log.of(Opened, "local.generated")
+    assert (opened.response_id, opened.lane, opened.reply_to) == (request.response_id, Lane.BATCH, request.reply_to)
+    assert opened.reply_to.is_untold
+    assert not world.log.endings
+
+
+async def test_a_line_that_is_written_again_is_decided_once(world: World) -> None:
+    world.beat()
+    request = line(world)
+    await world.submit(record(world, request), record(world, request, offset=4))
+    await world.submit(record(world, request.model_copy(update={"accepted_at_ms": NOW + 1}), offset=5))
+    opened = {each.response_id for _, each in world.log.of(Opened, "local.generated")}
+    assert opened == {request.response_id}
+    offsets = {each.lane_partition for _, each in world.log.of(Opened, "local.generated")}
+    assert len(offsets) == 1
+    assert not world.log.endings
+
+
+async def test_a_line_waits_for_its_tenant_s_quota_as_jobs_do(world: World) -> None:
+    world.beat()
+    world.change(limits=Limits(concurrent_jobs=1, max_output_tokens=50))
+    for number in range(2):
+        await world.pipeline.handle_job(record(world, line(world, number), offset=number))
+    queued = [each for each in world.log.records if each.topic == "local.admission.jobs.default"]
+    assert len(queued) == 2
+    assert not world.log.endings
+
+
+async def test_a_line_that_is_refused_ends_and_says_where_its_result_goes(world: World) -> None:
+    request = line(world, model="secret")
+    await world.submit(record(world, request))
+    (ending,) = world.log.endings
+    assert (ending.code, ending.reply_to) == (EndingCode.MODEL_NOT_FOUND, request.reply_to)
+
+
+@pytest.mark.parametrize("forged", ["another secret", "another topic", "changed"])
+async def test_what_no_gateway_has_signed_is_buried(world: World, forged: str) -> None:
+    good = record(world, line(world))
+    if forged == "another secret":
+        good = record(world, line(world), secret=b"x" * 32)
+    elif forged == "another topic":
+        good = record(world, line(world), topic=world.topics.requests.name)
+    else:
+        good = replace(good, value=(good.value or b"").replace(b"hello", b"other"))
+    await world.pipeline.handle_job(good)
+    assert [(letter.reason, letter.stage) for letter in world.log.dead] == [("untrusted", "intake")]
+    assert world.log.kinds == ["dead-letters"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"service_tier": "auto"},
+        {"deadline_ms": NOW + 2 * DAY_MS},
+        {"reply_to": ReplyTo(partition=3, results_topic="local.results.acme", custom_id="a", is_untold=True)},
+        {"reply_to": ReplyTo(partition=3)},
+    ],
+)
+async def test_a_gateway_s_request_that_is_no_line_is_buried(world: World, fields: dict[str, object]) -> None:
+    if "reply_to" in fields:
+        fields = {**fields, "response_id": IDS.mint(3)}
+    await world.pipeline.handle_job(record(world, line(world, **fields)))
+    assert [letter.reason for letter in world.log.dead] == ["invalid"]
+    assert world.log.kinds == ["dead-letters"]
+
+
+async def test_an_old_line_that_is_written_again_by_somebody_is_untrusted(world: World) -> None:
+    world.beat()
+    old = record(world, line(world))
+    await world.submit(old)
+    world.log.records.clear()
+    await world.pipeline.handle_job(replace(old, timestamp_ms=NOW + 300_001))
+    assert [letter.reason for letter in world.log.dead] == ["untrusted"]
+    assert not world.log.endings
+
+
+async def test_lines_take_turns_as_their_tenant_s_jobs_do(world: World) -> None:
+    assert world.pipeline.enter_job(record(world, line(world))).holder == "acme"
+    assert world.pipeline.enter_job(record(world, line(world), secret=b"x" * 32)).holder == ""
+    assert world.pipeline.enter_job(world.job()).holder == "acme"

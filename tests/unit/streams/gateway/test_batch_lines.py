@@ -1,0 +1,153 @@
+"""The lines of a batch's file: cut from pieces in any way, read strictly, told in both files."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.base import Scope
+from schemas.batch import BatchError, BatchResponse, BatchResult
+from streams.gateway.batches.lines import MAX_CUSTOM_ID_CHARS, BrokenLine, Line, Lines, custom_id_of, read_line
+from streams.gateway.batches.told import Place, not_run, packed, told_of, unpacked
+from streams.gateway.batches.validation import Validation
+from tests.unit.streams.gateway.batch_stories import CHAT, custom_ids, line
+
+TEXT = "/v1/completions"
+ID = f"resp_local-3_{'a' * 32}"
+GOOD: dict[str, Any] = json.loads(line("a"))
+
+
+def cut(content: bytes, sizes: list[int], most: int = 1_000, *, number: int = 0, at: int = 0) -> list[Line]:
+    """By pieces of these sizes, and the rest as one."""
+    lines, found = Lines(most, number=number, at=at), []
+    for size in sizes:
+        piece, content = content[:size], content[size:]
+        found += lines.feed(piece)
+    return [*found, *lines.feed(content), *lines.close()]
+
+
+@given(
+    texts=st.lists(st.binary(max_size=12).map(lambda each: each.replace(b"\n", b"")), max_size=8),
+    sizes=st.lists(st.integers(0, 9), max_size=12), ends=st.booleans(),
+)  # fmt: skip
+def test_however_a_file_comes_its_lines_are_the_same(texts: list[bytes], sizes: list[int], ends: bool) -> None:
+    content = b"\n".join(texts) + (b"\n" if ends else b"")
+    found = cut(content, sizes)
+    assert [each.raw for each in found] == [text for text in texts if text.strip()]
+    assert [each.number for each in found] == [*range(len(found))]
+    assert found == cut(content, [])
+    for each in found:
+        assert cut(content[each.end :], sizes, number=each.number + 1, at=each.end) == found[each.number + 1 :]
+
+
+@given(sizes=st.lists(st.integers(1, 30), max_size=12))
+def test_a_line_that_is_too_long_is_passed_over_and_not_held(sizes: list[int]) -> None:
+    content = b"a" * 11 + b"\n" + b"b" * 10 + b"\n" + b"c" * 50
+    assert [each.raw for each in cut(content, sizes, 10)] == [None, b"b" * 10, None]
+
+
+def test_a_good_line_is_read() -> None:
+    asked = read_line(line("a").encode(), CHAT)
+    assert (asked.custom_id, asked.request.model, asked.request.sampling.max_tokens) == ("a", "tiny", 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"custom_id": None}, "invalid_request", "custom_id"), ({"custom_id": ""}, "invalid_request", "custom_id"),
+        ({"custom_id": "x" * (MAX_CUSTOM_ID_CHARS + 1)}, "invalid_request", "custom_id"),
+        ({"custom_id": 7}, "invalid_request", "custom_id"), ({"method": "GET"}, "invalid_method", "method"),
+        ({"url": "/v1/embeddings"}, "invalid_url", "url"), ({"url": None}, "invalid_request", "url"),
+        ({"body": []}, "invalid_request", "body"), ({"more": 1}, "unsupported_parameter", "more"),
+        ({"body": {**GOOD["body"], "messages": []}}, "invalid_request", "body.messages"),
+        ({"body": {**GOOD["body"], "nonsense": 1}}, "unsupported_parameter", "body.nonsense"),
+        ({"body": {**GOOD["body"], "store": True}}, "unsupported_parameter", "body.store"),
+    ],
+)  # fmt: skip
+def test_a_broken_line_names_its_field(change: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(BrokenLine) as broken:
+        read_line(json.dumps({**GOOD, **change}).encode(), CHAT)
+    assert (broken.value.code, broken.value.param) == (code, param)
+    assert broken.value.custom_id == (change.get("custom_id", "a") if "custom_id" not in change else "")
+
+
+def test_a_line_of_a_raw_prompt_is_read() -> None:
+    given = {"custom_id": "a", "method": "POST", "url": TEXT, "body": {"model": "tiny", "prompt": "Once", "n": 2}}
+    asked = read_line(json.dumps(given).encode(), TEXT)
+    assert (asked.request.endpoint, asked.request.prompt, asked.request.choices) == ("completions", "Once", 2)
+    given["body"] = {"model": "tiny", "prompt": "Once", "logprobs": 1}
+    with pytest.raises(BrokenLine) as broken:
+        read_line(json.dumps(given).encode(), TEXT)
+    assert (broken.value.code, broken.value.param) == ("unsupported_parameter", "body.logprobs")
+
+
+def test_an_answer_to_a_raw_prompt_is_a_text_completion() -> None:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": " upon"},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    body = {"id": ID, "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice], "usage": {}}
+    response = BatchResponse(status_code=200, request_id=ID, body=body)
+    told = told_of(BatchResult(scope=Scope(tenant_id="acme"), id=ID, custom_id="packed", response=response), "a", TEXT)
+    answer = json.loads(told.text)["response"]["body"]
+    assert (answer["object"], answer["choices"]) == (
+        "text_completion",
+        [{"index": 0, "text": " upon", "logprobs": None, "finish_reason": "stop"}],
+    )
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"\xff", b'{"a": 1, "a": 2}', b'{"a": NaN}', b'"\\ud800"'])
+def test_what_is_no_object_of_json_is_told_as_such(raw: bytes) -> None:
+    with pytest.raises(BrokenLine) as broken:
+        read_line(raw, CHAT)
+    assert broken.value.code == "invalid_json_line"
+    assert custom_id_of(raw) == ""
+
+
+@given(
+    st.builds(
+        Place, st.just("batch_1"), st.integers(0, 10**6), st.text(min_size=1, max_size=MAX_CUSTOM_ID_CHARS)
+    )
+)  # fmt: skip
+def test_a_place_is_found_again(place: Place) -> None:
+    assert unpacked(packed(place)) == place
+
+
+@given(st.text(max_size=30))
+def test_what_is_no_place_is_none(text: str) -> None:
+    found = unpacked(text)
+    assert found is None or packed(found).rpartition("/")[2] == text.rpartition("/")[2]
+
+
+def test_validation_counts_and_names_what_is_broken() -> None:
+    lines = [*map(line, custom_ids(10)), "{", line("line-3"), line("late")]
+    found = Validation(CHAT, 100, lambda _: ID)
+    errors = found.add(cut("\n".join(lines).encode(), []))
+    assert (found.total, found.failed, found.problems()) == (13, 2, [])
+    assert found.ended == bytes([0, 0b1100])
+    told = [json.loads(each) for each in errors.splitlines()]
+    assert [(each["custom_id"], each["error"]["code"]) for each in told] == [
+        ("", "invalid_json_line"),
+        ("line-3", "duplicate_custom_id"),
+    ]
+
+
+def test_errors_are_told_as_a_request_of_its_own_would_be() -> None:
+    scope = Scope(tenant_id="acme")
+    error = BatchError(code="context_length_exceeded", message="Too long.", param="messages")
+    result = BatchResult(scope=scope, id=ID, custom_id="packed", error=error)
+    told = json.loads(told_of(result, "a").text)
+    assert told["response"]["status_code"] == 400
+    assert told["response"]["body"]["error"]["param"] == "body.messages"
+    own = BatchError(code="result_too_large", message="Too large.")
+    assert json.loads(told_of(result.model_copy(update={"error": own}), "a").text)["response"]["status_code"] == 500
+    swept = json.loads(not_run(ID, "a", "batch_expired").text)
+    assert (swept["id"], swept["response"], swept["error"]["code"]) == (
+        f"batch_req_{'a' * 32}",
+        None,
+        "batch_expired",
+    )

@@ -1,0 +1,136 @@
+"""Results are read once for all batches that a gateway holds: each is told all of its own, whenever it comes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from streams.gateway.batches.results import Results
+from streams.gateway.batches.told import Place, packed
+from streams.log.memory import MemoryLog
+from streams.log.port import LogError, LogRecord
+from tests.unit.streams.gateway.gateway_stack import PatientConsumer, until
+
+TOPIC = "batch.results"
+
+
+class Follower:
+    def __init__(self, batch_id: str, positions: tuple[int, ...]) -> None:
+        self.batch_id = batch_id
+        self.positions = positions
+        self.told: list[int] = []
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+
+    async def room(self) -> None:
+        await self.has_room.wait()
+
+    def take(self, place: Place, value: bytes) -> None:
+        assert place.batch_id == self.batch_id
+        self.told.append(place.line)
+
+
+def a_log() -> MemoryLog:
+    log = MemoryLog()
+    log.create_topic(TOPIC, 2)
+    return log
+
+
+def write(log: MemoryLog, batch_id: str, *lines: int) -> None:
+    for line in lines:
+        log.append(TOPIC, b"{}", key=packed(Place(batch_id, line, "a")), partition=line % 2)
+
+
+@asynccontextmanager
+async def reading(log: MemoryLog, consumer: Any = None) -> AsyncIterator[Results]:
+    def opened() -> PatientConsumer:
+        made: PatientConsumer = (consumer or PatientConsumer)(log, None, "reader", "earliest")
+        return made
+
+    results = Results(opened, TOPIC)
+    task = asyncio.ensure_future(results.read())
+    try:
+        yield results
+        assert not task.done()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await results.close()
+
+
+async def test_each_batch_is_told_its_own_results_from_its_positions_on() -> None:
+    log = a_log()
+    write(log, "one", 0, 1, 2)
+    async with reading(log) as results:
+        assert await results.ends() == [2, 1]
+        one = Follower("one", (1, 0))
+        results.follow(one)
+        write(log, "two", 3, 4)
+        write(log, "one", 5, 6)
+        await until(lambda: len(one.told) == 4, "it is told what stands behind its positions")
+        assert sorted(one.told) == [1, 2, 5, 6]
+        assert results.reached() == (4, 3)
+
+
+async def test_who_comes_later_is_told_what_was_read_before_it_came() -> None:
+    log = a_log()
+    async with reading(log) as results:
+        one, two = Follower("one", (0, 0)), Follower("two", (0, 0))
+        results.follow(one)
+        write(log, "two", 0, 1)
+        write(log, "one", 2, 3)
+        await until(lambda: len(one.told) == 2, "the first is told")
+        results.follow(two)
+        assert results.reached() == (0, 0), "nothing is told as read that it was not told"
+        await until(lambda: len(two.told) == 2, "the second is told")
+        write(log, "one", 4)
+        await until(lambda: 4 in one.told, "and it goes on")
+        results.leave(one)
+        results.leave(two)
+        write(log, "one", 5)
+        again = Follower("one", (2, 2))
+        results.follow(again)
+        await until(lambda: again.told, "who comes back is told from its positions on")
+        await until(lambda: sorted(again.told) == [4, 5], "all of it")
+
+
+async def test_nothing_more_is_read_while_somebody_has_enough() -> None:
+    log = a_log()
+    async with reading(log) as results:
+        one = Follower("one", (0, 0))
+        one.has_room.clear()
+        results.follow(one)
+        write(log, "one", *range(200))
+        await until(lambda: one.told, "the first are told")
+        await asyncio.sleep(0.2)
+        assert len(one.told) < 100
+        one.has_room.set()
+        await until(lambda: len(one.told) == 200, "the others are told")
+
+
+async def test_a_reader_that_fails_is_opened_anew() -> None:
+    log, failures = a_log(), [LogError("broken", retriable=False), LogError("later", retriable=True)]
+
+    class Failing(PatientConsumer):
+        def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+            if failures:
+                raise failures.pop()
+            return super().poll(max_records, timeout_s)
+
+    async with reading(log, Failing) as results:
+        one = Follower("one", (0, 0))
+        results.follow(one)
+        write(log, "one", 0, 1)
+        await until(lambda: sorted(one.told) == [0, 1], "it is told all the same")
+
+
+async def test_what_names_no_line_is_passed_over() -> None:
+    log = a_log()
+    async with reading(log) as results:
+        one = Follower("one", (0, 0))
+        results.follow(one)
+        log.append(TOPIC, b"{}", key="nonsense")
+        log.append(TOPIC, b"{}", key=None)
+        write(log, "one", 0)
+        await until(lambda: one.told == [0], "the line behind it is told")
