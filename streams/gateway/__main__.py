@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
+from streams.gateway.conversations.sql import SqlConversations
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
 from streams.gateway.idempotency.sql import SqlIdempotencyKeys
@@ -63,6 +64,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             catalog=SettingsCatalog(settings),
             stored=SqlStoredResponses(database),
             keys=SqlIdempotencyKeys(database),
+            conversations=SqlConversations(database),
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
             tracing=tracing,

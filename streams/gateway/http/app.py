@@ -19,6 +19,7 @@ from streams.gateway.errors import ApiError
 from streams.gateway.http.answering import Answering
 from streams.gateway.http.answers import api_error_response, error_response, json_bytes
 from streams.gateway.http.body import ClientDisconnect
+from streams.gateway.http.conversation_routes import add_conversation_routes
 from streams.gateway.http.dialects.by_path import dialect_of
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.completions import COMPLETIONS
@@ -108,6 +109,7 @@ def build_app(gateway: Gateway, usage: UsageReader) -> FastAPI:
         return await figures.usage(request, start_time, end_time, bucket_width, group_by, org_id)
 
     add_response_routes(app, answering)
+    add_conversation_routes(app, gateway)
     add_embeddings_routes(app, answering)
     _add_pages(app, gateway)
     add_messages_routes(app, answering, tokens)
