@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _RESPONSE_ID = re.compile(r"resp_([a-z0-9]+)-([0-9]{1,5})_([0-9a-f]{32})")
+_CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 _NAMESPACE = uuid.UUID("7c1f7d9e-6a52-5b0e-9d0c-2f4b8f1d5a11")
 _KEY_LABEL = b"sluice-response-id-v1"
 _DERIVED_PARTITIONS = 8
@@ -129,6 +130,15 @@ def uuid7(unix_ms: int, random_bytes: bytes) -> uuid.UUID:
 
 def mint_attempt_id() -> str:
     return f"att_{uuid7(time.time_ns() // 1_000_000, os.urandom(10)).hex}"
+
+
+def mint_conversation_id() -> str:
+    """Later ones are greater, but for those of one millisecond."""
+    return f"conv_{uuid7(time.time_ns() // 1_000_000, os.urandom(10)).hex}"
+
+
+def is_conversation_id(text: str) -> bool:
+    return _CONVERSATION_ID.fullmatch(text) is not None
 
 
 def mint_request_id() -> str:

@@ -419,6 +419,10 @@ class MetadataSettings(_Section):
         default=1_000_000, ge=1, description="Idempotency keys of each tenant; the oldest go first, also within a day."
     )
 
+    tenant_conversations: int = Field(
+        default=100_000, ge=1, description="Of each tenant; those that were used longest ago go first."
+    )
+
     @field_validator("password")
     @classmethod
     def _password_has_a_server(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from deploy.install.kafka_jars import fetch_jars, has_jars
 from deploy.install.kafka_jars import kafka_libs as in_environment
 from streams.settings import KafkaSettings
+from tests.postgres import cluster, why_not
 from tests.servers import free_ports, new_kafka_node, running, server, until
 
 # No test depends on how fast the machine is.
@@ -58,6 +59,16 @@ def kafka_settings(kafka_libs: Path, server_directory: Path) -> Iterator[KafkaSe
     node = new_kafka_node(server_directory / "kafka", kafka_libs)
     with running(node) as (settings, _process):
         yield settings
+
+
+@pytest.fixture(scope="session")
+def postgres_url(server_directory: Path) -> Iterator[str]:
+    """A running Postgres, whose one database the tests share. Skips where it is not installed."""
+    if (why := why_not()) is not None:
+        pytest.skip(why)
+    server_directory.chmod(0o755)
+    with cluster(server_directory / "postgres") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import httpx
 from rich.markup import escape
 
 from billing_jobs.store import SchemaTooNew, StoreError
-from deploy.cli import batch, billing, cluster, keys, lifecycle, overview, questions, trace
+from deploy.cli import backup, batch, billing, cluster, keys, lifecycle, overview, questions, trace
 from deploy.cli.app import CommandError, app, err
 from deploy.cli.chat import ChatError
 from deploy.local.data_folder import DataFolderError
@@ -16,11 +16,12 @@ from deploy.local.plan import PlanError
 from deploy.local.supervisor import SupervisorError
 from deploy.tenants_file import TenantsFileError
 from streams.log.port import LogError
+from streams.metadata.backup import BackupError
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.provisioning import DriftError
 from streams.settings import SettingsError
 
-COMMANDS = (lifecycle, overview, questions, batch, trace, keys, cluster, billing)
+COMMANDS = (lifecycle, overview, questions, batch, trace, keys, cluster, backup, billing)
 """Importing them registers their commands, in the order of `sluice --help`."""
 
 
@@ -40,8 +41,8 @@ def main() -> NoReturn:
     try:
         run()
     except (
-        ChatError, CommandError, DataFolderError, DriftError, LogError, MetadataUnavailable, OSError, PlanError,
-        SettingsError, SchemaTooNew, StoreError, SupervisorError, TenantsFileError, httpx.HTTPError,
+        BackupError, ChatError, CommandError, DataFolderError, DriftError, LogError, MetadataUnavailable, OSError,
+        PlanError, SettingsError, SchemaTooNew, StoreError, SupervisorError, TenantsFileError, httpx.HTTPError,
     ) as error:  # fmt: skip
         err.print(f"[red]sluice:[/red] {escape(_explained(error))}")
         sys.exit(1)

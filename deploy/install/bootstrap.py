@@ -26,6 +26,7 @@ from deploy.install.prerequisites import (
     JAVA,
     MAVEN,
     NEEDED_DISK_BYTES,
+    POSTGRES,
     PYTHON_VENV,
     REDIS,
     System,
@@ -220,6 +221,7 @@ def main() -> int:
             need_kafka(progress)
             if options.dev:
                 system.want(BROWSER)
+                system.want(POSTGRES)
     return 0
 
 

@@ -70,6 +70,23 @@ BROWSER = SystemPackage(
 )
 
 
+POSTGRES = SystemPackage(
+    "postgres", ("postgresql",), "Postgres, for the tests of the tables in it", lambda: postgres_programs() is not None
+)
+"""The tests start a server of their own; one that the package starts they leave alone."""
+
+
+def postgres_programs(debians: Path = Path("/usr/lib/postgresql")) -> Path | None:
+    """The folder of `initdb` and `postgres`, of the newest version: Debian has them outside of the path. None where
+    they are not installed.
+    """
+    versions = [folder for folder in debians.glob("*/bin") if folder.parent.name.isdecimal()]
+    found = sorted(versions, key=lambda folder: int(folder.parent.name), reverse=True)
+    if (on_path := shutil.which("initdb")) is not None:
+        found.append(Path(on_path).resolve().parent)
+    return next((folder for folder in found if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
+
+
 def too_little_disk(folder: Path, needed_bytes: int, free_bytes: int) -> str | None:
     if free_bytes >= needed_bytes:
         return None

@@ -242,6 +242,11 @@ def _from_outside(data: DataFolder) -> dict[str, str]:
     }
 
 
+def settings_of_folder(data: DataFolder) -> Settings:
+    """Those of what would run on it. Raises SettingsError."""
+    return settings_with(_from_outside(data))
+
+
 def tenants_file_of(data: DataFolder, more: Mapping[str, str] = MappingProxyType({})) -> Path:
     """The operator's own where the settings name one, else the data folder's. Raises SettingsError."""
     settings = settings_with({**_from_outside(data), **more})

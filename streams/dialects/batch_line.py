@@ -37,6 +37,7 @@ def parse_job(value: bytes, custom_id: str) -> NeutralRequest:
     chat = parse_chat_request(job.body)
     if chat.store or chat.previous_response_id is not None:
         name = "store" if chat.store else "previous_response_id"
+        name = name if chat.conversation_id is None else "conversation"
         raise _unsupported(name, f"{name} is not supported: a job's result stands on its topic, and is not stored.")
     return chat
 

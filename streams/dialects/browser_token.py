@@ -20,6 +20,10 @@ class TokenBody(BaseModel):
     scopes: list[_Scope] | None = Field(
         default=None, min_length=1, max_length=64, description="Some of those that the key has; default: all."
     )
+    user: str | None = Field(
+        default=None, min_length=1, max_length=512,
+        description="Whom it is for, kept only as a pseudonym: its conversations are that user's.",
+    )  # fmt: skip
 
 
 def parse_token_body(body: Mapping[str, Any]) -> TokenBody:

@@ -10,6 +10,7 @@ from streams.dialects.neutral import NeutralRequest, OwnTurn, RequestError
 from streams.dialects.tool_turns import check_turns
 
 FIELD: Final = "previous_response_id"
+CONVERSATION: Final = "conversation"
 
 _Asked = TypeVar("_Asked", bound=NeutralRequest)
 
@@ -29,27 +30,33 @@ def continued(asked: _Asked, earlier: Sequence[EarlierTurn]) -> _Asked:
     """
     own = asked.turn
     assert own is not None, "whoever goes on with a response has a turn of its own"
+    field = field_of(asked)
     before = _said_before(earlier, own.messages)
     instructions = asked.messages[: len(asked.messages) - len(own.messages)]
     messages = [*instructions, *before, *own.messages]
     if len(messages) > MAX_MESSAGES:
-        raise too_long(f"with the new input it has more than {MAX_MESSAGES} messages")
+        raise too_long(f"with the new input it has more than {MAX_MESSAGES} messages", field)
     if sum(len(message.content) + len(message.tool_calls) for message in messages) > MAX_PARTS:
-        raise too_long(f"with the new input it has more than {MAX_PARTS} parts and calls")
+        raise too_long(f"with the new input it has more than {MAX_PARTS} parts and calls", field)
     _check_answered(before, own)
     first_own = len(messages) - len(own.messages)
 
     def path(index: int) -> str:
-        return FIELD if index < first_own else own.paths[index - first_own]
+        return field if index < first_own else own.paths[index - first_own]
 
     check_turns(messages, path, calls=own.fields.calls, result=own.fields.result)
     return asked.model_copy(update={"messages": messages})
 
 
-def too_long(why: str) -> RequestError:
+def field_of(asked: NeutralRequest) -> str:
+    """By which it says what it goes on with."""
+    return CONVERSATION if asked.conversation_id is not None and asked.previous_response_id is None else FIELD
+
+
+def too_long(why: str, field: str = FIELD) -> RequestError:
     """With the code, and in words, by which clients know that they have to shorten what they go on with."""
     told = "the conversation exceeds the maximum number of tokens allowed in one request"
-    return RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, f"{FIELD}: {told}: {why}.", FIELD)
+    return RequestError(EndingCode.CONTEXT_LENGTH_EXCEEDED, f"{field}: {told}: {why}.", field)
 
 
 def _said_before(earlier: Sequence[EarlierTurn], own: Sequence[Message]) -> list[Message]:

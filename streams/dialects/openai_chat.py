@@ -10,6 +10,13 @@ from pydantic import Field
 
 from schemas.logprobs import MAX_TOP_LOGPROBS, RowLogprobs
 from schemas.request import MAX_MESSAGES, MAX_TOOLS
+from streams.dialects.conversation_ref import (
+    ConversationRef,
+    asked_conversation,
+    echoed_conversation,
+    or_its_id,
+    stores,
+)
 from streams.dialects.event_json import event_json
 from streams.dialects.fields import invalid, unsupported, validated
 from streams.dialects.openai_body import ChatTurn, asked_messages, own_turn
@@ -40,10 +47,16 @@ class ChatBody(GenerationBody):
     top_logprobs: int = Field(
         default=0, ge=0, le=MAX_TOP_LOGPROBS, description="With `logprobs`: how many of the likeliest, of each token."
     )
-    store: bool = Field(default=False, description="Kept beyond replay, for who comes or goes on with it by its id.")
+    store: bool | None = Field(
+        default=None, description="Kept beyond replay, for who comes or goes on with it by its id: if it is true."
+    )
     previous_response_id: str | None = Field(
         default=None, min_length=1, max_length=200,
         description="The stored response that this one goes on with: an extension.",
+    )  # fmt: skip
+    conversation: ConversationRef | None = Field(
+        default=None, json_schema_extra=or_its_id,
+        description="The one that this is a turn of, as `POST /v1/responses` has it: an extension.",
     )  # fmt: skip
 
 
@@ -51,6 +64,7 @@ _READ: Mapping[str, Callable[[object], object]] = {
     "tools": asked_tools,
     "tool_choice": asked_choice,
     "messages": asked_messages,
+    "conversation": asked_conversation,
 }
 """Bit by bit, up to the first that is wrong."""
 
@@ -63,16 +77,21 @@ def parse_chat_request(body: Mapping[str, Any]) -> GenerationRequest:
             given[name] = read(given[name])
     chat = validated(ChatBody, given)
     tools = neutral_tools(chat.tools)
-    previous = chat.previous_response_id
-    turn = own_turn(chat.messages, goes_on=previous is not None)
+    previous, conversation = chat.previous_response_id, chat.conversation
+    is_stored = stores(chat.store, conversation, by_default=False)
+    turn = own_turn(chat.messages, goes_on=previous is not None or conversation is not None)
+    repeated = {
+        "store": is_stored, "previous_response_id": previous, "conversation": echoed_conversation(conversation)
+    }  # fmt: skip
     request = GenerationRequest(
         messages=turn.messages,
         turn=turn,
-        store=chat.store,
+        store=is_stored,
         previous_response_id=previous,
+        conversation_id=None if conversation is None else conversation.id,
         tools=tools,
         tool_choice=neutral_choice(chat.tool_choice, tools, parallel=chat.parallel_tool_calls),
-        **neutral_fields(chat, _likeliest(chat), repeated={"store": chat.store, "previous_response_id": previous}),
+        **neutral_fields(chat, _likeliest(chat, is_stored=is_stored), repeated=repeated),
     )
     asked = request.sampling.structured_outputs
     if (structure := structure_beside_tools(asked, request.tool_choice)) is not asked:
@@ -81,11 +100,11 @@ def parse_chat_request(body: Mapping[str, Any]) -> GenerationRequest:
     return request
 
 
-def _likeliest(chat: ChatBody) -> int | None:
+def _likeliest(chat: ChatBody, *, is_stored: bool) -> int | None:
     """How many of the likeliest are told of each token; None where nothing is told. Raises RequestError."""
     if chat.top_logprobs and not chat.logprobs:
         raise invalid("top_logprobs", "They are told with logprobs alone, which should be true.")
-    if chat.logprobs and chat.store:
+    if chat.logprobs and is_stored:
         raise unsupported("logprobs", "what is stored is the text; ask again without store")
     return chat.top_logprobs if chat.logprobs else None
 

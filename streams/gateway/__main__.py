@@ -15,6 +15,7 @@ from streams.entry_point import exit_code
 from streams.garbage import collect_seldom
 from streams.gateway.batches.service import BatchStores
 from streams.gateway.batches.sql import SqlBatches
+from streams.gateway.conversations.sql import SqlConversations
 from streams.gateway.files.sql import SqlFiles
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
@@ -69,6 +70,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             stored=SqlStoredResponses(database),
             keys=SqlIdempotencyKeys(database),
             batches=BatchStores(SqlFiles(database), SqlBatches(database), blobs),
+            conversations=SqlConversations(database),
             usage=HttpUsageReader(client, settings.keyring(Purpose.BILLING).current.decode()),
             registry=REGISTRY,
             tracing=tracing,

@@ -24,6 +24,8 @@ from streams.gateway.batches.run import Services
 from streams.gateway.batches.runner import Runner
 from streams.gateway.batches.service import BatchService, BatchStores
 from streams.gateway.batches.tending import Tending
+from streams.gateway.conversations.port import ConversationStore
+from streams.gateway.conversations.tending import TendedConversations
 from streams.gateway.edge import Edge
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump
@@ -37,7 +39,7 @@ from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper
-from streams.gateway.stored.port import StoredResponses
+from streams.gateway.stored.port import Bounds, StoredResponses
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.tls_listener import TlsListener
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
@@ -92,6 +94,7 @@ class GatewayRuntime:
         stored: StoredResponses,
         keys: IdempotencyKeys,
         batches: BatchStores,
+        conversations: ConversationStore,
         registry: CollectorRegistry,
         tracing: Tracing | None = None,
         disconnect_grace_ms: int = DISCONNECT_GRACE_MS,
@@ -122,6 +125,8 @@ class GatewayRuntime:
         history = History(near, self._log_history, kept)
         self._keeper = Keeper(kept, history, settings.metadata, self._metrics)
         self._keys = TendedKeys(keys, settings.metadata.tenant_keys)
+        of_each = Bounds(settings.metadata.tenant_conversations, settings.metadata.tenant_bytes)
+        self._conversations = TendedConversations(conversations, of_each)
         self._producer = ProducerThread(clients.producer())
         self._consumer = ConsumerThread(clients.member(), max_records=MAX_POLL_RECORDS)
         self.pump = Pump(
@@ -145,6 +150,7 @@ class GatewayRuntime:
             metrics=self._metrics,
             keeper=self._keeper,
             keys=self._keys,
+            conversations=self._conversations,
             tracing=tracing,
         )
         self._results = Results(clients.reader, self._topics.batch_results.name)
@@ -179,6 +185,7 @@ class GatewayRuntime:
             self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended(),
             self._keeper.write(), self._keeper.read_back(), self._keeper.tend(), self._keys.tend(),
             self._runner.run(), self._tending.tend(),
+            self._conversations.tend(),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:

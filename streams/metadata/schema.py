@@ -50,6 +50,26 @@ def migrate(settings: MetadataSettings, data_dir: Path) -> bool:
         engine.dispose()
 
 
+def upgrade(connection: Connection, revision: str) -> None:
+    """Brings tables up to a revision of this release's, `head` being its own, in the connection's transaction."""
+    command.upgrade(_config(connection), revision)
+
+
+def revision_of(connection: Connection) -> str | None:
+    """Of the tables; None where there are none. Raises SettingsError where they are of a later release."""
+    _is_current(connection)
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def is_known(revision: str) -> bool:
+    """Whether this release has made, or can bring up, tables of that revision."""
+    return revision in {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
+def is_head(revision: str) -> bool:
+    return revision in ScriptDirectory.from_config(_config()).get_heads()
+
+
 def check_schema(connection: Connection) -> None:
     """Raises SettingsError unless the tables are those of this release."""
     if not _is_current(connection):

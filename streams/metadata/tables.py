@@ -1,6 +1,6 @@
 """The tables, as this release knows them; `migrations/` made them so."""
 
-from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, Table, Text, text
 
 METADATA = MetaData(
     naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "pk": "pk_%(table_name)s"},
@@ -20,12 +20,42 @@ STORED_RESPONSES = Table(
     Column("told", LargeBinary),  # all of it, as `stored/entries.py` has it
     Column("carried_bytes", BigInteger, nullable=False),  # what a later turn repeats of it
     Column("size_bytes", BigInteger, nullable=False),  # of input and told
+    Column("conversation_id", Text),
+    Column("turn", BigInteger),  # counts what was ever begun in its conversation
+    Column("tokens", BigInteger),  # as they were used, of prompt and answer
     Index("ix_stored_responses_expires_at_ms", "expires_at_ms"),
     Index("ix_stored_responses_look_at_ms", "look_at_ms"),
     # What a tenant has is counted from it alone.
     Index("ix_stored_responses_tenant_id", "tenant_id", "deleted_at_ms", "created_at_ms", "response_id", "size_bytes"),
-)
+    # Which turn is the newest, and what all have used, is told from it alone.
+    Index(
+        "ix_stored_responses_conversation_id", "conversation_id", "turn", "deleted_at_ms", "response_id", "tokens",
+        sqlite_where=text("conversation_id IS NOT NULL"), postgresql_where=text("conversation_id IS NOT NULL"),
+    ),
+)  # fmt: skip
 """One row for each: written by who accepts the request, completed once it has ended."""
+
+CONVERSATIONS = Table(
+    "conversations",
+    METADATA,
+    Column("conversation_id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("owner", Text, nullable=False),  # the pseudonym of an end user; empty: the tenant's own
+    Column("title", Text, nullable=False),
+    Column("metadata", Text, nullable=False),  # JSON
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),  # when its last turn began, or it was changed
+    Column("turns", BigInteger, nullable=False),  # that were ever begun in it
+    Column("deleted_at_ms", BigInteger),
+    Column("expires_at_ms", BigInteger),  # of one that is deleted
+    Column("opening", LargeBinary, nullable=False),  # JSON of the messages that it was created with
+    Column("size_bytes", BigInteger, nullable=False),  # of opening, title and metadata
+    Index("ix_conversations_expires_at_ms", "expires_at_ms"),
+    # What a tenant has is counted from it alone.
+    Index("ix_conversations_tenant_id", "tenant_id", "deleted_at_ms", "updated_at_ms", "conversation_id", "size_bytes"),
+    Index("ix_conversations_owner", "tenant_id", "owner", "deleted_at_ms", "updated_at_ms", "conversation_id"),
+)
+"""One row for each; its turns are stored responses that name it."""
 
 IDEMPOTENCY_KEYS = Table(
     "idempotency_keys",

@@ -1,8 +1,6 @@
-"""One suite for every store of idempotency keys: in memory, on SQLite, and on Postgres where `POSTGRES_TEST_URL` names
-one."""
+"""One suite for every store of idempotency keys: in memory, on SQLite, and on Postgres."""
 
 import asyncio
-import os
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,42 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete
 
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.port import Claim, Held, IdempotencyKeys
 from streams.gateway.idempotency.sql import SqlIdempotencyKeys
-from streams.metadata.database import Database
-from streams.metadata.engine import FILE_NAME, engine_of
-from streams.metadata.schema import migrate
-from streams.metadata.tables import IDEMPOTENCY_KEYS
+from streams.metadata.engine import FILE_NAME
 from streams.metadata.unavailable import MetadataUnavailable
-from streams.settings import MetadataSettings
+from tests.contract.databases import KINDS, database_in, url_of
 
-POSTGRES = os.environ.get("POSTGRES_TEST_URL", "")
 Make = Callable[..., IdempotencyKeys]
 
 
-def database_in(folder: Path, url: str = "", *, busy_timeout_ms: int = 20_000) -> Database:
-    chosen = MetadataSettings(url=url, busy_timeout_ms=busy_timeout_ms, statement_timeout_ms=20_000)
-    migrate(chosen, folder)
-    if url:
-        engine = engine_of(chosen, folder)
-        with engine.begin() as connection:
-            connection.execute(delete(IDEMPOTENCY_KEYS))
-        engine.dispose()
-    return Database(chosen, folder)
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=KINDS)
 async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
     """A store; `kept_ms=0`: one where everything expires at once."""
-    if request.param == "postgres" and not POSTGRES:
-        pytest.skip("POSTGRES_TEST_URL names no database")
     if request.param == "memory":
         yield MemoryIdempotencyKeys
         return
-    database = database_in(tmp_path, POSTGRES if request.param == "postgres" else "")
+    database = database_in(tmp_path, url_of(request))
     yield partial(SqlIdempotencyKeys, database)
     await database.close()
 

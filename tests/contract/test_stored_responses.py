@@ -1,7 +1,6 @@
-"""One suite for every store of responses: in memory, on SQLite, and on Postgres where `POSTGRES_TEST_URL` names one."""
+"""One suite for every store of responses: in memory, on SQLite, and on Postgres."""
 
 import asyncio
-import os
 import sqlite3
 import tempfile
 import time
@@ -12,43 +11,29 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete
 
 from streams.clocks import now_ms
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredResponses, StoredTurn
 from streams.gateway.stored.sql import SqlStoredResponses
-from streams.metadata.database import Database
-from streams.metadata.engine import FILE_NAME, engine_of
-from streams.metadata.schema import migrate
-from streams.metadata.tables import STORED_RESPONSES
+from streams.metadata.engine import FILE_NAME
 from streams.metadata.unavailable import MetadataUnavailable
-from streams.settings import MetadataSettings
+from tests.contract.databases import KINDS, database_in, url_of
 
-POSTGRES = os.environ.get("POSTGRES_TEST_URL", "")
 LATER = 1_000_000
 """When whatever these stories store has expired."""
 
 
 def sql(folder: Path, url: str = "", *, busy_timeout_ms: int = 20_000) -> SqlStoredResponses:
-    chosen = MetadataSettings(url=url, busy_timeout_ms=busy_timeout_ms, statement_timeout_ms=20_000)
-    migrate(chosen, folder)
-    if url:
-        engine = engine_of(chosen, folder)
-        with engine.begin() as connection:
-            connection.execute(delete(STORED_RESPONSES))
-        engine.dispose()
-    return SqlStoredResponses(Database(chosen, folder))
+    return SqlStoredResponses(database_in(folder, url, busy_timeout_ms=busy_timeout_ms))
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=KINDS)
 async def stored(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoredResponses]:
-    if request.param == "postgres" and not POSTGRES:
-        pytest.skip("POSTGRES_TEST_URL names no database")
     if request.param == "memory":
         yield MemoryStoredResponses()
         return
-    store = sql(tmp_path, POSTGRES if request.param == "postgres" else "")
+    store = sql(tmp_path, url_of(request))
     yield store
     await store.close()
 

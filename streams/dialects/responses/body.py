@@ -23,6 +23,13 @@ from schemas.request import (
 from schemas.request import Tool as NeutralTool
 from schemas.request import ToolChoice as NeutralChoice
 from schemas.structure import StructuredOutputs
+from streams.dialects.conversation_ref import (
+    ConversationRef,
+    asked_conversation,
+    echoed_conversation,
+    or_its_id,
+    stores,
+)
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
 from streams.dialects.neutral import NeutralRequest, OwnTurn
@@ -88,10 +95,17 @@ class ResponsesBody(SamplingBody):
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     background: bool = Field(default=False, description="Answered at once; goes on without viewers.")
-    store: bool = Field(default=True, description="Kept beyond replay, for who comes or goes on with it by its id.")
+    store: bool | None = Field(
+        default=None,
+        description="Kept beyond replay, for who comes or goes on with it by its id: so it is unless false.",
+    )
     previous_response_id: str | None = Field(
         default=None, min_length=1, max_length=200, description="The response that this one goes on with."
     )
+    conversation: ConversationRef | None = Field(
+        default=None, json_schema_extra=or_its_id,
+        description="The one that this is a turn of. It goes on with its newest turn, or `previous_response_id`.",
+    )  # fmt: skip
     include: list[str] = Field(
         default_factory=list, max_length=32, fail_fast=True, description="Of what there is nothing to include."
     )
@@ -127,6 +141,8 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     for name, (kind, not_offered) in _OBJECTS.items():
         if isinstance(inner := given.get(name), dict):
             given[name] = asked(kind, inner, not_offered, path=f"{name}.")
+    if "conversation" in given:
+        given["conversation"] = asked_conversation(given["conversation"])
     turn = _take_input(given)
     _check_include(given.get("include"))
     check_pairs(given.get("metadata"))
@@ -136,6 +152,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
     if "structured_outputs" in given:
         given["structured_outputs"] = asked_outputs(given["structured_outputs"])
     valid = validated(ResponsesBody, given)
+    is_stored = stores(valid.store, valid.conversation, by_default=True)
     check_metadata(valid.metadata)
     tools = [_neutral_tool(tool) for tool in valid.tools]
     check_tools(tools, lambda index: f"tools[{index}]", schema="parameters")
@@ -157,10 +174,11 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         service_tier=valid.service_tier,
         on_disconnect="continue" if valid.background else "cancel",
         background=valid.background,
-        echo=_echo(valid),
-        store=valid.store,
+        echo=_echo(valid, is_stored=is_stored),
+        store=is_stored,
         turn=turn,
         previous_response_id=valid.previous_response_id,
+        conversation_id=None if valid.conversation is None else valid.conversation.id,
     )
 
 
@@ -168,7 +186,7 @@ def _take_input(given: dict[str, Any]) -> OwnTurn:
     """Read here, item by item: what is left in its place is for validation to find right."""
     if "input" not in given:
         return OwnTurn(messages=[], paths=[], fields=FIELDS)
-    turn = read_input(given["input"], goes_on="previous_response_id" in given)
+    turn = read_input(given["input"], goes_on="previous_response_id" in given or "conversation" in given)
     given["input"] = ""
     return turn
 
@@ -236,7 +254,7 @@ def _sampling(body: ResponsesBody, structure: StructuredOutputs | None) -> Sampl
     return Sampling(**{**same, **own})
 
 
-def _echo(body: ResponsesBody) -> str:
+def _echo(body: ResponsesBody, *, is_stored: bool) -> str:
     """What `objects.read_echo` reads. Not `user`, which is kept only as a pseudonym.
 
     Where it would be too long the longest goes first: for texts OpenAI's types have null, tools keep their names.
@@ -250,13 +268,15 @@ def _echo(body: ResponsesBody) -> str:
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id,
-        "store": body.store,
+        "store": is_stored,
         "temperature": body.temperature,
         "text": {"format": body.text.format.model_dump(), "verbosity": "medium"},
         "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice,
         "tools": [tool.model_dump() for tool in body.tools],
         "top_p": body.top_p,
     }
+    if body.conversation is not None:
+        echo["conversation"] = echoed_conversation(body.conversation)
     if body.background:
         echo["background"] = True  # Its start says so too, if it ever starts.
     named = [{**tool, "description": None, "parameters": None} for tool in echo["tools"]]

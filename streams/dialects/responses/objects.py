@@ -27,6 +27,7 @@ _ERROR_CODES: Final[dict[EndingCode, str]] = {
 
 UNECHOED: Final[dict[str, Any]] = {
     "background": False,
+    "conversation": None,
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,

@@ -19,7 +19,6 @@ _OF_VLLM: Final = (
 )  # fmt: skip
 
 NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
-    "conversation": NotOffered((), _STORED),
     "prompt": NotOffered((), "prompts are not stored here"),
     "context_management": NotOffered(([],), _WHOLE),
     "truncation": NotOffered(("disabled",), _WHOLE),

@@ -21,6 +21,7 @@ from streams.gateway.http.answering import Answering
 from streams.gateway.http.answers import api_error_response, error_response, json_bytes
 from streams.gateway.http.batch_routes import add_batch_routes
 from streams.gateway.http.body import ClientDisconnect
+from streams.gateway.http.conversation_routes import add_conversation_routes
 from streams.gateway.http.dialects.by_path import dialect_of
 from streams.gateway.http.dialects.chat_completions import CHAT_COMPLETIONS
 from streams.gateway.http.dialects.completions import COMPLETIONS
@@ -114,6 +115,7 @@ def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService) -> Fa
         return await figures.usage(request, start_time, end_time, bucket_width, group_by, org_id)
 
     add_response_routes(app, answering)
+    add_conversation_routes(app, gateway)
     add_embeddings_routes(app, answering)
     add_job_routes(app, gateway)
     _add_pages(app, gateway)

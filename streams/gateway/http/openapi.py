@@ -7,6 +7,7 @@ from fastapi.openapi.utils import get_openapi
 
 from streams.dialects.anthropic.body import messages_schemas
 from streams.dialects.browser_token import token_body_schema
+from streams.dialects.conversations import conversation_schemas
 from streams.dialects.openai_batch import batch_body_schema
 from streams.dialects.openai_embeddings import embeddings_schema
 from streams.dialects.openai_schema import chat_schema, completion_schema
@@ -96,6 +97,13 @@ def _page(items: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
 
 
+_ITEM: Final = _object(
+    id=_TEXT, type={"enum": ["message", "reasoning", "function_call", "function_call_output"]}, status=_TEXT
+)
+_NAMED: Final = _object(
+    id=_TEXT, object={"const": "conversation"}, created_at=_WHOLE, metadata={"type": "object"}, title=_TEXT,
+    updated_at=_WHOLE,
+)  # fmt: skip
 _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_maybe(_TEXT), code=_TEXT)),
     "Usage": _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE),
@@ -154,6 +162,32 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         object={"const": "job"}, custom_id=_TEXT, id=_TEXT, status=_STATUS, code=_maybe(_TEXT),
         error=_maybe({"type": "object"}), model=_TEXT, accepted_at_ms=_maybe(_WHOLE), expires_at_ms=_maybe(_WHOLE),
         ended_at_ms=_maybe(_WHOLE), usage=_maybe(_ref("Usage")),
+    ),
+    "Conversation": _object(
+        id=_TEXT, object={"const": "conversation"}, created_at=_WHOLE, metadata={"type": "object"}
+    ),
+    "DeletedConversation": _object(id=_TEXT, object={"const": "conversation.deleted"}, deleted={"const": True}),
+    "ConversationItem": _ITEM,
+    "ConversationItems": _object(
+        object={"const": "list"}, has_more={"type": "boolean"}, first_id=_maybe(_TEXT), last_id=_maybe(_TEXT),
+        data=_list(_ITEM),
+    ),
+    "NamedConversation": _NAMED,
+    "Conversations": _object(
+        object={"const": "list"}, has_more={"type": "boolean"}, first_id=_maybe(_TEXT), last_id=_maybe(_TEXT),
+        data=_list(_NAMED),
+    ),
+    "WholeConversation": _object(
+        **_NAMED["properties"], model=_TEXT, total_tokens=_WHOLE, has_more={"type": "boolean"},
+        messages=_list(
+            _object(role=_TEXT, content=_TEXT, created_at=_WHOLE, response_id=_maybe(_TEXT))
+        ),
+        turns=_list(
+            _object(
+                response_id=_TEXT, previous_response_id=_maybe(_TEXT), created_at=_WHOLE, status=_STATUS,
+                branches=_list(_TEXT),
+            )
+        ),
     ),
     "Model": _object(
         id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, root=_TEXT, parent=_maybe(_TEXT),
@@ -241,6 +275,17 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("delete", "/v1/responses/{response_id}"): ("DeletedResponse", (*_KEY, 404, 409)),
     ("get", "/v1/responses/{response_id}/input_items"): ("InputItems", (*_KEY, 400, 404)),
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
+    ("post", "/v1/conversations"): ("Conversation", (*_KEY, 400, 408, 413, 415)),
+    ("get", "/v1/conversations/{conversation_id}"): ("Conversation", (*_KEY, 404)),
+    ("post", "/v1/conversations/{conversation_id}"): ("Conversation", (*_KEY, *_BODY)),
+    ("delete", "/v1/conversations/{conversation_id}"): ("DeletedConversation", (*_KEY, 404)),
+    ("get", "/v1/conversations/{conversation_id}/items"): ("ConversationItems", (*_KEY, 400, 404)),
+    ("get", "/v1/conversations/{conversation_id}/items/{item_id}"): ("ConversationItem", (*_KEY, 400, 404)),
+    ("get", "/api/conversations"): ("Conversations", (*_KEY, 400, 404)),
+    ("post", "/api/conversations"): ("NamedConversation", (*_KEY, 400, 408, 413, 415)),
+    ("get", "/api/conversations/{conversation_id}"): ("WholeConversation", (*_KEY, 400, 404)),
+    ("post", "/api/conversations/{conversation_id}"): ("NamedConversation", (*_KEY, *_BODY)),
+    ("delete", "/api/conversations/{conversation_id}"): ("DeletedConversation", (*_KEY, 404)),
     ("post", "/v1/embeddings"): ("Embeddings", _GENERATING),
     ("get", "/v1/embeddings/{response_id}"): ("EmbeddingsState", (*_KEY, 400, 404, 409)),
     ("get", "/api/jobs/{custom_id}"): ("Job", (*_KEY, 404, 409)),
@@ -313,6 +358,7 @@ def _bodies() -> dict[str, Any]:
         **token_schemas(template),
         "TokenBody": token_body_schema(template),
         "BatchBody": batch_body_schema(template),
+        **conversation_schemas(template),
     }
     parts = {name: part for body in bodies.values() for name, part in body.pop("$defs", {}).items()}
     return {**parts, **bodies}

@@ -23,7 +23,9 @@ def add_token_routes(app: FastAPI, gateway: Gateway) -> None:
         with gateway.shares.body(principal.tenant.tenant_id) as held:
             body = await read_json_body(request, MAX_BODY_BYTES, held)
             asked = parse_token_body(parse_json_object(body))
-        minted = gateway.keys.mint(principal, asked.expires_in_s, asked.scopes)
+        minted = gateway.keys.mint(
+            principal, asked.expires_in_s, asked.scopes, gateway.end_user_of(principal, asked.user)
+        )
         claims = minted.claims
         return JSONResponse(
             {

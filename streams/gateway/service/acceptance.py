@@ -16,7 +16,7 @@ from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.request import ReplyTo, Request
 from streams.clocks import monotonic_ms, now_ms
-from streams.dialects.continuation import too_long
+from streams.dialects.continuation import field_of, too_long
 from streams.dialects.neutral import NeutralRequest, RequestError, end_user_pseudonym
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
@@ -155,13 +155,17 @@ class Acceptance:
             is_beside = asked.store and not in_turn
             await (asyncio.gather(sending, self._stored.open(request, asked)) if is_beside else sending)
 
+    def end_user_of(self, principal: Principal, user: str | None) -> str:
+        """The pseudonym of a user whom a client of the principal's tenant names; empty for none."""
+        return end_user_pseudonym(self._pseudonym_secret, principal.tenant.tenant_id, user)
+
     def _request(self, principal: Principal, asked: NeutralRequest, traceparent: str, response_id: str) -> Request:
         settings, tenant, accepted_at_ms = self._settings, principal.tenant, now_ms()
         if self._tracing is not None:
             traceparent = self._tracing.traceparent(response_id, traceparent)
         scope = Scope(
             tenant_id=tenant.tenant_id, project_id=principal.key.project_id, key_id=principal.key.key_id,
-            end_user=end_user_pseudonym(self._pseudonym_secret, tenant.tenant_id, asked.user),
+            end_user=principal.end_user or self.end_user_of(principal, asked.user),
             region=settings.region, policy_version=tenant.policy.version, traceparent=traceparent,
         )  # fmt: skip
         return Request(
@@ -227,7 +231,7 @@ def _refusal_of(error: Exception, asked: NeutralRequest, response_id: str) -> Ap
     """What its client is told; `Unacknowledged` where the log may have it."""
     if isinstance(error, RecordTooLarge):
         if asked.previous_response_id is not None:
-            return too_long("with the new input it is larger than a record may be")
+            return too_long("with the new input it is larger than a record may be", field_of(asked))
         return ApiError(413, "request_too_large", "The request is larger than a record may be.")
     if isinstance(error, ProducerQueueFull):
         return unavailable("The gateway's queue to the log is full.", EndingCode.OVERLOADED.value)

@@ -1,4 +1,4 @@
-"""What a key lends to a page for some minutes: a token that names its tenant, key, project, expiry and scopes.
+"""What a key lends to a page for some minutes: a token that names its tenant, key, project, expiry, scopes and user.
 
 It is `st-sluice-<claims>.<code>`: JSON, and an HMAC-SHA-256 over it, the region and the digest of its key; both
 base64url. So it needs no store, fits into a header and a subprotocol, and is that key's alone, whichever one has its id
@@ -31,6 +31,8 @@ class Claims(BaseModel):
     project_id: str
     expires_at_s: int
     scopes: list[str]
+    end_user: str = ""
+    """The pseudonym of whom it was minted for; empty: of nobody in particular."""
 
 
 def mint(secret: bytes, region: str, key_sha256: str, claims: Claims) -> str:

@@ -33,6 +33,16 @@ class Principal:
         return frozenset(scope for scope in self.key.granted if scope in self.token.scopes)
 
     @property
+    def end_user(self) -> str:
+        """The pseudonym of whom a token was minted for; empty: of nobody in particular."""
+        return "" if self.token is None else self.token.end_user
+
+    @property
+    def owner(self) -> str | None:
+        """Whose it may have of what belongs to end users: everybody's, with an API key."""
+        return None if self.token is None else self.token.end_user
+
+    @property
     def expires_at_ms(self) -> int | None:
         """Of a token."""
         return None if self.token is None else self.token.expires_at_s * 1_000
@@ -86,8 +96,11 @@ class Keys:
             raise _unknown()
         return Principal(tenant, key, claims)
 
-    def mint(self, principal: Principal, expires_in_s: int, scopes: Collection[KeyScope] | None) -> Minted:
-        """For `MAX_TOKEN_S` at most, and never longer than it says; of the key's scopes all or some.
+    def mint(
+        self, principal: Principal, expires_in_s: int, scopes: Collection[KeyScope] | None, end_user: str = ""
+    ) -> Minted:
+        """For `MAX_TOKEN_S` at most, and never longer than it says; of the key's scopes all or some. `end_user`: the
+        pseudonym of whom it is for.
 
         Raises ApiError 403 for a token, and for a scope that the key does not have.
         """
@@ -102,6 +115,7 @@ class Keys:
             project_id=principal.key.project_id,
             expires_at_s=self._clock_ms() // 1_000 + min(expires_in_s, MAX_TOKEN_S),
             scopes=sorted(scope.value for scope in (granted if scopes is None else {*scopes})),
+            end_user=end_user,
         )
         return Minted(mint(self._secrets.current, self._region, principal.key.sha256, claims), claims)
 

@@ -50,8 +50,9 @@ from streams.metadata.unavailable import MetadataUnavailable
 
 MAX_ROUNDS: Final = 3
 """In each of which somebody else was quicker."""
-Whole = Callable[[], Awaitable[NeutralRequest]]
-"""The request with all that it goes on with: looked for only where it is to be answered. Raises ApiError, RequestError.
+Whole = Callable[[str], Awaitable[NeutralRequest]]
+"""The request that is to have a response id, with all that it goes on with: looked for only where it is to be answered.
+Raises ApiError, RequestError.
 """
 
 _log = structlog.get_logger()
@@ -158,7 +159,7 @@ class Once:
         """`first`: how the key was claimed, if nobody had it before."""
         try:
             return await self._acceptance.submit(
-                principal, await whole(), traceparent=traceparent, keyed_id=claim.response_id
+                principal, await whole(claim.response_id), traceparent=traceparent, keyed_id=claim.response_id
             )
         except (ApiError, RequestError) as refusal:
             await self._give_up(claim, None if isinstance(refusal, Unacknowledged) else first)
@@ -170,7 +171,8 @@ class Once:
     async def _repeat(self, principal: Principal, claim: Claim, whole: Whole, traceparent: str) -> tuple[str, Follower]:
         tenant_id, response_id = claim.tenant_id, claim.response_id
         try:
-            await self._acceptance.repeat(principal, await whole(), response_id, traceparent=traceparent)
+            asked = await whole(response_id)
+            await self._acceptance.repeat(principal, asked, response_id, traceparent=traceparent)
         except (ApiError, RequestError):
             await self._give_up(claim)
             raise

@@ -1,11 +1,16 @@
 """What a client is told where the service itself refuses, in one place: status, code, and whether to come again."""
 
+from typing import Final
+
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.at_once import TooManyAtOnce
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
 from streams.retry_advice import retry_advice_ms
+
+STILL_RUNS: Final = "previous_response_in_progress"
+NOT_THERE: Final = "previous_response_not_found"
 
 
 def retry_advice_of(terminal: Terminal) -> int | None:
@@ -87,16 +92,27 @@ def never_reached(after: int) -> ApiError:
 
 
 def previous_not_found(response_id: str) -> ApiError:
-    """In OpenAI's words and with its code, for any turn that a conversation lacks."""
+    """In OpenAI's words and with its code, for any turn that what is gone on with lacks."""
     message = f"Previous response with id {response_id[:100]!r} not found."
-    return ApiError(404, "previous_response_not_found", message, param="previous_response_id")
+    return ApiError(404, NOT_THERE, message, param="previous_response_id")
 
 
 def previous_in_progress(response_id: str) -> ApiError:
     message = f"Previous response with id {response_id!r} is still in progress."
+    return ApiError(409, STILL_RUNS, message, param="previous_response_id", retry_after_ms=retry_advice_ms())
+
+
+def conversation_not_found(conversation_id: str) -> ApiError:
+    """The same for an id that never was, that is deleted, and that belongs to somebody else."""
+    message = f"Conversation with id {conversation_id[:100]!r} not found."
+    return ApiError(404, "conversation_not_found", message, param="conversation")
+
+
+def conversation_in_progress(conversation_id: str) -> ApiError:
+    message = f"The last turn of conversation {conversation_id!r} is still in progress."
     return ApiError(
-        409, "previous_response_in_progress", message, param="previous_response_id", retry_after_ms=retry_advice_ms()
-    )
+        409, "conversation_in_progress", message, param="conversation", retry_after_ms=retry_advice_ms()
+    )  # fmt: skip
 
 
 def still_in_progress(response_id: str) -> ApiError:

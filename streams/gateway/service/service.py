@@ -8,6 +8,7 @@ from streams.dialects.json_body import is_large, parsed_bytes
 from streams.dialects.neutral import NeutralRequest
 from streams.directory import KeyScope, ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
+from streams.gateway.conversations.tending import TendedConversations
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
@@ -20,6 +21,7 @@ from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
+from streams.gateway.service.conversation_objects import ConversationObjects
 from streams.gateway.service.conversations import Conversations
 from streams.gateway.service.jobs import Jobs
 from streams.gateway.service.keys import Keys, Principal
@@ -60,6 +62,7 @@ class Gateway:
         metrics: GatewayMetrics,
         keeper: Keeper,
         keys: TendedKeys,
+        conversations: TendedConversations,
         tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
@@ -84,9 +87,11 @@ class Gateway:
         self._lookup = lookup = Lookup(ids, settings.topics, hub, history)
         self._patience = Patience(settings.gateway.admission_timeout_ms)
         self._resumption = Resumption(hub, history, self._viewing, lookup, ownership, self._patience, self._stored)
+        self.conversations = ConversationObjects(conversations, keeper.kept)
         self._conversations = Conversations(
-            keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes
-        )
+            keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes,
+            self.conversations,
+        )  # fmt: skip
         self._once = Once(
             keys, self._mint, self._acceptance, self._resumption, lookup, hub, self._viewing, self._stored, ownership,
             self._patience, self._background, metrics,
@@ -121,11 +126,17 @@ class Gateway:
         held.grow(size_bytes)
         return parsed
 
-    async def continued(self, principal: Principal, asked: _Chat, held: Hold, own_bytes: int) -> _Chat:
+    def end_user_of(self, principal: Principal, user: str | None) -> str:
+        """See `Acceptance.end_user_of`."""
+        return self._acceptance.end_user_of(principal, user)
+
+    async def continued(
+        self, principal: Principal, asked: _Chat, held: Hold, own_bytes: int, response_id: str = ""
+    ) -> _Chat:
         """See `Conversations.continued`; what goes on with nothing stays as it is."""
-        if asked.previous_response_id is None:
+        if asked.previous_response_id is None and asked.conversation_id is None:
             return asked
-        return await self._conversations.continued(principal, asked, held, own_bytes)
+        return await self._conversations.continued(principal, asked, held, own_bytes, response_id)
 
     async def submit(
         self, principal: Principal, asked: NeutralRequest, *, traceparent: str = ""
@@ -146,7 +157,7 @@ class Gateway:
             asked = await self.continued(principal, asked, held, own_bytes)
             return await self.submit(principal, asked, traceparent=traceparent)
         return await self._once.answer(
-            principal, keyed, lambda: self.continued(principal, asked, held, own_bytes), traceparent
+            principal, keyed, lambda own_id: self.continued(principal, asked, held, own_bytes, own_id), traceparent
         )
 
     def _mint(self) -> str:

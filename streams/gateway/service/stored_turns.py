@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -13,6 +13,8 @@ from schemas.responses import Started, Terminal
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.clocks import monotonic_ms, now_ms
 from streams.dialects.neutral import NeutralRequest
+from streams.gateway.conversations.port import KEPT_FOR_GOOD_MS
+from streams.gateway.conversations.titles import title_of
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
@@ -40,6 +42,7 @@ DROPPED_TOGETHER: Final = 128
 DROPPED_TOGETHER_BYTES: Final = 65_536
 
 _log = structlog.get_logger()
+_Done = TypeVar("_Done")
 
 
 @contextmanager
@@ -50,6 +53,24 @@ def away_is_refused() -> Iterator[None]:
     except MetadataUnavailable as error:
         _log.warning("stored_responses_away", why=str(error), repeats=True)
         raise store_away() from None
+
+
+async def in_turn(turns: AtOnce, tenant_id: str, ask: Callable[[], Awaitable[_Done]]) -> _Done:
+    """However much a tenant asks, the others find room at the database. Who leaves keeps the turn until it answers.
+
+    Raises ApiError 503.
+    """
+    try:
+        async with turns.one(tenant_id, TURN_TIMEOUT_S):
+            with away_is_refused():
+                asked = asyncio.ensure_future(ask())
+                try:
+                    return await asyncio.shield(asked)
+                except asyncio.CancelledError:
+                    await asyncio.wait((asked,))
+                    raise
+    except TooManyAtOnce as error:
+        raise too_many_at_once(error) from None
 
 
 class StoredTurns:
@@ -82,12 +103,15 @@ class StoredTurns:
     async def open(self, request: Request, chat: NeutralRequest) -> None:
         """Of this turn alone: neither those before it nor its instructions. Raises MetadataUnavailable."""
         accepted_at_ms = request.accepted_at_ms
+        messages = chat.messages if chat.turn is None else chat.turn.messages
+        in_conversation = chat.conversation_id is not None
         turn = NewTurn(
             response_id=request.response_id, tenant_id=request.scope.tenant_id,
             previous_response_id=chat.previous_response_id, created_at_ms=accepted_at_ms,
-            expires_at_ms=accepted_at_ms + self._kept_ms,
+            expires_at_ms=KEPT_FOR_GOOD_MS if in_conversation else accepted_at_ms + self._kept_ms,
             look_at_ms=min(request.deadline_ms + LOOK_AFTER_DEADLINE_MS, accepted_at_ms + LOOK_AT_LATEST_AFTER_MS),
-            input=written(chat.messages if chat.turn is None else chat.turn.messages),
+            input=written(messages), conversation_id=chat.conversation_id,
+            title=title_of(messages) if in_conversation else "",
         )  # fmt: skip
         opening = self._opening[turn.response_id] = asyncio.ensure_future(self._stored.open(turn))
         opening.add_done_callback(lambda _: self._opening.pop(turn.response_id))
@@ -178,28 +202,11 @@ class StoredTurns:
     async def is_deleted(self, tenant_id: str, response_id: str) -> bool:
         """Whether it was stored until its client deleted it, for as long as that is kept."""
         ask = partial(self._stored.is_deleted, tenant_id, response_id)
-        return await self._in_turn(self._kept.reads, tenant_id, ask)
+        return await in_turn(self._kept.reads, tenant_id, ask)
 
     async def delete(self, tenant_id: str, response_id: str) -> None:
         """Raises ApiError 404."""
         at_ms = now_ms()
         ask = partial(self._stored.delete, tenant_id, response_id, at_ms, at_ms + self._replayed_ms)
-        if not await self._in_turn(self._deletions, tenant_id, ask):
+        if not await in_turn(self._deletions, tenant_id, ask):
             raise not_found(response_id)
-
-    async def _in_turn(self, turns: AtOnce, tenant_id: str, ask: Callable[[], Awaitable[bool]]) -> bool:
-        """However much a tenant asks, the others find room at the database. Who leaves keeps the turn until it answers.
-
-        Raises ApiError 503.
-        """
-        try:
-            async with turns.one(tenant_id, TURN_TIMEOUT_S):
-                with away_is_refused():
-                    asked = asyncio.ensure_future(ask())
-                    try:
-                        return await asyncio.shield(asked)
-                    except asyncio.CancelledError:
-                        await asyncio.wait((asked,))
-                        raise
-        except TooManyAtOnce as error:
-            raise too_many_at_once(error) from None

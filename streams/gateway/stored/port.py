@@ -20,6 +20,10 @@ class NewTurn:
     look_at_ms: int
     """When to look for its end, should nobody have told it by then."""
     input: bytes
+    conversation_id: str | None = None
+    """Of which it is a turn, the newest. If that is not there any more, all that is kept is that it is deleted."""
+    title: str = ""
+    """What the conversation is called by this turn, should it have no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Answer:
     told: bytes
     said_bytes: int
     """How much of it a later turn repeats."""
+    tokens: int = 0
+    """As they were used, of prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class StoredTurn:
     told: bytes | None
     carried_bytes: int
     """What a later turn repeats of it."""
+    created_at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ class StoredResponses(Protocol):
         """Together. Of one that is complete, deleted or not there, nothing changes."""
 
     async def one(self, tenant_id: str, response_id: str, now_ms: int) -> StoredTurn | None:
-        """None: not there, deleted, or expired."""
+        """None: not there, deleted, by itself or with its conversation, or expired."""
 
     async def told(self, tenant_id: str, response_id: str, now_ms: int, begin: int, size_bytes: int) -> bytes | None:
         """So much of what it told, or all there is of it, from that byte on. None as `one`, and while it is open."""

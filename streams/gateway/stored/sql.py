@@ -11,17 +11,20 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    exists,
     func,
     literal,
+    or_,
     select,
     update,
 )
 
+from streams.gateway.conversations.placing import Placed, placed
 from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.insertion import insertion_into
-from streams.metadata.tables import STORED_RESPONSES
+from streams.metadata.tables import CONVERSATIONS, STORED_RESPONSES
 from streams.metadata.together import Together
 
 OPENED_TOGETHER: Final = 128
@@ -36,13 +39,25 @@ _COMPLETE: Final = (
     )
     .values(
         told=bindparam("answer"), look_at_ms=None, carried_bytes=_R.carried_bytes + bindparam("said_bytes"),
-        size_bytes=_R.size_bytes + bindparam("answer_bytes"),
+        size_bytes=_R.size_bytes + bindparam("answer_bytes"), tokens=bindparam("used_tokens"),
     )
 )  # fmt: skip
+_SHOWN: Final = (_R.response_id, _R.previous_response_id, _R.input, _R.told, _R.carried_bytes, _R.created_at_ms)
 
 
 def _live(table: FromClause, tenant_id: str, now_ms: int) -> ColumnElement[bool]:
-    return and_(table.c.tenant_id == tenant_id, table.c.deleted_at_ms.is_(None), table.c.expires_at_ms > now_ms)
+    return and_(
+        table.c.tenant_id == tenant_id, table.c.deleted_at_ms.is_(None), table.c.expires_at_ms > now_ms,
+        ~_with_its_conversation(table),
+    )  # fmt: skip
+
+
+def _with_its_conversation(table: FromClause) -> ColumnElement[bool]:
+    """Whether it is a turn of a deleted one."""
+    conversations = CONVERSATIONS.c
+    return exists().where(
+        conversations.conversation_id == table.c.conversation_id, conversations.deleted_at_ms.is_not(None)
+    )
 
 
 class SqlStoredResponses:
@@ -59,17 +74,11 @@ class SqlStoredResponses:
         await self._opening.add(turn)
 
     async def _open(self, turns: Sequence[NewTurn]) -> None:
-        rows = [
-            {
-                "response_id": turn.response_id, "tenant_id": turn.tenant_id,
-                "previous_response_id": turn.previous_response_id, "created_at_ms": turn.created_at_ms,
-                "expires_at_ms": turn.expires_at_ms, "look_at_ms": turn.look_at_ms, "input": turn.input,
-                "carried_bytes": len(turn.input), "size_bytes": len(turn.input),
-            }
-            for turn in sorted(turns, key=lambda turn: turn.response_id)
-        ]  # fmt: skip
+        in_order = sorted(turns, key=lambda turn: turn.response_id)
 
         def work(connection: Connection) -> None:
+            places = placed(connection, turns)
+            rows = [_row(turn, places.get(turn.response_id, Placed(None))) for turn in in_order]
             connection.execute(insertion_into(connection, STORED_RESPONSES).on_conflict_do_nothing(), rows)
 
         await self._database.write(work)
@@ -79,7 +88,7 @@ class SqlStoredResponses:
         values = [
             {
                 "of_response": answer.response_id, "of_tenant": answer.tenant_id, "answer": answer.told,
-                "said_bytes": answer.said_bytes, "answer_bytes": len(answer.told),
+                "said_bytes": answer.said_bytes, "answer_bytes": len(answer.told), "used_tokens": answer.tokens,
             }
             for answer in sorted(answers, key=lambda answer: answer.response_id)
         ]  # fmt: skip
@@ -129,11 +138,7 @@ class SqlStoredResponses:
                 newest.c.turns <= max_turns, newest.c.carried_bytes <= max_bytes, newest.c.read_bytes <= max_read_bytes,
             )
         )  # fmt: skip
-        query = (
-            select(_R.response_id, _R.previous_response_id, _R.input, _R.told, _R.carried_bytes)
-            .join(chain, _R.response_id == chain.c.response_id)
-            .order_by(chain.c.turns)
-        )
+        query = select(*_SHOWN).join(chain, _R.response_id == chain.c.response_id).order_by(chain.c.turns)
 
         def work(connection: Connection) -> list[StoredTurn]:
             return [_stored(row) for row in connection.execute(query)]
@@ -151,8 +156,9 @@ class SqlStoredResponses:
 
     async def is_deleted(self, tenant_id: str, response_id: str) -> bool:
         query = select(_R.response_id).where(
-            _R.response_id == response_id, _R.tenant_id == tenant_id, _R.deleted_at_ms.is_not(None)
-        )
+            _R.response_id == response_id, _R.tenant_id == tenant_id,
+            or_(_R.deleted_at_ms.is_not(None), _with_its_conversation(STORED_RESPONSES)),
+        )  # fmt: skip
         return await self._database.read(lambda connection: connection.execute(query).first() is not None)
 
     async def due(self, now_ms: int, again_at_ms: int, limit: int) -> list[OpenTurn]:
@@ -221,8 +227,21 @@ def _beyond(connection: Connection, tenant_id: str, kept: Bounds, at_once: Bound
     return at_once.first(kept.beyond(rows, int(size_bytes or 0), (tuple(row) for row in connection.execute(oldest))))
 
 
+def _row(turn: NewTurn, place: Placed) -> dict[str, Any]:
+    is_deleted = place.deleted_at_ms is not None
+    said = b"" if is_deleted else turn.input
+    return {
+        "response_id": turn.response_id, "tenant_id": turn.tenant_id,
+        "previous_response_id": turn.previous_response_id, "created_at_ms": turn.created_at_ms,
+        "expires_at_ms": place.expires_at_ms if is_deleted else turn.expires_at_ms,
+        "look_at_ms": None if is_deleted else turn.look_at_ms, "deleted_at_ms": place.deleted_at_ms,
+        "input": said, "carried_bytes": len(said), "size_bytes": len(said),
+        "conversation_id": turn.conversation_id, "turn": place.turn,
+    }  # fmt: skip
+
+
 def _stored(row: Any) -> StoredTurn:
     return StoredTurn(
         row.response_id, row.previous_response_id, bytes(row.input), None if row.told is None else bytes(row.told),
-        row.carried_bytes,
+        row.carried_bytes, row.created_at_ms,
     )  # fmt: skip

@@ -58,7 +58,12 @@ def answer_of(tenant_id: str, replay: Replay) -> Answer:
     assert replay.terminal is not None, "it has ended"
     told = entries_of(replay.started, replay.spans, replay.terminal)
     said_bytes = sum(len(span.text.encode()) for span in replay.spans if span.kind in _SAID)
-    return Answer(replay.terminal.response_id, tenant_id, told, said_bytes)
+    return Answer(replay.terminal.response_id, tenant_id, told, said_bytes, tokens_of(replay.terminal))
+
+
+def tokens_of(terminal: Terminal) -> int:
+    """As they were used, of prompt and answer."""
+    return terminal.usage.prompt_tokens + terminal.usage.completion_tokens
 
 
 def answered(turn: StoredTurn, told: bytes) -> AnsweredTurn:

@@ -34,11 +34,14 @@ async def accepted(
         raise invalid("A WebSocket always streams: stream may only be true.", "body.stream")
     if isinstance(message, EditMessage):
         previous = await gateway.previous_of(principal, message.response_id)
+        conversation = await gateway.conversations.conversation_of(principal, message.response_id)
         said = {name: value for name, value in body.items() if value is not None}
-        body = {"store": True, **said, "previous_response_id": previous}
+        body = {"store": True, **said, "previous_response_id": previous, "conversation": conversation}
     key = None if isinstance(message, EditMessage) else message.idempotency_key
     parse = partial(understood, key, CHATS, {**body, "stream": True}, parse_chat_request)
     chat, keyed = await gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
+    if isinstance(message, EditMessage) and conversation is not None and previous is None:
+        chat = chat.model_copy(update={"begins": True})
     if not isinstance(message, EditMessage):
         return await gateway.ask(principal, chat, held, size_bytes, keyed, traceparent)
     chat = await gateway.continued(principal, chat, held, size_bytes)

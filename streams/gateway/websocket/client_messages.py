@@ -32,7 +32,7 @@ def read_message(text: str) -> ClientMessage:
     except ValidationError as error:
         raise _explain(error, _echoed(raw.get("request_id"))) from None
     if isinstance(message, EditMessage):
-        _refuse_twice_said(message, "response_id", "previous_response_id")
+        _refuse_twice_said(message, "response_id", "previous_response_id", "conversation")
     return _answering_calls(message) if isinstance(message, ToolResultMessage) else message
 
 

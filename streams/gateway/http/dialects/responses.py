@@ -1,6 +1,6 @@
 """OpenAI's Responses over HTTP."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -64,10 +64,10 @@ class Responses(OpenAiRefusals):
 
     def whole(self, asked: ResponsesRequest, answer: Answer) -> dict[str, Any]:
         about = _about(answer.response_id, answer.created_s, answer.model, asked)
-        return ended_object(about, _output(answer.response_id, answer.spans), answer.terminal)
+        return ended_object(about, output_of(answer.response_id, answer.spans), answer.terminal)
 
     def state(self, snapshot: Snapshot, asked: ResponsesRequest | None = None) -> dict[str, Any]:
-        output = _output(snapshot.response_id, snapshot.spans or [])
+        output = output_of(snapshot.response_id, snapshot.spans or [])
         if snapshot.started is not None:
             about = About.of(snapshot.started)
         elif snapshot.terminal is not None:
@@ -89,7 +89,8 @@ def _about(response_id: str, created_s: int, model: str, asked: ResponsesRequest
     return About(response_id, created_s, model, background=asked.background, echo=read_echo(asked.echo))
 
 
-def _output(response_id: str, spans: list[Span]) -> Output:
+def output_of(response_id: str, spans: Sequence[Span]) -> Output:
+    """Of its first choice."""
     output = Output(response_id)
     for span in spans:
         if not span.choice:

@@ -27,6 +27,7 @@ from deploy.install.prerequisites import (
     System,
     SystemPackage,
     java_major,
+    postgres_programs,
     too_little_disk,
 )
 from deploy.paths import ROOT
@@ -128,6 +129,17 @@ def test_a_second_installation_says_that_it_waits_and_does_so_for_a_while_only(
     said = capfd.readouterr().err
     assert f"waiting for another one in {tmp_path}" in said
     assert "has not ended after 0.3 s" in said
+
+
+def test_of_several_versions_of_postgres_the_newest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert postgres_programs(tmp_path) is None
+    for version, programs in (("9", ["initdb", "postgres"]), ("15", ["initdb", "postgres"]), ("16", ["psql"])):
+        folder = tmp_path / version / "bin"
+        folder.mkdir(parents=True)
+        for program in programs:
+            (folder / program).touch()
+    assert postgres_programs(tmp_path) == tmp_path / "15" / "bin"
 
 
 def test_what_is_only_wanted_is_named_and_gone_without(

@@ -17,6 +17,8 @@ from redis.exceptions import RedisError
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams import redis_keys
 from streams.gateway.closing import CLOSINGS
+from streams.gateway.conversations.memory import MemoryConversations
+from streams.gateway.conversations.tending import TendedConversations
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import Pump
@@ -30,6 +32,7 @@ from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper
 from streams.gateway.stored.memory import MemoryStoredResponses
+from streams.gateway.stored.port import Bounds
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.websocket.session import Socket
 from streams.log.memory import MemoryConsumer, MemoryLog
@@ -305,11 +308,13 @@ class World:
             self.hub, history, metrics, dead_letter=mock.AsyncMock(), commit=self._commit,
             committed=self._look_up_committed, coalesce_ms=1,
         )  # fmt: skip
+        stored = MemoryStoredResponses()
         self.gateway = Gateway(
             SETTINGS, directory=Directory(), catalog=SettingsCatalog(SETTINGS), hub=self.hub, history=history,
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
-            keeper=Keeper(StoredReplays(MemoryStoredResponses()), history, SETTINGS.metadata, metrics),
+            keeper=Keeper(StoredReplays(stored), history, SETTINGS.metadata, metrics),
             keys=TendedKeys(MemoryIdempotencyKeys(), 1),
+            conversations=TendedConversations(MemoryConversations(stored), Bounds(1, 1)),
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0
         self.take_partition()

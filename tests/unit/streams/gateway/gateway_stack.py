@@ -26,6 +26,7 @@ from streams.clocks import now_ms
 from streams.directory import ApiKey, KeyScope, Model, Pool, Tenant
 from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
 from streams.gateway.batches.service import BatchStores
+from streams.gateway.conversations.memory import MemoryConversations
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
@@ -323,10 +324,12 @@ async def serving(
     `stored`, `keys` and `batches` on stores that others have too.
     """
     directory, usage = Directory(), Usage()
+    responses = MemoryStoredResponses() if stored is None else stored
+    in_memory = responses if isinstance(responses, MemoryStoredResponses) else MemoryStoredResponses()
     runtime = GatewayRuntime(
         settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
         redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
-        usage=usage, stored=MemoryStoredResponses() if stored is None else stored, registry=CollectorRegistry(),
+        usage=usage, stored=responses, registry=CollectorRegistry(), conversations=MemoryConversations(in_memory),
         keys=MemoryIdempotencyKeys() if keys is None else keys, tracing=tracing, batches=batches or batch_stores(),
         disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip

@@ -40,7 +40,7 @@ async def ask(
     return response, await answering
 
 
-async def ask_for_calls(stack: Stack, api: openai.AsyncOpenAI, arguments: Sequence[str]) -> Response:
+async def ask_for_calls(stack: Stack, api: openai.AsyncOpenAI, arguments: Sequence[str], **more: Any) -> Response:
     """A response that calls `add`, once for each."""
 
     async def call() -> None:
@@ -52,7 +52,8 @@ async def ask_for_calls(stack: Stack, api: openai.AsyncOpenAI, arguments: Sequen
         stack.pipeline.end(request, 2 * len(arguments) + 1)
 
     calling = asyncio.ensure_future(call())
-    response = await api.responses.create(model="small", input="Add.", tools=[ADD])  # type: ignore[list-item]
+    tools: Any = [ADD]
+    response: Response = await api.responses.create(model="small", input="Add.", tools=tools, **more)
     await calling
     return response
 

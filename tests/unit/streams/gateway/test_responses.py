@@ -383,7 +383,7 @@ async def test_browsers_get_the_numbers_as_ids(stack: Stack) -> None:
 async def test_what_is_refused_names_the_field_and_reaches_no_topic(stack: Stack) -> None:
     async with client(stack) as http:
         for more, code, param in (
-            ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
+            ({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
             ({"input": [{"role": "poet", "content": ""}]}, "invalid_request", "input[0].role"),
         ):
             refused = await http.post("/v1/responses", json={**HELLO, **more})

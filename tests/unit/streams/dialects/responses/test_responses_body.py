@@ -207,7 +207,6 @@ def test_the_first_item_that_is_wrong_is_named(items: object, param: str, words:
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 3}, "top_logprobs"),

@@ -1,0 +1,44 @@
+"""`sluice backup` and `sluice restore`: the database of what outlives the log, in one file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of
+from deploy.local.data_folder import DataFolder
+from deploy.local.plan import settings_of_folder
+from deploy.paths import DEFAULT_DATA
+from streams.metadata.backup import Backup, back_up, restore
+
+
+@app.command("backup")
+def backup_database(
+    file: Annotated[Path, typer.Argument(help="Where it is to be; one that is there is replaced.")],
+    data: DataOption = DEFAULT_DATA,
+) -> None:
+    """Backs the database up while gateways run: stored responses, conversations, idempotency keys."""
+    folder = DataFolder(data)
+    run = run_of(folder)
+    settings = settings_of_folder(folder) if run is None else settings_of(run)
+    err.print(f"{_told(back_up(settings.metadata, settings.data_dir, file))} are in {file}")
+
+
+@app.command("restore")
+def restore_database(
+    file: Annotated[Path, typer.Argument(help="What `sluice backup` has made, of this release or an older one.")],
+    data: DataOption = DEFAULT_DATA,
+    replace: Annotated[bool, typer.Option("--replace", help="In the place of what the database has.")] = False,
+) -> None:
+    """Puts a backup into the database, SQLite or Postgres, wherever it was made; while nothing runs."""
+    folder = DataFolder(data)
+    if folder.is_locked():
+        raise CommandError(f"a stack runs on {folder.path}; stop it with: sluice down")
+    with folder.lock():
+        settings = settings_of_folder(folder)
+        restored = restore(settings.metadata, settings.data_dir, file, replace=replace)
+    err.print(f"{_told(restored)} are restored")
+
+
+def _told(backup: Backup) -> str:
+    return f"{backup.rows} rows (schema {backup.revision})"

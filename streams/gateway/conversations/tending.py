@@ -1,0 +1,59 @@
+"""The conversations of a region, and how old ones are forgotten."""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from streams.gateway.conversations.port import ConversationStore
+from streams.gateway.stored.port import Bounds
+from streams.metadata.unavailable import MetadataUnavailable
+
+TEND_EVERY_S: Final = 20.0
+SHED_AT_ONCE: Final = 100
+PURGED_AT_ONCE: Final = Bounds(200, 8 * 1024 * 1024)
+"""Turns, and their bytes."""
+MAX_SLICES: Final = 200
+"""In one turn of tending: no slice holds the database for long, and no turn lasts for ever."""
+
+_log = structlog.get_logger()
+
+
+class TendedConversations:
+    def __init__(self, store: ConversationStore, kept: Bounds) -> None:
+        self.store = store
+        self._kept = kept
+        self._grown: dict[str, None] = {}
+        """Tenants that have created one since their bound was looked at; one looked at in vain comes last."""
+
+    def grew(self, tenant_id: str) -> None:
+        self._grown[tenant_id] = None
+
+    async def tend(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(TEND_EVERY_S)
+            try:
+                await self.forget()
+            except MetadataUnavailable as error:
+                _log.warning("conversations_not_tended", why=str(error), repeats=True)
+
+    async def forget(self) -> None:
+        """What tenants have beyond their bounds, and what is to be purged, in slices. Raises MetadataUnavailable."""
+        for tenant_id in list(self._grown):
+            await self._shed(tenant_id)
+        for _ in range(MAX_SLICES):
+            if not await self.store.purge(PURGED_AT_ONCE):
+                break
+
+    async def _shed(self, tenant_id: str) -> None:
+        self._grown.pop(tenant_id, None)
+        shed = -1
+        try:
+            for _ in range(MAX_SLICES):
+                if not (shed := await self.store.shed(tenant_id, self._kept, SHED_AT_ONCE)):
+                    break
+                _log.warning("conversations_shed", tenant_id=tenant_id, conversations=shed, repeats=True)
+        finally:
+            if shed:
+                self._grown[tenant_id] = None  # There is more of it, or the database is away.

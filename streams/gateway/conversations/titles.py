@@ -1,0 +1,18 @@
+"""What a conversation is called that nobody has named: by what was asked first. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from schemas.request import Message
+
+MAX_TITLE_CHARS: Final = 200
+FIRST_WORDS_CHARS: Final = 80
+
+
+def title_of(messages: Sequence[Message]) -> str:
+    """The beginning of its first question, on one line; empty where nothing was asked."""
+    said = next((message.text for message in messages if message.role == "user"), "")
+    line = " ".join(said[: 8 * FIRST_WORDS_CHARS].split())
+    if len(line) <= FIRST_WORDS_CHARS:
+        return line
+    return line[: FIRST_WORDS_CHARS - 1].rstrip() + "…"

@@ -1,0 +1,278 @@
+"""All of the database in one file, and back, whichever database it came from and whichever it goes to.
+
+The file is an ordinary SQLite database with the same tables, at the schema that the database had, and one more table
+that says what it is: its schema, and of each table how many rows it has and their digest. It is written beside its
+place, for its owner alone, and put there once it is whole and on disk: whatever fails, what stood there before stands.
+A restore reads it through and proves it before it changes anything, and changes everything in one transaction.
+"""
+
+import json
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, func, insert, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from streams.clocks import now_ms
+from streams.metadata import schema
+from streams.metadata.backup_rows import Digest, Rows, batches, digest_of, tables_of
+from streams.metadata.engine import WRITES, address_of, engine_of
+from streams.metadata.tables import METADATA
+from streams.metadata.unavailable import MetadataUnavailable
+from streams.settings import MetadataSettings
+
+FORMAT: Final = 1
+PATIENCE: Final = {"statement_timeout_ms": 86_400_000, "busy_timeout_ms": 5_000}
+"""A statement may copy gigabytes; a lock that another process holds it does not give up by waiting."""
+PAGES_AT_ONCE: Final = 4_096
+FETCHED_AT_ONCE: Final = 16
+"""Of a server's rows, each of which may be as large as an answer is kept."""
+_ABOUT: Final = "sluice_backup"
+
+
+class BackupError(Exception):
+    """Why there is no backup, or nothing was restored; one line."""
+
+
+class Backup(NamedTuple):
+    """What a file says of itself. `tables`: the rows of each and their digest."""
+
+    revision: str
+    made_at_ms: int
+    tables: dict[str, Digest]
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.tables.values())
+
+
+def back_up(settings: MetadataSettings, data_dir: Path, to: Path) -> Backup:
+    """As the database is at one moment, whoever writes to it meanwhile. Raises BackupError, MetadataUnavailable,
+    SettingsError and OSError.
+    """
+    patient = settings.model_copy(update=PATIENCE)
+    address = address_of(patient, data_dir)
+    is_file = address.get_backend_name() == "sqlite"
+    if is_file and not Path(address.database or "").exists():
+        raise BackupError(f"there is no database at {address.database}")
+    with _placed(to) as part, _explained():
+        engine = engine_of(patient, data_dir)
+        try:
+            revision = _revision(engine)
+            if is_file:
+                _copy_file(Path(address.database or ""), part)
+            else:
+                _copy_rows(engine, part, revision)
+        finally:
+            engine.dispose()
+        return _sealed(part)
+
+
+def restore(settings: MetadataSettings, data_dir: Path, source: Path, *, replace: bool = False) -> Backup:
+    """All that the database has is what the backup has, brought up to this release, or nothing has changed.
+
+    Without `replace` only an empty database takes it. Nobody else may have it open. Raises as `back_up`.
+    """
+    patient = settings.model_copy(update=PATIENCE)
+    with _explained(), closing(_opened(source)) as proved:
+        about = _about(proved, source)
+        _prove(proved, about, source)
+        schema.migrate(settings, data_dir)
+        with _at_this_release(proved, about, data_dir) as rows:
+            engine = engine_of(patient, data_dir)
+            try:
+                _replace(engine, rows, replace=replace)
+            except (sqlite3.OperationalError, OperationalError) as error:
+                if "database is locked" not in str(error):
+                    raise
+                raise BackupError("another process has the database open; stop the gateways first") from None
+            finally:
+                engine.dispose()
+    return about
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What a database says of a full disk, a lock or a broken file is one line."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise MetadataUnavailable(f"metadata: {str(error.orig)[:200]}") from None
+    except sqlite3.Error as error:
+        raise BackupError(f"the backup: {str(error)[:200]}") from None
+
+
+@contextmanager
+def _placed(to: Path) -> Iterator[Path]:
+    """An empty file beside `to`, which is put there at the end, on disk; if anything fails it is gone."""
+    descriptor, name = tempfile.mkstemp(dir=to.absolute().parent, prefix=f".{to.name}.")
+    os.close(descriptor)  # It is 0600.
+    part = Path(name)
+    try:
+        yield part
+        _flush(part)
+        os.replace(part, to)
+        _flush(to.absolute().parent)
+    finally:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            Path(f"{part}{suffix}").unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _revision(engine: Engine) -> str:
+    with engine.connect() as connection:
+        revision = schema.revision_of(connection)
+    if revision is None:
+        raise BackupError("the database has no tables yet; make them with: sluice migrate")
+    return revision
+
+
+def _copy_file(database: Path, part: Path) -> None:
+    """Page by page while others write: a transaction that is held holds the moment."""
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as source:
+        source.execute("BEGIN").close()
+        source.execute("SELECT count(*) FROM alembic_version").close()
+        with closing(sqlite3.connect(part)) as copy:
+            source.backup(copy, pages=PAGES_AT_ONCE)
+            copy.execute("PRAGMA journal_mode = DELETE").close()  # all of it in one file
+
+
+def _copy_rows(engine: Engine, part: Path, revision: str) -> None:
+    copy = create_engine(f"sqlite:///{part}", hide_parameters=True)
+    try:
+        with copy.begin() as into:
+            schema.upgrade(into, revision)
+        reading = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True, "yield_per": FETCHED_AT_ONCE}
+        with (
+            closing(sqlite3.connect(part)) as raw,
+            engine.connect().execution_options(**reading) as source,
+            source.begin(),
+        ):
+            for name, columns in tables_of(raw).items():
+                quoted = ", ".join(f'"{column}"' for column in columns)
+                rows = source.execute(text(f'SELECT {quoted} FROM "{name}"'))  # noqa: S608 - names of our tables
+                marks = ", ".join("?" for _ in columns)
+                for batch in batches(tuple(row) for row in rows):
+                    raw.executemany(f'INSERT INTO "{name}" ({quoted}) VALUES ({marks})', batch)  # noqa: S608
+                    raw.commit()
+    finally:
+        copy.dispose()
+
+
+def _sealed(part: Path) -> Backup:
+    """What the file says of itself from now on."""
+    with closing(sqlite3.connect(part)) as copy:
+        [[revision]] = copy.execute("SELECT version_num FROM alembic_version").fetchall()
+        tables = {name: digest_of(copy, name, columns) for name, columns in tables_of(copy).items()}
+        backup = Backup(revision, now_ms(), tables)
+        about = {
+            "format": FORMAT, "revision": revision, "made_at_ms": backup.made_at_ms,
+            "tables": {name: each._asdict() for name, each in tables.items()},
+        }  # fmt: skip
+        copy.execute(f"CREATE TABLE {_ABOUT} (about TEXT NOT NULL)")
+        copy.execute(f"INSERT INTO {_ABOUT} VALUES (?)", [json.dumps(about)])  # noqa: S608 - a name of ours
+        copy.commit()
+    return backup
+
+
+def _opened(source: Path) -> sqlite3.Connection:
+    """Raises OSError where it cannot be read."""
+    with source.open("rb"):
+        pass
+    return sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def _about(proved: sqlite3.Connection, source: Path) -> Backup:
+    """Raises BackupError for what is no backup, and for one of a later release."""
+    try:
+        [[written]] = proved.execute(f"SELECT about FROM {_ABOUT}").fetchall()  # noqa: S608 - a name of ours
+        told = json.loads(written)
+        tables = {name: Digest(**each) for name, each in told["tables"].items()}
+        version, about = told["format"], Backup(told["revision"], told["made_at_ms"], tables)
+    except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError):
+        raise BackupError(f"{source} is no backup, or not a whole one") from None
+    if version != FORMAT or not schema.is_known(about.revision):
+        raise BackupError(f"{source} is of a later release (schema {about.revision})")
+    return about
+
+
+def _prove(proved: sqlite3.Connection, about: Backup, source: Path) -> None:
+    tables = tables_of(proved, beside=_ABOUT)
+    if {name: digest_of(proved, name, columns) for name, columns in tables.items()} != about.tables:
+        raise BackupError(f"{source} is damaged: its rows are not those that were backed up")
+
+
+@contextmanager
+def _at_this_release(proved: sqlite3.Connection, about: Backup, data_dir: Path) -> Iterator[Rows]:
+    """Its rows; those of an older one from a copy that is brought up."""
+    if schema.is_head(about.revision):
+        yield Rows(proved)
+        return
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=data_dir, prefix=".restore.") as folder:
+        path = Path(folder) / "copy.sqlite"
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with closing(sqlite3.connect(path)) as copy:
+            proved.backup(copy, pages=PAGES_AT_ONCE)
+        engine = create_engine(f"sqlite:///{path}", hide_parameters=True)
+        try:
+            with engine.begin() as connection:
+                schema.upgrade(connection, "head")
+        finally:
+            engine.dispose()
+        with closing(sqlite3.connect(path)) as copy:
+            yield Rows(copy)
+
+
+def _replace(engine: Engine, rows: Rows, *, replace: bool) -> None:
+    if engine.dialect.name == "sqlite":
+        # Before anything else is asked of a connection: refused while another process has the file open.
+        event.listen(engine, "connect", _alone, insert=True)
+    with engine.connect() as connection:
+        connection = connection.execution_options(**{WRITES: True})
+        with connection.begin():
+            _refuse_others(connection)
+            schema.check_schema(connection)
+            if not replace and (held := sum(_count(connection, table) for table in METADATA.sorted_tables)):
+                raise BackupError(f"the database has {held} rows already; replace them with --replace")
+            for table in METADATA.sorted_tables:
+                connection.execute(table.delete())
+                columns = [column.name for column in table.columns]
+                for batch in batches(rows.of(table.name, columns)):
+                    connection.execute(insert(table), [dict(zip(columns, row, strict=True)) for row in batch])
+
+
+def _alone(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE").close()
+
+
+def _refuse_others(connection: Connection) -> None:
+    """Of a server: SQLite has refused by itself where there are others. Raises BackupError."""
+    if connection.dialect.name != "postgresql":
+        return
+    others = connection.execute(
+        text(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND coalesce(backend_type, 'client backend') = 'client backend'"
+        )
+    ).scalar_one()
+    if others:
+        raise BackupError(f"{others} others have the database open; stop the gateways first")
+    names = ", ".join(f'"{table.name}"' for table in METADATA.sorted_tables)
+    connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
+
+
+def _count(connection: Connection, table: Table) -> int:
+    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
