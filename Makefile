@@ -37,7 +37,7 @@ test: ## The tests, the end-to-end ones on the real stack; all but the long ones
 
 test-long: ## The tests that take their time
 	@$(BOOTSTRAP) --engine vllm --dev
-	@$(BIN)/pytest -m long tests
+	@$(BIN)/python -m tests.side_by_side long
 
 test-unit: ## Unit and contract tests only, without vLLM
 	@$(BOOTSTRAP) --engine sim --dev

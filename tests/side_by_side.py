@@ -1,6 +1,7 @@
-"""`python -m tests.side_by_side`: all but the long tests, in two processes, because half of them mostly wait.
+"""`python -m tests.side_by_side [long]`: all but the long tests, or these, in two processes, because half of them
+mostly wait.
 
-The unit tests are shown as they go, then what the others said; the exit code is that of pytest, 0 when both passed.
+The first half is shown as it goes, then what the other said; the exit code is that of pytest, 0 when both passed.
 Ctrl-C reaches both.
 """
 
@@ -8,24 +9,29 @@ import subprocess
 import sys
 import tempfile
 
-PYTEST = (sys.executable, "-m", "pytest", "-m", "not long")
-ALONE = ("tests/unit",)
-WITH_SERVERS = ("tests/contract", "tests/processes", "tests/faults", "tests/versions", "tests/e2e")
+_OTHERS = ("tests/contract", "tests/processes", "tests/faults", "tests/versions", "tests/e2e")
+HALVES = {
+    "not long": (("tests/unit",), _OTHERS),
+    "long": (("tests/conformance",), ("tests/unit", *_OTHERS)),
+}
+"""By what is chosen of them: those that are shown, and those beside them."""
 
 
-def main() -> int:
+def main(chosen: str) -> int:
+    shown, beside = HALVES[chosen]
+    pytest = (sys.executable, "-m", "pytest", "-m", chosen)
     with tempfile.TemporaryFile() as said:
-        others = subprocess.Popen([*PYTEST, "-p", "no:cacheprovider", *WITH_SERVERS], stdout=said, stderr=said)
+        others = subprocess.Popen([*pytest, "-p", "no:cacheprovider", *beside], stdout=said, stderr=said)
         try:
-            alone = subprocess.run([*PYTEST, *ALONE], check=False).returncode
-            print("the tests with servers go on …", flush=True)
+            first = subprocess.run([*pytest, *shown], check=False).returncode
+            print("the others go on …", flush=True)
         finally:
             code = others.wait()
             said.seek(0)
             sys.stdout.buffer.write(said.read())
             sys.stdout.flush()
-    return alone or code
+    return first or code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("long" if sys.argv[1:] == ["long"] else "not long"))
