@@ -23,7 +23,7 @@ from streams.metadata.schema import migrate
 from streams.settings import MetadataSettings
 from tests.servers import until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 SETTINGS = MetadataSettings(busy_timeout_ms=20_000, statement_timeout_ms=20_000)
 SLUICE = [sys.executable, "-m", "deploy.cli"]
@@ -39,7 +39,7 @@ def environment(**more: str) -> Mapping[str, str]:
 def sluice(*words: str | Path, before: Sequence[str] = (), **more: str) -> subprocess.CompletedProcess[str]:
     command = [*before, *SLUICE, *(str(word) for word in words)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=environment(**more)
+        command, capture_output=True, text=True, timeout=300, check=False, env=environment(**more)
     )  # fmt: skip
 
 
