@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import openai
 import pytest
@@ -16,7 +16,7 @@ from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 LINES = 300
 BATCH_TIMEOUT_S = 180.0
 
