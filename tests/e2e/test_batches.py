@@ -1,8 +1,10 @@
 """Files and batches on the whole stack, with OpenAI's own package."""
 
+import http.client
 import json
 from collections import Counter
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -10,7 +12,7 @@ from openai.types import Batch
 
 from deploy.local.runner import Stack
 from tests.e2e.records import usage_rows
-from tests.e2e.stacks import TIMEOUT_S, api_key, body, http_client, is_scripted, openai_client
+from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client
 from tests.faults.history import read_topic
 from tests.servers import until
 
@@ -126,10 +128,15 @@ def test_a_file_or_batch_of_another_tenant_is_not_there(stack: Stack, demo: open
 
 
 def test_a_file_of_a_gigabyte_is_refused_before_it_is_sent(stack: Stack) -> None:
-    headers = {
+    address = urlsplit(stack.gateway_url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
+    connection.putrequest("POST", "/v1/files")
+    for name, value in {
         "content-type": "multipart/form-data; boundary=b", "content-length": str(2**30), "expect": "100-continue",
         "authorization": f"Bearer {api_key(stack)}",
-    }  # fmt: skip
-    with http_client(stack) as http:
-        refused = http.post("/v1/files", content=iter([b"--b\r\n"]), headers=headers)
-    assert refused.status_code == 413
+    }.items():  # fmt: skip
+        connection.putheader(name, value)
+    connection.endheaders()
+    refused = connection.getresponse()
+    assert (refused.status, json.loads(refused.read())["error"]["code"]) == (413, "file_too_large")
+    connection.close()
