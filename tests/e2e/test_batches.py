@@ -12,7 +12,7 @@ from openai.types import Batch
 
 from deploy.local.runner import Stack
 from tests.e2e.records import usage_rows
-from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client
+from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, user
 from tests.faults.history import read_topic
 from tests.servers import until
 
@@ -71,9 +71,10 @@ def test_some_hundred_lines_are_answered_once_each_and_billed(stack: Stack, demo
     rows = usage_rows(stack, of_lines)
     assert Counter(row["response_id"] for row in rows) == Counter(ids)
     assert {(row["tenant_id"], row["lane"], row["ending"]) for row in rows} == {("demo", "batch", "completed")}
-    # Nothing of them is told to gateways that serve viewers.
+    # Nothing of them is told to gateways that serve viewers, unlike of any chat.
+    chat = demo.chat.completions.create(model="default", messages=user("Hello"), max_tokens=2)
     released = b"".join(raw for raw, _ in read_topic(stack, stack.plan.settings.topics.responses.name))
-    assert released
+    assert chat.id.encode() in released
     assert not [each for each in ids if each.encode() in released]
 
 
