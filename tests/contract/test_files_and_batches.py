@@ -150,7 +150,7 @@ async def test_files_are_listed_page_by_page(stores: Stores) -> None:
         seen: list[str] = []
         after: str | None = None
         while True:
-            page = await stores.files.page("acme", Page(after, 3, order))  # type: ignore[arg-type]
+            page = await stores.files.page("acme", Page(after, 3, order))
             assert page is not None
             seen += [each.file_id for each in page[:3]]
             if len(page) <= 3:

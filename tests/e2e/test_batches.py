@@ -1,8 +1,10 @@
 """Files and batches on the whole stack, with OpenAI's own package."""
 
+import http.client
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -10,13 +12,13 @@ from openai.types import Batch
 
 from deploy.local.runner import Stack
 from tests.e2e.records import usage_rows
-from tests.e2e.stacks import TIMEOUT_S, api_key, body, http_client, is_scripted, openai_client
+from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, user
 from tests.faults.history import read_topic
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 LINES = 300
 BATCH_TIMEOUT_S = 180.0
 
@@ -69,9 +71,10 @@ def test_some_hundred_lines_are_answered_once_each_and_billed(stack: Stack, demo
     rows = usage_rows(stack, of_lines)
     assert Counter(row["response_id"] for row in rows) == Counter(ids)
     assert {(row["tenant_id"], row["lane"], row["ending"]) for row in rows} == {("demo", "batch", "completed")}
-    # Nothing of them is told to gateways that serve viewers.
+    # Nothing of them is told to gateways that serve viewers, unlike of any chat.
+    chat = demo.chat.completions.create(model="default", messages=user("Hello"), max_tokens=2)
     released = b"".join(raw for raw, _ in read_topic(stack, stack.plan.settings.topics.responses.name))
-    assert released
+    assert chat.id.encode() in released
     assert not [each for each in ids if each.encode() in released]
 
 
@@ -126,10 +129,15 @@ def test_a_file_or_batch_of_another_tenant_is_not_there(stack: Stack, demo: open
 
 
 def test_a_file_of_a_gigabyte_is_refused_before_it_is_sent(stack: Stack) -> None:
-    headers = {
+    address = urlsplit(stack.gateway_url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
+    connection.putrequest("POST", "/v1/files")
+    for name, value in {
         "content-type": "multipart/form-data; boundary=b", "content-length": str(2**30), "expect": "100-continue",
         "authorization": f"Bearer {api_key(stack)}",
-    }  # fmt: skip
-    with http_client(stack) as http:
-        refused = http.post("/v1/files", content=iter([b"--b\r\n"]), headers=headers)
-    assert refused.status_code == 413
+    }.items():  # fmt: skip
+        connection.putheader(name, value)
+    connection.endheaders()
+    refused = connection.getresponse()
+    assert (refused.status, json.loads(refused.read())["error"]["code"]) == (413, "file_too_large")
+    connection.close()

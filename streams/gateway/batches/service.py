@@ -107,8 +107,9 @@ class BatchService:
             _log.warning("blob_not_deleted", file_id=file_id, why=str(error))
 
     async def file(self, principal: Principal, file_id: str) -> StoredFile:
-        found = _ID.fullmatch(file_id) and await self._told(self._files.one(principal.tenant.tenant_id, file_id))
-        if not found:
+        is_id = _ID.fullmatch(file_id) is not None
+        found = await self._told(self._files.one(principal.tenant.tenant_id, file_id)) if is_id else None
+        if found is None:
             raise no_file(file_id)
         return found
 
@@ -169,8 +170,9 @@ class BatchService:
         return created
 
     async def batch(self, principal: Principal, batch_id: str) -> Batch:
-        found = _ID.fullmatch(batch_id) and await self._told(self._batches.one(principal.tenant.tenant_id, batch_id))
-        if not found:
+        is_id = _ID.fullmatch(batch_id) is not None
+        found = await self._told(self._batches.one(principal.tenant.tenant_id, batch_id)) if is_id else None
+        if found is None:
             raise _no_batch(batch_id)
         return found
 

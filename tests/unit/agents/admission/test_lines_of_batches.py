@@ -1,6 +1,7 @@
 """Lines of batches at the intake: proved as a gateway's, decided once, and never believed of anybody else."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,18 @@ from tests.unit.agents.admission.world import IDS, NOW, SECRET, World
 DAY_MS = 24 * 3_600_000
 
 
-def line(world: World, number: int = 0, **fields: object) -> Request:
+def line(world: World, number: int = 0, **fields: Any) -> Request:
     response_id = IDS.derive(world.topics.counts.responses, "acme", "batch", f"batch_1/{number}", at_ms=NOW)
     reply_to = ReplyTo(
         partition=parse_response_id(response_id).partition, results_topic=world.topics.batch_results.name,
         custom_id=f"batch_1/{number}/a", is_untold=True,
     )  # fmt: skip
-    given = {"response_id": response_id, "service_tier": "batch", "reply_to": reply_to, "deadline_ms": NOW + DAY_MS}
+    given: dict[str, Any] = {
+        "response_id": response_id,
+        "service_tier": "batch",
+        "reply_to": reply_to,
+        "deadline_ms": NOW + DAY_MS,
+    }
     return world.request(**{**given, **fields})
 
 
@@ -94,7 +100,7 @@ async def test_what_no_gateway_has_signed_is_buried(world: World, forged: str) -
         {"reply_to": ReplyTo(partition=3)},
     ],
 )
-async def test_a_gateway_s_request_that_is_no_line_is_buried(world: World, fields: dict[str, object]) -> None:
+async def test_a_gateway_s_request_that_is_no_line_is_buried(world: World, fields: dict[str, Any]) -> None:
     if "reply_to" in fields:
         fields = {**fields, "response_id": IDS.mint(3)}
     await world.pipeline.handle_job(record(world, line(world, **fields)))

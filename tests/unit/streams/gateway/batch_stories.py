@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from schemas.batch import BatchError, BatchResponse, BatchResult
 from schemas.request import Request
@@ -22,7 +22,7 @@ from streams.log.port import Headers
 from streams.settings import BatchSettings
 from tests.unit.streams.gateway.gateway_stack import Directory, gateway_settings, memory_log
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 SETTINGS = gateway_settings("redis://127.0.0.1:1/0", "story")
 Outcome = Callable[[str], str | None]
 """By custom id: the code of the error that a line ends with; None: it is answered."""

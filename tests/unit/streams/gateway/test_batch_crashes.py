@@ -204,7 +204,7 @@ async def test_an_output_file_that_a_crash_left_unfinished_is_made_anew() -> Non
     await story.create(*map(line, custom_ids(5)))
     story.kill_after = 8
     await story.run(until=lambda: not story.kill_after)
-    assert story.batch.status is Status.FINALIZING
+    assert story.batch.status.value == "finalizing"
     await story.blobs.delete(blob_of("file-output-0123"))
     await story.run()
     assert story.batch.status is Status.COMPLETED

@@ -21,7 +21,8 @@ GOOD: dict[str, Any] = json.loads(line("a"))
 
 def cut(content: bytes, sizes: list[int], most: int = 1_000, *, number: int = 0, at: int = 0) -> list[Line]:
     """By pieces of these sizes, and the rest as one."""
-    lines, found = Lines(most, number=number, at=at), []
+    lines = Lines(most, number=number, at=at)
+    found: list[Line] = []
     for size in sizes:
         piece, content = content[:size], content[size:]
         found += lines.feed(piece)

@@ -4,6 +4,7 @@ import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def said(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-async def story_of(tmp_path: Path, lines: int, padding: str, **options: int) -> tuple[Story, BatchRun]:
+async def story_of(tmp_path: Path, lines: int, padding: str, **options: Any) -> tuple[Story, BatchRun]:
     story = Story(**options)
     blobs = story.blobs = FolderBlobs(tmp_path)  # type: ignore[assignment]
     await story.files.begin("acme", "file-1")

@@ -15,6 +15,7 @@ from schemas.request import Request
 from streams.blobs.memory import MemoryBlobs
 from streams.gateway.batches.told import unpacked
 from streams.gateway.files.port import blob_of
+from streams.log.memory import MemoryLog
 from streams.settings import BatchSettings, FileSettings, Settings
 from streams.signing import verify_request
 from tests.unit.streams.gateway.batch_stories import CHAT, Outcome, custom_ids, line, result_of
@@ -22,7 +23,6 @@ from tests.unit.streams.gateway.gateway_stack import (
     KEY,
     OTHER_KEY,
     SECRET,
-    MemoryLog,
     Stack,
     batch_stores,
     memory_log,
