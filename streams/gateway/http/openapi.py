@@ -11,6 +11,7 @@ from streams.dialects.openai_embeddings import embeddings_schema
 from streams.dialects.openai_schema import chat_schema, completion_schema
 from streams.dialects.responses.schema import responses_schema
 from streams.dialects.vllm_tokens import token_schemas
+from streams.gateway.operations.snapshot import operations_schema
 
 _TEXT: Final = {"type": "string"}
 _WHOLE: Final = {"type": "integer"}
@@ -204,6 +205,7 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/messages/count_tokens"): ("MessageTokens", (*_KEY, *_BODY)),
     ("post", "/tokenize"): ("Tokens", (*_KEY, *_BODY)),
     ("post", "/detokenize"): ("Prompt", (*_KEY, *_BODY)),
+    ("get", "/api/operations"): ("OperationsNow", _KEY),
     ("post", "/v1/tokens"): ("Token", (*_KEY, 400, 408, 413, 415)),
 }
 """What asks for a key: the answer's schema, and how it may be refused."""
@@ -254,6 +256,7 @@ def _bodies() -> dict[str, Any]:
         **messages_schemas(template),
         **token_schemas(template),
         "TokenBody": token_body_schema(template),
+        "OperationsNow": operations_schema(template),
     }
     parts = {name: part for body in bodies.values() for name, part in body.pop("$defs", {}).items()}
     return {**parts, **bodies}
