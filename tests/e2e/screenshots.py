@@ -14,8 +14,7 @@ import httpx
 
 from deploy.local.runner import Stack
 from deploy.tenants_file import create_api_key
-from streams.chat_tokenizer import tokenizer_of
-from streams.directory import Model, Role
+from streams.directory import Role
 from tests.browser import headless_browser
 from tests.e2e.stacks import api_key, body, http_client, prepared
 from tests.pages import NARROW, ChatPage, Page
@@ -40,6 +39,18 @@ for event in client.responses.create(model="sluice-tiny", input="Hello", stream=
     print(event.sequence_number, event)
 ```
 """
+END = "§"
+"""At which the script's answers stop, so that it is told once."""
+WORKED_OUT = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "parameters": {"type": "object", "properties": {"expression": {"const": "6 * 7"}}, "required": ["expression"]},
+    },
+}
+"""The simulated engine says the smallest thing that fits: here what a model would."""
+REFUSED = body(max_tokens=100_000)
+STREAMED = body(max_tokens=120, min_tokens=100, stream=True)
 LOAD = 6
 """Clients that ask while the flow is pictured."""
 
@@ -53,11 +64,8 @@ def load(stack: Stack) -> Iterator[None]:
         tenant = ("demo", "north", "south")[number % 3]
         with http_client(stack, tenant) as client:
             while not over.is_set():
-                wrong = (
-                    {"max_tokens": 100_000} if number == 0 else {"max_tokens": 120, "min_tokens": 100, "stream": True}
-                )
                 try:
-                    client.post("/v1/chat/completions", json=body(**wrong))
+                    client.post("/v1/chat/completions", json=REFUSED if number == 0 else STREAMED)
                 except httpx.HTTPError:
                     over.wait(0.5)
                 over.wait(1.5 if number == 0 else 0.2)
@@ -84,6 +92,7 @@ def keep(page: Page, name: str) -> None:
 def picture_chat(page: ChatPage, stack: Stack) -> None:
     page.dress("light", SIZE)
     page.ready(api_key(stack))
+    page.asks_for({"stop": [END]})
     for number, question in enumerate(("How are jobs kept out of each other's way?", "What does a sluice do?")):
         if number:
             page["fresh"].click()
@@ -91,13 +100,15 @@ def picture_chat(page: ChatPage, stack: Stack) -> None:
         page.until_ended()
     keep(page, "chat")
     page["calculator"].click()
+    page.asks_for({"tools": [WORKED_OUT]})
     page.ask("And what is 6 times 7?")
     page.until_there(".tool-result")
     keep(page, "chat-tool")
     page.press(".decline")
     page.until_ended(3)
-    page["calculator"].click()
-    page["fresh"].click()
+    page.browser.refresh()
+    page.ready(api_key(stack))
+    page.asks_for({"stop": [END]})
     page.dress("dark", NARROW)
     page.ask("What does a sluice do?")
     page.until_ended()
@@ -113,27 +124,18 @@ def picture_operations(page: Page, key: str) -> None:
     keep(page, "operations")
 
 
-def picture_docs(page: Page) -> None:
-    page.dress("light", SIZE)
-    page.run("document.querySelectorAll('details')[1].open = true")
-    keep(page, "reference")
-
-
 def main() -> int:
     IMAGES.mkdir(exist_ok=True)
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="sluice-")))
-        model = Model(name="tiny", path="models/sluice-tiny", pool="default", context_window=2_048)
-        tokens = len(tokenizer_of(model).encode_text(SCRIPT))
-        engine = {
-            "ttft_ms": 40.0, "inter_token_ms": 12.0, "step_ms": 5.0, "min_output_tokens": tokens,
-            "max_output_tokens": tokens, "script": SCRIPT,
+        engine: dict[str, bool | int | float | str] = {
+            "ttft_ms": 40.0, "inter_token_ms": 12.0, "step_ms": 5.0, "min_output_tokens": 2_000,
+            "max_output_tokens": 2_000, "script": SCRIPT + END,
         }  # fmt: skip
         stack = running.enter_context(prepared(folder / "stack", engine))
         admin = create_api_key(stack.data.tenants_file, "demo", "operator", role=Role.ADMIN)
         browser = running.enter_context(headless_browser(folder / "chromium"))
         picture_chat(ChatPage(browser, stack.gateway_url, IMAGES), stack)
-        picture_docs(Page(browser, f"{stack.gateway_url}/docs", IMAGES))
         running.enter_context(load(stack))
         picture_operations(Page(browser, f"{stack.gateway_url}/operations", IMAGES), admin)
     return 0

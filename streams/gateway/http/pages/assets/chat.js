@@ -294,9 +294,10 @@ function ended(run) {
   follower.follow();
   if (answer.ended.failure)
     announce(`${explained(answer.ended.failure).title} ${explained(answer.ended.failure).advice}`);
-  else if (awaits_results(current))
+  else if (awaits_results(current)) {
+    if (document.activeElement === $("text")) $("turns").querySelector(".tool-result")?.focus();
     announce(`The model calls ${answer.calls.map(call => call.name).join(", ")}, and waits for the result.`);
-  else announce(`The answer is complete. ${answer.content.slice(0, MAX_ANNOUNCED_CHARS)}`);
+  } else announce(`The answer is complete. ${answer.content.slice(0, MAX_ANNOUNCED_CHARS)}`);
 }
 
 // Connecting

@@ -4,11 +4,11 @@ import {count} from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 1120,
-  BOX = 128,
+  BOX = 124,
   TALL = 62,
-  GAP = 14,
-  TOP = 24;
-const COLUMNS = {requests: 0, admission: 165, lanes: 330, workers: 515, post: 720, end: 960};
+  GAP = 16,
+  TOP = 8;
+const COLUMNS = {requests: 1, admission: 200, lanes: 399, workers: 598, post: 797, end: 995};
 const BEHIND = 1000;
 /** Records from which on a group is said to be behind. */
 const MAX_SHOWN = 8;
@@ -51,28 +51,19 @@ function box(x, y, title, lines, {behind = false, broken = false, used = null} =
   return {x, y, height, middle: y + height / 2, parts};
 }
 
-function edge(from, to, per_second = undefined) {
-  const x1 = from.x + BOX,
-    y1 = from.middle,
-    x2 = to.x,
-    y2 = to.middle,
-    bend = (x1 + x2) / 2;
-  const parts = [
-    node("path", {
-      class: `edge${per_second > 0 ? " flows" : ""}`,
-      d: `M${x1} ${y1} C${bend} ${y1} ${bend} ${y2} ${x2} ${y2}`,
-    }),
+/** From box to box; with what flows along it in a second, where that is known. */
+function edge(from, to, per_second = null, flows = per_second > 0) {
+  const [x1, y1, x2, y2] = [from.x + BOX, from.middle, to.x, to.middle];
+  const x = (x1 + x2) / 2;
+  const path = node("path", {
+    class: `edge${flows ? " flows" : ""}`,
+    d: `M${x1} ${y1} C${x} ${y1} ${x} ${y2} ${x2} ${y2}`,
+  });
+  if (per_second === null) return [path];
+  return [
+    path,
+    node("text", {class: "rate", x, y: (y1 + y2) / 2 + 4, "text-anchor": "middle"}, `${rate(per_second)}/s`),
   ];
-  if (per_second !== undefined && per_second !== null) {
-    parts.push(
-      node(
-        "text",
-        {class: "rate", x: bend, y: Math.min(y1, y2) + Math.abs(y1 - y2) / 2 - 7, "text-anchor": "middle"},
-        `${rate(per_second)}/s`,
-      ),
-    );
-  }
-  return parts;
 }
 
 /** Boxes below one another, around the middle of the picture. */
@@ -119,7 +110,7 @@ export function draw_flow(place, now) {
   };
   if (!workers.length)
     rows.workers = [{title: "no worker", lines: ["none has said anything"], more: {broken: now.log_state === "seen"}}];
-  const height = Math.max(250, ...[rows.lanes.length * (TALL + GAP), rows.workers.length * (TALL + 10 + GAP)]);
+  const height = (TALL + 10 + GAP) * Math.max(3, rows.lanes.length, rows.workers.length);
   const one = (x, title, more) => column(x, height, [{title, ...more}])[0];
   const sources = column(COLUMNS.requests, height, [
     {title: "requests", lines: ["from gateways"]},
@@ -138,19 +129,20 @@ export function draw_flow(place, now) {
     {title: "settlement", ...lag_of(now, "settlement")},
     {title: "billing", ...lag_of(now, "billing")},
   ]);
+  const shown = topic => per_second(topic) || null;
   const edges = [
-    edge(sources[0], admission, per_second("requests")),
-    edge(sources[1], admission, per_second("intake.batch")),
-    ...drawnLanes.map((lane, at) => edge(admission, lane, lanes[at].records_per_s || undefined)),
+    edge(sources[0], admission, per_second("requests") ?? null),
+    edge(sources[1], admission, shown("intake.batch")),
+    ...drawnLanes.map((lane, at) => edge(admission, lane, lanes[at].records_per_s || null)),
     ...drawnLanes.flatMap((lane, at) =>
       drawnWorkers
         .filter((_, number) => !workers.length || workers[number].pool === lanes[at].pool)
-        .map(worker => edge(lane, worker)),
+        .map(worker => edge(lane, worker, null, lanes[at].records_per_s > 0)),
     ),
-    ...drawnWorkers.map(worker => edge(worker, post)),
-    edge(post, gateway, per_second("responses")),
-    edge(post, settlement, per_second("usage")),
-    edge(post, billing),
+    ...drawnWorkers.map((worker, at) => edge(worker, post, null, workers[at]?.tokens_per_second > 0)),
+    edge(post, gateway, shown("responses")),
+    edge(post, settlement, shown("usage")),
+    edge(post, billing, shown("usage")),
   ];
   const boxes = [...sources, admission, ...drawnLanes, ...drawnWorkers, post, gateway, settlement, billing];
   const told = `Requests ${rate(per_second("requests"))} a second; ${lanes.map(each => `${each.lane} lane of ${each.pool}: ${each.open} open`).join("; ")}. The tables below say all of it.`;

@@ -120,7 +120,7 @@ function inline(token, depth) {
       return link(token.href, inlines(token.tokens, depth));
     // A picture would be fetched from wherever the model says, and tell that somebody reads this.
     case "image":
-      return link(token.href, [`🖼 ${token.text || "picture"}`]);
+      return link(token.href, [`picture: ${token.text || token.href}`]);
     case "escape":
       return document.createTextNode(token.text);
     // Markup is what was written, no more.

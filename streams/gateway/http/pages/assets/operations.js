@@ -132,10 +132,10 @@ function figures(now) {
   return [
     ["requests/s", rate(requests)],
     ["tokens/s generated", rate(generated)],
-    ["tokens/s delivered here", rate(gateway.delivered_tokens_per_s)],
-    ["open responses here", count(gateway.open_responses)],
-    ["viewers here", count(gateway.viewers)],
-    [`first token p50 (${count(first.answers)} answers)`, ms(first.p50_ms)],
+    ["tokens/s delivered", rate(gateway.delivered_tokens_per_s)],
+    ["open responses", count(gateway.open_responses)],
+    ["viewers", count(gateway.viewers)],
+    ["first token p50", ms(first.p50_ms)],
     ["first token p95", ms(first.p95_ms)],
     ["first token p99", ms(first.p99_ms)],
   ].map(([label, value]) => el("div", {className: "figure"}, el("b", {}, value), el("span", {}, label)));

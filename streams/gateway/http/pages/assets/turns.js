@@ -8,6 +8,8 @@ import {markdown} from "./markdown.js";
 const PATIENCE = 8;
 /** Drawing takes an eighth of the time at most, however long an answer becomes. */
 const MAX_RESULT_CHARS = 100_000;
+const TELLING = new Set(["invalid_request", "unsupported_parameter"]);
+/** Of these the server's own words say what is wrong. */
 
 export class Turns {
   #place;
@@ -190,8 +192,7 @@ export class Turns {
       );
     }
     if (answer.ended?.failure) foot.push(failed(answer.ended.failure));
-    if (answer.ended && !answer.ended.failure)
-      foot.push(el("p", {className: "note used"}, this.#used(answer)));
+    if (answer.ended && !answer.ended.failure) foot.push(el("p", {className: "note used"}, this.#used(answer)));
     const waits = isLast && answer.ended?.finish_reason === "tool_calls" && answer.calls.length > 0;
     if (waits) foot.push(this.#asksForResults(answer, index));
     else if (isLast && answer.ended) {
@@ -257,6 +258,11 @@ export class Turns {
         el("button", {className: "primary send-result"}, "Send the result"),
       ),
     );
+    form.onkeydown = event => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.target.tagName !== "TEXTAREA") return;
+      event.preventDefault();
+      form.requestSubmit();
+    };
     form.onsubmit = event => {
       event.preventDefault();
       results(at => fields[at].value);
@@ -271,7 +277,7 @@ function failed(failure) {
     "div",
     {className: "failure"},
     el("p", {className: "note error"}, el("strong", {}, title), ` ${advice}`),
-    el("details", {}, el("summary", {}, "Details"), el("code", {}, detail)),
+    el("details", {open: TELLING.has(failure.code)}, el("summary", {}, "Details"), el("code", {}, detail)),
   );
 }
 
