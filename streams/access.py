@@ -85,8 +85,13 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "gateway",
             groups=(f"{region}.gateways",),
-            reads=(topics.responses.name, topics.batch_results.name),
+            reads=(topics.responses.name, topics.batch_results.name, topics.workers.name),
             writes=(topics.requests.name, topics.intake_batch.name, control, usage, dead),
+            # For the operations page: lag, and how much is written. It reads none of that.
+            watches_groups=(
+                f"{region}.admission", *pools, f"{region}.post-safety", f"{region}.settlement", f"{region}.billing",
+            ),
+            watches_topics=(topics.intake_batch.name, *jobs, *lanes, generated),
         ),
         Role(
             "admission",

@@ -51,6 +51,8 @@ class KeyScope(StrEnum):
     RESPONSES = "responses"
     """To ask, embed and count tokens, and whatever is done with a response by its id."""
     USAGE = "usage"
+    OPERATIONS = "operations"
+    """To see how the whole deployment stands, whose work it may be."""
 
 
 class Role(StrEnum):

@@ -24,8 +24,9 @@ from streams.gateway.runtime import GROUP, GatewayRuntime, GatewayServer
 from streams.gateway.stored.sql import SqlStoredResponses
 from streams.health import HealthServer
 from streams.keyring import Purpose
-from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.kafka import KafkaConsumer, KafkaProducer, KafkaWatch
 from streams.log.port import LogConsumer, LogProducer
+from streams.log.watch import LogWatch
 from streams.metadata.database import Database
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import Settings, SettingsError
@@ -52,6 +53,9 @@ class KafkaClients:
 
     def reader(self) -> LogConsumer:
         return KafkaConsumer(self._kafka, None, f"{self._gateway_id}-reader")
+
+    def watch(self) -> LogWatch:
+        return KafkaWatch(self._kafka, f"{self._gateway_id}-watch")
 
 
 async def serve(settings: Settings, tracing: Tracing | None) -> None:

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from streams.gateway.fan_out.hub import Hub
+from streams.gateway.operations.recent import RecentAnswers
 
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 INTER_TOKEN_SAMPLE = 16
@@ -14,9 +15,10 @@ INTER_TOKEN_SAMPLE = 16
 
 
 class GatewayMetrics:
-    """Units stand in the names."""
+    """Units stand in the names. `recent`: of the last answers, for the operations page."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.recent = RecentAnswers()
         self.first_token = Histogram(
             "sluice_gateway_time_to_first_token_seconds", "From acceptance to the first token handed to a socket.",
             buckets=_LATENCY_S, registry=registry,

@@ -36,6 +36,8 @@ from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.idempotency.port import IdempotencyKeys
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics, HubCollector
+from streams.gateway.operations.eyes import Eyes
+from streams.gateway.operations.operations import Operations
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper
@@ -48,6 +50,7 @@ from streams.gateway.websocket.protocol import StreamProtocol
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.log.producer_thread import ProducerThread
+from streams.log.watch import LogWatch
 from streams.settings import Settings
 from streams.tracing.tracing import Tracing
 
@@ -77,6 +80,8 @@ class LogClients(Protocol):
 
     def reader(self) -> LogConsumer:
         """Outside of any group."""
+
+    def watch(self) -> LogWatch: ...
 
 
 class GatewayRuntime:
@@ -164,7 +169,13 @@ class GatewayRuntime:
         )  # fmt: skip
         self._tending = Tending(batches.files, batches.batches, batches.blobs, settings.batches.kept_days)
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
-        http = build_app(self.gateway, usage, BatchService(batches, self._runner, settings.files, settings.batches))
+        self._operations = Operations(
+            settings.region, options.gateway_id, self._topics,
+            lambda: {model.name for model in catalog.models()},
+            lambda: Eyes(clients.watch(), clients.reader(), self._topics), self.hub, self._metrics.recent,
+        )  # fmt: skip
+        batching = BatchService(batches, self._runner, settings.files, settings.batches)
+        http = build_app(self.gateway, usage, batching, self._operations)
         self.edge = Edge(
             http, self._sockets, self.gateway, max_connections=options.max_connections,
             max_strangers=options.max_strangers, allowed_origins=options.allowed_origins,
@@ -186,6 +197,7 @@ class GatewayRuntime:
             self._keeper.write(), self._keeper.read_back(), self._keeper.tend(), self._keys.tend(),
             self._runner.run(), self._tending.tend(),
             self._conversations.tend(),
+            self._operations.run(),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:

@@ -26,7 +26,9 @@ class Timing:
         if not self._count:
             if accepted_at_ms and span.first_sequence == 1 and not self._is_back:
                 now_ms = time.time() * 1e3
-                self._metrics.first_token.observe(max(0.0, now_ms - accepted_at_ms) / 1e3)
+                took_ms = max(0.0, now_ms - accepted_at_ms)
+                self._metrics.first_token.observe(took_ms / 1e3)
+                self._metrics.recent.first_token(int(now_ms), took_ms)
                 if (viewer := self._follower.viewer) is not None:
                     viewer.stream.stage_ms.setdefault("first_sent", int(now_ms))
             self._last_s, self._seen = time.monotonic(), span.sequence_number

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, Protocol
 
-from streams.log.kafka import KafkaConsumer, KafkaProducer
+from streams.log.kafka import KafkaConsumer, KafkaProducer, KafkaWatch
 from streams.log.memory import MemoryLog
+from streams.log.memory.watch import MemoryWatch
 from streams.log.port import (
     LogConsumer,
     LogError,
     LogProducer,
     LogRecord,
 )
+from streams.log.watch import LogWatch
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import HOUR_MS, Topic
@@ -39,6 +41,9 @@ class Log(Protocol):
     def consumer(self, group: str | None, *, reset: Literal["earliest", "latest"] = "earliest") -> LogConsumer:
         """Closed when the test ends."""
 
+    def watch(self) -> LogWatch:
+        """Closed when the test ends."""
+
 
 @dataclass
 class InMemory:
@@ -56,6 +61,9 @@ class InMemory:
     def consumer(self, group: str | None, *, reset: Literal["earliest", "latest"] = "earliest") -> LogConsumer:
         consumer = self.log.consumer(group, new_name("consumer"), reset=reset)
         return self.held.enter_context(closing(consumer))
+
+    def watch(self) -> LogWatch:
+        return self.held.enter_context(closing(MemoryWatch(self.log)))
 
 
 @dataclass
@@ -77,6 +85,9 @@ class OnKafka:
     def consumer(self, group: str | None, *, reset: Literal["earliest", "latest"] = "earliest") -> LogConsumer:
         consumer = KafkaConsumer(self.settings, group, new_name("consumer"), reset=reset)
         return self.held.enter_context(closing(consumer))
+
+    def watch(self) -> LogWatch:
+        return self.held.enter_context(closing(KafkaWatch(self.settings, new_name("watch"))))
 
 
 def write(log: Log, topic: str, values: Sequence[bytes], *, partition: int = 0) -> list[int]:

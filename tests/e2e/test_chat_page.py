@@ -7,12 +7,12 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 
 from deploy.local.runner import Stack
 from tests.browser import DRIVER, WHY_NOT, headless_browser
 from tests.e2e.relay import Relay
 from tests.e2e.stacks import TIMEOUT_S, api_key, is_scripted
+from tests.pages import NARROW, WIDE, ChatPage
 from tests.servers import until
 
 pytestmark = [
@@ -20,130 +20,34 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(DRIVER is None, reason=WHY_NOT),
 ]
-WIDE, NARROW = (1_100, 800), (390, 844)
-BELOW = "view.scrollHeight - view.scrollTop - view.clientHeight"
+VIEW = "document.getElementById('view')"
+BELOW = f"{VIEW}.scrollHeight - {VIEW}.scrollTop - {VIEW}.clientHeight"
 ANYWHERE = 100_000
 """More pixels than any conversation here has."""
 
 
-class Page:
-    """The page as its reader sees it."""
+def pixels(page: ChatPage, expression: str) -> float:
+    found: float = page.run(f"return {expression}")
+    return found
 
-    def __init__(self, browser: Chrome, url: str, pictures: Path) -> None:
-        self._browser = browser
-        self._pictures = pictures
-        browser.set_window_size(*WIDE)
-        browser.get(url)
 
-    def __getitem__(self, element_id: str) -> WebElement:
-        return self._browser.find_element(By.ID, element_id)
+def below(page: ChatPage) -> float:
+    """How many pixels of the conversation are hidden below what is seen."""
+    return pixels(page, BELOW)
 
-    def picture(self, name: str) -> None:
-        """For whoever wants to look; pytest keeps the folders of its last runs."""
-        assert self._browser.save_screenshot(str(self._pictures / f"{name}.png"))
 
-    def until_says(self, element_id: str, text: str) -> None:
-        until(lambda: text in self[element_id].text, f"#{element_id} says {text!r}", TIMEOUT_S)
+def scroll_by(page: ChatPage, by: int) -> float:
+    """How many pixels are hidden below, right after it."""
+    return pixels(page, f"({VIEW}.scrollTop += {by}, {BELOW})")
 
-    def connect(self, key: str) -> None:
-        self["key"].send_keys(key, Keys.ENTER)
 
-    def ready(self, key: str) -> None:
-        self.connect(key)
-        self.until_says("status", "connected")
-
-    def ask(self, text: str) -> None:
-        self["text"].send_keys(text, Keys.ENTER)
-
-    def long_answers(self, tokens: int) -> None:
-        """From now on answers have at least so many tokens, as those of a long story would."""
-        self._browser.execute_script(
-            "const plain = say, tokens = arguments[0];"
-            "say = message => plain(message.type === 'request'"
-            " ? {...message, body: {...message.body, min_tokens: tokens, max_tokens: tokens}} : message);",
-            tokens,
-        )
-
-    def type_as_soon_as_sent(self, text: str) -> None:
-        self._browser.execute_script(
-            "const send = say, text = arguments[0]; say = message => { send(message); $('text').value = text; };", text
-        )
-
-    def settle(self) -> None:
-        """Until the page has been drawn twice."""
-        self._browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
-
-    def turns(self, kind: str) -> list[str]:
-        return [turn.text for turn in self._browser.find_elements(By.CSS_SELECTOR, f".turn.{kind} .text")]
-
-    @property
-    def answer(self) -> str:
-        """What the newest answer says so far."""
-        found: str = self._browser.execute_script(
-            "return [...document.querySelectorAll('.assistant .text')].at(-1)?.textContent ?? ''"
-        )
-        return found
-
-    @property
-    def notes(self) -> list[str]:
-        return [note.text for note in self._browser.find_elements(By.CSS_SELECTOR, ".turn .note")]
-
-    def until_longer(self, than: int) -> str:
-        until(lambda: len(self.answer) > than, f"the answer is longer than {than}", TIMEOUT_S)
-        return self.answer
-
-    def until_ended(self, answers: int = 1) -> str:
-        """The newest note, once there are so many."""
-        until(lambda: len(self.notes) == answers, "the answer has ended", TIMEOUT_S)
-        return self.notes[-1]
-
-    def dress(self, scheme: str, size: tuple[int, int]) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == NARROW}
-        self._browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    def overflows(self) -> bool:
-        found: bool = self._browser.execute_script(
-            "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
-        )
-        return found
-
-    def resize(self, size: tuple[int, int]) -> None:
-        self.dress("light", size)
-        until(lambda: self._browser.execute_script("return innerHeight") == size[1], f"it is {size}", TIMEOUT_S)
-        self.settle()
-
-    def _pixels(self, expression: str) -> float:
-        found: float = self._browser.execute_script(f"return {expression}")
-        return found
-
-    @property
-    def below(self) -> float:
-        """How many pixels of the conversation are hidden below what is seen."""
-        return self._pixels(BELOW)
-
-    @property
-    def overflow(self) -> float:
-        """By how many pixels the conversation is longer than what is seen of it."""
-        return self._pixels("view.scrollHeight - view.clientHeight")
-
-    def scroll_by(self, pixels: int) -> float:
-        """How many pixels are hidden below, right after it."""
-        return self._pixels(f"(view.scrollTop += {pixels}, {BELOW})")
-
-    def columns(self) -> set[tuple[float, float]]:
-        """Where the columns of header, conversation and input box begin and end: one pair if they are aligned."""
-        edges: list[list[float]] = self._browser.execute_script(
-            "return [...document.querySelectorAll('.column')].map(column => column.getBoundingClientRect())"
-            ".filter(box => box.width).map(box => [box.left, box.right])"
-        )
-        return {(left, right) for left, right in edges}
-
-    def complaints(self) -> list[str]:
-        """What the browser's console holds against the page; the network's refusals are not the page's fault."""
-        return [entry["message"] for entry in self._browser.get_log("browser") if entry["source"] != "network"]  # type: ignore[no-untyped-call]
+def columns(page: ChatPage) -> set[tuple[float, float]]:
+    """Where the columns of conversation and input box begin and end: one pair if they are aligned."""
+    edges: list[list[float]] = page.run(
+        "return [...document.querySelectorAll('.column')].map(column => column.getBoundingClientRect())"
+        ".filter(box => box.width).map(box => [box.left, box.right])"
+    )
+    return {(left, right) for left, right in edges}
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +57,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 
 @pytest.fixture
-def page(browser: Chrome, stack: Stack, tmp_path: Path) -> Iterator[Page]:
-    page = Page(browser, stack.gateway_url, tmp_path)
+def page(browser: Chrome, stack: Stack, tmp_path: Path) -> Iterator[ChatPage]:
+    page = ChatPage(browser, stack.gateway_url, tmp_path)
     page.dress("light", WIDE)
     yield page
     page.picture("end")
     assert page.complaints() == []
+    page.forget()
     browser.get("about:blank")
 
 
-def test_a_question_is_answered_token_by_token_and_the_ending_says_what_it_used(page: Page, stack: Stack) -> None:
+def test_a_question_is_answered_token_by_token_and_the_ending_says_what_it_used(page: ChatPage, stack: Stack) -> None:
     page.picture("login")
     assert "make run" in page["welcome"].text, "it says where a key is found"
     page.ready(api_key(stack))
@@ -174,12 +79,15 @@ def test_a_question_is_answered_token_by_token_and_the_ending_says_what_it_used(
     page.picture("answering")
     assert "tokens in" in page.until_ended()
     assert "150 out" in page.notes[-1]
+    assert "$0.0000" in page.notes[-1], "and what it costs"
+    assert "tokens" in page["total"].text
     assert is_scripted(page.answer)
     assert page.turns("user") == ["What is the capital of France?"]
     assert page["text"].is_enabled()
+    assert "The answer is complete." in page["announcer"].get_attribute("textContent")  # type: ignore[operator]
 
 
-def test_a_conversation_goes_on_and_can_be_begun_anew(page: Page, stack: Stack) -> None:
+def test_conversations_are_kept_apart_and_found_again(page: ChatPage, stack: Stack) -> None:
     page.ready(api_key(stack))
     page["examples"].find_elements(By.TAG_NAME, "button")[0].click()
     page.until_ended(1)
@@ -190,26 +98,129 @@ def test_a_conversation_goes_on_and_can_be_begun_anew(page: Page, stack: Stack) 
     page["fresh"].click()
     assert page.turns("user") == []
     assert page["empty"].is_displayed()
+    page.ask("Something else.")
+    page.until_ended(1)
+    page.open("What is the capital of France?")
+    assert page.turns("user") == ["What is the capital of France?", "And of Italy?"]
+    page.browser.refresh()
+    page.ready(api_key(stack))
+    until(lambda: len(page.conversations) == 3, "the list is there, and a new chat", TIMEOUT_S)
+    assert page.conversations == ["New chat", "Something else.", "What is the capital of France?"]
+    page.open("Something else.")
+    until(lambda: page.turns("user") == ["Something else."], "it is shown", TIMEOUT_S)
+    page.press("#list li:has([aria-current]) .rename")
+    page["list"].find_element(By.TAG_NAME, "input").send_keys(Keys.CONTROL, "a", Keys.NULL, "Renamed", Keys.ENTER)
+    until(lambda: "Renamed" in page.conversations, "it is renamed", TIMEOUT_S)
+    for _ in range(2):
+        page.press("#list li:has([aria-current]) .remove")
+    until(lambda: page.conversations == ["New chat", "What is the capital of France?"], "it is deleted", TIMEOUT_S)
 
 
-def test_a_long_story_can_be_stopped(page: Page, stack: Stack) -> None:
+def test_an_answer_goes_on_while_another_conversation_is_looked_at(page: ChatPage, stack: Stack) -> None:
+    page.ready(api_key(stack))
+    page.long_answers(600)
+    page.ask("A long story.")
+    page.until_longer(10)
+    page["fresh"].click()
+    page.ask("Another one.")
+    page.until_longer(10)
+    page.picture("two-run")
+    page.open("A long story.")
+    assert "600 out" in page.until_ended()
+    assert is_scripted(page.answer)
+    page.open("Another one.")
+    assert "600 out" in page.until_ended()
+    assert is_scripted(page.answer)
+
+
+@pytest.mark.parametrize("by", ["button", "key"])
+def test_a_long_story_can_be_stopped(page: ChatPage, stack: Stack, by: str) -> None:
     page.ready(api_key(stack))
     page.long_answers(2_000)
     page.ask("Tell me a very long story.")
     page.until_longer(60)
-    page["stop"].click()
+    if by == "button":
+        page["stop"].click()
+    else:
+        page["text"].send_keys(Keys.ESCAPE)
     note = page.until_ended()
     assert note.startswith("stopped")
-    assert 0 < int(note.split(" out")[0].split()[-1]) < 1_000
+    assert 0 < int(note.split(" out")[0].split()[-1].replace(",", "")) < 1_000
     assert is_scripted(page.answer)
     assert not page["stop"].is_displayed()
     page.ask("Thank you.")
-    page.until_longer(0)
+    until(lambda: len(page.turns("assistant")) == 2, "it is answered", TIMEOUT_S)
+
+
+def test_a_message_is_edited_and_an_answer_given_anew(page: ChatPage, stack: Stack) -> None:
+    page.ready(api_key(stack))
+    for number, text in enumerate(("First?", "Second?"), 1):
+        page.ask(text)
+        page.until_ended(number)
+    page["text"].send_keys(Keys.ARROW_UP)
+    page.until_there(".editing textarea")
+    page.all(".editing textarea")[0].send_keys(Keys.ESCAPE)
+    assert page.all(".editing") == [], "nothing happened"
+    page.all(".turn.user .edit")[0].click()
+    page.all(".editing textarea")[0].send_keys(" Edited.", Keys.ENTER)
+    until(lambda: page.turns("user") == ["First? Edited."], "what followed is replaced", TIMEOUT_S)
+    page.until_ended(1)
+    ids = page.run(
+        "return Object.values(localStorage).filter(each => each.includes('Edited'))[0].match(/resp_[^\"]+/g)"
+    )
+    page.press(".regenerate")
+    until(lambda: page.notes == [], "it is asked again", TIMEOUT_S)
+    page.until_ended(1)
+    assert is_scripted(page.answer)
+    assert page.turns("user") == ["First? Edited."]
+    assert ids
+
+
+def test_a_running_answer_gives_way_to_an_edit(page: ChatPage, stack: Stack) -> None:
+    page.ready(api_key(stack))
+    page.long_answers(2_000)
+    page.ask("Tell me a sotry.")
+    page.until_longer(60)
+    page.press(".turn.user .edit")
+    field = page.all(".editing textarea")[0]
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, "Tell me a story.", Keys.ENTER)
+    until(lambda: page.turns("user") == ["Tell me a story."], "it is asked anew", TIMEOUT_S)
+    page.until_longer(60)
+    page["stop"].click()
+    assert page.until_ended().startswith("stopped")
+    assert is_scripted(page.answer), "nothing of the first answer is in it"
+
+
+def test_a_tool_is_called_and_what_it_says_is_answered(page: ChatPage, stack: Stack) -> None:
+    page.ready(api_key(stack))
+    assert page["tools"].is_displayed()
+    page["calculator"].click()
+    page.ask("What is 6 times 7?")
+    page.until_there(".tool-result")
+    page.picture("call")
+    assert page.texts(".tool-name") == ["calculator"]
+    assert "expression" in page.texts(".arguments")[0]
+    assert not page["send"].is_enabled(), "the result comes first"
+    field = page.all(".tool-result")[0]
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, "42")
+    page.all(".send-result")[0].click()
+    until(lambda: page.texts(".turn.tool code") == ["42"], "the result is shown", TIMEOUT_S)
+    until(lambda: len(page.notes) == 2, "it is answered", TIMEOUT_S)
+    assert is_scripted(page.answer)
+    page.picture("called")
+    page.press(".regenerate")
+    until(lambda: len(page.notes) == 1, "asked anew with the same result", TIMEOUT_S)
+    page.until_ended(2)
+    assert is_scripted(page.answer)
+    page.ask("Thank you.")
+    page.until_there(".tool-result")
+    page.press(".decline")
+    page.until_ended(4)
 
 
 def test_a_lost_connection_is_taken_up_where_it_was(browser: Chrome, stack: Stack, tmp_path: Path) -> None:
     with Relay(stack.gateway_url).running() as relay:
-        page = Page(browser, relay.url, tmp_path)
+        page = ChatPage(browser, relay.url, tmp_path)
         page.ready(api_key(stack))
         page.long_answers(600)
         page.ask("Tell me a long story.")
@@ -217,13 +228,30 @@ def test_a_lost_connection_is_taken_up_where_it_was(browser: Chrome, stack: Stac
         assert relay.cut() > 0
         page.until_says("status", "reconnecting")
         page.picture("reconnecting")
+        page.until_says("status", "reconnected, continuing at token")
+        page.picture("reconnected")
         assert page.until_longer(len(seen) + 400).startswith(seen)
         assert "600 out" in page.until_ended()
         assert is_scripted(page.answer), "nothing is missing, nothing is told twice"
+        assert "taken up again after token" in page.texts(".taken-up")[0]
+        page.forget()
         browser.get("about:blank")
 
 
-def test_a_wrong_key_is_said_kindly_and_the_right_one_can_follow(page: Page, stack: Stack) -> None:
+def test_who_loads_the_page_anew_finds_the_answer_going_on(page: ChatPage, stack: Stack) -> None:
+    page.ready(api_key(stack))
+    page.long_answers(600)
+    page.ask("Tell me a long story.")
+    page.until_longer(200)
+    until(lambda: "resp_" in page.run("return JSON.stringify(localStorage)"), "it is kept", TIMEOUT_S)
+    page.browser.refresh()
+    page.ready(api_key(stack))
+    page.open("Tell me a long story.")
+    assert "600 out" in page.until_ended()
+    assert is_scripted(page.answer)
+
+
+def test_a_wrong_key_is_said_kindly_and_the_right_one_can_follow(page: ChatPage, stack: Stack) -> None:
     page.connect("sk-wrong")
     page.until_says("refusal", "The API key is missing or wrong.")
     page.picture("refused")
@@ -232,72 +260,74 @@ def test_a_wrong_key_is_said_kindly_and_the_right_one_can_follow(page: Page, sta
     page["key"].clear()
     page.ready(api_key(stack))
     assert not page["welcome"].is_displayed()
+    assert api_key(stack) not in page.run("return JSON.stringify(localStorage) + document.documentElement.outerHTML")
 
 
-def test_a_refusal_is_said_beside_the_question(page: Page, stack: Stack) -> None:
+def test_a_refusal_is_said_beside_the_question_with_what_to_do(page: ChatPage, stack: Stack) -> None:
     page.ready(api_key(stack))
     page.long_answers(5_000)
     page.ask("Tell me more than is allowed.")
-    assert "max_tokens" in page.until_ended()
+    assert (
+        page.until_ended()
+        == "The request has something in it that is not understood. See the details below, and edit your message."
+    )
+    assert "max_tokens" in page.texts(".failure code")[0]
     page.picture("refusal")
     assert page["text"].is_enabled()
-    assert page["text"].get_attribute("value") == "Tell me more than is allowed.", "nothing has to be typed again"
+    assert page.texts(".regenerate") == ["Try again"], "nothing has to be typed again"
     page["fresh"].click()
     assert page["empty"].is_displayed(), "a refusal can be cleared away too"
 
 
-def test_a_refused_question_does_not_replace_what_was_typed_meanwhile(page: Page, stack: Stack) -> None:
-    page.ready(api_key(stack))
-    page.long_answers(5_000)
-    page.type_as_soon_as_sent("Something else")
-    page.ask("Tell me more than is allowed.")
-    page.until_ended()
-    assert page["text"].get_attribute("value") == "Something else"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("width", [1_100, 700])
-def test_a_long_conversation_stays_aligned_and_at_its_end(page: Page, stack: Stack, width: int) -> None:
+def test_a_long_conversation_stays_aligned_and_at_its_end(page: ChatPage, stack: Stack, width: int) -> None:
     page.resize((width, 800))
     page.ready(api_key(stack))
-    before = page.columns()
+    before = columns(page)
     page.long_answers(2_000)
     page.ask("Tell me a very long story.")
     page.until_ended()
     page.picture("scrolled")
-    assert page.columns() == before
+    assert columns(page) == before
     assert len(before) == 1
     for size in ((width, 400), (520, 500), (width, 800)):
         page.resize(size)
-        until(lambda: page.below < 2, f"the end is in view at {size}", TIMEOUT_S)
-    page.scroll_by(-ANYWHERE)
+        until(lambda: below(page) < 2, f"the end is in view at {size}", TIMEOUT_S)
+    scroll_by(page, -ANYWHERE)
     page.settle()
-    assert page.below > 300, "the reader has scrolled up"
+    assert below(page) > 300, "the reader has scrolled up"
     page.resize((width, 500))
-    assert page.below > 300, "who reads elsewhere stays there"
+    assert below(page) > 300, "who reads elsewhere stays there"
 
 
 @pytest.mark.long
-def test_who_scrolls_up_while_the_answer_grows_stays_there_and_who_returns_follows_it(page: Page, stack: Stack) -> None:
+def test_who_scrolls_up_while_the_answer_grows_stays_there_and_who_returns_follows_it(
+    page: ChatPage, stack: Stack
+) -> None:
     page.resize((700, 400))
     page.ready(api_key(stack))
     page.long_answers(4_000)
     page.ask("Tell me a very long story.")
-    until(lambda: page.overflow > 200, "the conversation is longer than its window", TIMEOUT_S)
-    assert page.scroll_by(-40) < 60, "one turn of the wheel, no more"
-    hidden = page.below
-    until(lambda: page.below > hidden + 200, "the answer grows out of sight", TIMEOUT_S)
-    page.scroll_by(ANYWHERE)
+    until(
+        lambda: pixels(page, f"{VIEW}.scrollHeight - {VIEW}.clientHeight") > 200,
+        "it is longer than its window",
+        TIMEOUT_S,
+    )
+    assert scroll_by(page, -40) < 60, "one turn of the wheel, no more"
+    hidden = below(page)
+    until(lambda: below(page) > hidden + 200, "the answer grows out of sight", TIMEOUT_S)
+    scroll_by(page, ANYWHERE)
     seen = len(page.answer)
     page.until_longer(seen + 800)
     page.settle()
-    assert page.below < 2
+    assert below(page) < 2
     page["stop"].click()
     page.until_ended()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_telephone_and_follows_the_readers_colours(page: Page, stack: Stack, scheme: str) -> None:
+def test_it_fits_a_telephone_and_follows_the_readers_colours(page: ChatPage, stack: Stack, scheme: str) -> None:
     page.dress(scheme, NARROW)
     page.picture(f"{scheme}-login")
     assert not page.overflows()
@@ -308,5 +338,46 @@ def test_it_fits_a_telephone_and_follows_the_readers_colours(page: Page, stack: 
     page.until_ended()
     page.picture(f"{scheme}-answered")
     assert not page.overflows()
-    paper = page["log"].find_element(By.XPATH, "ancestor::body").value_of_css_property("background-color")
-    assert (sum(int(part) for part in paper.split("(")[1].split(",")[:3]) < 300) == (scheme == "dark")
+    assert page.is_dark() == (scheme == "dark")
+    assert not page["side"].is_displayed()
+    page["menu"].click()
+    until(lambda: page["fresh"].is_displayed(), "the list comes from the side", TIMEOUT_S)
+    page.picture(f"{scheme}-list")
+    assert page["menu"].get_attribute("aria-expanded") == "true"
+    page["text"].send_keys(Keys.ESCAPE)
+    until(lambda: not page["side"].is_displayed(), "and goes again", TIMEOUT_S)
+
+
+def test_a_reader_chooses_the_colours_and_they_stay(page: ChatPage) -> None:
+    page.dress("light", WIDE)
+    for name in ("light", "dark"):
+        page["theme"].click()
+        assert page.is_dark() == (name == "dark")
+        assert name in str(page["theme"].get_attribute("aria-label"))
+    page.browser.refresh()
+    assert page.is_dark()
+
+
+def test_all_is_reached_by_keys_and_heard_by_who_does_not_see(page: ChatPage, stack: Stack) -> None:
+    page.ready(api_key(stack))
+    page.ask("Hello?")
+    page.until_ended()
+    page.run("document.querySelector('.skip').focus()")
+    seen = []
+    for _ in range(20):
+        at = page.browser.switch_to.active_element
+        seen.append(at.get_attribute("id") or (at.get_attribute("className") or "nothing").split()[-1])
+        at.send_keys(Keys.TAB)
+    order = [
+        seen.index(name)
+        for name in ("skip", "model", "theme", "fresh", "open", "rename", "edit", "regenerate", "text", "send")
+    ]
+    assert order == sorted(order), seen
+    nameless = page.run(
+        "return [...document.querySelectorAll('button, input, select, textarea')].filter(each => each.offsetParent"
+        " && !each.textContent.trim() && !each.getAttribute('aria-label') && !each.labels?.length)"
+        ".map(each => each.outerHTML)"
+    )
+    assert nameless == []
+    assert page.run("return document.querySelector('#view [aria-live], #view [role=log]')") is None, "no word by word"
+    assert page["announcer"].get_attribute("aria-live") == "polite"

@@ -7,7 +7,9 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import openai
 import pytest
 import redis
@@ -19,7 +21,9 @@ from websockets.sync.client import connect
 
 from deploy.examples.producer import await_result, produce
 from deploy.local.kafka_broker import ADMIN
+from deploy.tenants_file import create_api_key
 from schemas.request import LANES
+from streams.directory import Role
 from streams.log.kafka import KafkaConsumer, client_config
 from streams.log.port import LogError, TopicPartition
 from streams.provisioning import wait_for_broker
@@ -114,6 +118,22 @@ def test_a_gateway_may_look_up_what_it_delivered(secured: SecuredStack) -> None:
         until(lambda: reader.poll(100, 0.5), "something of it is read", TIMEOUT_S)
     finally:
         reader.close()
+
+
+def test_a_gateway_may_look_at_the_whole_flow_for_an_administrator(secured: SecuredStack) -> None:
+    key = create_api_key(secured.tenants_file, "north", "operator", role=Role.ADMIN)
+    told: dict[str, Any] = {}
+    with httpx.Client(base_url=secured.gateway_url, headers={"x-api-key": key}, verify=trust(secured)) as client:
+
+        def seen() -> bool:
+            told.update(client.get("/api/operations").json())
+            return told.get("log_state") == "seen"
+
+        until(seen, "the log was looked at", TIMEOUT_S, every_s=0.2)
+    assert {"admission", "gateway", "post-safety", "settlement", "billing"} <= {
+        each["group"] for each in told["groups"]
+    }
+    assert [worker["state"] for worker in told["workers"]] == ["ready"]
 
 
 def test_who_may_trace_is_told_what_happened_to_a_response(secured: SecuredStack) -> None:

@@ -156,6 +156,9 @@ class Pump:
                 elif type(event) is Terminal:
                     if hub.apply_terminal(event, record.partition, now_ms):
                         self._metrics.endings.labels(event.code.value).inc()
+                        self._metrics.recent.ended(
+                            unix_us // 1_000, event.code, event.model, event.usage.completion_tokens
+                        )
                         if (stream := hub.get(event.response_id)) is not None:
                             stream.stage_ms["ended"] = unix_us // 1_000
                             self._on_ended(stream)

@@ -1,14 +1,11 @@
-"""The HTTP surface: its routes, its error handlers, health, docs and the chat page."""
+"""The HTTP surface: its routes, its error handlers, health and the pages."""
 
-from functools import cache
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from fastapi.routing import APIRoute
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -18,7 +15,7 @@ from streams.dialects.neutral import RequestError
 from streams.gateway.batches.service import BatchService
 from streams.gateway.errors import ApiError
 from streams.gateway.http.answering import Answering
-from streams.gateway.http.answers import api_error_response, error_response, json_bytes
+from streams.gateway.http.answers import api_error_response, error_response
 from streams.gateway.http.batch_routes import add_batch_routes
 from streams.gateway.http.body import ClientDisconnect
 from streams.gateway.http.conversation_routes import add_conversation_routes
@@ -31,16 +28,18 @@ from streams.gateway.http.job_routes import add_job_routes
 from streams.gateway.http.messages_routes import add_messages_routes
 from streams.gateway.http.models import ModelApi
 from streams.gateway.http.openapi import body_of, openapi_document
+from streams.gateway.http.operations_routes import add_operations_routes
+from streams.gateway.http.page_routes import add_page_routes
 from streams.gateway.http.response_routes import add_response_routes
 from streams.gateway.http.token_routes import add_token_routes
 from streams.gateway.http.tokens import TokenApi
 from streams.gateway.http.usage import UsageApi
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.http.vllm_routes import add_vllm_routes
+from streams.gateway.operations.operations import Operations
 from streams.gateway.service.service import Gateway
 from streams.retry_advice import retry_advice_ms
 
-_FOLDER = Path(__file__).parent
 _INVALID = "invalid_request_error"
 _Start = Annotated[
     int | None, Query(ge=0, lt=MAX_TIME_S, description="Unix seconds; default: a week before `end_time`.")
@@ -60,12 +59,7 @@ _Groups = Annotated[
 ]
 
 
-@cache
-def _templates() -> Environment:
-    return Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined)
-
-
-def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService) -> FastAPI:
+def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService, operations: Operations) -> FastAPI:
     """The ASGI application for HTTP. WebSockets are served by `streams.gateway.websocket.session`."""
     app = FastAPI(
         title="Sluice", version="1", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
@@ -118,7 +112,9 @@ def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService) -> Fa
     add_conversation_routes(app, gateway)
     add_embeddings_routes(app, answering)
     add_job_routes(app, gateway)
-    _add_pages(app, gateway)
+    _add_health(app, gateway)
+    add_page_routes(app)
+    add_operations_routes(app, gateway, operations)
     add_messages_routes(app, answering, tokens)
     add_vllm_routes(app, gateway, tokens)
     add_token_routes(app, gateway)
@@ -128,9 +124,7 @@ def build_app(gateway: Gateway, usage: UsageReader, batches: BatchService) -> Fa
     return app
 
 
-def _add_pages(app: FastAPI, gateway: Gateway) -> None:
-    """What is no API of the gateway's: its state, its reference, the chat page."""
-
+def _add_health(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/healthz", tags=["operations"], response_class=PlainTextResponse)
     async def healthz() -> str:
         """The process answers."""
@@ -141,33 +135,6 @@ def _add_pages(app: FastAPI, gateway: Gateway) -> None:
         """Whether requests can be accepted."""
         why = gateway.why_not_ready()
         return PlainTextResponse(why or "ready", status_code=200 if why is None else 503)
-
-    # Whoever asks, it costs no more than its bytes: both need no key.
-    @cache
-    def document() -> bytes:
-        return json_bytes(app.openapi())
-
-    @cache
-    def reference() -> bytes:
-        return _templates().get_template("docs.html").render(api=app.openapi()).encode()
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        return Response(document(), media_type="application/json")
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(reference())
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        headers = {
-            "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-            "x-content-type-options": "nosniff",
-            "referrer-policy": "no-referrer",
-        }
-        return HTMLResponse((_FOLDER / "page.html").read_text(), headers=headers)
 
 
 def _methods_of(app: FastAPI, request: Request) -> list[str]:

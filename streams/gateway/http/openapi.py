@@ -15,6 +15,7 @@ from streams.dialects.responses.schema import responses_schema
 from streams.dialects.vllm_tokens import token_schemas
 from streams.gateway.batches.core import Status as BatchStatus
 from streams.gateway.batches.objects import STAMPS as BATCH_STAMPS
+from streams.gateway.operations.snapshot import operations_schema
 
 _TEXT: Final = {"type": "string"}
 _WHOLE: Final = {"type": "integer"}
@@ -298,6 +299,7 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/messages/count_tokens"): ("MessageTokens", (*_KEY, *_BODY)),
     ("post", "/tokenize"): ("Tokens", (*_KEY, *_BODY)),
     ("post", "/detokenize"): ("Prompt", (*_KEY, *_BODY)),
+    ("get", "/api/operations"): ("OperationsNow", _KEY),
     ("post", "/v1/tokens"): ("Token", (*_KEY, 400, 408, 413, 415)),
     ("post", "/v1/files"): ("File", (*_KEY, 400, 408, 413, 415)),
     ("get", "/v1/files"): ("Files", (*_KEY, 400)),
@@ -359,6 +361,7 @@ def _bodies() -> dict[str, Any]:
         "TokenBody": token_body_schema(template),
         "BatchBody": batch_body_schema(template),
         **conversation_schemas(template),
+        "OperationsNow": operations_schema(template),
     }
     parts = {name: part for body in bodies.values() for name, part in body.pop("$defs", {}).items()}
     return {**parts, **bodies}

@@ -5,12 +5,14 @@ from streams.log.kafka.config import client_config, tls_context
 from streams.log.kafka.consumer import QUIET_FETCH_WAIT_MS, UNHURRIED_FETCH_BYTES, KafkaConsumer
 from streams.log.kafka.identity import log_id
 from streams.log.kafka.producer import KafkaProducer
+from streams.log.kafka.watch import KafkaWatch
 
 __all__ = [
     "QUIET_FETCH_WAIT_MS",
     "UNHURRIED_FETCH_BYTES",
     "KafkaConsumer",
     "KafkaProducer",
+    "KafkaWatch",
     "client_config",
     "log_error",
     "log_id",

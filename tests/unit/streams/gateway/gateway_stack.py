@@ -36,6 +36,7 @@ from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import StoredResponses
 from streams.ids import parse_response_id
 from streams.log.memory import MemoryConsumer, MemoryLog, MemoryProducer
+from streams.log.memory.watch import MemoryWatch
 from streams.log.port import LogRecord
 from streams.settings import GatewaySettings, KafkaSettings, RedisSettings, Settings
 from streams.toml_directory import SettingsCatalog
@@ -140,6 +141,9 @@ class MemoryClients:
 
     def reader(self) -> Any:
         return PatientConsumer(self.log, None, f"{self._gateway_id}-reader", "earliest")
+
+    def watch(self) -> Any:
+        return MemoryWatch(self.log)
 
 
 def gateway_settings(redis_url: str, region: str, **gateway: Any) -> Settings:

@@ -87,7 +87,7 @@ async def test_health_docs_and_the_page_need_no_key(stack: Stack) -> None:
 async def test_what_needs_no_key_is_written_once(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
         first = [(await http.get(path)).content for path in ("/docs", "/openapi.json")]
-        monkeypatch.delattr("streams.gateway.http.app._templates")
+        monkeypatch.delattr("streams.gateway.http.page_routes._templates")
         monkeypatch.delattr("streams.gateway.http.app.openapi_document")
         assert [(await http.get(path)).content for path in ("/docs", "/openapi.json")] == first
 
@@ -315,7 +315,20 @@ async def test_refusals_without_a_route_have_an_id_too(redis_url: str) -> None:
         assert (nobody.status_code, nobody.headers["x-request-id"][:4]) == (401, "req_")
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v1/models", "/", "/docs", "/openapi.json", "/v1/nothing"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/healthz",
+        "/readyz",
+        "/v1/models",
+        "/",
+        "/operations",
+        "/docs",
+        "/assets/chat.js",
+        "/openapi.json",
+        "/v1/nothing",
+    ],
+)
 async def test_head_answers_as_get_does_without_a_body(stack: Stack, path: str) -> None:
     async with client(stack) as http:
         got, asked = await http.get(path), await http.head(path)

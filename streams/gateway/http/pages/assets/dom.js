@@ -1,0 +1,26 @@
+/** Elements without markup: whatever a model or a person wrote becomes text, and nothing else. */
+
+export const $ = id => document.getElementById(id);
+
+/** An element with these properties (`aria-…`, `data-…` and the like as attributes) and children; strings are text. */
+export function el(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.filter(child => child !== null && child !== undefined));
+  return node;
+}
+
+export function hidden(text) {
+  return el("span", {className: "visually-hidden"}, text);
+}
+
+/** A button that says what it does to who hears it, too. */
+export function button(label, act, properties = {}) {
+  return el("button", {type: "button", textContent: label, onclick: act, ...properties});
+}
+
+/** "1,234" of 1234. */
+export const count = number => new Intl.NumberFormat("en").format(number);

@@ -1,0 +1,178 @@
+/** The operations page: asks how the flow stands every two seconds while somebody sees the page, and draws it. */
+
+import {$, count, el} from "./dom.js";
+import {draw_flow, rate} from "./flow.js";
+import {Refused, lend} from "./lending.js";
+
+const EVERY_MS = 2000;
+const PATIENCE_MS = 8000;
+let token = "",
+  timer = null;
+
+function status(text, look = "") {
+  $("status").textContent = text;
+  $("status").className = look;
+}
+
+function refused(why) {
+  token = "";
+  clearTimeout(timer);
+  status("not connected");
+  $("welcome").hidden = false;
+  $("now").hidden = true;
+  $("refusal").textContent = why;
+  $("refusal").hidden = false;
+  $("key").focus();
+}
+
+async function look() {
+  clearTimeout(timer);
+  if (!token) return;
+  if (!document.hidden) {
+    try {
+      const answer = await fetch("/api/operations", {
+        headers: {authorization: `Bearer ${token}`},
+        signal: AbortSignal.timeout(PATIENCE_MS),
+      });
+      const body = await answer.json();
+      if (answer.status === 401 || answer.status === 403) return refused(whyRefused(answer.status, body.error));
+      if (!answer.ok) throw new Error(body.error?.message ?? "");
+      show(body);
+    } catch (error) {
+      status(`the gateway does not answer ${error.message && `(${error.message})`}`, "error");
+    }
+  }
+  timer = setTimeout(look, EVERY_MS);
+}
+
+function whyRefused(code, error) {
+  if (code === 403) return "This key is no administrator's: it may not see the operations of the service.";
+  return error.code === "token_expired" ? "The hour is over. Show your key again." : "The key is not valid any more.";
+}
+
+function show(now) {
+  const age_s = now.looked_ago_ms === null ? null : now.looked_ago_ms / 1000;
+  if (now.log_state === "unavailable") status("Kafka does not say how it is; this is what was seen last", "error");
+  else if (now.log_state === "looking") status("looking …", "up");
+  else status(`live · ${now.region} · seen ${age_s.toFixed(0)} s ago`, "up");
+  $("figures").replaceChildren(...figures(now));
+  draw_flow($("flow"), now);
+  table(
+    $("workers"),
+    ["Worker", "State", "Running", "Waiting", "Tokens/s", "KV blocks"],
+    now.workers.map(worker => [
+      el("span", {title: `${worker.model} on ${worker.engine}`}, worker.worker_id),
+      el("span", {className: `state ${worker.state}`}, worker.state),
+      `${count(worker.running)} of ${count(worker.max_running)}`,
+      count(worker.waiting),
+      rate(worker.tokens_per_second),
+      blocks(worker),
+    ]),
+    "No worker has said anything.",
+  );
+  table(
+    $("lag"),
+    ["Group", "Topic", "#Records behind"],
+    now.groups.map(each => [each.group, each.topic, count(each.lag)]),
+    "Nothing is known yet.",
+  );
+  table(
+    $("reasons"),
+    ["Code", "#Answers", "Reason"],
+    now.endings.map(each => [
+      el("span", {className: each.is_error ? "bad" : ""}, each.code),
+      count(each.count),
+      says(each.reason),
+    ]),
+    "Nothing has ended lately.",
+  );
+  table(
+    $("recent"),
+    ["Time", "Code", "Model", "#Tokens", "Reason"],
+    now.recent_endings.map(each => [
+      new Date(each.at_ms).toLocaleTimeString(),
+      el("span", {className: each.is_error ? "bad" : ""}, each.code),
+      each.model,
+      count(each.completion_tokens),
+      says(each.reason),
+    ]),
+    "Nothing has ended lately.",
+  );
+}
+
+function says(reason) {
+  return {says: reason};
+}
+
+function blocks(worker) {
+  if (!worker.kv_blocks_total) return "none";
+  const shown = `${count(worker.kv_blocks_used)} / ${count(worker.kv_blocks_total)}`;
+  return el(
+    "span",
+    {},
+    el("meter", {
+      max: worker.kv_blocks_total,
+      value: worker.kv_blocks_used,
+      high: worker.kv_blocks_total * 0.9,
+      "aria-label": "KV blocks used",
+    }),
+    ` ${shown}`,
+  );
+}
+
+function figures(now) {
+  const {first_token: first, gateway} = now;
+  const requests = now.topics.find(each => each.topic === "requests")?.records_per_s;
+  const generated = now.workers.reduce(
+    (sum, worker) => sum + (worker.state === "gone" ? 0 : worker.tokens_per_second),
+    0,
+  );
+  const ms = value =>
+    value === null ? "–" : value < 1000 ? `${value.toFixed(0)} ms` : `${(value / 1000).toFixed(1)} s`;
+  return [
+    ["requests/s", rate(requests)],
+    ["tokens/s generated", rate(generated)],
+    ["tokens/s delivered", rate(gateway.delivered_tokens_per_s)],
+    ["open responses", count(gateway.open_responses)],
+    ["viewers", count(gateway.viewers)],
+    ["first token p50", ms(first.p50_ms)],
+    ["first token p95", ms(first.p95_ms)],
+    ["first token p99", ms(first.p99_ms)],
+  ].map(([label, value]) => el("div", {className: "figure"}, el("b", {}, value), el("span", {}, label)));
+}
+
+/** Columns that begin with # are numbers. The place keeps what its reader has scrolled to. */
+function table(place, columns, rows, nothing) {
+  if (!rows.length) return place.replaceChildren(el("p", {className: "faint small"}, nothing));
+  const kind = at => (columns[at].startsWith("#") ? "number" : "");
+  const cell = (value, at) =>
+    value?.says !== undefined ? el("td", {className: "says"}, value.says) : el("td", {className: kind(at)}, value);
+  const head = columns.map((column, at) => el("th", {className: kind(at), scope: "col"}, column.replace("#", "")));
+  place.replaceChildren(
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, ...head)),
+      el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map(cell)))),
+    ),
+  );
+}
+
+$("login").onsubmit = async event => {
+  event.preventDefault();
+  $("refusal").hidden = true;
+  status("connecting …");
+  try {
+    ({token} = await lend($("key").value.trim(), ["operations"]));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    return refused(error.status === 403 ? whyRefused(403) : error.message);
+  }
+  $("key").value = "";
+  $("welcome").hidden = true;
+  $("now").hidden = false;
+  await look();
+};
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) look();
+});

@@ -1,0 +1,137 @@
+"""What the chat page sends for what its reader does, against a pipeline that the test plays."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.keys import Keys
+
+from schemas.endings import EndingCode
+from schemas.request import Request
+from streams.gateway.errors import ApiError
+from tests.browser import DRIVER, WHY_NOT, headless_browser
+from tests.pages import ChatPage
+from tests.servers import until as wait_until
+from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack
+from tests.unit.streams.gateway.stored_stories import said
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(DRIVER is None, reason=WHY_NOT)]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    with headless_browser(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+async def beside(work: Callable[..., Any], *arguments: Any) -> Any:
+    """The browser is waited for in a thread: the gateway runs in this one."""
+    return await asyncio.to_thread(work, *arguments)
+
+
+@pytest.fixture
+async def page(stack: Stack, browser: Chrome, tmp_path: Path) -> ChatPage:
+    page: ChatPage = await beside(ChatPage, browser, stack.url, tmp_path)
+    await beside(page.forget)
+    await beside(page.ready, KEY)
+    return page
+
+
+async def asked(stack: Stack, page: ChatPage, text: str, *answer: str) -> Request:
+    """What was asked, once the page shows that answer to it."""
+    before = len(await beside(lambda: page.notes))
+    await beside(page.ask, text)
+    request = await stack.pipeline.answer(answer)
+    await beside(page.until_ended, before + 1)
+    return request
+
+
+async def test_a_conversation_is_sent_whole_and_an_edit_replaces_what_followed(stack: Stack, page: ChatPage) -> None:
+    await asked(stack, page, "One?", "First.")
+    second = await asked(stack, page, "Two?", "Second.")
+    assert said(second) == [("user", "One?"), ("assistant", "First."), ("user", "Two?")]
+
+    def edit() -> None:
+        page.all(".turn.user .edit")[0].click()
+        page.all(".editing textarea")[0].send_keys(" Really?", Keys.ENTER)
+
+    await beside(edit)
+    edited = await stack.pipeline.answer(["Other."])
+    await beside(page.until_ended, 1)
+    assert said(edited) == [("user", "One? Really?")]
+    assert await beside(lambda: page.turns("assistant")) == ["Other."]
+    assert await beside(page.complaints) == []
+
+
+async def test_a_failed_answer_is_explained_and_asked_again(stack: Stack, page: ChatPage) -> None:
+    await beside(page.ask, "One?")
+    await stack.pipeline.ends(EndingCode.ENGINE_FAILED, "Wha")
+    note = await beside(page.until_ended, 1)
+    assert note.startswith("The model failed on this question. Nothing was charged. Press “Try again”.")
+    assert "failed on this question" in await beside(lambda: page["announcer"].get_attribute("textContent"))
+    await beside(page.press, ".regenerate")
+    again = await stack.pipeline.answer(["Yes."])
+    await beside(wait_until, lambda: page.turns("assistant") == ["Yes."], "it is answered", 20)
+    assert said(again) == [("user", "One?")]
+
+
+async def test_what_is_no_longer_stored_is_asked_anew_all_the_same(stack: Stack, page: ChatPage) -> None:
+    response_id = (await asked(stack, page, "One?", "First.")).response_id
+    await stack.runtime.gateway.delete(stack.runtime.gateway.authenticate(KEY), response_id)
+    await beside(page.press, ".regenerate")
+    again = await stack.pipeline.answer(["Again."])
+    await beside(wait_until, lambda: page.turns("assistant") == ["Again."], "it is answered", 20)
+    assert said(again) == [("user", "One?")]
+
+
+async def test_what_was_sent_into_a_lost_connection_is_asked_once(stack: Stack, page: ChatPage) -> None:
+    def cut_while_sending() -> None:
+        page.run(
+            "const plain = WebSocket.prototype.send;"
+            "WebSocket.prototype.send = function (text) { plain.call(this, text);"
+            " if (JSON.parse(text).type === 'request') { WebSocket.prototype.send = plain; this.close(); } };"
+        )
+        page.ask("One?")
+
+    await beside(cut_while_sending)
+    await stack.pipeline.answer(["Once."])
+    await beside(page.until_ended, 1)
+    assert await beside(lambda: page.answer) == "Once."
+    assert len(stack.pipeline.requests()) == 1
+
+
+async def test_organisations_do_not_see_each_others_conversations(stack: Stack, page: ChatPage) -> None:
+    await asked(stack, page, "Ours?", "Ours.")
+
+    def as_another() -> list[str]:
+        page.browser.refresh()
+        page.ready(OTHER_KEY)
+        return page.conversations
+
+    assert await beside(as_another) == ["New chat"]
+
+
+async def test_who_deletes_a_conversation_deletes_what_the_gateway_stored_of_it(stack: Stack, page: ChatPage) -> None:
+    response_id = (await asked(stack, page, "One?", "First.")).response_id
+    gateway = stack.runtime.gateway
+    principal = gateway.authenticate(KEY)
+    assert await gateway.input_of(principal, response_id)
+
+    def delete() -> None:
+        page.press("#list li:has([aria-current]) .remove")
+        page.press("#list li:has([aria-current]) .remove")
+        wait_until(lambda: page.conversations == ["New chat"], "it is gone", 20)
+
+    await beside(delete)
+
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await gateway.input_of(principal, response_id)
+            except ApiError as error:
+                assert error.code == "response_not_found"  # noqa: PT017
+                break
+            await asyncio.sleep(0.05)
