@@ -19,8 +19,9 @@ from streams.connections.http_protocol import HttpProtocol
 from streams.dead_letters import letter_of
 from streams.directory import ModelCatalog, TenantDirectory
 from streams.gateway.edge import Edge
+from streams.gateway.fan_out.followed import Followed
 from streams.gateway.fan_out.hub import Hub
-from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump
+from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
@@ -34,6 +35,7 @@ from streams.gateway.stored.keeper import Keeper
 from streams.gateway.stored.port import StoredResponses
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.tls_listener import TlsListener
+from streams.gateway.watches import Watches
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
 from streams.gateway.websocket.protocol import StreamProtocol
@@ -46,11 +48,13 @@ from streams.tracing.tracing import Tracing
 GROUP = "gateways"
 DISCONNECT_GRACE_MS = 2_000
 """How long a response without viewers goes on under `on_disconnect: cancel`: long enough to reconnect and resume."""
-ELSEWHERE_GRACE_MS = MOVED_AFTER_MS + 5_000
-"""The same for a response that this gateway did not accept: its viewers may still wait at the one that did."""
+ELSEWHERE_GRACE_MS = 15_000
+"""The same for a response that this gateway did not accept: the one that did may be gone, and its viewers on the way.
+"""
 SWEEP_S = 0.5
 UNSENT_SWEEP_S = 1.0
 FAREWELL_TIMEOUT_S = 2
+LEAVE_LOOK_S = 0.05
 MAX_POLL_RECORDS = 500
 RECORDS_AT_ONCE = 32
 REVOKE_FLUSH_S = 8.0
@@ -69,6 +73,12 @@ class LogClients(Protocol):
 
     def reader(self) -> LogConsumer:
         """Outside of any group."""
+
+    def follower(self) -> LogConsumer:
+        """The same, for what viewers wait for."""
+
+    def asker(self) -> LogConsumer:
+        """Takes no part in group `gateways`, and says what it has committed."""
 
 
 class GatewayRuntime:
@@ -127,6 +137,11 @@ class GatewayRuntime:
             coalesce_ms=options.coalesce_ms,
             on_ended=self._keeper.ended,
         )
+        self.followed = Followed(
+            self.pump.following, self.hub, self._topics.responses.name, open_reader=clients.follower,
+            open_asker=clients.asker, wake_viewers=self.pump.wake_viewers, on_read=lambda: self.gateway.look_soon(),
+        )  # fmt: skip
+        self._watches = Watches(redis, settings.region)
         self.gateway = Gateway(
             settings,
             directory=directory,
@@ -139,6 +154,8 @@ class GatewayRuntime:
             keeper=self._keeper,
             keys=self._keys,
             tracing=tracing,
+            follow=self.followed.number,
+            watches=self._watches,
         )
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
         http = build_app(self.gateway, usage)
@@ -161,6 +178,7 @@ class GatewayRuntime:
         works = (
             self._pump(), self._flush(), self._sweep(), self._meet(), self._producer.ended(),
             self._keeper.write(), self._keeper.read_back(), self._keeper.tend(), self._keys.tend(),
+            self.followed.read(), self.followed.ask(), self._watches.tend(self.hub),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:
@@ -222,7 +240,8 @@ class GatewayRuntime:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self.pump.close_moved(monotonic_ms())
+            self.pump.following.sweep(monotonic_ms())
+            self.followed.look()
             self._tell_finished(self.gateway.sweep())
 
     async def _meet(self) -> None:
@@ -256,6 +275,7 @@ class GatewayRuntime:
 
     async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
         await self.pump.assigned(partitions, monotonic_ms())
+        self.followed.look()
         _log.info("partitions_assigned", partitions=sorted(p.partition for p in partitions))
 
     async def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
@@ -265,12 +285,16 @@ class GatewayRuntime:
         except TimeoutError:
             _log.warning("flush_late", partitions=sorted(p.partition for p in partitions))
         finally:
-            self.pump.revoked(partitions, monotonic_ms())
+            self._give_up(partitions)
         _log.info("partitions_revoked", partitions=sorted(p.partition for p in partitions))
 
     async def _lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self.pump.lost(partitions, monotonic_ms())
+        self._give_up(partitions)
         _log.warning("partitions_lost", partitions=sorted(p.partition for p in partitions))
+
+    def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
+        self.pump.revoked(partitions, monotonic_ms())
+        self.followed.look()
 
 
 def _unpriced(_offset: int | None, error: LogError | None) -> None:
@@ -283,8 +307,14 @@ class GatewayServer(uvicorn.Server):
 
     config: ServerConfig
 
-    def __init__(self, config: ServerConfig, before_shutdown: Callable[[], Awaitable[None]], *, stall_s: float) -> None:
+    def __init__(
+        self, config: ServerConfig, before_shutdown: Callable[[], Awaitable[None]], *, stall_s: float,
+        leave: Callable[[], None] = lambda: None, leave_s: float = 0,
+    ) -> None:  # fmt: skip
+        """`leave` is called `leave_s` before `before_shutdown`; sooner, where nobody is connected."""
         super().__init__(config)
+        self._leave = leave
+        self._leave_s = leave_s
         self._before_shutdown = before_shutdown
         self._peers: DeafPeers[asyncio.Transport] = DeafPeers(stall_s)
 
@@ -325,7 +355,10 @@ class GatewayServer(uvicorn.Server):
                 _log.info("deaf_peer_aborted", peer=str(transport.get_extra_info("peername")))
                 transport.abort()
 
-    def stop_soon(self) -> None:
+    def stop_soon(self, *, at_once: bool = False) -> None:
+        """`at_once`: nobody is given time to leave."""
+        if at_once:
+            self._leave_s = 0
         self.should_exit = True
 
     @contextmanager
@@ -334,6 +367,11 @@ class GatewayServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._leave()
+        for _ in range(round(self._leave_s / LEAVE_LOOK_S)):
+            if not self.server_state.connections:
+                break
+            await asyncio.sleep(LEAVE_LOOK_S)
         await self._before_shutdown()
         await super().shutdown(sockets)
 

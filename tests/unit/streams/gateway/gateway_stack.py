@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from schemas.base import Scope
@@ -28,6 +29,7 @@ from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.port import IdempotencyKeys
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, LogClients
+from streams.gateway.service.readings import Readings
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import StoredResponses
 from streams.ids import parse_response_id
@@ -136,6 +138,12 @@ class MemoryClients:
 
     def reader(self) -> Any:
         return PatientConsumer(self.log, None, f"{self._gateway_id}-reader", "earliest")
+
+    def follower(self) -> Any:
+        return PatientConsumer(self.log, None, f"{self._gateway_id}-follower", "earliest")
+
+    def asker(self) -> Any:
+        return PatientConsumer(self.log, "gateways", f"{self._gateway_id}-asker", "earliest")
 
 
 def gateway_settings(redis_url: str, region: str, **gateway: Any) -> Settings:
@@ -262,6 +270,12 @@ def terminal(
         response_id=response_id, scope=scope, sequence_number=sequence, code=code, finish_reasons=reasons, usage=usage,
         model="tiny", ended_at_ms=now_ms(), **fields,
     )  # fmt: skip
+
+
+def unread(monkeypatch: pytest.MonkeyPatch, *partitions: int) -> None:
+    """These are neither a gateway's nor can it follow them from now on, as while the log is away."""
+    of = Readings.of
+    monkeypatch.setattr(Readings, "of", lambda self, each: None if each in partitions else of(self, each))
 
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
