@@ -323,7 +323,7 @@ def memory_log(settings: Settings) -> MemoryLog:
 async def serving(
     settings: Settings, log: MemoryLog, *, clients: LogClients | None = None, disconnect_grace_ms: int = 50,
     elsewhere_grace_ms: int = 50, tracing: Tracing | None = None, stored: StoredResponses | None = None,
-    keys: IdempotencyKeys | None = None,
+    keys: IdempotencyKeys | None = None, leave_s: float = 0,
 ) -> AsyncIterator[Stack]:  # fmt: skip
     """A gateway on a free port until the block ends; with `clients` on another log than the one in memory, with
     `stored` and `keys` on stores that others have too.
@@ -337,7 +337,9 @@ async def serving(
         disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000
-    server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)
+    server = GatewayServer(
+        runtime.server_config, runtime.stop, stall_s=stall_s, leave=runtime.gateway.leave, leave_s=leave_s
+    )
     stack = Stack(settings, log, runtime, server, directory, usage)
     await runtime.start()
     running = stack.running = asyncio.ensure_future(runtime.run())
