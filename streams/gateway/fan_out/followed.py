@@ -19,6 +19,8 @@ from streams.log.port import Committed, LogConsumer, LogError, LogRecord, TopicP
 ASK_EVERY_S = 1.0
 """How often the group is asked where the owners stand: so long, and a little, is held what they may lack."""
 RETRY_S = 0.5
+READER_POLL_S = 0.005
+"""What is to be read anew waits so long for a poll that finds nothing, and somebody may wait for it."""
 MAX_RECORDS = 500
 RECORDS_AT_ONCE = 32
 
@@ -65,7 +67,7 @@ class Followed:
 
     async def read(self) -> None:
         """Until cancelled."""
-        await self._with_client(self._open_reader, self._read)
+        await self._with_client(self._open_reader, self._read, poll_s=READER_POLL_S)
 
     async def _read(self, reader: ConsumerThread) -> None:
         self._reading = {}
@@ -170,11 +172,12 @@ class Followed:
     # Clients
 
     async def _with_client(
-        self, open_client: Callable[[], LogConsumer], work: Callable[[ConsumerThread], Awaitable[None]]
-    ) -> None:
+        self, open_client: Callable[[], LogConsumer], work: Callable[[ConsumerThread], Awaitable[None]],
+        poll_s: float = 0.02,
+    ) -> None:  # fmt: skip
         """Whatever the log fails with, it is tried again with a client of its own."""
         while True:
-            client = ConsumerThread(open_client(), max_records=MAX_RECORDS)
+            client = ConsumerThread(open_client(), max_records=MAX_RECORDS, poll_s=poll_s)
             try:
                 await work(client)
             except LogError as error:

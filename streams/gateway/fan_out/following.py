@@ -66,8 +66,11 @@ class Following:
         begins_anew = is_torn or not _covers(followed.position, committed)
         for stream in hub.of(partition):
             if stream.terminal is not None:
-                # Its end is read again, if history may lack it. Who watches goes on with what memory holds.
-                hub.forget(stream.response_id)
+                # Who watches goes on with what memory holds.
+                if stream.is_kept and not is_torn:
+                    hub.forget(stream.response_id)
+                else:
+                    hub.replace(stream)  # History may lack its end, and then that is read again.
                 continue
             hub.comes(stream, now_ms)
             if begins_anew:

@@ -17,14 +17,7 @@ from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.backlog import Backlog, HistoryEntry
 from streams.gateway.fan_out.elsewhere import Elsewhere
 from streams.gateway.fan_out.open_responses import OpenResponses
-from streams.gateway.fan_out.spans import (
-    SPAN_BYTES,
-    TOKEN_BYTES,
-    WIDE_CHAR_BYTES,
-    Span,
-    logprobs_bytes,
-    memory_bytes,
-)
+from streams.gateway.fan_out.spans import SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES, Span, logprobs_bytes, memory_bytes
 from streams.gateway.fan_out.stream import Stream, Viewer
 from streams.gateway.fan_out.unmet import Unmet
 from streams.ids import is_response_id, parse_response_id
@@ -482,6 +475,11 @@ class Hub:
         self.elsewhere.backlog.forget(stream)
         self.held_bytes -= stream.held_bytes
         stream.begin_anew()
+
+    def replace(self, stream: Stream) -> None:
+        """It is read again from its beginning, or from where that is needed; its viewers stay with what was read."""
+        self.forget(stream.response_id)
+        self._streams[stream.response_id] = stream.again()
 
     def forget_ended(self, partition: int) -> None:
         """Those of that partition are read again, and are to be kept."""

@@ -292,6 +292,15 @@ class Stream:
         self.stage_ms: dict[str, int] = {}
         """Unix time of what this gateway did for it: for `delivered`, where a trace finds it."""
 
+    def again(self) -> "Stream":
+        """The same response, of which nothing was read; its viewers stay where they are."""
+        fresh = Stream(self.response_id, self.partition, self.scope, None, self.active_at_ms)
+        fresh.opened_here, fresh.is_stored, fresh.viewed = self.opened_here, self.is_stored, self.viewed
+        fresh.given_traceparent, fresh.stage_ms = self.given_traceparent, self.stage_ms
+        fresh.on_disconnect = self.on_disconnect
+        fresh.delivered_tokens = max([self.delivered_tokens, *(viewer.delivered_tokens for viewer in self.viewers)])
+        return fresh
+
     def begin_anew(self) -> None:
         """Lets go of its text, and of how it began unless history knows: the records are read again."""
         self.trimmed += len(self.spans)
