@@ -154,7 +154,7 @@ class GatewayRuntime:
             keeper=self._keeper,
             keys=self._keys,
             tracing=tracing,
-            follow=self.followed.number,
+            follows=self.followed,
             watches=self._watches,
         )
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)

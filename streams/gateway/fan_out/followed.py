@@ -51,7 +51,11 @@ class Followed:
         self._waiting = asyncio.Event()
 
     def number(self, partition: int) -> int | None:
-        """See `Following.number`; asks that it be read."""
+        """See `Following.number`."""
+        return self._following.number(partition)
+
+    def want(self, partition: int) -> int | None:
+        """The same; asks that it be read."""
         self._following.want(partition, monotonic_ms())
         self.look()
         return self._following.number(partition)
@@ -127,7 +131,7 @@ class Followed:
                     hub.apply_started(event, partition, now_ms)
                 elif isinstance(event, Terminal):
                     hub.apply_terminal(event, partition, now_ms)
-            following.read(partition, record.offset + 1)
+            following.read(partition, record.offset + 1, now_ms)
         self._wake_viewers()
         self._on_read()
 

@@ -95,9 +95,10 @@ class Following:
         """From where on each is to be read."""
         return {p: followed.position for p, followed in self._followed.items() if followed.position is not None}
 
-    def read(self, partition: int, position: int) -> None:
+    def read(self, partition: int, position: int, now_ms: int) -> None:
         """All below that was handed to the hub."""
-        self._followed[partition].position = position
+        followed = self._followed[partition]
+        followed.position, followed.heard_at_ms = position, now_ms
 
     # What the group says
 

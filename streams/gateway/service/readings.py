@@ -1,9 +1,18 @@
 """Whether what happens to a response becomes known here: in a partition that this gateway owns, or that it follows."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from streams.gateway.service.ports import Ownership
+
+
+class Follows(Protocol):
+    """Which partitions of other gateways are read here."""
+
+    def number(self, partition: int) -> int | None:
+        """The same as long as it is read here without a break; None while it is not."""
+
+    def want(self, partition: int) -> int | None:
+        """The same; asks that it be read."""
 
 
 class Reading(NamedTuple):
@@ -13,23 +22,21 @@ class Reading(NamedTuple):
     number: int
 
 
-def nobody_follows(_partition: int) -> int | None:
-    """Where partitions of other gateways are not read."""
-    return None
-
-
 class Readings:
-    def __init__(self, ownership: Ownership, follow: Callable[[int], int | None] = nobody_follows) -> None:
-        """`follow` asks that a partition of another gateway be read; it returns the number of its reading, if it is."""
+    def __init__(self, ownership: Ownership, follows: Follows | None) -> None:
+        """`follows` None: nothing of other gateways is read here."""
         self._ownership = ownership
-        self._follow = follow
+        self._follows = follows
 
     def of(self, partition: int) -> Reading | None:
-        """None while it is not read here; soon it will be."""
+        """None while it is not read here."""
         if (tenure := self._ownership.tenure(partition)) is not None:
             return Reading(True, tenure)
-        number = self._follow(partition)
+        number = None if self._follows is None else self._follows.number(partition)
         return None if number is None else Reading(False, number)
 
-    def has(self, partition: int) -> bool:
-        return self.of(partition) is not None
+    def wanted(self, partition: int) -> bool:
+        """Whether it is read here. If not, it soon will be."""
+        if self._ownership.tenure(partition) is not None:
+            return True
+        return self._follows is not None and self._follows.want(partition) is not None

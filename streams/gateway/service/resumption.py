@@ -24,6 +24,8 @@ from streams.gateway.service.viewing import Viewing
 from streams.gateway.tenant_shares import Hold
 
 OVERDUE_MS = 60_000
+READ_SOON_MS = 500
+"""What it takes to begin to read another gateway's partition, at most, where the log is not away."""
 
 
 class _NotYet(Exception):
@@ -76,12 +78,15 @@ class Resumption:
     async def _resume(
         self, principal: Principal, response_id: str, partition: int, after: int, *, stays: bool, waits: bool
     ) -> Follower:
-        deadline_ms = self._patience.begin()
+        deadline_ms, tenant_id = self._patience.begin(), principal.tenant.tenant_id
+        if waits and is_young(response_id):
+            # It most likely runs: then history alone does not tell it, and what Redis lacks yet is quicker read here.
+            soon_ms = min(deadline_ms, monotonic_ms() + READ_SOON_MS)
+            await self._patience.until(tenant_id, lambda: self._readings.wanted(partition), soon_ms)
         while True:
             try:
                 return await self._look(principal, response_id, partition, after, stays)
             except _NotYet as not_yet:
-                tenant_id = principal.tenant.tenant_id
                 if not waits or not await self._patience.until(tenant_id, not_yet.awaited, deadline_ms):
                     raise not_yet.refusal from None
 
@@ -102,7 +107,7 @@ class Resumption:
                 raise not_found(response_id)
             raise _NotYet(
                 not_here_yet("Nothing is known of the response yet."),
-                lambda: readings.has(partition) and self._is_met(principal, response_id),
+                lambda: readings.wanted(partition) and self._is_met(principal, response_id),
             )
         if replay is not None and replay.terminal is not None:
             if after > replay.terminal.sequence_number:
@@ -110,8 +115,9 @@ class Resumption:
             return self._viewing.show(principal.tenant.tenant_id, replay)
         # What was read of history before that may lack what nobody here will tell.
         if reading is None or readings.of(partition) != reading:
+            readings.wanted(partition)
             refusal = replay_unavailable("The response runs, and cannot be read here now.", is_transient=True)
-            raise _NotYet(refusal, lambda: readings.has(partition))
+            raise _NotYet(refusal, lambda: readings.wanted(partition))
         if replay is not None and after > replay.seen:
             refusal = not_here_yet(f"Nothing has the sequence number {after} yet.")
             raise _NotYet(refusal, lambda: self._is_reached(principal, response_id, after))

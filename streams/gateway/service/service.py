@@ -27,7 +27,7 @@ from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.once import Once
 from streams.gateway.service.patience import Patience
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
-from streams.gateway.service.readings import Readings, nobody_follows
+from streams.gateway.service.readings import Follows, Readings
 from streams.gateway.service.refusals import still_in_progress, unavailable
 from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.stored_turns import StoredTurns
@@ -63,10 +63,10 @@ class Gateway:
         keeper: Keeper,
         keys: TendedKeys,
         tracing: Tracing | None = None,
-        follow: Callable[[int], int | None] = nobody_follows,
+        follows: Follows | None = None,
         watches: Watches | None = None,
     ) -> None:
-        """`follow`: see `Readings`. `watches` None: there are no other gateways."""
+        """`follows` and `watches` None: there are no other gateways."""
         self.settings = settings
         self.directory = directory
         self.catalog = catalog
@@ -88,7 +88,7 @@ class Gateway:
         )  # fmt: skip
         self._lookup = lookup = Lookup(ids, settings.topics, hub, history)
         self._patience = Patience(settings.gateway.admission_timeout_ms)
-        readings = Readings(ownership, follow)
+        readings = Readings(ownership, follows)
         self._resumption = Resumption(hub, history, self._viewing, lookup, readings, self._patience, self._stored)
         self._conversations = Conversations(
             keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes

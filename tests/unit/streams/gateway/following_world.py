@@ -316,7 +316,7 @@ class World:
             SETTINGS, directory=Directory(), catalog=SettingsCatalog(SETTINGS), hub=self.hub, history=history,
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
             keeper=Keeper(StoredReplays(MemoryStoredResponses()), history, SETTINGS.metadata, metrics),
-            keys=TendedKeys(MemoryIdempotencyKeys(), 1), follow=self.followed.number,
+            keys=TendedKeys(MemoryIdempotencyKeys(), 1), follows=self.followed,
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0
         self.take_partition()

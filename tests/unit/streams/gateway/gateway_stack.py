@@ -274,8 +274,9 @@ def terminal(
 
 def unread(monkeypatch: pytest.MonkeyPatch, *partitions: int) -> None:
     """These are neither a gateway's nor can it follow them from now on, as while the log is away."""
-    of = Readings.of
+    of, wanted = Readings.of, Readings.wanted
     monkeypatch.setattr(Readings, "of", lambda self, each: None if each in partitions else of(self, each))
+    monkeypatch.setattr(Readings, "wanted", lambda self, each: each not in partitions and wanted(self, each))
 
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:

@@ -68,7 +68,7 @@ def test_what_goes_is_read_on_from_where_this_gateway_had_come_to_and_is_no_part
     assert gateway.following.positions() == {0: 2}
     assert (len(gateway.hub.backlog), gateway.hub.backlog.unkept_bytes) == (0, 0)
     gateway.read(3, "c")
-    gateway.following.read(0, 3)
+    gateway.following.read(0, 3, 0)
     assert text_of(viewer) == "c"
     assert gateway.unkept() == ""
     assert gateway.following.positions() == {0: 3}
@@ -80,13 +80,13 @@ def test_what_its_owner_may_lack_is_held_until_it_has_committed_beyond_it() -> N
     assert viewer.stream.spans == []
     gateway.following.leaves(0, 2, 0)
     gateway.read(3, "c")
-    gateway.following.read(0, 3)
+    gateway.following.read(0, 3, 0)
     assert text_of(viewer) == "c"
     gateway.told(2)
     gateway.told(2)
     assert [span.text for span in viewer.stream.spans] == ["c"]
     gateway.read(4, "d")
-    gateway.following.read(0, 4)
+    gateway.following.read(0, 4, 0)
     gateway.told(3)
     assert [span.text for span in viewer.stream.spans] == ["d"], "its viewer has not taken it, nor history"
     assert text_of(viewer) == "d"
@@ -100,7 +100,7 @@ def test_what_comes_back_is_kept_with_all_that_history_may_lack_and_its_viewers_
     flush(gateway.hub)
     gateway.following.leaves(0, 2, 0)
     gateway.read(3, "c", "d")
-    gateway.following.read(0, 3)
+    gateway.following.read(0, 3, 0)
     gateway.following.comes(0, Committed(2), 0)
     assert gateway.following.positions() == {}
     assert gateway.unkept() == "cd"
@@ -144,7 +144,7 @@ def test_an_end_that_was_read_for_viewers_is_read_again_by_who_keeps_it(is_watch
     gateway.following.leaves(0, 2, 0)
     gateway.read(2, "b")
     assert gateway.end(3)
-    gateway.following.read(0, 4)
+    gateway.following.read(0, 4, 0)
     gateway.following.comes(0, Committed(2), 0)
     gateway.read(2, "b")
     assert gateway.end(3), "it counts once more: its owner is this gateway now"
@@ -157,7 +157,7 @@ def test_what_ended_and_was_committed_is_over() -> None:
     gateway, viewer = begun("a")
     gateway.following.leaves(0, 2, 0)
     assert gateway.end(2)
-    gateway.following.read(0, 3)
+    gateway.following.read(0, 3, 0)
     gateway.hub.detach(viewer, 0)
     gateway.told(2)
     gateway.told(3)
@@ -227,7 +227,7 @@ def test_what_no_owner_commits_is_bounded_and_read_anew_by_who_keeps_it() -> Non
     for first in range(2, 30):
         gateway.read(first, "x" * 100)
     assert len(text_of(viewer)) == 28 * 100
-    gateway.following.read(0, 30)
+    gateway.following.read(0, 30, 0)
     gateway.hub.sweep(0, ())
     assert (gateway.hub.held_bytes, gateway.hub.elsewhere.torn) == (0, {0})
     gateway.following.comes(0, Committed(2), 0)
