@@ -25,7 +25,8 @@ LASTING: dict[str, Any] = {"on_disconnect": "continue", "max_tokens": TOKENS, "i
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with prepared(tmp_path_factory.mktemp("gateways"), seed=13, gateways=3) as stack:
+    environment = {"SLUICE_GATEWAY__LEAVE_MS": "500"}
+    with prepared(tmp_path_factory.mktemp("gateways"), seed=13, gateways=3, environment=environment) as stack:
         yield stack
 
 

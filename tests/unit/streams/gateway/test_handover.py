@@ -130,8 +130,8 @@ async def test_who_watches_what_moves_away_notices_nothing(region: Region) -> No
     assert new.pipeline.cancels() == [], "the old gateway's grace is over, and it is no longer its response"
     new.pipeline.end(request, 3)
     async with asyncio.timeout(20):
-        assert words(await client.ended, '"one "', '"two "', "[DONE]") == [1, 1, 1]
-        assert words(await back.ended, '"one "', '"two "', "[DONE]") == [0, 1, 1]
+        assert words(await client.ended, "one ", "two ", "[DONE]") == [1, 1, 1]
+        assert words(await back.ended, "one ", "two ", "[DONE]") == [0, 1, 1]
     assert region.old.runtime.hub.gaps == 0
 
 
@@ -165,12 +165,12 @@ async def test_what_runs_at_another_gateway_is_read_and_followed_at_any(region: 
     new.pipeline.end(request, 4)
     async with asyncio.timeout(20):
         texts = [await each.ended for each in (client, *followers, late)]
-    told = [words(text, '"one "', '"two "', '"three "', "[DONE]") for text in texts]
+    told = [words(text, "one ", "two ", "three ", "[DONE]") for text in texts]
     assert told == [[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]]
     await until(lambda: new.runtime.hub.get(request.response_id) is None, "it has ended and stands in history")
     async with http(region.old) as asking:
         answer = await asking.get(f"/v1/chat/completions/{request.response_id}?stream=true&starting_after=1")
-        assert words(answer.text, '"one "', '"two "', '"three "', "[DONE]") == [0, 1, 1, 1]
+        assert words(answer.text, "one ", "two ", "three ", "[DONE]") == [0, 1, 1, 1]
     await asyncio.sleep(2 * SWEEP_S)
     usage = [json.loads(record.value or b"") for record in new.log.records(new.settings.topics.usage.name)]
     assert [(each["gateway_id"], each["delivered_tokens"]) for each in usage] == [("gateway-2", 3)], "its owner counts"
@@ -202,8 +202,8 @@ async def test_what_is_asked_for_before_its_first_record_is_followed_from_it_on(
     new.pipeline.release(request, 1, ["one "])
     new.pipeline.end(request, 2)
     async with asyncio.timeout(20):
-        assert words(await client.ended, '"one "', "[DONE]") == [1, 1]
-        assert words(await early.ended, '"one "', "[DONE]") == [1, 1]
+        assert words(await client.ended, "one ", "[DONE]") == [1, 1]
+        assert words(await early.ended, "one ", "[DONE]") == [1, 1]
 
 
 @patient
@@ -218,13 +218,13 @@ async def test_a_partition_that_comes_back_read_by_another_is_followed_on(region
     region.old.pipeline.release(request, 3, ["three "])
     region.old.pipeline.end(request, 4)
     async with asyncio.timeout(20):
-        told = [words(await each.ended, '"one "', '"two "', '"three "', "[DONE]") for each in (client, back)]
+        told = [words(await each.ended, "one ", "two ", "three ", "[DONE]") for each in (client, back)]
     assert told == [[1, 1, 1, 1], [0, 1, 1, 1]]
     assert region.old.runtime.hub.gaps == 0
     await until(lambda: region.old.runtime.hub.get(request.response_id) is None, "it has ended and stands in history")
     again = Client(region.old, request.response_id)
     async with asyncio.timeout(20):
-        assert words(await again.ended, '"one "', '"two "', '"three "', "[DONE]") == [1, 1, 1, 1]
+        assert words(await again.ended, "one ", "two ", "three ", "[DONE]") == [1, 1, 1, 1]
 
 
 @patient
