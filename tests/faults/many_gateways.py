@@ -123,7 +123,7 @@ class Viewer:
 
     def _hear(self, socket: ClientConnection) -> bool:
         """False once it is to go on elsewhere."""
-        message: BaseModel = SERVER_MESSAGE.validatejson.dumps(socket.recv(timeout=TIMEOUT_S))
+        message: BaseModel = SERVER_MESSAGE.validate_json(socket.recv(timeout=TIMEOUT_S))
         answer = self.answer
         match message:
             case Accepted():

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 TOKENS = 600
 """About 8 s."""
 LONG_ENOUGH_TOKENS = 1_900
-"""For a gateway to start meanwhile, on a busy machine too."""
+"""About 25 s, in which a gateway starts, or stops, on a busy machine too."""
 LASTING: dict[str, Any] = {"on_disconnect": "continue", "max_tokens": TOKENS, "ignore_eos": True}
 
 
@@ -138,13 +138,15 @@ def test_a_gateway_that_is_added_and_one_that_is_drained_are_noticed_by_its_own_
     with Audience(stack, **{**LASTING, "max_tokens": LONG_ENOUGH_TOKENS}) as audience:
         staying = [audience.ask([url]) for url in urls]
         with added(stack, "gateway-4") as fourth:
-            staying += [audience.join(asked, [urls[-1]]) for asked in staying[:2]]
-            leaving = [audience.join(asked, [fourth.url, *urls]) for asked in staying[:3]]
+            # Of those that began before some may have ended by now: a gateway takes its time to start.
+            staying += (asked := [audience.ask([url]) for url in urls])
+            staying += [audience.join(each, [urls[-1]]) for each in asked[:2]]
+            leaving = [audience.join(each, [fourth.url, *urls]) for each in asked]
             fourth.drain()
             viewers = audience.until_ended()
     assert_all_have_all(viewers, LONG_ENOUGH_TOKENS)
-    assert [viewer.connections for viewer in staying] == [1] * 5, [viewer.told for viewer in staying]
-    assert all(viewer.told[0] == "going_away" for viewer in leaving), [viewer.told for viewer in leaving]
+    assert [viewer.connections for viewer in staying] == [1] * len(staying), [viewer.told for viewer in staying]
+    assert [viewer.told[:1] for viewer in leaving] == [["going_away"]] * len(leaving)
 
 
 def test_what_is_to_end_with_its_viewers_ends_with_the_last_of_them_at_whichever_gateway(
