@@ -43,3 +43,8 @@ def history(region: str, tenant_id: str, response_id: str) -> str:
 def history_left_to_log(region: str, partition: int) -> str:
     """Until when (Unix milliseconds) responses of that partition of `responses` may have been left to the log alone."""
     return f"sluice:{region}:history-left-to-log:{partition}"
+
+
+def watched(region: str, response_id: str) -> str:
+    """Lives while a gateway that does not own the response says that it has a viewer of it. In the Redis of history."""
+    return f"sluice:{region}:watched:{response_id}"

@@ -271,6 +271,11 @@ class GatewaySettings(_Section):
     history_flush_ms: int = Field(default=500, ge=1, description="Every append costs as much as many tokens.")
     history_retention_s: int = Field(default=3_600, ge=1)
     coalesce_ms: int = Field(default=20, ge=0, description="Under load only; a first token never waits.")
+    leave_ms: int = Field(
+        default=2_000,
+        ge=0,
+        description="How long it serves on when it is to stop, not ready any more; less, where nobody is connected.",
+    )
     reply_partitions: int = Field(
         default=1, ge=1, description="Of those it owns, how many new responses go to: fewer make fuller records."
     )

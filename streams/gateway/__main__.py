@@ -33,6 +33,8 @@ from streams.settings import Settings, SettingsError
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory, read_tenants
 from streams.tracing.tracing import Tracing, tracing_of
 
+FOLLOWED_FETCH_WAIT_MS = 20
+
 _log = structlog.get_logger()
 
 
@@ -57,6 +59,13 @@ class KafkaClients:
     def watch(self) -> LogWatch:
         return KafkaWatch(self._kafka, f"{self._gateway_id}-watch")
 
+    def follower(self) -> LogConsumer:
+        # What it begins to read waits for the fetch that is out.
+        return KafkaConsumer(self._kafka, None, f"{self._gateway_id}-follower", fetch_wait_ms=FOLLOWED_FETCH_WAIT_MS)
+
+    def asker(self) -> LogConsumer:
+        return KafkaConsumer(self._kafka, self._group, f"{self._gateway_id}-asker")
+
 
 async def serve(settings: Settings, tracing: Tracing | None) -> None:
     """Until a signal; raises when a part of the gateway fails for good."""
@@ -80,8 +89,11 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             tracing=tracing,
         )
         health = HealthServer(settings.health_host, settings.health_port, runtime.gateway.why_not_ready)
-        stall_s = settings.gateway.viewer_stall_ms / 1_000
-        server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)
+        edge = settings.gateway
+        server = GatewayServer(
+            runtime.server_config, runtime.stop, stall_s=edge.viewer_stall_ms / 1_000, leave=runtime.gateway.leave,
+            leave_s=edge.leave_ms / 1_000,
+        )  # fmt: skip
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop_soon)
@@ -90,7 +102,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
             running = asyncio.ensure_future(runtime.run())
             serving = asyncio.ensure_future(server.serve())
             await asyncio.wait((running, serving), return_when=asyncio.FIRST_COMPLETED)
-            server.stop_soon()
+            server.stop_soon(at_once=running.done())
             await serving
             if not running.done():
                 running.cancel()

@@ -64,7 +64,7 @@ CLOSINGS: dict[CloseReason, CloseRule] = {
     CloseReason.AUTH_TIMEOUT: CloseRule("No API key was sent in time.", False, 4408),
     CloseReason.SLOW_VIEWER: CloseRule("The viewer read too slowly.", True),
     CloseReason.STREAM_GAP: CloseRule("Part of the stream is missing at this gateway.", True),
-    CloseReason.PARTITION_MOVED: CloseRule("Another gateway serves the response now.", True),
+    CloseReason.PARTITION_MOVED: CloseRule("The response cannot be read at this gateway now.", True),
     CloseReason.REPLAY_UNAVAILABLE: CloseRule("The position asked for can no longer be replayed.", False),
     CloseReason.REPLAY_LATE: CloseRule("What was missed could not be read back in time.", True),
 }

@@ -78,6 +78,9 @@ class HubCollector(Collector):
         yield GaugeMetricFamily("sluice_gateway_responses_in_memory", "Open, watched, or not in history.", len(hub))
         yield GaugeMetricFamily("sluice_gateway_held_bytes", "Text in memory, estimated.", hub.held_bytes)
         yield GaugeMetricFamily("sluice_gateway_unkept_bytes", "Of that, what history lacks.", hub.backlog.unkept_bytes)
+        yield GaugeMetricFamily(
+            "sluice_gateway_followed_partitions", "Of other gateways, read for viewers.", len(hub.elsewhere.partitions)
+        )
         yield GaugeMetricFamily("sluice_gateway_loop_utilisation_ratio", "CPU of the event loop.", self.utilisation)
         yield CounterMetricFamily("sluice_gateway_released_tokens", "Read from the log.", hub.released_tokens)
         yield CounterMetricFamily("sluice_gateway_delivered_tokens", "Taken by viewers.", hub.delivered_tokens)

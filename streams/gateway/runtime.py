@@ -27,8 +27,9 @@ from streams.gateway.batches.tending import Tending
 from streams.gateway.conversations.port import ConversationStore
 from streams.gateway.conversations.tending import TendedConversations
 from streams.gateway.edge import Edge
+from streams.gateway.fan_out.followed import Followed
 from streams.gateway.fan_out.hub import Hub
-from streams.gateway.fan_out.pump import MOVED_AFTER_MS, Pump
+from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, LogHistory, RedisHistory
 from streams.gateway.http.app import build_app
@@ -44,6 +45,7 @@ from streams.gateway.stored.keeper import Keeper
 from streams.gateway.stored.port import Bounds, StoredResponses
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.tls_listener import TlsListener
+from streams.gateway.watches import Watches
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
 from streams.gateway.websocket.protocol import StreamProtocol
@@ -57,11 +59,13 @@ from streams.tracing.tracing import Tracing
 GROUP = "gateways"
 DISCONNECT_GRACE_MS = 2_000
 """How long a response without viewers goes on under `on_disconnect: cancel`: long enough to reconnect and resume."""
-ELSEWHERE_GRACE_MS = MOVED_AFTER_MS + 5_000
-"""The same for a response that this gateway did not accept: its viewers may still wait at the one that did."""
+ELSEWHERE_GRACE_MS = 15_000
+"""The same for a response that this gateway did not accept: the one that did may be gone, and its viewers on the way.
+"""
 SWEEP_S = 0.5
 UNSENT_SWEEP_S = 1.0
 FAREWELL_TIMEOUT_S = 2
+LEAVE_LOOK_S = 0.05
 MAX_POLL_RECORDS = 500
 RECORDS_AT_ONCE = 32
 REVOKE_FLUSH_S = 8.0
@@ -82,6 +86,12 @@ class LogClients(Protocol):
         """Outside of any group."""
 
     def watch(self) -> LogWatch: ...
+
+    def follower(self) -> LogConsumer:
+        """The same, for what viewers wait for."""
+
+    def asker(self) -> LogConsumer:
+        """Takes no part in group `gateways`, and says what it has committed."""
 
 
 class GatewayRuntime:
@@ -144,6 +154,11 @@ class GatewayRuntime:
             coalesce_ms=options.coalesce_ms,
             on_ended=self._keeper.ended,
         )
+        self.followed = Followed(
+            self.pump.following, self.hub, self._topics.responses.name, open_reader=clients.follower,
+            open_asker=clients.asker, wake_viewers=self.pump.wake_viewers, on_read=lambda: self.gateway.look_soon(),
+        )  # fmt: skip
+        self._watches = Watches(redis, settings.region)
         self.gateway = Gateway(
             settings,
             directory=directory,
@@ -157,6 +172,8 @@ class GatewayRuntime:
             keys=self._keys,
             conversations=self._conversations,
             tracing=tracing,
+            follows=self.followed,
+            watches=self._watches,
         )
         self._results = Results(clients.reader, self._topics.batch_results.name)
         self._runner = Runner(
@@ -198,6 +215,7 @@ class GatewayRuntime:
             self._runner.run(), self._tending.tend(),
             self._conversations.tend(),
             self._operations.run(),
+            self.followed.read(), self.followed.ask(), self._watches.tend(self.hub),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
         try:
@@ -259,7 +277,8 @@ class GatewayRuntime:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self.pump.close_moved(monotonic_ms())
+            self.pump.following.sweep(monotonic_ms())
+            self.followed.look()
             self._tell_finished(self.gateway.sweep())
 
     async def _meet(self) -> None:
@@ -293,6 +312,7 @@ class GatewayRuntime:
 
     async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
         await self.pump.assigned(partitions, monotonic_ms())
+        self.followed.look()
         _log.info("partitions_assigned", partitions=sorted(p.partition for p in partitions))
 
     async def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
@@ -302,12 +322,16 @@ class GatewayRuntime:
         except TimeoutError:
             _log.warning("flush_late", partitions=sorted(p.partition for p in partitions))
         finally:
-            self.pump.revoked(partitions, monotonic_ms())
+            self._give_up(partitions)
         _log.info("partitions_revoked", partitions=sorted(p.partition for p in partitions))
 
     async def _lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self.pump.lost(partitions, monotonic_ms())
+        self._give_up(partitions)
         _log.warning("partitions_lost", partitions=sorted(p.partition for p in partitions))
+
+    def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
+        self.pump.revoked(partitions, monotonic_ms())
+        self.followed.look()
 
 
 def _unpriced(_offset: int | None, error: LogError | None) -> None:
@@ -320,8 +344,14 @@ class GatewayServer(uvicorn.Server):
 
     config: ServerConfig
 
-    def __init__(self, config: ServerConfig, before_shutdown: Callable[[], Awaitable[None]], *, stall_s: float) -> None:
+    def __init__(
+        self, config: ServerConfig, before_shutdown: Callable[[], Awaitable[None]], *, stall_s: float,
+        leave: Callable[[], None] = lambda: None, leave_s: float = 0,
+    ) -> None:  # fmt: skip
+        """`leave` is called `leave_s` before `before_shutdown`; sooner, where nobody is connected."""
         super().__init__(config)
+        self._leave = leave
+        self._leave_s = leave_s
         self._before_shutdown = before_shutdown
         self._peers: DeafPeers[asyncio.Transport] = DeafPeers(stall_s)
 
@@ -362,7 +392,10 @@ class GatewayServer(uvicorn.Server):
                 _log.info("deaf_peer_aborted", peer=str(transport.get_extra_info("peername")))
                 transport.abort()
 
-    def stop_soon(self) -> None:
+    def stop_soon(self, *, at_once: bool = False) -> None:
+        """`at_once`: nobody is given time to leave."""
+        if at_once:
+            self._leave_s = 0
         self.should_exit = True
 
     @contextmanager
@@ -371,6 +404,11 @@ class GatewayServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._leave()
+        for _ in range(round(self._leave_s / LEAVE_LOOK_S)):
+            if not self.server_state.connections:
+                break
+            await asyncio.sleep(LEAVE_LOOK_S)
         await self._before_shutdown()
         await super().shutdown(sockets)
 

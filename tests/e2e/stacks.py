@@ -73,9 +73,12 @@ def prepared(
     environment: Mapping[str, str] = MappingProxyType({}),
     embeddings: bool = False,
     ends_in_order: bool = False,
+    gateways: int = 1,
 ) -> Iterator[Stack]:
     """A stack of these tenants that takes requests, until the block ends; in order, that takes seconds longer."""
-    options = replace(simulated(engine), environment={**PATIENCE, **environment}, embeddings=embeddings)
+    options = replace(
+        simulated(engine), environment={**PATIENCE, **environment}, embeddings=embeddings, gateways=gateways
+    )
     with Stack(folder, options, seed=seed) as stack:
         _prepare(stack)
         stack.wait_ready()
@@ -96,10 +99,11 @@ def openai_client(stack: Stack, tenant: str = "demo") -> openai.OpenAI:
     )  # fmt: skip
 
 
-def http_client(stack: Stack, tenant: str = "demo") -> httpx.Client:
+def http_client(stack: Stack, tenant: str = "demo", gateway_url: str | None = None) -> httpx.Client:
+    """Of the first gateway, where no other one is named."""
     return httpx.Client(
-        base_url=stack.gateway_url, headers={"authorization": f"Bearer {api_key(stack, tenant)}"}, timeout=TIMEOUT_S,
-        verify=NO_TLS,
+        base_url=gateway_url or stack.gateway_url, headers={"authorization": f"Bearer {api_key(stack, tenant)}"},
+        timeout=TIMEOUT_S, verify=NO_TLS,
     )  # fmt: skip
 
 

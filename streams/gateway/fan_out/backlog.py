@@ -67,6 +67,13 @@ class Backlog:
             self.streams[response_id] = self.streams.pop(response_id)
         return True
 
+    def hand_over(self, stream: Stream, to: "Backlog") -> None:
+        """What history lacks of it is seen to there from now on."""
+        if self.streams.get(stream.response_id) is stream:
+            self.forget(stream)
+            to.streams[stream.response_id] = stream
+            to.unkept_bytes += stream.unkept_bytes
+
     def forget(self, stream: Stream) -> None:
         if self.streams.get(stream.response_id) is stream:
             del self.streams[stream.response_id]

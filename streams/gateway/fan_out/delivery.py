@@ -90,29 +90,36 @@ class Follower:
         if missing is None:
             self._behind = False
             return
+        begun_anew = 0
         if viewer is not None:
             viewer.reads_history = True
+            begun_anew = viewer.begun_anew
         reason = CloseReason.REPLAY_UNAVAILABLE
-        replay = None
+        replay, has_failed = None, False
         try:
             rest = None if self._piece is None else self._piece.rest
             replay = await self._history.read(
                 self.tenant_id, missing.response_id, missing.after, until=missing.until, ended=missing.ended, rest=rest
             )
         except HistoryUnavailable as error:
+            has_failed = True
             if error.is_transient:
                 reason = CloseReason.REPLAY_LATE
         finally:
             if viewer is not None:
                 viewer.reads_history = False
         self._behind = False
+        if viewer is not None and not has_failed:
+            viewer.looked_at = begun_anew
         if replay is not None:
             self.show(replay)
             if viewer is not None:
                 # Should memory lack more by now, it says so.
                 viewer.caught_up(replay.last, started=replay.started is not None)
         # All tokens may stand in memory: then history was asked for no more than how the response began.
-        elif viewer is None or (not viewer.closed and viewer.after < viewer.until):
+        elif viewer is None or (
+            not viewer.closed and (viewer.after < viewer.until or (has_failed and viewer.must_look))
+        ):
             self._replayed.append(Closed(reason))
 
     def _missing(self) -> "_Missing | None":

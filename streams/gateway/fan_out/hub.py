@@ -9,24 +9,18 @@ does not ask at all for `stall_ms`, is closed by name and may resume. Bytes are 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 from schemas.base import Scope
 from schemas.request import OnDisconnect
 from schemas.responses import Release, Started, Terminal
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.backlog import Backlog, HistoryEntry
+from streams.gateway.fan_out.elsewhere import Elsewhere
 from streams.gateway.fan_out.open_responses import OpenResponses
-from streams.gateway.fan_out.spans import (
-    SPAN_BYTES,
-    TOKEN_BYTES,
-    WIDE_CHAR_BYTES,
-    Span,
-    logprobs_bytes,
-    memory_bytes,
-)
+from streams.gateway.fan_out.spans import SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES, Span, logprobs_bytes, memory_bytes
 from streams.gateway.fan_out.stream import Stream, Viewer
-from streams.ids import is_response_id
+from streams.gateway.fan_out.unmet import Unmet
+from streams.ids import is_response_id, parse_response_id
 
 IDLE_STREAM_MS = 60_000
 MAX_HELD_BYTES = 512 * 1024 * 1024
@@ -34,8 +28,8 @@ MAX_UNKEPT_BYTES = MAX_HELD_BYTES // 2
 """That history lacks, while it is away."""
 MAX_UNKEPT_ENDED = 2_000
 """Responses that have ended and wait for history, while it is away."""
-MAX_MEETINGS = 5
-"""How often a response is looked for that was begun before this gateway looked, and of which nobody knows."""
+WATCHED_AGAIN_MS = 1_000
+"""How long it is believed that a response is watched at another gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +68,12 @@ class Hub:
         """Accepted here and not ended; neither jobs, which nobody accepted here, nor what waits for history."""
         self.backlog = Backlog(max_bytes=max_unkept_bytes, max_ended=max_unkept_ended)
         """What history lacks. Answer a slice of it with `kept`."""
+        self.elsewhere = Elsewhere()
+        """What is read of other gateways' partitions; it takes no part in the backlog."""
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finished: list[Stream] = []
         self._lazy: list[Viewer] = []
-        self._unmet: dict[str, int] = {}
+        self._unmet = Unmet()
         self._viewers: dict[Viewer, None] = {}
         self._delivered_tokens = 0
         self.held_bytes = 0
@@ -99,6 +95,9 @@ class Hub:
     def viewers(self) -> int:
         return len(self._viewers)
 
+    def each_viewer(self) -> Iterable[Viewer]:
+        return self._viewers.keys()
+
     @property
     def delivered_tokens(self) -> int:
         """Tokens that viewers have taken, each viewer counted."""
@@ -112,7 +111,7 @@ class Hub:
     def open(self, response_id: str, partition: int, scope: Scope, on_disconnect: OnDisconnect, now_ms: int) -> Stream:
         """A response that this gateway is about to accept: its first token will be seen here."""
         stream = Stream(response_id, partition, scope, 1, now_ms)
-        stream.opened_here, stream.on_disconnect = True, on_disconnect
+        stream.opened_here, stream.read_throughout, stream.on_disconnect = True, True, on_disconnect
         self._streams[response_id] = stream
         self.opened.add(response_id, scope.tenant_id)
         return stream
@@ -126,9 +125,10 @@ class Hub:
         """Drops what memory holds of it; for a response that was not accepted after all."""
         stream = self._streams.pop(response_id, None)
         self.opened.discard(response_id)
-        self._unmet.pop(response_id, None)
+        self._unmet.discard(response_id)
         if stream is not None:
             self.backlog.forget(stream)
+            self.elsewhere.backlog.forget(stream)
             self.held_bytes -= stream.held_bytes
 
     def attach(
@@ -152,12 +152,14 @@ class Hub:
             stream = self._begun_elsewhere(response_id, partition, scope, now_ms)
         elif stream.scope.tenant_id != scope.tenant_id:
             raise PermissionError(response_id)
-        viewer = Viewer(stream, after, on_ready)
+        viewer = Viewer(stream, after, on_ready, stays=stays)
         stream.viewers.append(viewer)
         stream.viewed = True
         if stays:
             stream.unwatched_since_ms = None
             stream.grace_ms = self._grace_ms
+            if stream.partition in self.elsewhere.partitions:
+                self.elsewhere.came[response_id] = None
         self._viewers[viewer] = None
         if stream.spans or stream.terminal or stream.started:
             viewer.wake()
@@ -187,13 +189,14 @@ class Hub:
             return
         stream.started = record
         self._meet(stream, record.on_disconnect, now_ms)
-        self.backlog.streams[stream.response_id] = stream
+        self._lacking(partition).streams[stream.response_id] = stream
         for viewer in stream.viewers:
             viewer.wake()
 
     def apply_release(self, record: Release, partition: int, now_ms: int) -> None:
         """Viewers that wait for their first token are woken at once, the others by `wake_viewers`."""
-        streams, unkept, lazy = self._streams, self.backlog.streams, self._lazy
+        streams, backlog, lazy = self._streams, self._lacking(partition), self._lazy
+        unkept = backlog.streams
         new_span = tuple.__new__
         held_bytes = released = 0
         for scope, response_id, choice, first, kind, text, ends, emitted_at_us, call, logprobs in zip(
@@ -230,7 +233,7 @@ class Hub:
                     else:
                         viewer.wake()
         self.held_bytes += held_bytes
-        self.backlog.unkept_bytes += held_bytes
+        backlog.unkept_bytes += held_bytes
         self.released_tokens += released
 
     def wake_viewers(self) -> None:
@@ -246,12 +249,12 @@ class Hub:
             return False
         if stream.next_sequence is not None and record.sequence_number > stream.next_sequence:
             self._break(stream)
-        self._unmet.pop(record.response_id, None)
+        self._unmet.discard(record.response_id)
         self.opened.discard(record.response_id)
         stream.terminal = record
         stream.active_at_ms = now_ms
         stream.unwatched_since_ms = None
-        self.backlog.streams[stream.response_id] = stream
+        self._lacking(partition).streams[stream.response_id] = stream
         for viewer in stream.viewers:
             viewer.wake()
         return True
@@ -270,30 +273,20 @@ class Hub:
 
     def _begun_elsewhere(self, response_id: str, partition: int, scope: Scope, now_ms: int) -> Stream:
         stream = self._streams[response_id] = Stream(response_id, partition, scope, None, now_ms)
-        self._unmet[response_id] = 0
+        if partition not in self.elsewhere.partitions:
+            self._unmet.add(response_id)
         return stream
 
     def unmet(self, limit: int) -> list[Stream]:
-        """Running responses whose `Started` was not read here: what becomes of them without viewers is unknown.
+        """Running responses whose `Started` was not read here, in partitions of this gateway: see `Unmet`.
 
-        Answer with `meet` or `not_met`. Whoever is returned comes after all others the next time.
+        Answer with `meet` or `not_met`.
         """
-        found = list(islice(self._unmet, limit))
-        for response_id in found:
-            self._unmet[response_id] = self._unmet.pop(response_id)
-        return [self._streams[response_id] for response_id in found]
+        return [self._streams[response_id] for response_id in self._unmet.some(limit)]
 
     def not_met(self, response_ids: Iterable[str], *, may_be_told: bool) -> None:
-        """These were looked for in vain, and are looked for last the next time.
-
-        As long as they run where that `may_be_told` later; a few times where nobody knows of them.
-        """
-        for response_id in response_ids:
-            if (tries := self._unmet.pop(response_id, None)) is None:
-                continue
-            tries += not may_be_told
-            if tries < MAX_MEETINGS:
-                self._unmet[response_id] = tries
+        """See `Unmet.not_met`."""
+        self._unmet.not_met(response_ids, may_be_told=may_be_told)
 
     def meet(self, started: Started, now_ms: int) -> None:
         """How a response began, as history tells it, also to who comes back long after the last look."""
@@ -307,7 +300,7 @@ class Hub:
 
     def _meet(self, stream: Stream, on_disconnect: OnDisconnect, now_ms: int) -> None:
         """Its viewers have a longer grace to come here: first they must learn that they are to."""
-        self._unmet.pop(stream.response_id, None)
+        self._unmet.discard(stream.response_id)
         if stream.opened_here or stream.terminal is not None or on_disconnect != "cancel":
             return
         stream.on_disconnect = "cancel"
@@ -339,10 +332,7 @@ class Hub:
 
     def kept(self, entries: Iterable[HistoryEntry]) -> None:
         """These stand in history: text that every viewer has passed leaves memory, and so do ended responses."""
-        for entry in entries:
-            if self.backlog.kept(entry):
-                self._trim(entry.stream, self._max_lag_bytes)
-                self._forget_when_done(entry.stream)
+        self.settled(entry.stream for entry in entries if self.backlog.kept(entry))
 
     def leave_to_log(self) -> list[Stream]:
         """History is away for too long: beyond a bound, all that it lacks is left to the log alone.
@@ -353,9 +343,7 @@ class Hub:
             return []
         self.bytes_left_to_log += self.backlog.unkept_bytes
         left = self.backlog.leave_to_log()
-        for stream in left:
-            self._trim(stream, self._max_lag_bytes)
-            self._forget_when_done(stream)
+        self.settled(left)
         return left
 
     def _trim(self, stream: Stream, max_lag_bytes: int) -> None:
@@ -395,10 +383,12 @@ class Hub:
         if self._streams.pop(stream.response_id, None) is None:
             return
         self.held_bytes -= stream.held_bytes
-        self._unmet.pop(stream.response_id, None)
+        self._unmet.discard(stream.response_id)
         self._ended[stream.response_id] = None
         if len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
+        if stream.partition in self.elsewhere.partitions:
+            stream.viewed = False  # Its owner counts what was delivered.
         self._finished.append(stream)
 
     # Time and ownership
@@ -416,6 +406,7 @@ class Hub:
                 self.detach(viewer, now_ms)
                 stalled.append(viewer)
         self._shed_lag()
+        self.settled(self.elsewhere.let_go())
         for stream in list(self._streams.values()):
             if (
                 stream.unwatched_since_ms is not None
@@ -427,7 +418,7 @@ class Hub:
                 cancel.append(stream)
             if (
                 not stream.viewers
-                and stream.unwatched_since_ms is None
+                and (stream.unwatched_since_ms is None or stream.partition in self.elsewhere.partitions)
                 and stream.is_kept
                 and now_ms - stream.active_at_ms >= IDLE_STREAM_MS
             ):
@@ -436,13 +427,70 @@ class Hub:
         finished, self._finished = self._finished, []
         return Sweep(stalled, cancel, finished)
 
+    def watched_elsewhere(self, stream: Stream, now_ms: int) -> None:
+        """What `sweep` would have cancelled is watched elsewhere, or may be: it comes up again."""
+        if stream.terminal is None and self._streams.get(stream.response_id) is stream:
+            stream.on_disconnect = "cancel"
+            if not any(viewer.stays for viewer in stream.viewers):
+                stream.unwatched_since_ms, stream.grace_ms = now_ms, WATCHED_AGAIN_MS
+
     def close_partition(self, partition: int, reason: CloseReason) -> None:
-        """Another gateway reads this partition now: what has not ended is forgotten, and its viewers are told."""
-        for stream in [s for s in self._streams.values() if s.partition == partition and s.terminal is None]:
-            self.forget(stream.response_id)
-            for viewer in stream.viewers:
-                viewer.close(reason)
+        """Nobody reads it here any more: what has not ended is forgotten, and its viewers are told."""
+        is_elsewhere = partition in self.elsewhere.partitions
+        self.elsewhere.leave(partition)
+        for stream in self.of(partition):
+            if stream.terminal is None or is_elsewhere:
+                self.forget(stream.response_id)
+            if stream.terminal is None:
+                for viewer in stream.viewers:
+                    viewer.close(reason)
 
     def close_all(self, reason: CloseReason) -> None:
         for viewer in list(self._viewers):
             viewer.close(reason)
+
+    # Partitions of other gateways: `Following` decides when
+
+    def of(self, partition: int) -> list[Stream]:
+        """What memory holds of that partition."""
+        return [stream for stream in self._streams.values() if stream.partition == partition]
+
+    def leaves(self, stream: Stream) -> None:
+        """Another gateway keeps it from now on; its viewers stay."""
+        stream.read_throughout = False
+        self._unmet.discard(stream.response_id)
+        self.backlog.hand_over(stream, self.elsewhere.backlog)
+
+    def comes(self, stream: Stream, now_ms: int) -> None:
+        """This gateway keeps it from now on, and all of it that history may lack."""
+        self.elsewhere.backlog.hand_over(stream, self.backlog)
+        if stream.started is None and not stream.opened_here:
+            self._unmet.add(stream.response_id)
+        if stream.on_disconnect == "cancel" and not any(viewer.stays for viewer in stream.viewers):
+            stream.unwatched_since_ms, stream.grace_ms = now_ms, self._elsewhere_grace_ms
+
+    def read_anew(self, stream: Stream) -> None:
+        """Memory lets go of what it held of it; its viewers look into history for what came before."""
+        self.backlog.forget(stream)
+        self.elsewhere.backlog.forget(stream)
+        self.held_bytes -= stream.held_bytes
+        stream.begin_anew()
+
+    def replace(self, stream: Stream) -> None:
+        """It is read again from its beginning, or from where that is needed; its viewers stay with what was read."""
+        self.forget(stream.response_id)
+        self._streams[stream.response_id] = stream.again()
+
+    def forget_ended(self, partition: int) -> None:
+        """Those of that partition are read again, and are to be kept."""
+        for response_id in [each for each in self._ended if parse_response_id(each).partition == partition]:
+            del self._ended[response_id]
+
+    def settled(self, streams: Iterable[Stream]) -> None:
+        """Something of these need not be held any more."""
+        for stream in streams:
+            self._trim(stream, self._max_lag_bytes)
+            self._forget_when_done(stream)
+
+    def _lacking(self, partition: int) -> Backlog:
+        return self.elsewhere.backlog if partition in self.elsewhere.partitions else self.backlog

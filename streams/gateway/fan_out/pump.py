@@ -3,13 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import structlog
 
 from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
-from streams.gateway.closing import CloseReason
+from streams.gateway.fan_out.following import Following
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.store import History, HistoryUnavailable
@@ -17,10 +16,6 @@ from streams.gateway.metrics import GatewayMetrics
 from streams.log.port import Committed, LogError, LogRecord, TopicPartition
 
 BUSY_RATIO, CALM_RATIO = 0.85, 0.6
-MOVED_AFTER_MS = 10_000
-"""How long viewers stay when a partition goes away; one that was lost, from when this gateway is a member again."""
-LOST_AFTER_MS = 60_000
-"""How long they stay while nobody can tell who owns it, because the log is away."""
 DEAD_LETTER_RETRY_S = 1.0
 DEAD_LETTER_WAIT_S = 2.0
 MAX_UNWRITTEN_DEAD_LETTERS = 10_000
@@ -33,14 +28,6 @@ _validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_
 
 def _unheard(_stream: Stream) -> None:
     """Where nobody asks which responses end."""
-
-
-class _Moved(NamedTuple):
-    """When its viewers are told that a partition moved, and up to where it was read here; None: not at all."""
-
-    told_at_ms: int
-    reached: int | None
-    is_lost: bool = False
 
 
 class Pump:
@@ -61,7 +48,9 @@ class Pump:
         committed: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Committed]]],
         coalesce_ms: int,
         on_ended: Callable[[Stream], None] = _unheard,
+        following: Following | None = None,
     ) -> None:
+        """`following`: what is read for viewers of other gateways' partitions; None: nobody reads these."""
         self._hub = hub
         self._history = history
         self._metrics = metrics
@@ -70,9 +59,9 @@ class Pump:
         self._look_up_committed = committed
         self._coalesce_s = coalesce_ms / 1_000
         self._on_ended = on_ended
+        self.following = Following(hub) if following is None else following
         self._owned: dict[TopicPartition, int] = {}
         self._tenures = 0
-        self._moved: dict[TopicPartition, _Moved] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._dead: dict[asyncio.Task[None], int] = {}
@@ -94,18 +83,13 @@ class Pump:
     async def assigned(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
         """They are read from their committed offsets: what history lacks comes again.
 
-        Where another gateway has committed meanwhile, records were missed here: viewers are told to come back, and what
-        memory held is left to history.
+        Of those that were followed, memory holds it already.
         """
-        for source, gone in self._moved.items():
-            if gone.is_lost:  # this gateway takes part in the balance again: now others may own it
-                self._moved[source] = _Moved(now_ms + MOVED_AFTER_MS, gone.reached)
-        back = [source for source in partitions if source in self._moved]
-        committed = await self._committed_of(back) if back else {}
+        asked = self.following.asked()
+        followed = [source for source in partitions if source.partition in asked]
+        committed = await self._committed_of(followed) if followed else {}
         for source in partitions:
-            moved = self._moved.pop(source, None)
-            if moved is not None and not _covers(moved.reached, committed.get(source)):
-                self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
+            self.following.comes(source.partition, committed.get(source), now_ms)
             self._tenures += 1
             self._owned[source] = self._tenures
             self._positions.pop(source, None)
@@ -119,23 +103,10 @@ class Pump:
             return {}
 
     def revoked(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
-        """Viewers stay for a while: after a short interruption the partition usually comes back."""
+        """Another gateway's, or nobody's: viewers stay, and are read on for from where this one had come to."""
         for source in partitions:
             self._owned.pop(source, None)
-            self._moved[source] = _Moved(now_ms + MOVED_AFTER_MS, self._positions.pop(source, None))
-
-    def lost(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
-        """Viewers stay for longer: the log may be away, and then nobody else reads these either."""
-        for source in partitions:
-            self._owned.pop(source, None)
-            self._moved[source] = _Moved(now_ms + LOST_AFTER_MS, self._positions.pop(source, None), is_lost=True)
-
-    def close_moved(self, now_ms: int) -> None:
-        """Viewers of partitions that did not come back are told so; what becomes of the responses is decided there."""
-        for source, moved in list(self._moved.items()):
-            if now_ms >= moved.told_at_ms:
-                del self._moved[source]
-                self._hub.close_partition(source.partition, CloseReason.PARTITION_MOVED)
+            self.following.leaves(source.partition, self._positions.pop(source, None), now_ms)
 
     # Records
 
@@ -167,8 +138,12 @@ class Pump:
                 if hub.misnamed != misnamed:
                     self._refuse(record, Undecodable("invalid", "response_id: not a response id"))
             self._positions[record.source] = record.offset + 1
+        self.wake_viewers()
+
+    def wake_viewers(self) -> None:
+        """At once, or a little later while the loop is busy."""
         if not self.busy:
-            hub.wake_viewers()
+            self._hub.wake_viewers()
         elif self._wake_timer is None:
             self._wake_timer = asyncio.get_running_loop().call_later(self._coalesce_s, self._wake)
 
@@ -270,13 +245,6 @@ class Pump:
         if left := self._hub.leave_to_log():
             self._history.leave_to_log({stream.partition for stream in left})
             _log.error("history_left_to_the_log", responses=len(left))
-
-
-def _covers(reached: int | None, committed: Committed | None) -> bool:
-    """Whether nobody has committed more than was read here, as far as is known."""
-    if reached is None or committed is None:
-        return False
-    return committed.offset is None or committed.offset <= reached
 
 
 def _require_written(letters: Iterable[asyncio.Task[None]]) -> None:

@@ -29,12 +29,20 @@ Event = Started | Span | Terminal | Behind | Closed
 class Viewer:
     """One reader of one response. `on_ready` is called when there is something to take, once until all is taken."""
 
-    __slots__ = ("_closed", "_ended", "_idle_since_ms", "_on_ready", "_position", "_takes", "_takes_seen",
-                 "after", "delivered_tokens", "reads_history", "ready", "started_taken", "stream")  # fmt: skip
+    __slots__ = (
+        "_closed", "_ended", "_idle_since_ms", "_on_ready", "_position", "_takes", "_takes_seen", "after",
+        "begun_anew", "delivered_tokens", "looked_at", "reads_history", "ready", "started_taken", "stays", "stream",
+    )  # fmt: skip
 
-    def __init__(self, stream: "Stream", after: int, on_ready: Callable[["Viewer"], None]) -> None:
+    def __init__(
+        self, stream: "Stream", after: int, on_ready: Callable[["Viewer"], None], *, stays: bool = True
+    ) -> None:
         self.stream = stream
         self.after = after
+        self.stays = stays
+        """Otherwise it only looks: it keeps nothing alive."""
+        self.begun_anew = self.looked_at = 0
+        """How often memory has let go of all, and for which of these times history was looked at since."""
         self.delivered_tokens = 0
         self.ready = False
         self.reads_history = False
@@ -105,6 +113,9 @@ class Viewer:
                 return Behind(self.after, stream.terminal.sequence_number - 1)
             self._ended = True
             return stream.terminal
+        if self.begun_anew != self.looked_at:
+            self.ready = True
+            return Behind(self.after, self.after)
         return None
 
     def take_span(self) -> Span | None:
@@ -134,7 +145,7 @@ class Viewer:
 
     def _has_more(self) -> bool:
         has_text = self._position - self.stream.trimmed < len(self.stream.spans)
-        return has_text or self.stream.terminal is not None or self._closed is not None
+        return has_text or self.stream.terminal is not None or self._closed is not None or self.must_look
 
     def caught_up(self, after: int, *, started: bool) -> bool:
         """The caller has read history up to `after`. False when what memory holds does not continue there.
@@ -158,6 +169,17 @@ class Viewer:
         if stream.terminal is not None:
             return stream.terminal.sequence_number - 1
         return 0 if stream.next_sequence is None else stream.next_sequence - 1
+
+    def begin_anew(self) -> None:
+        """Memory lets go of what it held: the rest is read again, or stands in history, as the end may."""
+        self._position = self.stream.trimmed
+        self.begun_anew += 1
+        self.wake()
+
+    @property
+    def must_look(self) -> bool:
+        """Whether history may tell what memory will not. Whoever reads it says `looked_at` which beginning that was."""
+        return self.begun_anew != self.looked_at
 
     def close(self, reason: CloseReason) -> None:
         """The next `take` answers `Closed`."""
@@ -196,7 +218,7 @@ class Viewer:
         if earliest is None or self.after + 1 < earliest:
             return True
         has_begun = earliest > 1 or bool(stream.spans)
-        return has_begun and stream.started is None and not stream.opened_here
+        return has_begun and stream.started is None and not stream.read_throughout
 
 
 class Stream:
@@ -215,6 +237,7 @@ class Stream:
         "on_disconnect",
         "opened_here",
         "partition",
+        "read_throughout",
         "response_id",
         "scope",
         "spans",
@@ -256,6 +279,8 @@ class Stream:
         self.broken = False
         self.opened_here = False
         """Its policy came with the request; otherwise it comes with `Started`."""
+        self.read_throughout = False
+        """Accepted here, and its partition has not left since: no client can have seen more of it than this gateway."""
         self.is_stored = False
         """Its row was opened with it: whoever did not accept it learns it from its echo."""
         self.given_traceparent = ""
@@ -266,6 +291,28 @@ class Stream:
         self.active_at_ms = now_ms
         self.stage_ms: dict[str, int] = {}
         """Unix time of what this gateway did for it: for `delivered`, where a trace finds it."""
+
+    def again(self) -> "Stream":
+        """The same response, of which nothing was read; its viewers stay where they are."""
+        fresh = Stream(self.response_id, self.partition, self.scope, None, self.active_at_ms)
+        fresh.opened_here, fresh.is_stored, fresh.viewed = self.opened_here, self.is_stored, self.viewed
+        fresh.given_traceparent, fresh.stage_ms = self.given_traceparent, self.stage_ms
+        fresh.on_disconnect = self.on_disconnect
+        fresh.delivered_tokens = max([self.delivered_tokens, *(viewer.delivered_tokens for viewer in self.viewers)])
+        return fresh
+
+    def begin_anew(self) -> None:
+        """Lets go of its text, and of how it began unless history knows: the records are read again."""
+        self.trimmed += len(self.spans)
+        self.spans.clear()
+        self.spans_kept = self.trimmed
+        self.held_bytes = self.unkept_bytes = 0
+        self.next_sequence = self.encoded = None
+        self.broken = self.read_throughout = False
+        if not self.started_is_kept:
+            self.started = None
+        for viewer in self.viewers:
+            viewer.begin_anew()
 
     @property
     def is_kept(self) -> bool:

@@ -37,7 +37,7 @@ MAX_CONCURRENT_READS_OF_TENANT = MAX_CONCURRENT_READS // 2
 MAX_READS_OF_TENANT = 10_000
 """Those that wait for their turn among them."""
 READ_TURN_TIMEOUT_S = 5.0
-CONNECTIONS_BESIDE_READS = 4
+CONNECTIONS_BESIDE_READS = 6
 """For what this gateway itself appends and asks: it never waits behind those who come back."""
 MAX_CONCURRENT_LOG_READS = 2
 MAX_LOG_READS_OF_TENANT = 4

@@ -14,6 +14,7 @@ from streams.ids import parse_response_id
 
 YOUNG_MS = 60_000
 LOOK_EVERY_S = 0.05
+LOOK_SOON_S = 0.002
 WAITING_OF_TENANT = 1_000
 """At once: each is looked at with every look. What is beyond is told to come again at once."""
 
@@ -34,6 +35,7 @@ class Patience:
         self._waiting: dict[asyncio.Future[bool], _Awaited] = {}
         self._of_tenant: Counter[str] = Counter()
         self._next_look: asyncio.TimerHandle | None = None
+        self._looks_soon = False
         self.stopping = False
 
     def begin(self) -> int:
@@ -65,7 +67,16 @@ class Patience:
             if not self._of_tenant[tenant_id]:
                 del self._of_tenant[tenant_id]
 
+    def look_soon(self) -> None:
+        """Something has come that somebody may wait for."""
+        if self._next_look is not None and not self._looks_soon:
+            self._next_look.cancel()
+            self._looks_soon = True
+            loop = asyncio.get_running_loop()
+            self._next_look = loop.call_later(LOOK_SOON_S, self._look, loop)
+
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._looks_soon = False
         looked_at_ms = monotonic_ms()
         for waiter, awaited in self._waiting.items():
             if waiter.done():

@@ -17,13 +17,15 @@ from streams.gateway.history.store import History, HistoryUnavailable
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.patience import Patience, is_young
-from streams.gateway.service.ports import Ownership
+from streams.gateway.service.readings import Readings
 from streams.gateway.service.refusals import never_reached, not_found, not_here_yet, replay_unavailable
 from streams.gateway.service.stored_turns import StoredTurns
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.tenant_shares import Hold
 
 OVERDUE_MS = 60_000
+READ_SOON_MS = 500
+"""What it takes to begin to read another gateway's partition, at most, where the log is not away."""
 
 
 class _NotYet(Exception):
@@ -37,14 +39,14 @@ class _NotYet(Exception):
 
 class Resumption:
     def __init__(
-        self, hub: Hub, history: History, viewing: Viewing, lookup: Lookup, ownership: Ownership, patience: Patience,
+        self, hub: Hub, history: History, viewing: Viewing, lookup: Lookup, readings: Readings, patience: Patience,
         stored: StoredTurns,
     ) -> None:  # fmt: skip
         self._hub = hub
         self._history = history
         self._viewing = viewing
         self._lookup = lookup
-        self._ownership = ownership
+        self._readings = readings
         self._patience = patience
         self._stored = stored
 
@@ -55,7 +57,7 @@ class Resumption:
 
         `waits`: for what may soon be known here, whatever is missing, until one deadline. What replay no longer tells
         the store does. Raises ApiError: 404 for an id that is not the tenant's, or was deleted, 400 for a position that
-        will never exist, 409 `replay_unavailable` when it is no longer to be had or another gateway serves it, 503
+        will never exist, 409 `replay_unavailable` when it is no longer to be had, or runs and cannot be read here, 503
         `not_here_yet` when it may be had here a moment later, and while a store that must be asked is away.
         """
         tenant_id, partition = principal.tenant.tenant_id, self._lookup.partition(response_id)
@@ -76,44 +78,46 @@ class Resumption:
     async def _resume(
         self, principal: Principal, response_id: str, partition: int, after: int, *, stays: bool, waits: bool
     ) -> Follower:
-        deadline_ms = self._patience.begin()
+        deadline_ms, tenant_id = self._patience.begin(), principal.tenant.tenant_id
+        if waits and is_young(response_id):
+            # It most likely runs: then history alone does not tell it, and what Redis lacks yet is quicker read here.
+            soon_ms = min(deadline_ms, monotonic_ms() + READ_SOON_MS)
+            await self._patience.until(tenant_id, lambda: self._readings.wanted(partition), soon_ms)
         while True:
             try:
                 return await self._look(principal, response_id, partition, after, stays)
             except _NotYet as not_yet:
-                tenant_id = principal.tenant.tenant_id
                 if not waits or not await self._patience.until(tenant_id, not_yet.awaited, deadline_ms):
                     raise not_yet.refusal from None
 
     async def _look(self, principal: Principal, response_id: str, partition: int, after: int, stays: bool) -> Follower:
         """Raises _NotYet, and ApiError for good."""
-        owned = self._ownership
+        readings = self._readings
+        reading = readings.of(partition)
         stream = self._lookup.in_memory(principal, response_id)
-        if stream is not None and (stream.terminal or partition in owned.owned):
+        if stream is not None and (stream.terminal or reading is not None):
             last = _last(stream)
             if not after or (last is not None and after <= last):
                 return self._viewing.follow(response_id, partition, stream.scope, after, stays=stays)
-            if stream.terminal is not None or stream.opened_here:
+            if stream.terminal is not None or stream.read_throughout:
                 raise never_reached(after)
-        tenure = owned.tenure(partition)
         replay = await self._read(principal, response_id, after)
         if replay is None and self._lookup.in_memory(principal, response_id) is None:
             if self._hub.has_ended(response_id) or not is_young(response_id):
                 raise not_found(response_id)
             raise _NotYet(
                 not_here_yet("Nothing is known of the response yet."),
-                lambda: partition in owned.owned and self._is_met(principal, response_id),
+                lambda: readings.wanted(partition) and self._is_met(principal, response_id),
             )
         if replay is not None and replay.terminal is not None:
             if after > replay.terminal.sequence_number:
                 raise never_reached(after)
             return self._viewing.show(principal.tenant.tenant_id, replay)
-        # Of a response that another gateway read meanwhile, that may be old, and nobody here will tell the rest.
-        if partition not in owned.owned or owned.tenure(partition) != tenure:
-            refusal = replay_unavailable("Another gateway serves the response while it runs.", is_transient=True)
-            if owned.owned and not is_young(response_id):
-                raise refusal
-            raise _NotYet(refusal, lambda: partition in owned.owned)
+        # What was read of history before that may lack what nobody here will tell.
+        if reading is None or readings.of(partition) != reading:
+            readings.wanted(partition)
+            refusal = replay_unavailable("The response runs, and cannot be read here now.", is_transient=True)
+            raise _NotYet(refusal, lambda: readings.wanted(partition))
         if replay is not None and after > replay.seen:
             refusal = not_here_yet(f"Nothing has the sequence number {after} yet.")
             raise _NotYet(refusal, lambda: self._is_reached(principal, response_id, after))

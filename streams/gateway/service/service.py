@@ -1,6 +1,6 @@
 """What a gateway does for any transport: authenticate, accept, follow, resume, cancel, retrieve."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from streams.clocks import monotonic_ms
@@ -30,12 +30,15 @@ from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.once import Once
 from streams.gateway.service.patience import Patience
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S, Ownership, Sender
+from streams.gateway.service.readings import Follows, Readings
 from streams.gateway.service.refusals import still_in_progress, unavailable
 from streams.gateway.service.resumption import Resumption
 from streams.gateway.service.stored_turns import StoredTurns
+from streams.gateway.service.unwatched import Unwatched
 from streams.gateway.service.viewing import Viewing
 from streams.gateway.stored.keeper import Keeper
 from streams.gateway.tenant_shares import Hold, TenantShares
+from streams.gateway.watches import Watches
 from streams.keyring import Purpose
 from streams.settings import Settings
 from streams.tracing.tracing import Tracing
@@ -64,7 +67,10 @@ class Gateway:
         keys: TendedKeys,
         conversations: TendedConversations,
         tracing: Tracing | None = None,
+        follows: Follows | None = None,
+        watches: Watches | None = None,
     ) -> None:
+        """`follows` and `watches` None: there are no other gateways."""
         self.settings = settings
         self.directory = directory
         self.catalog = catalog
@@ -86,7 +92,8 @@ class Gateway:
         )  # fmt: skip
         self._lookup = lookup = Lookup(ids, settings.topics, hub, history)
         self._patience = Patience(settings.gateway.admission_timeout_ms)
-        self._resumption = Resumption(hub, history, self._viewing, lookup, ownership, self._patience, self._stored)
+        readings = Readings(ownership, follows)
+        self._resumption = Resumption(hub, history, self._viewing, lookup, readings, self._patience, self._stored)
         self.conversations = ConversationObjects(conversations, keeper.kept)
         self._conversations = Conversations(
             keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes,
@@ -98,6 +105,8 @@ class Gateway:
         )  # fmt: skip
         self._cancellation = Cancellation(hub, lookup, self._patience, self._cancels)
         self.jobs = Jobs(ids, settings.topics.responses.partitions, lookup, self._cancellation)
+        self._unwatched = Unwatched(hub, self._cancels, watches, self._may_end)
+        self._is_leaving = False
 
     # Clients
 
@@ -165,7 +174,7 @@ class Gateway:
         return self._acceptance.mint()
 
     def _refuse_unless_ready(self) -> None:
-        if (why := self.why_not_ready()) is not None:
+        if (why := self._why_nothing_is_accepted()) is not None:
             raise unavailable(f"The gateway is not ready: {why}.", "not_ready")
 
     async def withdraw(self, follower: Follower) -> bool:
@@ -235,7 +244,10 @@ class Gateway:
         return self._patience.stopping
 
     def why_not_ready(self) -> str | None:
-        """None when requests can be accepted."""
+        """None when requests can be accepted, and the gateway does not stop soon."""
+        return "stopping" if self._is_leaving else self._why_nothing_is_accepted()
+
+    def _why_nothing_is_accepted(self) -> str | None:
         if self.stopping:
             return "stopping"
         return None if self._ownership.owned else "no partition of `responses` is assigned yet"
@@ -245,11 +257,18 @@ class Gateway:
 
         A gateway that stops has told its viewers to come back: it cancels nothing; the partition's next reader may.
         """
-        sweep = self.hub.sweep(monotonic_ms(), () if self.stopping else self._ownership.owned)
+        sweep = self.hub.sweep(monotonic_ms(), self._may_end())
         self._viewing.cut_off(sweep.stalled)
-        for stream in sweep.cancel:
-            self._cancels.write_soon(stream)
+        if sweep.cancel:
+            self._background.run(self._unwatched.end(sweep.cancel))
         return sweep.finished
+
+    def _may_end(self) -> Sequence[int]:
+        return () if self.stopping else self._ownership.owned
+
+    def look_soon(self) -> None:
+        """See `Patience.look_soon`."""
+        self._patience.look_soon()
 
     async def meet(self) -> None:
         """Finds out what becomes, without viewers, of responses that were begun before this gateway read them."""
@@ -260,8 +279,12 @@ class Gateway:
             self.hub.not_met(beginnings.unknown, may_be_told=False)
             self.hub.not_met(beginnings.late, may_be_told=True)
 
+    def leave(self) -> None:
+        """It is not ready any more, and does all that it did: whoever sends it clients sends them elsewhere."""
+        self._is_leaving = True
+
     async def stop(self) -> None:
         """No new requests; viewers are told to come back elsewhere."""
-        self._patience.stopping = True
+        self._is_leaving = self._patience.stopping = True
         self.hub.close_all(CloseReason.GOING_AWAY)
         await self._background.settle(ACKNOWLEDGE_TIMEOUT_S)

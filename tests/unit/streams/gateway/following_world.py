@@ -20,6 +20,7 @@ from streams.gateway.closing import CLOSINGS
 from streams.gateway.conversations.memory import MemoryConversations
 from streams.gateway.conversations.tending import TendedConversations
 from streams.gateway.errors import ApiError
+from streams.gateway.fan_out.followed import Followed
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.spans import Span
@@ -287,6 +288,7 @@ class World:
         self.clients: list[Client] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.wrong: list[BaseException] = []
+        self.followed_to = 0
         self.start_gateway()
         if is_accepted_here:
             self.hub.open(self.response_id, 0, ACME, "continue", 0)
@@ -308,12 +310,17 @@ class World:
             self.hub, history, metrics, dead_letter=mock.AsyncMock(), commit=self._commit,
             committed=self._look_up_committed, coalesce_ms=1,
         )  # fmt: skip
+        self.following = self.pump.following
+        self.followed = Followed(
+            self.following, self.hub, TOPIC, open_reader=mock.Mock(), open_asker=mock.Mock(),
+            wake_viewers=self.pump.wake_viewers, on_read=mock.Mock(),
+        )  # fmt: skip
         stored = MemoryStoredResponses()
         self.gateway = Gateway(
             SETTINGS, directory=Directory(), catalog=SettingsCatalog(SETTINGS), hub=self.hub, history=history,
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
             keeper=Keeper(StoredReplays(stored), history, SETTINGS.metadata, metrics),
-            keys=TendedKeys(MemoryIdempotencyKeys(), 1),
+            keys=TendedKeys(MemoryIdempotencyKeys(), 1), follows=self.followed,
             conversations=TendedConversations(MemoryConversations(stored), Bounds(1, 1)),
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0
@@ -357,7 +364,7 @@ class World:
 
     def shown(self) -> int:
         """The last token that some gateway may have shown."""
-        records = self.log.records(TOPIC)[: max(self.position, self.committed or 0)]
+        records = self.log.records(TOPIC)[: max(self.position, self.committed or 0, self.followed_to)]
         rows = (RESPONSES.validate_json(record.value or b"") for record in records)
         return max(
             (row.first_sequence[0] + len(row.text_ends[0]) - 1 for row in rows if isinstance(row, Release)), default=0
@@ -369,6 +376,20 @@ class World:
     def read(self, records: Sequence[LogRecord]) -> None:
         self.position += len(records)
         self.pump.handle(records, 0, 0)
+
+    def ask(self) -> None:
+        """Where the owner of what is followed stands."""
+        if asked := self.following.asked():
+            self.following.told(asked, {0: Committed(self.committed)}, 0)
+
+    def follow(self, count: int) -> None:
+        """As another gateway's, if it is."""
+        if (at := self.following.positions().get(0)) is None or (number := self.following.number(0)) is None:
+            return
+        records = self.log.records(TOPIC)[at : at + count]
+        self.followed._reading = {0: number}
+        self.followed._apply(records)
+        self.followed_to = max(self.followed_to, at + len(records))
 
     def close(self) -> None:
         for task in self.tasks:

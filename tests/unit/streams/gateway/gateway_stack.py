@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from schemas.base import Scope
@@ -32,6 +33,7 @@ from streams.gateway.http.usage_reader import UsageBucket, UsagePage
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.port import IdempotencyKeys
 from streams.gateway.runtime import GatewayRuntime, GatewayServer, LogClients
+from streams.gateway.service.readings import Readings
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import StoredResponses
 from streams.ids import parse_response_id
@@ -144,6 +146,12 @@ class MemoryClients:
 
     def watch(self) -> Any:
         return MemoryWatch(self.log)
+
+    def follower(self) -> Any:
+        return PatientConsumer(self.log, None, f"{self._gateway_id}-follower", "earliest")
+
+    def asker(self) -> Any:
+        return PatientConsumer(self.log, "gateways", f"{self._gateway_id}-asker", "earliest")
 
 
 def gateway_settings(redis_url: str, region: str, **gateway: Any) -> Settings:
@@ -272,6 +280,13 @@ def terminal(
     )  # fmt: skip
 
 
+def unread(monkeypatch: pytest.MonkeyPatch, *partitions: int) -> None:
+    """These are neither a gateway's nor can it follow them from now on, as while the log is away."""
+    of, wanted = Readings.of, Readings.wanted
+    monkeypatch.setattr(Readings, "of", lambda self, each: None if each in partitions else of(self, each))
+    monkeypatch.setattr(Readings, "wanted", lambda self, each: each not in partitions and wanted(self, each))
+
+
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -322,7 +337,7 @@ def batch_stores() -> BatchStores:
 async def serving(
     settings: Settings, log: MemoryLog, *, clients: LogClients | None = None, disconnect_grace_ms: int = 50,
     elsewhere_grace_ms: int = 50, tracing: Tracing | None = None, stored: StoredResponses | None = None,
-    keys: IdempotencyKeys | None = None, batches: BatchStores | None = None,
+    keys: IdempotencyKeys | None = None, batches: BatchStores | None = None, leave_s: float = 0,
 ) -> AsyncIterator[Stack]:  # fmt: skip
     """A gateway on a free port until the block ends; with `clients` on another log than the one in memory, with
     `stored`, `keys` and `batches` on stores that others have too.
@@ -338,7 +353,9 @@ async def serving(
         disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000
-    server = GatewayServer(runtime.server_config, runtime.stop, stall_s=stall_s)
+    server = GatewayServer(
+        runtime.server_config, runtime.stop, stall_s=stall_s, leave=runtime.gateway.leave, leave_s=leave_s
+    )
     stack = Stack(settings, log, runtime, server, directory, usage)
     await runtime.start()
     running = stack.running = asyncio.ensure_future(runtime.run())

@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schemas.responses import RESPONSES, Release, Started, Terminal
-from streams.gateway.fan_out.pump import LOST_AFTER_MS
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.history import replay as replay_module
 from streams.gateway.history import store
 from streams.gateway.history.replay import pack
 from streams.log.port import LogRecord
-from tests.unit.streams.gateway.following_world import SOURCE, TOPIC, Client, World
+from tests.unit.streams.gateway.following_world import SOURCE, TOKENS, TOPIC, Client, World
 from tests.unit.streams.gateway.gateway_stack import release, terminal
 from tests.unit.streams.gateway.hub_stories import ACME
 
 DRAIN_TURNS = 300
+NEVER_MS = 10**12
+"""Later than whatever is waited for."""
 LATE = st.sampled_from([0, 0, 1, 4])
 MOMENT = st.sampled_from(["as it was asked", "as it is answered", "as it is answered", "not at all"])
 
@@ -26,11 +27,12 @@ MOMENT = st.sampled_from(["as it was asked", "as it is answered", "as it is answ
 class FollowingMachine(RuleBasedStateMachine):
     @initialize(
         is_accepted_here=st.booleans(), seen_elsewhere=st.integers(0, 6), ends=st.booleans(), lacks_text=st.booleans(),
-        dies_first=st.booleans(), late=LATE,
+        dies_first=st.booleans(), late=LATE, drains_elsewhere=st.booleans(),
     )  # fmt: skip
     def begin(
-        self, is_accepted_here: bool, seen_elsewhere: int, ends: bool, lacks_text: bool, dies_first: bool, late: int
-    ) -> None:
+        self, is_accepted_here: bool, seen_elsewhere: int, ends: bool, lacks_text: bool, dies_first: bool, late: int,
+        drains_elsewhere: bool,
+    ) -> None:  # fmt: skip
         """At the gateway that accepted it, or where another one has left off; some have ended by now."""
         self.patches = [
             mock.patch.object(replay_module, "PIECE_BYTES", 1_000),
@@ -39,6 +41,7 @@ class FollowingMachine(RuleBasedStateMachine):
         for patch in self.patches:
             patch.start()
         self.world = World(is_accepted_here=is_accepted_here)
+        self.drains_elsewhere = drains_elsewhere
         self.meeting = self.world.start(self.world.gateway.meet())
         if not is_accepted_here:
             self.partition_moves(step=0)
@@ -69,6 +72,8 @@ class FollowingMachine(RuleBasedStateMachine):
             world.written = max(world.written, first + len(tokens) - 1)
         if is_read and world.is_owned:
             world.read(world.unread())
+        elif is_read:
+            world.follow(TOKENS)
         world.turn(turns)
 
     def end(self) -> None:
@@ -94,15 +99,23 @@ class FollowingMachine(RuleBasedStateMachine):
     def partition_moves(self, step: int) -> None:
         """Away, to another gateway, and back: one step."""
         if self.world.is_owned:
-            if step > 2:
-                return
-            (self.world.pump.lost if step else self.world.pump.revoked)([SOURCE], 0)
+            if step <= 2:
+                self.world.pump.revoked([SOURCE], 0)
         elif step == 1:
-            self.world.pump.close_moved(LOST_AFTER_MS)
+            self.world.following.sweep(NEVER_MS)
         elif step < 5:
             self.another_gateway_reads(step)
         else:
             self.world.take_partition()
+
+    @precondition(lambda self: not self.world.is_owned)
+    @rule(count=st.sampled_from([0, 0, 1, 2, 5, TOKENS]), turns=st.integers(0, 10))
+    def what_another_gateway_owns_is_followed(self, count: int, turns: int) -> None:
+        if count:
+            self.world.follow(count)
+        else:
+            self.world.ask()
+        self.world.turn(turns)
 
     def another_gateway_reads(self, count: int) -> None:
         first = self.world.committed or 0
@@ -231,13 +244,13 @@ class FollowingMachine(RuleBasedStateMachine):
             world.write(release(world.response_id, ACME, 1, world.tokens[: world.written]))
             self.end()
         world.redis.is_away = False
-        if not world.is_owned:
+        if not world.is_owned and not self.drains_elsewhere:
             world.take_partition()
         turns = 0
         while not all(client.is_done for client in world.clients):
             turns += 1
             assert turns < DRAIN_TURNS, [client.last for client in world.clients]
-            world.read(world.unread()[:2])
+            self._somebody_reads(2)
             while world.asked.waiting:
                 self.history_answers(0, "as it is answered")
             for client in world.clients:
@@ -247,13 +260,27 @@ class FollowingMachine(RuleBasedStateMachine):
                     client.connect(on_socket=True)
             world.turn(3)
             self.nobody_hears_anything_wrong()
-        world.read(world.unread())
+        self._somebody_reads(1_000)
         for client in world.clients:
             client.leave()
         world.turn(10)
         assert world.hub.viewers == 0
         world.run(world.pump.flush())
+        self._somebody_reads(0)
+        world.hub.sweep(NEVER_MS, ())  # What waits for an end that its owner has kept is forgotten in time.
         assert (len(world.hub), world.hub.held_bytes, world.hub.backlog.unkept_bytes) == (0, 0, 0)
+        assert world.hub.elsewhere.backlog.unkept_bytes == 0
+
+    def _somebody_reads(self, count: int) -> None:
+        """The gateway its own, or another one, which this one follows."""
+        world = self.world
+        if world.is_owned:
+            world.read(world.unread()[:count])
+            return
+        world.ask()
+        world.follow(count)
+        self.another_gateway_reads(count)
+        world.ask()
 
 
 TestFollowingMachine = FollowingMachine.TestCase

@@ -7,9 +7,10 @@ from schemas.endings import EndingCode
 from schemas.request import OnDisconnect
 from schemas.responses import Started, Terminal
 from streams.gateway.closing import CloseReason
-from streams.gateway.fan_out.hub import MAX_MEETINGS, Hub
+from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span, join, join_runs, memory_bytes
 from streams.gateway.fan_out.stream import Behind, Closed, Stream, Viewer
+from streams.gateway.fan_out.unmet import MAX_MEETINGS
 from streams.gateway.history.replay import Replay
 from tests.unit.streams.gateway.gateway_stack import release, started, terminal
 from tests.unit.streams.gateway.hub_stories import (

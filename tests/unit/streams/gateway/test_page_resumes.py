@@ -1,4 +1,4 @@
-"""The chat page at a gateway that does not serve its answer any more: it waits as advised, then shows all of it."""
+"""The chat page at a gateway that cannot serve its answer for a while: it waits as advised, then shows all of it."""
 
 import asyncio
 from itertools import pairwise
@@ -11,11 +11,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from streams.gateway.closing import CloseReason
-from streams.gateway.fan_out.pump import Pump
 from streams.gateway.service.service import Gateway
 from tests.browser import DRIVER, WHY_NOT, headless_browser
 from tests.servers import until as wait_until
-from tests.unit.streams.gateway.gateway_stack import KEY, Stack, until
+from tests.unit.streams.gateway.gateway_stack import KEY, Stack, unread, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120), pytest.mark.skipif(DRIVER is None, reason=WHY_NOT)]
 RESUMES = 3
@@ -56,7 +55,7 @@ async def test_the_page_comes_again_as_advised_and_shows_the_whole_answer(
         return await resume(gateway, *rest, **more)
 
     monkeypatch.setattr(Gateway, "resume", note)
-    monkeypatch.setattr("streams.gateway.service.patience.YOUNG_MS", -1)
+    monkeypatch.setattr(stack.runtime.gateway._patience, "_patience_ms", 0)
     with headless_browser(tmp_path) as browser:
         await asyncio.to_thread(ask, browser, stack.url)
         await asyncio.to_thread(wait_until, lambda: type_question(browser), "the question is asked")
@@ -64,9 +63,8 @@ async def test_the_page_comes_again_as_advised_and_shows_the_whole_answer(
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["one "])
         await until(lambda: stack.runtime.hub.delivered_tokens == 1, "the page has the first token")
-        other = 1 - request.reply_to.partition
-        with monkeypatch.context() as moved:
-            moved.setattr(Pump, "owned", [other])
+        with monkeypatch.context() as away:
+            unread(away, request.reply_to.partition)
             stack.runtime.hub.close_partition(request.reply_to.partition, CloseReason.PARTITION_MOVED)
             await until(lambda: len(asked_s) >= RESUMES, "it comes again and again")
         pauses_s = [later - earlier for earlier, later in pairwise(asked_s)]

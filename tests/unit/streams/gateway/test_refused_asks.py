@@ -7,20 +7,19 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from schemas.websocket import Closing, Delta, ErrorMessage
-from streams.gateway.fan_out.pump import Pump
 from streams.gateway.websocket.refused_asks import EARLY_WEIGHT, FORGIVEN_PER_S, MAX_REFUSALS, RefusedAsks
-from tests.unit.streams.gateway.gateway_stack import Stack, until
+from tests.unit.streams.gateway.gateway_stack import Stack, unread, until
 from tests.unit.streams.gateway.replays import entry, span
 from tests.unit.streams.gateway.socket_clients import dial, hear, say
 
 
 @pytest.fixture
 async def elsewhere(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A response that runs at another gateway."""
-    monkeypatch.setattr("streams.gateway.service.patience.YOUNG_MS", -1)
+    """A response that runs, and cannot be read here now."""
+    monkeypatch.setattr(stack.runtime.gateway._patience, "_patience_ms", 0)
     response_id = stack.settings.response_ids.mint(0)
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
-    monkeypatch.setattr(Pump, "owned", [1])
+    unread(monkeypatch, 0)
     return response_id
 
 

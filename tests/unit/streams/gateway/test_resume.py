@@ -29,6 +29,7 @@ from tests.unit.streams.gateway.gateway_stack import (
     serving,
     started,
     terminal,
+    unread,
     until,
 )
 from tests.unit.streams.gateway.replays import ACME, HELLO, entry, http, span, text_after
@@ -178,10 +179,10 @@ async def test_who_saw_more_than_a_gateway_that_was_just_restarted_waits_for_its
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
     reads = counted_reads(monkeypatch)
     with monkeypatch.context() as starting:
-        starting.setattr(Pump, "owned", [])
+        unread(starting, 0, 1)
         back = asyncio.ensure_future(text_after(stack, response_id, 3))
         await until(lambda: len(reads) == 1, "it is looked for")
-    await until(lambda: len(reads) == 2, "it is looked for again once the partition is owned")
+    await until(lambda: len(reads) == 2, "it is looked for again once the partition is read")
     stack.pipeline.write(response_id, release(response_id, ACME, 3, ["c", "d"]))
     stack.pipeline.write(response_id, terminal(response_id, ACME, 5))
     answer = await back

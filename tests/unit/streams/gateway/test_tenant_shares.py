@@ -19,7 +19,6 @@ from schemas.websocket import EditMessage, RequestMessage
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest
 from streams.gateway.fan_out.delivery import Follower
-from streams.gateway.fan_out.pump import Pump
 from streams.gateway.http.usage_reader import UsagePage
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.keys import Principal
@@ -34,6 +33,7 @@ from tests.unit.streams.gateway.gateway_stack import (
     memory_log,
     serving,
     started,
+    unread,
     until,
 )
 from tests.unit.streams.gateway.http_clients import HELLO
@@ -400,7 +400,7 @@ async def test_places_to_wait_for_what_is_not_known_yet(redis_url: str, monkeypa
         ids = [stack.settings.response_ids.mint(0) for _ in range(6)]
         known = [entry(response_id, span(1, "ab"), with_start=True, is_first=True) for response_id in ids]
         await stack.runtime.gateway._history.append(known)
-        monkeypatch.setattr(Pump, "owned", [1])
+        unread(monkeypatch, 0)
         asking = [asyncio.ensure_future(greedy.get(f"/v1/responses/{response_id}")) for response_id in ids]
         await until(lambda: sum(each.done() for each in asking) == 3, "those beyond the bound are answered")
         for refused in (each.result() for each in asking if each.done()):

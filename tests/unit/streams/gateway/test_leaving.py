@@ -1,0 +1,59 @@
+"""A gateway that is to stop is not ready any more, and serves on while those whom it serves find another one."""
+
+import asyncio
+
+from streams.gateway.service import patience
+from streams.gateway.service.patience import Patience
+from streams.settings import Settings
+from tests.unit.streams.gateway.gateway_stack import memory_log, serving, until
+from tests.unit.streams.gateway.replays import HELLO, http
+
+FOREVER_S = 10_000.0
+
+
+async def test_it_serves_on_until_nobody_is_connected(settings: Settings) -> None:
+    async with asyncio.timeout(60), serving(settings, memory_log(settings), leave_s=FOREVER_S) as stack:
+        async with http(stack) as client:
+            asking = asyncio.ensure_future(client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+            request = await stack.pipeline.next_request()
+            stack.pipeline.start(request)
+            stack.server.stop_soon()
+            await until(lambda: stack.runtime.gateway.why_not_ready() == "stopping", "it is to stop")
+            assert (await client.get("/readyz")).status_code == 503
+            late = asyncio.ensure_future(client.post("/v1/chat/completions", json=HELLO))
+            await stack.pipeline.answer(["late"])
+            assert (await late).json()["choices"][0]["message"]["content"] == "late"
+            stack.pipeline.release(request, 1, ["one "])
+            stack.pipeline.end(request, 2)
+            text = (await asking).text
+            assert ('"one "' in text, "[DONE]" in text, "going_away" in text) == (True, True, False)
+            assert not stack.runtime.gateway.stopping
+        await until(lambda: stack.runtime.gateway.stopping, "it stops once nobody is left")
+
+
+async def test_who_does_not_leave_in_time_is_told_to(settings: Settings) -> None:
+    async with serving(settings, memory_log(settings), leave_s=0.2) as stack, http(stack) as client:
+        asking = asyncio.ensure_future(client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["one "])
+        await until(lambda: stack.runtime.hub.delivered_tokens == 1, "its client has the first token")
+        stack.server.stop_soon()
+        async with asyncio.timeout(20):
+            assert "going_away" in (await asking).text
+
+
+async def test_whoever_waits_for_what_has_just_come_need_not_wait_for_the_next_look() -> None:
+    waiting, is_there = Patience(60_000), False
+    looking = asyncio.ensure_future(waiting.until("acme", lambda: is_there, waiting.begin()))
+    await asyncio.sleep(0)
+    assert waiting._next_look is not None
+    at_s = waiting._next_look.when()
+    is_there = True
+    waiting.look_soon()
+    waiting.look_soon()
+    assert waiting._next_look.when() <= at_s
+    async with asyncio.timeout(20):
+        assert await looking
+    waiting.look_soon()
+    assert patience.LOOK_SOON_S < patience.LOOK_EVERY_S
