@@ -21,7 +21,9 @@ _TEXT: Final = {"type": "string"}
 _WHOLE: Final = {"type": "integer"}
 _NUMBER: Final = {"type": "number"}
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
-_BYTES: Final[dict[str, Any]] = {"application/octet-stream": {"schema": {}}}
+_BYTES: Final[dict[str, Any]] = {
+    "application/octet-stream": {"schema": {"type": "string", "contentMediaType": "application/octet-stream"}}
+}
 
 
 def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
