@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 CHAT: Final = "/v1/chat/completions"
 LINES = 300
+MANY = 1_000
+"""Far more than are answered within a minute, at 2,000 tokens each."""
 BATCH_TIMEOUT_S = 180.0
 
 
@@ -107,11 +109,11 @@ def test_a_batch_that_is_cancelled_keeps_what_was_answered(stack: Stack, demo: o
 
 @pytest.mark.long
 def test_a_batch_whose_window_ends_is_expired(stack: Stack, demo: openai.OpenAI) -> None:
-    lines = [line(f"line-{number}", max_tokens=2_000, ignore_eos=True) for number in range(100)]
+    lines = [line(f"line-{number}", max_tokens=2_000, ignore_eos=True) for number in range(MANY)]
     done = ended(demo, begun(demo, *lines, completion_window="60s").id)
     assert done.status == "expired"
     ends = [*told(demo, done.output_file_id), *told(demo, done.error_file_id)]
-    assert Counter(each["custom_id"] for each in ends) == Counter(f"line-{number}" for number in range(100))
+    assert Counter(each["custom_id"] for each in ends) == Counter(f"line-{number}" for number in range(MANY))
     assert {each["error"]["code"] for each in ends if each["error"]} == {"batch_expired"}
 
 
