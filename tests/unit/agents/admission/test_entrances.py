@@ -313,6 +313,7 @@ async def test_a_job_that_expires_while_it_waits_is_told_so(world: World) -> Non
 
 async def test_jobs_of_a_full_pool_are_in_nobody_s_way(world: World) -> None:
     """One agent for each topic, with few places, as `agents.admission.app` runs them."""
+    world.limit(requests_per_minute=100, tokens_per_minute=100_000)
     world.beat("worker-1", queued_tokens=10**6, lease_ms=3_600_000)
     world.beat("worker-2", pool="other", model="elsewhere", home_partitions=[3])
     waiting = asyncio.Event()
