@@ -323,7 +323,7 @@ def test_a_static_member_that_was_fenced_joins_anew(kafka_settings: KafkaSetting
         poll_until([double], lambda: double.assignment() == places)
         double.close()  # a static member that closes stays in the group
         # In the second form where a heartbeat has told it before.
-        with pytest.raises(LogError, match="fenced by other consumer|Fatal error") as caught:
+        with pytest.raises(LogError, match=r"fenced by other consumer|Fatal error") as caught:
             first.commit({places[0]: 1})
         assert not caught.value.retriable
 
