@@ -174,7 +174,8 @@ class ConversationObjects:
         all_turns = await in_turn(
             reads, tenant_id, partial(self._store.turns, tenant_id, conversation_id, MAX_BRANCHES_OF)
         )  # fmt: skip
-        last = branch or before or next(iter(all_turns.parents), None)
+        named = branch if before is None else before
+        last = next(iter(all_turns.parents), None) if named is None else named
         if last is not None and last not in all_turns.parents:
             raise previous_not_found(last)
         if before is not None:

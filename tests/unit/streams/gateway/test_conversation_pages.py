@@ -112,8 +112,9 @@ async def test_branches_stand_beside_each_other(
     assert contents(told) == ["One", "1", "Zwei", "ii"]
     assert [each["branches"] for each in told["turns"]] == [[first], [second, other]]
     assert contents(await shown(http, conversation, branch=second)) == ["One", "1", "Two", "2"]
-    refused = await http.get(f"{PAGES}/{conversation}", params={"branch": "resp_x"})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "previous_response_not_found")
+    for unknown in ({"branch": "resp_x"}, {"branch": ""}, {"before": ""}):
+        refused = await http.get(f"{PAGES}/{conversation}", params=unknown)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "previous_response_not_found")
     refused = await http.get(f"{PAGES}/{conversation}", params={"branch": first, "before": first})
     assert refused.status_code == 400
 
