@@ -1,14 +1,12 @@
-"""One suite for every store of files and batches: in memory, on SQLite, and on Postgres where `POSTGRES_TEST_URL` names
-one."""
+"""One suite for every store of files and batches: in memory, on SQLite, and on Postgres."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import update
 
 from streams.clocks import now_ms
 from streams.gateway.batches import core
@@ -19,13 +17,10 @@ from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile
 from streams.gateway.files.sql import SqlFiles
 from streams.metadata.database import Database
-from streams.metadata.engine import engine_of
-from streams.metadata.schema import migrate
 from streams.metadata.tables import BATCHES, FILES
 from streams.metadata.unavailable import MetadataUnavailable
-from streams.settings import MetadataSettings
+from tests.contract.databases import KINDS, database_in, url_of
 
-POSTGRES = os.environ.get("POSTGRES_TEST_URL", "")
 LONG_AGO_MS = 10**9
 
 
@@ -55,27 +50,13 @@ class Stores:
         await self._database.write(work)
 
 
-def database_in(folder: Path, url: str = "") -> Database:
-    chosen = MetadataSettings(url=url, busy_timeout_ms=20_000, statement_timeout_ms=20_000)
-    migrate(chosen, folder)
-    if url:
-        engine = engine_of(chosen, folder)
-        with engine.begin() as connection:
-            connection.execute(delete(FILES))
-            connection.execute(delete(BATCHES))
-        engine.dispose()
-    return Database(chosen, folder)
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=KINDS)
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    if request.param == "postgres" and not POSTGRES:
-        pytest.skip("POSTGRES_TEST_URL names no database")
     if request.param == "memory":
         files = MemoryFiles()
         yield Stores(files, MemoryBatches(files), None)
         return
-    database = database_in(tmp_path, POSTGRES if request.param == "postgres" else "")
+    database = database_in(tmp_path, url_of(request))
     yield Stores(SqlFiles(database), SqlBatches(database), database)
     await database.close()
 
