@@ -2,8 +2,6 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from confluent_kafka import (
@@ -16,29 +14,15 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from schemas.codec import Undecodable, decode
 from schemas.worker import WorkerState
-from streams.log.kafka import KafkaConsumer, client_config, log_error
-from streams.log.port import LogError
+from streams.log.kafka import KafkaConsumer, client_config
+from streams.log.kafka.watch import asked_in_time
+from streams.log.port import TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
+from streams.log.watch import Lag, lag_by_topic
 from streams.settings import KafkaSettings
 from streams.topics import Topics
 
 CALL_TIMEOUT_S = 10.0
-
-Offsets = Mapping[tuple[str, int], int]
-Lag = dict[str, dict[str, int]]
-"""Records not yet consumed, by consumer group and topic."""
-
-
-def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> Lag:
-    """Records not yet consumed, by group and topic. Partitions without a commit are left out, like deleted topics."""
-    lag: Lag = {}
-    for group, offsets in sorted(committed.items()):
-        topics: defaultdict[str, int] = defaultdict(int)
-        for partition, offset in offsets.items():
-            if partition in ends:
-                topics[partition[0]] += max(0, ends[partition] - offset)
-        lag[group] = dict(sorted(topics.items()))
-    return lag
 
 
 def shown_state(worker: WorkerState, now_ms: int) -> str:
@@ -53,17 +37,6 @@ def without_credentials(url: str) -> str:
     return parts._replace(netloc=f"***@{place}").geturl() if at else url
 
 
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    """An error of the client library, or a silent broker, as a LogError."""
-    try:
-        yield
-    except KafkaException as error:
-        raise log_error(error.args[0], what) from None
-    except TimeoutError:
-        raise LogError(f"{what}: no answer within {CALL_TIMEOUT_S:g} s", retriable=True) from None
-
-
 def _admin(settings: KafkaSettings) -> AdminClient:
     return AdminClient({**client_config(settings, "sluice-status"), "log_level": 0})
 
@@ -71,17 +44,17 @@ def _admin(settings: KafkaSettings) -> AdminClient:
 def consumer_lag(settings: KafkaSettings) -> Lag:
     """Lag of every consumer group, by topic. Raises LogError."""
     admin = _admin(settings)
-    with _translated("consumer lag"):
+    with asked_in_time("consumer lag", CALL_TIMEOUT_S):
         groups = admin.list_consumer_groups(request_timeout=CALL_TIMEOUT_S).result(CALL_TIMEOUT_S)
         if groups.errors:  # of brokers that did not answer; what the others say is not all
             raise KafkaException(groups.errors[0])
-        committed: dict[str, dict[tuple[str, int], int]] = {}
+        committed: dict[str, dict[TopicPartition, int]] = {}
         for group in (listing.group_id for listing in groups.valid):
             asked = admin.list_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(group)], request_timeout=CALL_TIMEOUT_S
             )
             partitions = asked[group].result(CALL_TIMEOUT_S).topic_partitions
-            committed[group] = {(p.topic, p.partition): p.offset for p in partitions if p.offset >= 0}
+            committed[group] = {TopicPartition(p.topic, p.partition): p.offset for p in partitions if p.offset >= 0}
         wanted = {partition for offsets in committed.values() for partition in offsets}
         return lag_by_topic(committed, _ends(admin, wanted))
 
@@ -94,16 +67,16 @@ def _earliest() -> OffsetSpec:
     return OffsetSpec.earliest()  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _ends(admin: AdminClient, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def _ends(admin: AdminClient, wanted: set[TopicPartition]) -> dict[TopicPartition, int]:
     if not wanted:
         return {}
     asked = admin.list_offsets(
-        {NativePartition(*partition): _latest() for partition in wanted},
+        {NativePartition(each.topic, each.partition): _latest() for each in wanted},
         isolation_level=IsolationLevel.READ_UNCOMMITTED,
         request_timeout=CALL_TIMEOUT_S,
     )
     return {
-        (partition.topic, partition.partition): future.result(CALL_TIMEOUT_S).offset
+        TopicPartition(partition.topic, partition.partition): future.result(CALL_TIMEOUT_S).offset
         for partition, future in asked.items()
     }
 
@@ -111,16 +84,20 @@ def _ends(admin: AdminClient, wanted: set[tuple[str, int]]) -> dict[tuple[str, i
 def record_counts(settings: KafkaSettings, topics: list[str]) -> dict[str, int]:
     """Records kept in each of these topics; topics that do not exist are left out. Raises LogError."""
     admin = _admin(settings)
-    with _translated("record counts"):
+    with asked_in_time("record counts", CALL_TIMEOUT_S):
         metadata = admin.list_topics(timeout=CALL_TIMEOUT_S).topics
-        partitions = [(name, number) for name in topics if name in metadata for number in metadata[name].partitions]
+        partitions = [
+            TopicPartition(name, number) for name in topics if name in metadata for number in metadata[name].partitions
+        ]
         counts: defaultdict[str, int] = defaultdict(int)
         if partitions:
-            first = admin.list_offsets({NativePartition(*each): _earliest() for each in partitions})
+            first = admin.list_offsets(
+                {NativePartition(each.topic, each.partition): _earliest() for each in partitions}
+            )
             for partition, future in first.items():
                 counts[partition.topic] -= future.result(CALL_TIMEOUT_S).offset
-        for (name, _number), end in _ends(admin, set(partitions)).items():
-            counts[name] += end
+        for place, end in _ends(admin, set(partitions)).items():
+            counts[place.topic] += end
         return dict(counts)
 
 

@@ -9,13 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.app import DataOption, JsonOption, app, err, nothing_runs, out, running, settings_of
-from deploy.cli.inspection import Lag, consumer_lag, record_counts, shown_state, without_credentials, worker_states
+from deploy.cli.inspection import consumer_lag, record_counts, shown_state, without_credentials, worker_states
 from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
 from schemas.worker import WorkerState
 from streams.access import producer_prefix
 from streams.log.port import LogError
+from streams.log.watch import Lag
 from streams.toml_directory import read_tenants
 
 

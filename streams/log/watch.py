@@ -1,5 +1,6 @@
 """The port to what a cluster says of itself: how far topics reach, and how far groups have committed."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,6 +8,8 @@ from typing import Protocol
 from streams.log.port import TopicPartition
 
 Offsets = Mapping[TopicPartition, int]
+Lag = dict[str, dict[str, int]]
+"""Records not yet consumed, by group and topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,18 @@ class Sight:
 
     ends: Offsets
     committed: Mapping[str, Offsets]
+
+
+def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> Lag:
+    """Partitions without a commit are left out, like deleted topics and those that nobody looked at."""
+    lag: Lag = {}
+    for group, offsets in sorted(committed.items()):
+        topics: defaultdict[str, int] = defaultdict(int)
+        for place, offset in offsets.items():
+            if place in ends:
+                topics[place.topic] += max(0, ends[place] - offset)
+        lag[group] = dict(sorted(topics.items()))
+    return lag
 
 
 class LogWatch(Protocol):

@@ -1,13 +1,11 @@
 """From successive looks at the log to rates and lag. Pure: time is a parameter, no name is made up."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streams.log.watch import Offsets, Sight
+from streams.log.watch import Sight
 
-Lag = Mapping[str, Mapping[str, int]]
-"""Records not yet consumed, by group and topic."""
 WINDOW_MS = 10_000
 """Rates are over so long, or as long as somebody has looked: a single look apart they would jump."""
 
@@ -39,15 +37,3 @@ def written_per_second(older: Look, newer: Look) -> dict[str, float]:
             written[place.topic] += max(0, end - before)
     rates = {topic: per_second(0, records, newer.at_ms - older.at_ms) for topic, records in written.items()}
     return {topic: rate for topic, rate in rates.items() if rate is not None}
-
-
-def lag_by_topic(committed: Mapping[str, Offsets], ends: Offsets) -> Lag:
-    """Partitions without a commit are left out, like topics that nobody looked at."""
-    lag = {}
-    for group, offsets in sorted(committed.items()):
-        topics: defaultdict[str, int] = defaultdict(int)
-        for place, offset in offsets.items():
-            if place in ends:
-                topics[place.topic] += max(0, ends[place] - offset)
-        lag[group] = dict(sorted(topics.items()))
-    return lag

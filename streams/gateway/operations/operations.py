@@ -14,7 +14,7 @@ from schemas.worker import WorkerState
 from streams.clocks import monotonic_ms, now_ms
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.operations.eyes import Eyes, groups_of, shown_topics
-from streams.gateway.operations.flow import Lag, Look, lag_by_topic, per_second, within_window, written_per_second
+from streams.gateway.operations.flow import Look, per_second, within_window, written_per_second
 from streams.gateway.operations.recent import WINDOW_MS, RecentAnswers
 from streams.gateway.operations.snapshot import (
     EndingCount,
@@ -28,6 +28,7 @@ from streams.gateway.operations.snapshot import (
     WorkerNow,
 )
 from streams.log.port import LogError
+from streams.log.watch import Lag, lag_by_topic
 from streams.topics import Topics
 
 LOOK_EVERY_S: Final = 2.0

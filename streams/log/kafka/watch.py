@@ -18,13 +18,14 @@ _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, K
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def asked_in_time(what: str, timeout_s: float) -> Iterator[None]:
+    """An error of the client library, or a silent broker, as a LogError."""
     try:
         yield
     except KafkaException as error:
         raise log_error(error.args[0], what) from None
     except TimeoutError:
-        raise LogError(f"{what}: no answer within {CALL_TIMEOUT_S:g} s", retriable=True) from None
+        raise LogError(f"{what}: no answer within {timeout_s:g} s", retriable=True) from None
 
 
 class KafkaWatch:
@@ -34,7 +35,7 @@ class KafkaWatch:
         self._admin = AdminClient({**client_config(settings, client_id), "log_level": 0})
 
     def look(self, partitions: Collection[TopicPartition], groups: Collection[str]) -> Sight:
-        with _translated("what the log says of itself"):
+        with asked_in_time("what the log says of itself", CALL_TIMEOUT_S):
             # One call for each: the API takes one group at a time. All are asked before the first is waited for.
             asked = {
                 group: self._admin.list_consumer_group_offsets(

@@ -1,16 +1,19 @@
 import uuid
 
-from deploy.cli.inspection import lag_by_topic, shown_state, worker_states
+from deploy.cli.inspection import shown_state, worker_states
 from schemas.worker import WorkerState
 from streams.log.kafka import KafkaProducer
+from streams.log.port import TopicPartition
+from streams.log.watch import Offsets, lag_by_topic
 from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import Topics
 
 
 def test_lag_adds_up_partitions_and_never_goes_below_zero() -> None:
-    committed = {"billing": {("usage", 0): 5, ("usage", 1): 9, ("gone", 0): 1}, "gateways": {}}
-    ends = {("usage", 0): 7, ("usage", 1): 8}
+    first, second = TopicPartition("usage", 0), TopicPartition("usage", 1)
+    committed: dict[str, Offsets] = {"billing": {first: 5, second: 9, TopicPartition("gone", 0): 1}, "gateways": {}}
+    ends = {first: 7, second: 8}
     assert lag_by_topic(committed, ends) == {"billing": {"usage": 2}, "gateways": {}}
 
 

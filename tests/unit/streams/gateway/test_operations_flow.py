@@ -7,7 +7,6 @@ from schemas.endings import EndingCode
 from streams.gateway.operations.flow import (
     WINDOW_MS,
     Look,
-    lag_by_topic,
     per_second,
     within_window,
     written_per_second,
@@ -15,7 +14,7 @@ from streams.gateway.operations.flow import (
 from streams.gateway.operations.recent import MAX_ENDINGS, MAX_FIRST_TOKENS, RecentAnswers, percentile
 from streams.gateway.operations.recent import WINDOW_MS as RECENT_MS
 from streams.log.port import TopicPartition
-from streams.log.watch import Sight
+from streams.log.watch import Sight, lag_by_topic
 
 PLACES = st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 3))
 OFFSETS = st.dictionaries(PLACES, st.integers(0, 10**9), max_size=8)
