@@ -425,9 +425,9 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
         process(f"admission-{index}", Stage.ADMISSION, "agents.admission", one_thread)
         for index in range(1, options.admission + 1)
     ]
-    specs += [
-        process(f"gateway-{index}", Stage.GATEWAYS, "streams.gateway",
-                {**one_thread, "SLUICE_GATEWAY__GATEWAY_ID": f"gateway-{index}", "SLUICE_GATEWAY__PORT": str(port)})
-        for index, port in enumerate(gateways, start=1)
-    ]  # fmt: skip
+    for index, port in enumerate(gateways, start=1):
+        name = f"gateway-{index}"
+        environment = {**one_thread, "SLUICE_GATEWAY__GATEWAY_ID": name, "SLUICE_GATEWAY__PORT": str(port)}
+        gateway = process(name, Stage.GATEWAYS, "streams.gateway", environment)
+        specs.append(replace(gateway, stop_timeout_s=gateway.stop_timeout_s + settings.gateway.leave_ms / 1_000))
     return specs

@@ -107,6 +107,17 @@ def test_a_large_model_may_take_its_time_to_load(data: DataFolder, monkeypatch: 
     assert allowed_s() == (3600, 3600)
 
 
+def test_a_gateway_may_take_its_time_to_leave(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allowed_s() -> float:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        [gateway] = [spec for spec in plan.processes if spec.stage is Stage.GATEWAYS]
+        return gateway.stop_timeout_s
+
+    before = allowed_s()
+    monkeypatch.setenv("SLUICE_GATEWAY__LEAVE_MS", "20000")
+    assert allowed_s() == before + 18
+
+
 def test_the_operators_own_secret_is_stronger_than_the_folders(
     data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
