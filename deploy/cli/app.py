@@ -1,6 +1,9 @@
 """The command's frame: its options, what it prints to, and how it finds what runs on a folder."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +32,27 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 class CommandError(Exception):
     """What went wrong, in one line."""
+
+
+@contextmanager
+def undone_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is inside as an exception does, so that it leaves nothing behind."""
+    numbers = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL
+    ]  # the others are ignored, as under `nohup`
+
+    def end(number: int, _frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def run_of(folder: DataFolder) -> RunRecord | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of
+from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of, undone_by_signals
 from deploy.local.data_folder import DataFolder
 from deploy.local.plan import settings_of_folder
 from deploy.paths import DEFAULT_DATA
@@ -21,7 +21,9 @@ def backup_database(
     folder = DataFolder(data)
     run = run_of(folder)
     settings = settings_of_folder(folder) if run is None else settings_of(run)
-    err.print(f"{_told(back_up(settings.metadata, settings.data_dir, file))} are in {file}")
+    with undone_by_signals():
+        made = back_up(settings.metadata, settings.data_dir, file)
+    err.print(f"{_told(made)} are in {file}")
 
 
 @app.command("restore")
@@ -34,7 +36,7 @@ def restore_database(
     folder = DataFolder(data)
     if folder.is_locked():
         raise CommandError(f"a stack runs on {folder.path}; stop it with: sluice down")
-    with folder.lock():
+    with folder.lock(), undone_by_signals():
         settings = settings_of_folder(folder)
         restored = restore(settings.metadata, settings.data_dir, file, replace=replace)
     err.print(f"{_told(restored)} are restored")

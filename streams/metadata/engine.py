@@ -15,6 +15,7 @@ WRITES: Final = "sluice_writes"
 """Execution option of a connection whose transaction writes."""
 PROGRESS_STEPS: Final = 10_000
 """Of SQLite's virtual machine, between two looks at the deadline: about a millisecond."""
+MAX_CONNECT_S: Final = 10
 NOTICED: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 """A server that is gone without a word, where no statement's deadline is held any more: its threads are free again."""
 
@@ -52,7 +53,8 @@ def engine_of(settings: MetadataSettings, data_dir: Path) -> Engine:
         "idle_in_transaction_session_timeout": 10 * settings.statement_timeout_ms,
     }
     arguments = {
-        "connect_timeout": max(2, settings.statement_timeout_ms // 1_000),  # libpq knows no less
+        # libpq knows no less; and whatever a statement may take, a server that is there takes a connection.
+        "connect_timeout": min(max(2, settings.statement_timeout_ms // 1_000), MAX_CONNECT_S),
         **NOTICED,
         "options": " ".join(f"-c {name}={value}" for name, value in timeouts.items()),
     }

@@ -199,9 +199,8 @@ def test_a_servers_address_gets_its_password_and_its_driver(tmp_path: Path) -> N
     assert "p:w" not in repr(settings)
 
 
-def test_a_server_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
-    """No deadline of the server's holds then, and a thread would wait for as long as the system sends again."""
-    engine = engine_of(MetadataSettings(url="postgresql://sluice@db.example/sluice"), tmp_path)
+def given_to_the_driver(settings: MetadataSettings, folder: Path) -> dict[str, Any]:
+    engine = engine_of(settings, folder)
     asked: list[dict[str, Any]] = []
 
     def refuse(_dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:
@@ -212,6 +211,20 @@ def test_a_server_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None
     with pytest.raises(ConnectionRefusedError):
         engine.connect()
     [given] = asked
+    return given
+
+
+@pytest.mark.parametrize(("statement_timeout_ms", "connect_s"), [(100, 2), (5_000, 5), (86_400_000, 10)])
+def test_whoever_lets_statements_run_for_a_day_waits_no_day_for_a_server(
+    tmp_path: Path, statement_timeout_ms: int, connect_s: int
+) -> None:
+    settings = MetadataSettings(url="postgresql://db.example/sluice", statement_timeout_ms=statement_timeout_ms)
+    assert given_to_the_driver(settings, tmp_path)["connect_timeout"] == connect_s
+
+
+def test_a_server_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
+    """No deadline of the server's holds then, and a thread would wait for as long as the system sends again."""
+    given = given_to_the_driver(MetadataSettings(url="postgresql://sluice@db.example/sluice"), tmp_path)
     silent_s = given["keepalives_idle"] + given["keepalives_interval"] * given["keepalives_count"]
     assert max(given["tcp_user_timeout"] / 1_000, silent_s) <= 15
 
