@@ -299,16 +299,27 @@ def _refuse_others(connection: Connection) -> None:
     """Of a server: SQLite has refused by itself where there are others. Raises BackupError."""
     if connection.dialect.name != "postgresql":
         return
-    others = connection.execute(
-        text(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            " AND coalesce(backend_type, 'client backend') = 'client backend'"
+    if others := _others(connection):
+        named = ", ".join(dict.fromkeys(others))[:200]
+        raise BackupError(
+            f"{len(others)} others have the database open ({named}); stop the gateways, and whoever else is there, first"
         )
-    ).scalar_one()
-    if others:
-        raise BackupError(f"{others} others have the database open; stop the gateways first")
     names = ", ".join(f'"{table.name}"' for table in METADATA.sorted_tables)
     connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
+
+
+def _others(connection: Connection) -> list[str]:
+    """Who else is connected, by user and program. Of others' connections a role may see no more than their users: then
+    those without one are the server's own.
+    """
+    found = connection.execute(
+        text(
+            "SELECT usename, application_name FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND usesysid IS NOT NULL"
+            " AND coalesce(backend_type, 'client backend') = 'client backend' ORDER BY pid"
+        )
+    )
+    return [f"{user}: {program}" if program else str(user) for user, program in found]
 
 
 def _count(connection: Connection, table: Table) -> int:

@@ -56,6 +56,7 @@ def engine_of(settings: MetadataSettings, data_dir: Path) -> Engine:
         # libpq knows no less; and whatever a statement may take, a server that is there takes a connection.
         "connect_timeout": min(max(2, settings.statement_timeout_ms // 1_000), MAX_CONNECT_S),
         **NOTICED,
+        "fallback_application_name": "sluice",
         "options": " ".join(f"-c {name}={value}" for name, value in timeouts.items()),
     }
     return create_engine(url, connect_args=arguments, pool_pre_ping=True, pool_recycle=600, **pool)

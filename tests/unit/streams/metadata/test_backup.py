@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, create_engine, delete, select
 
 from deploy.cli.backup import backup_database, restore_database
 from streams.gateway.conversations.port import NewConversation
@@ -301,6 +301,33 @@ def test_of_what_was_never_migrated_there_is_no_backup(tmp_path: Path) -> None:
     assert not (tmp_path / "file").exists()
 
 
+@pytest.mark.parametrize(
+    ("backends", "told"),
+    [
+        ([(1, "sluice", 16, "sluice", "client backend")], []),
+        ([(2, None, None, None, None), (3, None, None, "", "autovacuum worker")], []),
+        ([(2, "sluice", 16, "", "parallel worker")], []),
+        ([(2, "sluice", 16, "sluice", "client backend"), (3, "watch", 17, None, None)], ["sluice: sluice", "watch"]),
+    ],
+    ids=["itself", "the server's", "its helpers", "others"],
+)
+def test_of_a_server_it_is_said_who_else_is_there(backends: list[tuple[Any, ...]], told: list[str]) -> None:
+    """As `pg_stat_activity` shows them, also to a role that may see little of others."""
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        raw: Any = connection.connection.dbapi_connection
+        raw.create_function("current_database", 0, lambda: "sluice")
+        raw.create_function("pg_backend_pid", 0, lambda: 1)
+        connection.exec_driver_sql(
+            "CREATE TABLE pg_stat_activity (datname, pid, usename, usesysid, application_name, backend_type)"
+        )
+        for backend in [*backends, (9, "elsewhere", 18, "", "client backend")]:
+            datname = "other" if backend[0] == 9 else "sluice"
+            connection.exec_driver_sql("INSERT INTO pg_stat_activity VALUES (?, ?, ?, ?, ?, ?)", (datname, *backend))
+        assert backup._others(connection) == told
+    engine.dispose()
+
+
 @pytest.mark.long
 def test_it_goes_from_either_database_into_the_other(tmp_path: Path, postgres_url: str) -> None:
     on_postgres = MetadataSettings(url=postgres_url, busy_timeout_ms=20_000, statement_timeout_ms=20_000)
@@ -322,7 +349,7 @@ def test_it_goes_from_either_database_into_the_other(tmp_path: Path, postgres_ur
     restore(SETTINGS, tmp_path / "b", tmp_path / "again")
     assert tables_in(tmp_path / "b") == rows
     open_elsewhere = engine_of(on_postgres, tmp_path)
-    with open_elsewhere.connect(), pytest.raises(BackupError, match="others have the database open"):
+    with open_elsewhere.connect(), pytest.raises(BackupError, match=r"1 others have the database open \(.*: sluice\)"):
         restore(on_postgres, tmp_path, tmp_path / "file", replace=True)
     open_elsewhere.dispose()
     in_transaction(empty, tmp_path, on_postgres)
