@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of, undone_by_signals
 from deploy.local.data_folder import DataFolder
 from deploy.local.plan import settings_of_folder
 from deploy.paths import DEFAULT_DATA
 from streams.metadata.backup import Backup, back_up, restore
+from streams.metadata.engine import shown_address
 
 
 @app.command("backup")
@@ -23,7 +25,7 @@ def backup_database(
     settings = settings_of_folder(folder) if run is None else settings_of(run)
     with undone_by_signals():
         made = back_up(settings.metadata, settings.data_dir, file)
-    err.print(f"{_told(made)} are in {file}")
+    err.print(escape(f"{_told(made)} of {shown_address(settings.metadata, settings.data_dir)} are in {file}"))
 
 
 @app.command("restore")
@@ -39,7 +41,7 @@ def restore_database(
     with folder.lock(), undone_by_signals():
         settings = settings_of_folder(folder)
         restored = restore(settings.metadata, settings.data_dir, file, replace=replace)
-    err.print(f"{_told(restored)} are restored")
+    err.print(escape(f"{_told(restored)} are restored into {shown_address(settings.metadata, settings.data_dir)}"))
 
 
 def _told(backup: Backup) -> str:

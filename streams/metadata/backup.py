@@ -301,9 +301,7 @@ def _refuse_others(connection: Connection) -> None:
         return
     if others := _others(connection):
         named = ", ".join(dict.fromkeys(others))[:200]
-        raise BackupError(
-            f"{len(others)} others have the database open ({named}); stop the gateways, and whoever else is there, first"
-        )
+        raise BackupError(f"{len(others)} others have the database open ({named}); stop them first")
     names = ", ".join(f'"{table.name}"' for table in METADATA.sorted_tables)
     connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
 

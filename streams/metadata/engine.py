@@ -32,6 +32,15 @@ def address_of(settings: MetadataSettings, data_dir: Path) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
+def shown_address(settings: MetadataSettings, data_dir: Path) -> str:
+    """For people: without any password."""
+    url = address_of(settings, data_dir)
+    if url.get_backend_name() == "sqlite":
+        return url.database or ""
+    shown = url._replace(drivername="postgresql", password=None)
+    return shown.difference_update_query(["password", "sslpassword"]).render_as_string()
+
+
 def engine_of(settings: MetadataSettings, data_dir: Path) -> Engine:
     """Connects to nothing yet. Dispose of it. Raises OSError where SQLite's file cannot be made."""
     url = address_of(settings, data_dir)

@@ -223,6 +223,16 @@ def test_ended_by_a_signal_it_leaves_no_copy(
     assert tables_in(tmp_path / "a") == before
 
 
+def test_it_is_said_which_database_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a variable of the gateways' is missing, it is another one than theirs."""
+    filled(tmp_path / "a")
+    backup_database(tmp_path / "file", tmp_path / "a")
+    restore_database(tmp_path / "file", tmp_path / "b")
+    made, restored = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "a" / FILE_NAME) in made
+    assert str(tmp_path / "b" / FILE_NAME) in restored
+
+
 def test_what_killed_ones_have_left_goes_with_the_next(tmp_path: Path) -> None:
     def older(connection: Connection) -> None:
         upgrade(connection, "0001")

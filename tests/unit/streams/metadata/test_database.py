@@ -16,7 +16,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from streams.metadata import database as database_module
 from streams.metadata.database import Database
-from streams.metadata.engine import FILE_NAME, address_of, engine_of
+from streams.metadata.engine import FILE_NAME, address_of, engine_of, shown_address
 from streams.metadata.schema import check_schema, migrate
 from streams.metadata.tables import METADATA
 from streams.metadata.unavailable import MetadataUnavailable
@@ -197,6 +197,23 @@ def test_a_servers_address_gets_its_password_and_its_driver(tmp_path: Path) -> N
     address = address_of(settings, tmp_path)
     assert address.render_as_string(hide_password=False) == "postgresql+psycopg://sluice:p%3Aw@db.example/sluice"
     assert "p:w" not in repr(settings)
+    assert shown_address(settings, tmp_path) == "postgresql://sluice@db.example/sluice"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("", "{folder}/metadata.sqlite"),
+        ("sqlite:////var/lib/sluice/m.sqlite", "/var/lib/sluice/m.sqlite"),
+        ("postgresql://sluice:hunter2@db.example:5433/sluice", "postgresql://sluice@db.example:5433/sluice"),
+        (
+            "postgresql://db.example/sluice?sslmode=verify-full&password=hunter2&sslpassword=hunter2",
+            "postgresql://db.example/sluice?sslmode=verify-full",
+        ),
+    ],
+)
+def test_a_database_is_shown_without_its_password(tmp_path: Path, url: str, shown: str) -> None:
+    assert shown_address(MetadataSettings(url=url), tmp_path) == shown.format(folder=tmp_path)
 
 
 def given_to_the_driver(settings: MetadataSettings, folder: Path) -> dict[str, Any]:
