@@ -1,6 +1,8 @@
 """`sluice batch`: a file of jobs onto Kafka, and their results into files beside it."""
 
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -55,18 +57,22 @@ def _connection(data: Path, told: Path | None, kafka: Path | None, key_file: Pat
         raise CommandError(str(error)) from None
 
 
+def _again() -> str:
+    """How it goes on: in the same words. Under another run's name, or elsewhere, the same lines would be other jobs."""
+    return f"go on with: {shlex.join(['sluice', *sys.argv[1:]])}"
+
+
 @contextmanager
-def _explained(file: Path, doing: str) -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """What ends it is one line, which says how it goes on."""
-    again = f"; go on with: sluice batch {doing} {file}"
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError(f"interrupted{again}") from None
+        raise CommandError(f"interrupted; {_again()}") from None
     except OutputsBusy as error:
         raise CommandError(str(error)) from None
     except (SubmissionFailed, CollectionFailed, KafkaException) as error:
-        raise CommandError(f"{error}{again}") from None
+        raise CommandError(f"{error}; {_again()}") from None
 
 
 @contextmanager
@@ -105,7 +111,7 @@ def batch_submit(
     """
     reached = _connection(data, told, kafka, key_file)
     rejected = beside(file, "rejected")
-    with _explained(file, "submit"):
+    with _explained():
         done = {key for key, _ in collected(file)}
         with (
             file.open("rb") as lines, rejected.open("wb") as refused,
@@ -143,7 +149,7 @@ def batch_collect(
     Ends when every job has its line. It may be ended at any time, and begun again. Exit code 1 if some have none.
     """
     reached = _connection(data, told, kafka, key_file)
-    with _explained(file, "collect"), Outputs(file) as outputs:
+    with _explained(), Outputs(file) as outputs:
         with file.open("rb") as lines:
             jobs = awaited(jobs_of(bounded_lines(lines), run))
         collection = Collection(jobs, outputs)
@@ -160,8 +166,7 @@ def batch_collect(
     if jobs.broken:
         err.print(f"[yellow]{jobs.broken} lines are no jobs; `sluice batch submit` says why[/yellow]")
     if not complete:
-        again = f"go on with: sluice batch collect {file}"
-        raise CommandError(f"{len(jobs.keys)} of {jobs.jobs} jobs have no result after {timeout_s:g} s; {again}")
+        raise CommandError(f"{len(jobs.keys)} of {jobs.jobs} jobs have no result after {timeout_s:g} s; {_again()}")
 
 
 @batch_app.command("cancel")
@@ -175,7 +180,7 @@ def batch_cancel(
 ) -> None:
     """Ends what was submitted and has no result in the files beside yet. Collect afterwards: each job has its line."""
     reached = _connection(data, told, kafka, key_file)
-    with _explained(file, "cancel"), file.open("rb") as lines, _bar("cancelling", file.stat().st_size) as show:
+    with _explained(), file.open("rb") as lines, _bar("cancelling", file.stat().st_size) as show:
         done = {key for key, _ in collected(file)}
         submission = Submission(reached, kafka_producer(reached), DEFAULT_EXPIRES_S)
         counts = submission.run(
