@@ -72,6 +72,8 @@ def running(data: Path) -> tuple[DataFolder, RunRecord]:
     if not folder.is_locked():
         raise nothing_runs(folder)
     run = run_of(folder)
+    if folder.is_restored():
+        raise CommandError(folder.why_locked())
     if run is None:
         raise CommandError(f"what runs on {folder.path} is just beginning; ask again in a moment")
     return folder, run

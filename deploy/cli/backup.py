@@ -19,7 +19,9 @@ def backup_database(
     file: Annotated[Path, typer.Argument(help="Where it is to be; one that is there is replaced.")],
     data: DataOption = DEFAULT_DATA,
 ) -> None:
-    """Backs the database up while gateways run: stored responses, conversations, idempotency keys."""
+    """Backs the database up while gateways run: stored responses, conversations, idempotency keys, and what is known of
+    files and batches. The files themselves lie in a folder, which you copy.
+    """
     folder = DataFolder(data)
     run = run_of(folder)
     settings = settings_of_folder(folder) if run is None else settings_of(run)
@@ -37,8 +39,8 @@ def restore_database(
     """Puts a backup into the database, SQLite or Postgres, wherever it was made; while nothing runs."""
     folder = DataFolder(data)
     if folder.is_locked():
-        raise CommandError(f"a stack runs on {folder.path}; stop it with: sluice down")
-    with folder.lock(), undone_by_signals():
+        raise CommandError(folder.why_locked())
+    with folder.lock(restores=True), undone_by_signals():
         settings = settings_of_folder(folder)
         restored = restore(settings.metadata, settings.data_dir, file, replace=replace)
     err.print(escape(f"{_told(restored)} are restored into {shown_address(settings.metadata, settings.data_dir)}"))
