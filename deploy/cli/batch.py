@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 from confluent_kafka import KafkaException
@@ -93,6 +93,11 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         yield show
 
 
+def _at(lines: BinaryIO) -> int:
+    """How far it is read; of a pipe nobody knows."""
+    return lines.tell() if lines.seekable() else 0
+
+
 @batch_app.command("submit")
 def batch_submit(
     file: FileArgument,
@@ -126,7 +131,7 @@ def batch_submit(
 
             counts = submission.run(
                 jobs_of(bounded_lines(lines), run), done.__contains__, note,
-                lambda: show(lines.tell() if lines.seekable() else 0, f"{submission.counts.sent} jobs"),
+                lambda: show(_at(lines), f"{submission.counts.sent} jobs"),
             )  # fmt: skip
     out.print(f"{counts.sent} jobs on {reached.intake}, {counts.skipped} had a result, {counts.broken} lines rejected")
     if counts.broken:
@@ -185,6 +190,6 @@ def batch_cancel(
         submission = Submission(reached, kafka_producer(reached), DEFAULT_EXPIRES_S)
         counts = submission.run(
             cancels_of(jobs_of(bounded_lines(lines), run)), done.__contains__, lambda _: None,
-            lambda: show(lines.tell(), f"{submission.counts.sent} cancels"),
+            lambda: show(_at(lines), f"{submission.counts.sent} cancels"),
         )  # fmt: skip
     out.print(f"{counts.sent} cancels on {reached.intake}, {counts.skipped} had a result")

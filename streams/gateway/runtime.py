@@ -85,13 +85,13 @@ class LogClients(Protocol):
     def reader(self) -> LogConsumer:
         """Outside of any group."""
 
-    def watch(self) -> LogWatch: ...
-
     def follower(self) -> LogConsumer:
         """The same, for what viewers wait for."""
 
     def asker(self) -> LogConsumer:
         """Takes no part in group `gateways`, and says what it has committed."""
+
+    def watch(self) -> LogWatch: ...
 
 
 class GatewayRuntime:

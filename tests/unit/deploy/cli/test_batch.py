@@ -1,6 +1,8 @@
 """`sluice batch` as a command: what it advises, what it reads from, and who may read what it writes."""
 
+import os
 import sys
+import threading
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -60,3 +62,14 @@ def test_so_does_what_was_not_complete_in_time(
     monkeypatch.setattr(Collection, "run", lambda *_: False)
     with pytest.raises(CommandError, match=f"2 of 2 jobs .* go on with: sluice batch collect {file} --run night$"):
         batch.batch_collect(file, run="night")
+
+
+@pytest.mark.parametrize("doing", ["submit", "cancel"])
+def test_jobs_may_come_through_a_pipe(doing: str, file: Path, producer: MemoryProducer, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(file.read_bytes()))
+    writer.start()
+    COMMANDS[doing](pipe)
+    writer.join()
+    assert len(producer.records) == 2
