@@ -61,7 +61,8 @@ class RunRecord(BaseModel):
     version: Literal[1] = RUN_FILE_VERSION
     supervisor_pid: int
     engine: str
-    gateway: str
+    gateway: str = Field(description="The first of `gateways`.")
+    gateways: list[str] = Field(default_factory=list)
     kafka: str
     redis: str
     clickhouse: str

@@ -188,6 +188,16 @@ def test_a_status_shows_no_password(tmp_path: Path) -> None:
     assert "hunter2" not in json.dumps(status)
 
 
+def test_a_status_tells_the_address_of_every_gateway(tmp_path: Path) -> None:
+    with running(tmp_path) as folder:
+        run = folder.read_run()
+        assert run is not None
+        assert overview.status_of(folder)["gateways"] == [run.gateway], "also of a run that has told but the first"
+        urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+        folder.write_run(run.model_copy(update={"gateways": urls}))
+        assert overview.status_of(folder)["gateways"] == urls
+
+
 def test_a_url_without_credentials_is_shown_as_it_is() -> None:
     assert without_credentials("redis://127.0.0.1:16379/0") == "redis://127.0.0.1:16379/0"
 
