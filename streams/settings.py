@@ -274,6 +274,7 @@ class GatewaySettings(_Section):
     leave_ms: int = Field(
         default=2_000,
         ge=0,
+        le=600_000,
         description="How long it serves on when it is to stop, not ready any more; less, where nobody is connected.",
     )
     reply_partitions: int = Field(

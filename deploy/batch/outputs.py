@@ -6,6 +6,7 @@ what it need not write again; half a line, which a crash may leave, is cut off.
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -51,12 +52,13 @@ def output_line(result: BatchResult) -> bytes:
 
 
 class Outputs:
-    """Open for appending, by one process at a time. Raises OutputsBusy, OSError."""
+    """Open for appending, by one process at a time; for whoever `file` is for. Raises OutputsBusy, OSError."""
 
     def __init__(self, file: Path) -> None:
-        self._answers = _appended(output_file(file))
+        mode = _mode_of(file)
+        self._answers = _appended(output_file(file), mode)
         try:
-            self._errors = _appended(errors_file(file))
+            self._errors = _appended(errors_file(file), mode)
         except BaseException:
             self._answers.close()
             raise
@@ -82,8 +84,21 @@ class Outputs:
             os.fsync(file.fileno())
 
 
-def _appended(path: Path) -> BinaryIO:
-    file = path.open("a+b")
+def _mode_of(file: Path) -> int:
+    try:
+        return stat.S_IMODE(file.stat().st_mode) & 0o666 | 0o600
+    except FileNotFoundError:
+        return 0o600
+
+
+def _appended(path: Path, mode: int) -> BinaryIO:
+    """`mode`: of one that is made, whatever the umask is."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        os.fchmod(descriptor, mode)
+    except FileExistsError:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+    file = os.fdopen(descriptor, "a+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

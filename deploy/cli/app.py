@@ -1,6 +1,9 @@
 """The command's frame: its options, what it prints to, and how it finds what runs on a folder."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +34,27 @@ class CommandError(Exception):
     """What went wrong, in one line."""
 
 
+@contextmanager
+def undone_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is inside as an exception does, so that it leaves nothing behind."""
+    numbers = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL
+    ]  # the others are ignored, as under `nohup`
+
+    def end(number: int, _frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def run_of(folder: DataFolder) -> RunRecord | None:
     """What the supervisor that lives on this folder has written down; None before it has: an earlier run's may stand
     there.
@@ -48,6 +72,8 @@ def running(data: Path) -> tuple[DataFolder, RunRecord]:
     if not folder.is_locked():
         raise nothing_runs(folder)
     run = run_of(folder)
+    if folder.is_restored():
+        raise CommandError(folder.why_locked())
     if run is None:
         raise CommandError(f"what runs on {folder.path} is just beginning; ask again in a moment")
     return folder, run

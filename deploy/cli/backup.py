@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of
+from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of, undone_by_signals
 from deploy.local.data_folder import DataFolder
 from deploy.local.plan import settings_of_folder
 from deploy.paths import DEFAULT_DATA
 from streams.metadata.backup import Backup, back_up, restore
+from streams.metadata.engine import shown_address
 
 
 @app.command("backup")
@@ -17,11 +19,15 @@ def backup_database(
     file: Annotated[Path, typer.Argument(help="Where it is to be; one that is there is replaced.")],
     data: DataOption = DEFAULT_DATA,
 ) -> None:
-    """Backs the database up while gateways run: stored responses, conversations, idempotency keys."""
+    """Backs the database up while gateways run: stored responses, conversations, idempotency keys, and what is known of
+    files and batches. The files themselves lie in a folder, which you copy.
+    """
     folder = DataFolder(data)
     run = run_of(folder)
     settings = settings_of_folder(folder) if run is None else settings_of(run)
-    err.print(f"{_told(back_up(settings.metadata, settings.data_dir, file))} are in {file}")
+    with undone_by_signals():
+        made = back_up(settings.metadata, settings.data_dir, file)
+    err.print(escape(f"{_told(made)} of {shown_address(settings.metadata, settings.data_dir)} are in {file}"))
 
 
 @app.command("restore")
@@ -33,11 +39,11 @@ def restore_database(
     """Puts a backup into the database, SQLite or Postgres, wherever it was made; while nothing runs."""
     folder = DataFolder(data)
     if folder.is_locked():
-        raise CommandError(f"a stack runs on {folder.path}; stop it with: sluice down")
-    with folder.lock():
+        raise CommandError(folder.why_locked())
+    with folder.lock(restores=True), undone_by_signals():
         settings = settings_of_folder(folder)
         restored = restore(settings.metadata, settings.data_dir, file, replace=replace)
-    err.print(f"{_told(restored)} are restored")
+    err.print(escape(f"{_told(restored)} are restored into {shown_address(settings.metadata, settings.data_dir)}"))
 
 
 def _told(backup: Backup) -> str:

@@ -26,6 +26,7 @@ def banner(status: dict[str, Any], default_data: Path) -> str:
         f"[bold]Chat page[/bold]   {escape(gateway)}/",
         f"[bold]Operations[/bold]  {escape(gateway)}/operations   (for a key of the role admin)",
         f"[bold]API docs[/bold]    {escape(gateway)}/docs",
+        *([f"[bold]Gateways[/bold]    {escape('  '.join(status['gateways']))}"] if len(status["gateways"]) > 1 else []),
         f"[bold]API key[/bold]     {escape(str(key))}   (tenant {status['tenant']}, for development)",
         "",
         "[dim]# server-sent events[/dim]",

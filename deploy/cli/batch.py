@@ -1,11 +1,13 @@
 """`sluice batch`: a file of jobs onto Kafka, and their results into files beside it."""
 
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 from confluent_kafka import KafkaException
@@ -55,18 +57,22 @@ def _connection(data: Path, told: Path | None, kafka: Path | None, key_file: Pat
         raise CommandError(str(error)) from None
 
 
+def _again() -> str:
+    """How it goes on: in the same words. Under another run's name, or elsewhere, the same lines would be other jobs."""
+    return f"go on with: {shlex.join(['sluice', *sys.argv[1:]])}"
+
+
 @contextmanager
-def _explained(file: Path, doing: str) -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """What ends it is one line, which says how it goes on."""
-    again = f"; go on with: sluice batch {doing} {file}"
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError(f"interrupted{again}") from None
+        raise CommandError(f"interrupted; {_again()}") from None
     except OutputsBusy as error:
         raise CommandError(str(error)) from None
     except (SubmissionFailed, CollectionFailed, KafkaException) as error:
-        raise CommandError(f"{error}{again}") from None
+        raise CommandError(f"{error}; {_again()}") from None
 
 
 @contextmanager
@@ -87,6 +93,11 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
         yield show
 
 
+def _at(lines: BinaryIO) -> int:
+    """How far it is read; of a pipe nobody knows."""
+    return lines.tell() if lines.seekable() else 0
+
+
 @batch_app.command("submit")
 def batch_submit(
     file: FileArgument,
@@ -105,7 +116,7 @@ def batch_submit(
     """
     reached = _connection(data, told, kafka, key_file)
     rejected = beside(file, "rejected")
-    with _explained(file, "submit"):
+    with _explained():
         done = {key for key, _ in collected(file)}
         with (
             file.open("rb") as lines, rejected.open("wb") as refused,
@@ -120,7 +131,7 @@ def batch_submit(
 
             counts = submission.run(
                 jobs_of(bounded_lines(lines), run), done.__contains__, note,
-                lambda: show(lines.tell() if lines.seekable() else 0, f"{submission.counts.sent} jobs"),
+                lambda: show(_at(lines), f"{submission.counts.sent} jobs"),
             )  # fmt: skip
     out.print(f"{counts.sent} jobs on {reached.intake}, {counts.skipped} had a result, {counts.broken} lines rejected")
     if counts.broken:
@@ -143,7 +154,7 @@ def batch_collect(
     Ends when every job has its line. It may be ended at any time, and begun again. Exit code 1 if some have none.
     """
     reached = _connection(data, told, kafka, key_file)
-    with _explained(file, "collect"), Outputs(file) as outputs:
+    with _explained(), Outputs(file) as outputs:
         with file.open("rb") as lines:
             jobs = awaited(jobs_of(bounded_lines(lines), run))
         collection = Collection(jobs, outputs)
@@ -160,8 +171,7 @@ def batch_collect(
     if jobs.broken:
         err.print(f"[yellow]{jobs.broken} lines are no jobs; `sluice batch submit` says why[/yellow]")
     if not complete:
-        again = f"go on with: sluice batch collect {file}"
-        raise CommandError(f"{len(jobs.keys)} of {jobs.jobs} jobs have no result after {timeout_s:g} s; {again}")
+        raise CommandError(f"{len(jobs.keys)} of {jobs.jobs} jobs have no result after {timeout_s:g} s; {_again()}")
 
 
 @batch_app.command("cancel")
@@ -175,11 +185,11 @@ def batch_cancel(
 ) -> None:
     """Ends what was submitted and has no result in the files beside yet. Collect afterwards: each job has its line."""
     reached = _connection(data, told, kafka, key_file)
-    with _explained(file, "cancel"), file.open("rb") as lines, _bar("cancelling", file.stat().st_size) as show:
+    with _explained(), file.open("rb") as lines, _bar("cancelling", file.stat().st_size) as show:
         done = {key for key, _ in collected(file)}
         submission = Submission(reached, kafka_producer(reached), DEFAULT_EXPIRES_S)
         counts = submission.run(
             cancels_of(jobs_of(bounded_lines(lines), run)), done.__contains__, lambda _: None,
-            lambda: show(lines.tell(), f"{submission.counts.sent} cancels"),
+            lambda: show(_at(lines), f"{submission.counts.sent} cancels"),
         )  # fmt: skip
     out.print(f"{counts.sent} cancels on {reached.intake}, {counts.skipped} had a result")

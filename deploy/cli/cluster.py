@@ -3,13 +3,17 @@
 from typing import Annotated
 
 import typer
+from pydantic import SecretStr
+from rich.markup import escape
 
 from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of
 from deploy.local.data_folder import DataFolder
+from deploy.local.plan import settings_of_folder
 from deploy.paths import DEFAULT_DATA
 from streams.access import acls, producers_prefix, roles
 from streams.acl import apply_acls
 from streams.keyring import Purpose
+from streams.metadata.engine import shown_address
 from streams.metadata.schema import migrate
 from streams.provisioning import DriftError, provision, wait_for_broker
 from streams.settings import Settings, SettingsError, load_settings
@@ -57,13 +61,19 @@ def provision_cluster(
         raise CommandError(f"the cluster differs from what this version and its settings say\n{error}") from None
 
 
+def _settings(folder: DataFolder) -> Settings:
+    """Of the stack that runs there, else of what would."""
+    run = run_of(folder)
+    return settings_of_folder(folder) if run is None else settings_of(run)
+
+
 @app.command("migrate")
 def migrate_database(data: DataOption = DEFAULT_DATA) -> None:
-    """Brings the database of stored responses to this release: of the stack that runs here, else of the settings."""
-    run = run_of(DataFolder(data))
-    settings = load_settings() if run is None else settings_of(run)
+    """Brings the database of what is stored to this release: of the stack that runs there, else of the settings."""
+    settings = _settings(DataFolder(data))
     changed = migrate(settings.metadata, settings.data_dir)
-    err.print("the tables are those of this release" + ("" if changed else " already"))
+    where = shown_address(settings.metadata, settings.data_dir)
+    err.print(escape(f"the tables of {where} are those of this release{'' if changed else ' already'}"))
 
 
 @app.command()
@@ -71,9 +81,11 @@ def secret(
     purpose: Annotated[str, typer.Argument(help=", ".join(PURPOSES))],
     data: DataOption = DEFAULT_DATA,
 ) -> None:
-    """Prints the secret that serves a purpose: of the stack that runs here, else of the settings."""
+    """Prints the secret that serves a purpose: of the stack that runs there, else of the settings, or the folder's."""
     if purpose not in PURPOSES:
         raise CommandError(f"no purpose {purpose!r}; there are: {', '.join(PURPOSES)}")
-    run = run_of(DataFolder(data))
-    settings = load_settings() if run is None else settings_of(run)
+    folder = DataFolder(data)
+    settings = _settings(folder)
+    if not settings.deployment_secret and folder.keys_file.exists():
+        settings = settings.model_copy(update={"deployment_secret": SecretStr(folder.keys().deployment_secret)})
     print(settings.keyring(PURPOSES[purpose]).current.decode())

@@ -82,7 +82,7 @@ def up(
 def _start_detached(folder: DataFolder, words: list[str]) -> None:
     """Returns when everything is ready. Raises CommandError."""
     if folder.is_locked():
-        raise CommandError(f"already running on {folder.path}; stop it with: sluice down")
+        raise CommandError(folder.why_locked())
     folder.make()
     folder.logs.mkdir(exist_ok=True)
     log = folder.logs / "supervisor.log"
@@ -121,6 +121,8 @@ def down(data: DataOption = DEFAULT_DATA) -> None:
     folder = DataFolder(data)
     if not folder.is_locked():
         raise nothing_runs(folder)
+    if folder.is_restored():
+        raise CommandError(folder.why_locked())
     began_s = time.monotonic()
     told: int | None = None
     while folder.is_locked():

@@ -31,6 +31,7 @@ def status_of(folder: DataFolder, lag: Lag | None = None) -> dict[str, Any]:
     producer = keys.producers.get(tenant)
     return {
         "gateway": run.gateway,
+        "gateways": run.gateways or [run.gateway],
         "websocket": f"ws{run.gateway.removeprefix('http')}/v1/stream",
         "engine": run.engine,
         "tenant": tenant,
@@ -80,7 +81,8 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
 
 
 def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState]) -> None:
-    processes = Table("process", "pid", "state", "restarts", "detail", title=f"{shown['gateway']}  {shown['engine']}")
+    title = f"{' '.join(shown['gateways'])}  {shown['engine']}"
+    processes = Table("process", "pid", "state", "restarts", "detail", title=title)
     for record in run.processes:
         colour = {State.READY: "green", State.STARTING: "yellow"}.get(record.state, "red")
         processes.add_row(

@@ -29,6 +29,10 @@ MAX_SOCKET_NAME_BYTES = 37
 """A slash and the UUID that names each of vLLM's sockets."""
 
 
+_RESTORES = "restores\n"
+"""In the lock, in the place of a supervisor's pid: nobody may end it as they would a stack."""
+
+
 class DataFolderError(Exception):
     """The folder is in use, or holds something unreadable. One line."""
 
@@ -57,7 +61,8 @@ class RunRecord(BaseModel):
     version: Literal[1] = RUN_FILE_VERSION
     supervisor_pid: int
     engine: str
-    gateway: str
+    gateway: str = Field(description="The first of `gateways`.")
+    gateways: list[str] = Field(default_factory=list)
     kafka: str
     redis: str
     clickhouse: str
@@ -138,8 +143,9 @@ class DataFolder:
             self.path.chmod(0o700)
 
     @contextmanager
-    def lock(self, look_timeout_s: float = LOOK_TIMEOUT_S) -> Iterator[None]:
-        """Held by the one supervisor of this folder. The kernel frees it when that process ends, however it ends.
+    def lock(self, look_timeout_s: float = LOOK_TIMEOUT_S, *, restores: bool = False) -> Iterator[None]:
+        """Held by the one supervisor of this folder, or by who restores a backup into it (`restores`). The kernel frees
+        it when that process ends, however it ends.
 
         Raises DataFolderError when another one holds it. Who only looks whether one does holds it for a moment.
         """
@@ -147,21 +153,30 @@ class DataFolder:
         deadline_s = time.monotonic() + look_timeout_s
         with self.lock_file.open("a") as file:
             while not _take(file, fcntl.LOCK_EX):
-                pid = self.supervisor_pid()
-                if pid is not None or time.monotonic() > deadline_s:
-                    who = "" if pid is None else f" (pid {pid})"
-                    raise DataFolderError(f"already running on {self.path}{who}; stop it with: sluice down")
+                if self.supervisor_pid() is not None or self.is_restored() or time.monotonic() > deadline_s:
+                    raise DataFolderError(self.why_locked())
                 time.sleep(LOOK_RETRY_S)
             file.truncate(0)
-            file.write(f"{os.getpid()} {identity(os.getpid())}\n")
+            file.write(_RESTORES if restores else f"{os.getpid()} {identity(os.getpid())}\n")
             file.flush()
             try:
                 yield
             finally:
                 file.truncate(0)
 
+    def why_locked(self) -> str:
+        """In a line, with what to do about it; of a folder that is locked."""
+        if self.is_restored():
+            return f"a backup is being restored into {self.path}; wait until that is done"
+        pid = self.supervisor_pid()
+        return f"already running on {self.path}{'' if pid is None else f' (pid {pid})'}; stop it with: sluice down"
+
+    def is_restored(self) -> bool:
+        """Whether somebody restores a backup into it."""
+        return self.is_locked() and self.lock_file.read_text() == _RESTORES
+
     def is_locked(self) -> bool:
-        """Whether a supervisor lives on this folder."""
+        """Whether a supervisor lives on this folder, or somebody restores a backup into it."""
         try:
             with self.lock_file.open() as file:
                 return not _take(file, fcntl.LOCK_SH)  # beside others who look

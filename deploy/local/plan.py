@@ -27,6 +27,8 @@ from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings,
 
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
 EMBEDDINGS_CONFIG = LOCAL_CONFIG.with_name("embeddings.toml")
+LAST_OF_ALL = 65_535
+"""Of TCP's ports."""
 PROBE_TIMEOUT_S = 1.0
 PYTHON = (sys.executable, "-P", "-m")
 """Before a module's name. A folder of the same name where it is started is not taken for ours."""
@@ -100,8 +102,13 @@ class Plan:
     processes: tuple[ProcessSpec, ...]
     kafka: KafkaNode | None
     engine: str
-    gateway_url: str
+    gateway_urls: tuple[str, ...]
     clickhouse_url: str
+
+    @property
+    def gateway_url(self) -> str:
+        """Of the first one."""
+        return self.gateway_urls[0]
 
     @property
     def start_timeout_s(self) -> float:
@@ -190,6 +197,8 @@ class _Ports:
         try:
             if self._free or port == 0:
                 return self.any(host)
+            if port > LAST_OF_ALL:
+                raise PlanError(f"{what} would need port {port}, which is none; set {variable}")
             free = is_free(port, host)
         except OSError as error:
             raise PlanError(f"{what} cannot listen on {host}: {error.strerror}") from None
@@ -295,13 +304,14 @@ def make_plan(data: DataFolder, keys: Keys, options: Options, rng: random.Random
         specs = [
             spec if spec.stage is Stage.WORKERS else replace(spec, niceness=NICENESS_BESIDE_A_MODEL) for spec in specs
         ]
+    scheme = "https" if settings.gateway.tls_key_file else "http"
     return Plan(
         settings=settings,
         environment=environment,
         processes=tuple(specs),
         kafka=kafka,
         engine=", ".join(sorted({pool.engine for pool in settings.pools})),
-        gateway_url=f"{'https' if settings.gateway.tls_key_file else 'http'}://{reachable(settings.gateway.host)}:{gateways[0]}",
+        gateway_urls=tuple(f"{scheme}://{reachable(settings.gateway.host)}:{port}" for port in gateways),
         clickhouse_url=settings.billing.clickhouse_url or settings.billing.client_url,
     )
 
@@ -425,9 +435,9 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
         process(f"admission-{index}", Stage.ADMISSION, "agents.admission", one_thread)
         for index in range(1, options.admission + 1)
     ]
-    specs += [
-        process(f"gateway-{index}", Stage.GATEWAYS, "streams.gateway",
-                {**one_thread, "SLUICE_GATEWAY__GATEWAY_ID": f"gateway-{index}", "SLUICE_GATEWAY__PORT": str(port)})
-        for index, port in enumerate(gateways, start=1)
-    ]  # fmt: skip
+    for index, port in enumerate(gateways, start=1):
+        name = f"gateway-{index}"
+        environment = {**one_thread, "SLUICE_GATEWAY__GATEWAY_ID": name, "SLUICE_GATEWAY__PORT": str(port)}
+        gateway = process(name, Stage.GATEWAYS, "streams.gateway", environment)
+        specs.append(replace(gateway, stop_timeout_s=gateway.stop_timeout_s + settings.gateway.leave_ms / 1_000))
     return specs

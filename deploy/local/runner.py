@@ -209,6 +209,7 @@ class Stack:
                 supervisor_pid=os.getpid(),
                 engine=self.plan.engine,
                 gateway=self.plan.gateway_url,
+                gateways=list(self.plan.gateway_urls),
                 kafka=self.plan.settings.kafka.bootstrap,
                 redis=self.plan.settings.redis.url,
                 clickhouse=self.plan.clickhouse_url,

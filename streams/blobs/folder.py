@@ -1,4 +1,8 @@
-"""Blobs as files in a folder, which may be shared over a network. Prompts lie in it: it is for its owner alone."""
+"""Blobs as files in a folder, which may be shared over a network. Prompts lie in it: it is for its owner alone.
+
+The folder bears a mark. Where that is not found, as where a disk is not mounted, the store is away: nothing of it is
+missing for good, and nothing is written there.
+"""
 
 import asyncio
 import hashlib
@@ -9,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
@@ -22,15 +27,18 @@ UNFINISHED: Final = ".unfinished"
 """Where a blob lies while it is written; no blob's name begins with a dot."""
 LEFT_AFTER_S: Final = 24 * 3_600
 """What has not been written to for so long is written by nobody."""
+MARK: Final = ".sluice-files"
+_SAYS: Final = "The bytes of files lie here. Without this one no gateway uses the folder.\n"
+_NOT_FOUND: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _Done = TypeVar("_Done")
 
 
 class _Writing:
     """A blob on its way. One thread at a time has it, whoever gives it up meanwhile."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, name = tempfile.mkstemp(dir=folder)  # 0600
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        descriptor, name = tempfile.mkstemp(dir=_made(root, root / UNFINISHED))  # 0600
         self._path = Path(name)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._digest = hashlib.sha256()
@@ -47,9 +55,9 @@ class _Writing:
         with self._lock:
             os.fsync(self._file.fileno())
             self._file.close()
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = _made(self._root, path.parent)
             self._path.replace(path)
-            _flush_folder(path.parent)
+            _flush_folder(folder)
             return Written(self._size_bytes, self._digest.hexdigest())
 
     def give_up(self) -> None:
@@ -65,8 +73,18 @@ class FolderBlobs:
         self._folder = folder
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="blobs")
 
+    async def mark(self, *, make: bool = False) -> None:
+        """From now on blobs lie there; `make`: in a folder that need not be there yet. Raises BlobMissing where there
+        is none, and BlobsUnavailable.
+        """
+        await self._on_thread(lambda: mark(self._folder, make=make))
+
+    async def is_marked(self) -> bool:
+        """Raises BlobMissing where there is no folder, and BlobsUnavailable."""
+        return await self._on_thread(lambda: _is_marked(self._folder))
+
     async def write(self, name: str, pieces: AsyncIterator[bytes]) -> Written:
-        writing = await self._run(lambda: _Writing(self._folder / UNFINISHED))
+        writing = await self._run(lambda: _Writing(self._folder))
         try:
             async for piece in _gathered(pieces):
                 await self._run(partial(writing.put, piece))
@@ -93,10 +111,11 @@ class FolderBlobs:
             file.close()
 
     async def append(self, name: str, at: int, data: bytes) -> None:
-        await self._run(lambda: _append(self._folder / name, at, data))
+        await self._run(lambda: _append(self._folder, self._folder / name, at, data))
 
     async def delete(self, name: str) -> None:
-        await self._run(lambda: (self._folder / name).unlink(missing_ok=True))
+        with suppress(BlobMissing):
+            await self._run(lambda: (self._folder / name).unlink())
 
     async def delete_under(self, name: str) -> None:
         await self._run(lambda: shutil.rmtree(self._folder / name, onerror=_unless_gone))
@@ -109,15 +128,59 @@ class FolderBlobs:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], _Done]) -> _Done:
+        return await self._on_thread(partial(self._in_store, work))
+
+    def _in_store(self, work: Callable[[], _Done]) -> _Done:
+        """What is not found is missing where the store is there before and after."""
+        self._require_mark()
+        try:
+            return work()
+        except _NOT_FOUND:
+            self._require_mark()
+            raise
+
+    def _require_mark(self) -> None:
+        if not (self._folder / MARK).is_file():
+            raise BlobsUnavailable(f"there is no {MARK} in {self._folder}")
+
+    async def _on_thread(self, work: Callable[[], _Done]) -> _Done:
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         running.add_done_callback(_hear)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await asyncio.shield(running)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        except _NOT_FOUND as error:
             raise BlobMissing(error.strerror or "missing") from None
         except OSError as error:  # TimeoutError is one
             raise BlobsUnavailable(error.strerror or f"no answer within {TIMEOUT_S:g} s") from None
+
+
+def mark(folder: Path, *, make: bool) -> None:
+    """See `FolderBlobs.mark`. Raises OSError."""
+    if make:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if _is_marked(folder):
+        return
+    descriptor = os.open(folder / MARK, os.O_WRONLY | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        _write_all(file, _SAYS.encode())
+        os.fsync(descriptor)
+    _flush_folder(folder)
+
+
+def _is_marked(folder: Path) -> bool:
+    if not folder.is_dir():
+        raise FileNotFoundError
+    return (folder / MARK).is_file()
+
+
+def _made(root: Path, folder: Path) -> Path:
+    """With the folders between; never the root, in whose place there would be another one."""
+    at = root
+    for name in folder.relative_to(root).parts:
+        at = at / name
+        at.mkdir(exist_ok=True, mode=0o700)
+    return folder
 
 
 def _hear(running: "asyncio.Future[_Done]") -> None:
@@ -157,8 +220,8 @@ def _version(file: BinaryIO) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _append(path: Path, at: int, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _append(root: Path, path: Path, at: int, data: bytes) -> None:
+    folder = _made(root, path.parent)
     descriptor = os.open(path, os.O_RDWR | (0 if at else os.O_CREAT), 0o600)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         if os.fstat(descriptor).st_size < at:
@@ -168,7 +231,7 @@ def _append(path: Path, at: int, data: bytes) -> None:
         _write_all(file, data)
         os.fsync(descriptor)
     if not at:
-        _flush_folder(path.parent)
+        _flush_folder(folder)
 
 
 def _flush_folder(folder: Path) -> None:

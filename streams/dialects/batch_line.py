@@ -1,10 +1,16 @@
-"""What producers write: a job, which is a line of OpenAI's batch files, or a cancel of one; the values of records."""
+"""What producers write: a job, which is a line of OpenAI's batch files, or a cancel of one; the values of records.
+
+A chat in a line of `/v1/batches` is bound in the same way where it says that it be stored (`parse_unstored_chat`).
+"""
+
+from typing import Any
 
 from pydantic import ConfigDict
 
 from schemas.batch import CHAT_URL, BatchJob, JobCancel
 from schemas.codec import Undecodable, decode_object
 from schemas.endings import EndingCode
+from streams.dialects.fields import unsupported
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_chat import parse_chat_request
@@ -34,11 +40,16 @@ def parse_job(value: bytes, custom_id: str) -> NeutralRequest:
         raise _unsupported("url", f"url: only {CHAT_URL} is supported.")
     if job.custom_id not in (None, custom_id):
         raise RequestError(EndingCode.INVALID_REQUEST, "custom_id differs from that of the header.", "custom_id")
-    chat = parse_chat_request(job.body)
+    return parse_unstored_chat(job.body, "a job's result stands on its topic, and is not stored")
+
+
+def parse_unstored_chat(body: dict[str, Any], why: str) -> NeutralRequest:
+    """A chat whose answer is not stored: `why`, for who asks that it be. Raises RequestError, naming what asks."""
+    chat = parse_chat_request(body)
+    if chat.conversation_id is not None:
+        raise unsupported("conversation", why)
     if chat.store or chat.previous_response_id is not None:
-        name = "store" if chat.store else "previous_response_id"
-        name = name if chat.conversation_id is None else "conversation"
-        raise _unsupported(name, f"{name} is not supported: a job's result stands on its topic, and is not stored.")
+        raise unsupported("store" if chat.store else "previous_response_id", why)
     return chat
 
 

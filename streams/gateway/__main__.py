@@ -16,6 +16,7 @@ from streams.garbage import collect_seldom
 from streams.gateway.batches.service import BatchStores
 from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.conversations.sql import SqlConversations
+from streams.gateway.files.folder import take_up
 from streams.gateway.files.sql import SqlFiles
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
@@ -72,6 +73,12 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
     database = Database(settings.metadata, settings.data_dir)
     await _check(database)
     blobs = FolderBlobs(settings.files_folder)
+    try:
+        await take_up(blobs, settings, database)
+    except SettingsError:
+        blobs.close()
+        await database.close()
+        raise
     timeout = httpx.Timeout(settings.billing.query_timeout_s + 1)
     async with httpx.AsyncClient(base_url=settings.billing.client_url, timeout=timeout, trust_env=False) as client:
         runtime = GatewayRuntime(
@@ -126,14 +133,28 @@ async def _check(database: Database) -> None:
         raise
 
 
-def run(settings: Settings) -> int:
-    """0 after a signal. Raises SettingsError, and what a part of the gateway failed with."""
-    settings.check_secrets(*Purpose)
-    if not settings.metadata.url and not settings.kafka.is_on_loopback:
-        raise SettingsError(
+def _check_shared(settings: Settings) -> None:
+    """Raises SettingsError where gateways on several machines would each have their own."""
+    if settings.kafka.is_on_loopback:
+        return
+    wrong = []
+    if not settings.metadata.url:
+        wrong.append(
             "metadata.url: must be named where Kafka is not on this machine, for gateways share what they store;"
             " of one alone it may be sqlite:////PATH"
         )
+    if settings.files.folder is None:
+        wrong.append(
+            "files.folder: must be named where Kafka is not on this machine, for gateways share what lies there"
+        )
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+
+def run(settings: Settings) -> int:
+    """0 after a signal. Raises SettingsError, and what a part of the gateway failed with."""
+    settings.check_secrets(*Purpose)
+    _check_shared(settings)
     read_tenants(settings.tenants_file)
     tracing = tracing_of(settings)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -85,13 +85,13 @@ class LogClients(Protocol):
     def reader(self) -> LogConsumer:
         """Outside of any group."""
 
-    def watch(self) -> LogWatch: ...
-
     def follower(self) -> LogConsumer:
         """The same, for what viewers wait for."""
 
     def asker(self) -> LogConsumer:
         """Takes no part in group `gateways`, and says what it has committed."""
+
+    def watch(self) -> LogWatch: ...
 
 
 class GatewayRuntime:
@@ -393,7 +393,7 @@ class GatewayServer(uvicorn.Server):
                 transport.abort()
 
     def stop_soon(self, *, at_once: bool = False) -> None:
-        """`at_once`: nobody is given time to leave."""
+        """`at_once`: nobody is given time to leave, nor what is left of it."""
         if at_once:
             self._leave_s = 0
         self.should_exit = True
@@ -405,9 +405,9 @@ class GatewayServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._leave()
-        for _ in range(round(self._leave_s / LEAVE_LOOK_S)):
-            if not self.server_state.connections:
-                break
+        looks = 0
+        while self.server_state.connections and looks * LEAVE_LOOK_S < self._leave_s:
+            looks += 1
             await asyncio.sleep(LEAVE_LOOK_S)
         await self._before_shutdown()
         await super().shutdown(sockets)

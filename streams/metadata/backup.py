@@ -6,8 +6,11 @@ place, for its owner alone, and put there once it is whole and on disk: whatever
 A restore reads it through and proves it before it changes anything, and changes everything in one transaction.
 """
 
+import fcntl
+import glob
 import json
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +36,8 @@ PAGES_AT_ONCE: Final = 4_096
 FETCHED_AT_ONCE: Final = 16
 """Of a server's rows, each of which may be as large as an answer is kept."""
 _ABOUT: Final = "sluice_backup"
+_BROUGHT_UP: Final = ".restore."
+"""How the folder's name begins in which a copy is brought up."""
 
 
 class BackupError(Exception):
@@ -52,15 +57,15 @@ class Backup(NamedTuple):
 
 
 def back_up(settings: MetadataSettings, data_dir: Path, to: Path) -> Backup:
-    """As the database is at one moment, whoever writes to it meanwhile. Raises BackupError, MetadataUnavailable,
-    SettingsError and OSError.
+    """As the database is at one moment, whoever writes to it meanwhile. What killed ones have left beside `to` goes.
+    Raises BackupError, MetadataUnavailable, SettingsError and OSError.
     """
     patient = settings.model_copy(update=PATIENCE)
     address = address_of(patient, data_dir)
     is_file = address.get_backend_name() == "sqlite"
     if is_file and not Path(address.database or "").exists():
         raise BackupError(f"there is no database at {address.database}")
-    with _placed(to) as part, _explained():
+    with _alone_at(to), _placed(to) as part, _explained():
         engine = engine_of(patient, data_dir)
         try:
             revision = _revision(engine)
@@ -76,8 +81,11 @@ def back_up(settings: MetadataSettings, data_dir: Path, to: Path) -> Backup:
 def restore(settings: MetadataSettings, data_dir: Path, source: Path, *, replace: bool = False) -> Backup:
     """All that the database has is what the backup has, brought up to this release, or nothing has changed.
 
-    Without `replace` only an empty database takes it. Nobody else may have it open. Raises as `back_up`.
+    Without `replace` only an empty database takes it. Nobody else may have it open, nor restore with the same data
+    folder: what killed ones have left there goes. Raises as `back_up`.
     """
+    for left in data_dir.glob(f"{_BROUGHT_UP}*"):
+        shutil.rmtree(left)
     patient = settings.model_copy(update=PATIENCE)
     with _explained(), closing(_opened(source)) as proved:
         about = _about(proved, source)
@@ -108,9 +116,33 @@ def _explained() -> Iterator[None]:
 
 
 @contextmanager
+def _alone_at(to: Path) -> Iterator[None]:
+    """Nobody else makes a backup there meanwhile. Raises BackupError where somebody does."""
+    lock = to.absolute().with_name(f".{to.name}.lock")
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(file.fileno()), lock.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        if not is_ours:  # or its owner has just taken it away
+            raise BackupError(f"another backup to {to} is being made")
+        try:
+            for left in lock.parent.glob(f"{glob.escape(_part_prefix(to))}*"):
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _part_prefix(to: Path) -> str:
+    return f".{to.name}.part-"
+
+
+@contextmanager
 def _placed(to: Path) -> Iterator[Path]:
     """An empty file beside `to`, which is put there at the end, on disk; if anything fails it is gone."""
-    descriptor, name = tempfile.mkstemp(dir=to.absolute().parent, prefix=f".{to.name}.")
+    descriptor, name = tempfile.mkstemp(dir=to.absolute().parent, prefix=_part_prefix(to))
     os.close(descriptor)  # It is 0600.
     part = Path(name)
     try:
@@ -145,8 +177,13 @@ def _copy_file(database: Path, part: Path) -> None:
         source.execute("BEGIN").close()
         source.execute("SELECT count(*) FROM alembic_version").close()
         with closing(sqlite3.connect(part)) as copy:
-            source.backup(copy, pages=PAGES_AT_ONCE)
+            _copy_pages(source, copy)
             copy.execute("PRAGMA journal_mode = DELETE").close()  # all of it in one file
+
+
+def _copy_pages(source: sqlite3.Connection, copy: sqlite3.Connection) -> None:
+    """Signals are heard between two steps: nowhere else does Python run."""
+    source.backup(copy, pages=PAGES_AT_ONCE, progress=lambda *_: None)
 
 
 def _copy_rows(engine: Engine, part: Path, revision: str) -> None:
@@ -221,11 +258,11 @@ def _at_this_release(proved: sqlite3.Connection, about: Backup, data_dir: Path) 
         yield Rows(proved)
         return
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=data_dir, prefix=".restore.") as folder:
+    with tempfile.TemporaryDirectory(dir=data_dir, prefix=_BROUGHT_UP) as folder:
         path = Path(folder) / "copy.sqlite"
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         with closing(sqlite3.connect(path)) as copy:
-            proved.backup(copy, pages=PAGES_AT_ONCE)
+            _copy_pages(proved, copy)
         engine = create_engine(f"sqlite:///{path}", hide_parameters=True)
         try:
             with engine.begin() as connection:
@@ -262,16 +299,25 @@ def _refuse_others(connection: Connection) -> None:
     """Of a server: SQLite has refused by itself where there are others. Raises BackupError."""
     if connection.dialect.name != "postgresql":
         return
-    others = connection.execute(
-        text(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            " AND coalesce(backend_type, 'client backend') = 'client backend'"
-        )
-    ).scalar_one()
-    if others:
-        raise BackupError(f"{others} others have the database open; stop the gateways first")
+    if others := _others(connection):
+        named = ", ".join(dict.fromkeys(others))[:200]
+        raise BackupError(f"{len(others)} others have the database open ({named}); stop them first")
     names = ", ".join(f'"{table.name}"' for table in METADATA.sorted_tables)
     connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
+
+
+def _others(connection: Connection) -> list[str]:
+    """Who else is connected, by user and program. Of others' connections a role may see no more than their users: then
+    those without one are the server's own.
+    """
+    found = connection.execute(
+        text(
+            "SELECT usename, application_name FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND usesysid IS NOT NULL"
+            " AND coalesce(backend_type, 'client backend') = 'client backend' ORDER BY pid"
+        )
+    )
+    return [f"{user}: {program}" if program else str(user) for user, program in found]
 
 
 def _count(connection: Connection, table: Table) -> int:

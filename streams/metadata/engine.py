@@ -15,6 +15,7 @@ WRITES: Final = "sluice_writes"
 """Execution option of a connection whose transaction writes."""
 PROGRESS_STEPS: Final = 10_000
 """Of SQLite's virtual machine, between two looks at the deadline: about a millisecond."""
+MAX_CONNECT_S: Final = 10
 NOTICED: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 """A server that is gone without a word, where no statement's deadline is held any more: its threads are free again."""
 
@@ -29,6 +30,15 @@ def address_of(settings: MetadataSettings, data_dir: Path) -> URL:
     if password := settings.password.get_secret_value():
         url = url.set(password=password)
     return url.set(drivername="postgresql+psycopg")
+
+
+def shown_address(settings: MetadataSettings, data_dir: Path) -> str:
+    """For people: without any password."""
+    url = address_of(settings, data_dir)
+    if url.get_backend_name() == "sqlite":
+        return url.database or ""
+    shown = url._replace(drivername="postgresql", password=None)
+    return shown.difference_update_query(["password", "sslpassword"]).render_as_string()
 
 
 def engine_of(settings: MetadataSettings, data_dir: Path) -> Engine:
@@ -52,8 +62,10 @@ def engine_of(settings: MetadataSettings, data_dir: Path) -> Engine:
         "idle_in_transaction_session_timeout": 10 * settings.statement_timeout_ms,
     }
     arguments = {
-        "connect_timeout": max(2, settings.statement_timeout_ms // 1_000),  # libpq knows no less
+        # libpq knows no less; and whatever a statement may take, a server that is there takes a connection.
+        "connect_timeout": min(max(2, settings.statement_timeout_ms // 1_000), MAX_CONNECT_S),
         **NOTICED,
+        "fallback_application_name": "sluice",
         "options": " ".join(f"-c {name}={value}" for name, value in timeouts.items()),
     }
     return create_engine(url, connect_args=arguments, pool_pre_ping=True, pool_recycle=600, **pool)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.blobs import folder as folder_module
-from streams.blobs.folder import UNFINISHED, FolderBlobs
+from streams.blobs.folder import MARK, UNFINISHED, FolderBlobs, mark
 from streams.blobs.memory import MemoryBlobs
 from streams.blobs.port import CHUNK_BYTES, BlobChanged, BlobMissing, Blobs, BlobsUnavailable, name_of
 
@@ -27,9 +27,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Blob
         blobs = MemoryBlobs()
         yield blobs, blobs.change
         return
-    in_folder = FolderBlobs(tmp_path / "blobs")
+    in_folder = blobs_in(tmp_path / "blobs")
     yield in_folder, lambda name, data: _rewrite(tmp_path / "blobs" / name, data)
     in_folder.close()
+
+
+def blobs_in(folder: Path) -> FolderBlobs:
+    mark(folder, make=True)
+    return FolderBlobs(folder)
 
 
 @pytest.fixture
@@ -158,7 +163,7 @@ def test_a_name_stays_in_the_store(parts: tuple[str, ...]) -> None:
 
 
 async def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    blobs = FolderBlobs(tmp_path / "blobs")
+    blobs = blobs_in(tmp_path / "blobs")
     await blobs.write("files/a", pieces(b"secret"))
     await blobs.append("parts/a", 0, b"secret")
     for path in (tmp_path / "blobs").rglob("*"):
@@ -167,7 +172,7 @@ async def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 async def test_what_a_killed_writer_has_left_goes_in_time(tmp_path: Path) -> None:
-    blobs = FolderBlobs(tmp_path)
+    blobs = blobs_in(tmp_path)
     await blobs.tidy()
     await blobs.write("files/a", pieces(b"x"))
     old, young = tmp_path / UNFINISHED / "old", tmp_path / UNFINISHED / "young"
@@ -180,8 +185,46 @@ async def test_what_a_killed_writer_has_left_goes_in_time(tmp_path: Path) -> Non
     blobs.close()
 
 
+async def test_a_disk_that_is_away_loses_nothing_and_takes_nothing(tmp_path: Path) -> None:
+    disk, away = tmp_path / "disk", tmp_path / "away"
+    blobs = blobs_in(disk)
+    await blobs.write("files/a", pieces(b"x"))
+
+    async def fails() -> None:
+        for doing in (whole(blobs, "files/a"), blobs.write("files/b", pieces(b"x")), blobs.append("parts/a", 0, b"x"),
+                      blobs.append("parts/a", 1, b"x"), blobs.delete("files/a"), blobs.delete_under("files"),
+                      blobs.tidy()):  # fmt: skip
+            with pytest.raises(BlobsUnavailable, match=MARK):
+                await doing
+
+    disk.rename(away)
+    await fails()
+    assert not disk.exists()
+    disk.mkdir()  # where it is mounted
+    await fails()
+    assert not [*disk.iterdir()]
+    disk.rmdir()
+    away.rename(disk)
+    assert await whole(blobs, "files/a") == b"x"
+    blobs.close()
+
+
+async def test_a_disk_that_goes_while_something_is_written_is_told(tmp_path: Path) -> None:
+    disk, away = tmp_path / "disk", tmp_path / "away"
+    blobs = blobs_in(disk)
+
+    async def torn() -> AsyncIterator[bytes]:
+        yield b"x" * CHUNK_BYTES
+        disk.rename(away)
+
+    with pytest.raises(BlobsUnavailable):
+        await blobs.write("files/a", torn())
+    assert not disk.exists()
+    await asyncio.to_thread(blobs._threads.shutdown)
+
+
 async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blobs = FolderBlobs(tmp_path)
+    blobs = blobs_in(tmp_path)
 
     def full(_file: object, _data: bytes) -> None:
         raise OSError(28, "No space left on device")

@@ -6,11 +6,11 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, Field
 
 from schemas.batch import CHAT_URL
+from streams.dialects.batch_line import parse_unstored_chat
 from streams.dialects.fields import WIRE, asked, unsupported, validated
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_batch import COMPLETIONS_URL
-from streams.dialects.openai_chat import parse_chat_request
 from streams.dialects.openai_text_completion import parse_completion_request
 
 MAX_CUSTOM_ID_CHARS: Final = 128
@@ -122,11 +122,7 @@ def read_line(raw: bytes | None, endpoint: str) -> Asked:
 
 def _chat(body: dict[str, Any]) -> NeutralRequest:
     """Raises RequestError."""
-    chat = parse_chat_request(body)
-    if chat.store or chat.previous_response_id is not None:
-        name = "store" if chat.store else "previous_response_id"
-        raise unsupported(name, "a line's result stands in the batch's files, and is not stored")
-    return chat
+    return parse_unstored_chat(body, "a line's result stands in the batch's files, and is not stored")
 
 
 def _completion(body: dict[str, Any]) -> NeutralRequest:

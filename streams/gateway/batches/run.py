@@ -7,6 +7,7 @@
 | 3 validated, with where results are read from | nothing is read again |
 | 4 lines published | they are published again under the same ids: admission decides each once |
 | 5 that they were sent | nothing |
+| cancels of sent lines published | they are published again, of those that have not ended |
 | 6 results written to this lease's part | they are read again from the log; the part is as long as it was |
 | 7 that their lines have ended, how long the part is, where results are read on | nothing: a line ends once |
 | 8 files made of the parts | made again under the same ids, alike |

@@ -181,13 +181,15 @@ class Followed:
     ) -> None:  # fmt: skip
         """Whatever the log fails with, it is tried again with a client of its own."""
         while True:
-            client = ConsumerThread(open_client(), max_records=MAX_RECORDS, poll_s=poll_s)
+            client: ConsumerThread | None = None
             try:
+                client = ConsumerThread(open_client(), max_records=MAX_RECORDS, poll_s=poll_s)
                 await work(client)
             except LogError as error:
                 _log.warning("followed_log_failed", why=str(error), repeats=True)
             finally:
-                await _close(client)
+                if client is not None:
+                    await _close(client)
             await asyncio.sleep(RETRY_S)
 
 

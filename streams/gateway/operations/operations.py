@@ -51,6 +51,7 @@ class Operations:
         self, region: str, gateway_id: str, topics: Topics, models: Callable[[], Collection[str]],
         open_eyes: Callable[[], Eyes], hub: Hub, recent: RecentAnswers,
     ) -> None:  # fmt: skip
+        """`open_eyes` may raise LogError."""
         self._region = region
         self._gateway_id = gateway_id
         self._topics = topics
@@ -150,10 +151,12 @@ class Operations:
 
     async def _watch(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        eyes = await loop.run_in_executor(thread, self._open_eyes)
+        eyes: Eyes | None = None
         try:
             while monotonic_ms() - self._asked_at_ms < LINGER_MS:
                 try:
+                    if eyes is None:
+                        eyes = await loop.run_in_executor(thread, self._open_eyes)
                     sight = await loop.run_in_executor(thread, eyes.look)
                 except LogError as error:
                     self._failed = True
@@ -165,8 +168,9 @@ class Operations:
                     self._workers = sorted(newest, key=lambda each: each.worker_id)
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
-            # After a look that may still run: both are the thread's.
-            thread.submit(eyes.close)
+            if eyes is not None:
+                # After a look that may still run: both are the thread's.
+                thread.submit(eyes.close)
 
 
 def _reason(code: EndingCode) -> str:

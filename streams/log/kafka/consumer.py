@@ -54,6 +54,8 @@ class KafkaConsumer:
     within the session timeout without a rebalance, and `close` does not give its partitions away. When the coordinator
     fences it, as it may after an outage, it joins anew: what it owned is lost, and usually comes back at once. A record
     waits up to `fetch_wait_ms` at the broker until `fetch_min_bytes` are there.
+
+    Raises LogError where librdkafka refuses it.
     """
 
     def __init__(
@@ -119,7 +121,8 @@ class KafkaConsumer:
 
     def _open(self) -> None:
         self._errors.begin_anew()
-        self._consumer = Consumer(self._config, logger=logger)
+        with translated("open"):
+            self._consumer = Consumer(self._config, logger=logger)
         self._committer.open(self._consumer)
 
     def subscribe(

@@ -4,7 +4,7 @@ from typing import Literal
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from streams.log.kafka.client import ClientErrors, log_error, logger
+from streams.log.kafka.client import ClientErrors, log_error, logger, translated
 from streams.log.kafka.config import client_config
 from streams.log.port import MAX_RECORD_BYTES, Headers, LogError, OnDelivery, ProducerQueueFull
 from streams.settings import KafkaSettings
@@ -12,6 +12,7 @@ from streams.settings import KafkaSettings
 
 class KafkaProducer:
     """An idempotent producer. Not blocked by anything but `flush`; may be shared by threads if one of them polls.
+    Raises LogError where librdkafka refuses it.
 
     A record without `on_delivery` whose delivery fails makes the next `poll` or `flush` raise LogError.
     """
@@ -26,23 +27,22 @@ class KafkaProducer:
     ) -> None:
         self._errors = ClientErrors(client_id)
         self._failed: LogError | None = None
-        self._producer = Producer(
-            {
-                "enable.idempotence": True,
-                "acks": "all",
-                "linger.ms": linger_ms,
-                "compression.type": compression,
-                "partitioner": "murmur2_random",
-                "queue.buffering.max.messages": settings.producer_queue_records,
-                "queue.buffering.max.kbytes": 262_144,
-                "message.max.bytes": MAX_RECORD_BYTES,
-                "delivery.timeout.ms": settings.delivery_timeout_ms,
-                "topic.metadata.propagation.max.ms": 5_000,
-                "error_cb": self._errors,
-                **client_config(settings, client_id),
-            },
-            logger=logger,
-        )
+        config: dict[str, object] = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": linger_ms,
+            "compression.type": compression,
+            "partitioner": "murmur2_random",
+            "queue.buffering.max.messages": settings.producer_queue_records,
+            "queue.buffering.max.kbytes": 262_144,
+            "message.max.bytes": MAX_RECORD_BYTES,
+            "delivery.timeout.ms": settings.delivery_timeout_ms,
+            "topic.metadata.propagation.max.ms": 5_000,
+            "error_cb": self._errors,
+            **client_config(settings, client_id),
+        }
+        with translated("open"):
+            self._producer = Producer(config, logger=logger)
 
     def __len__(self) -> int:
         """Records whose delivery is outstanding."""

@@ -7,7 +7,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaE
 from confluent_kafka import TopicPartition as NativePartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from streams.log.kafka.client import log_error
+from streams.log.kafka.client import log_error, translated
 from streams.log.kafka.config import client_config
 from streams.log.port import LogError, TopicPartition
 from streams.log.watch import Sight
@@ -29,10 +29,11 @@ def asked_in_time(what: str, timeout_s: float) -> Iterator[None]:
 
 
 class KafkaWatch:
-    """Opens one client, which is quiet between looks."""
+    """Opens one client, which is quiet between looks. Raises LogError where librdkafka refuses it."""
 
     def __init__(self, settings: KafkaSettings, client_id: str) -> None:
-        self._admin = AdminClient({**client_config(settings, client_id), "log_level": 0})
+        with translated("open"):
+            self._admin = AdminClient({**client_config(settings, client_id), "log_level": 0})
 
     def look(self, partitions: Collection[TopicPartition], groups: Collection[str]) -> Sight:
         with asked_in_time("what the log says of itself", CALL_TIMEOUT_S):

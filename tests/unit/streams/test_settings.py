@@ -41,6 +41,7 @@ def test_the_environment_beats_the_file_beats_the_defaults(config: Path, monkeyp
     [
         ("[gateway]\nport = 70000", "gateway.port"),
         ("[gateway]\nprot = 1", "gateway.prot"),
+        ("[gateway]\nleave_ms = 3_600_000", "gateway.leave_ms"),
         ("[[pools]]\nname = 'default'\nengine = 'vllm'", "pools"),
         ("[[models]]\nname='m'\npath='p'\npool='nowhere'\ncontext_window=64", "models.m.pool"),
         ("[[models]]\nname='m'\npath='p'\npool='default'\ncontext_window=1", "models.1.context_window"),

@@ -1,6 +1,8 @@
 """Results into files: each job once, whatever is read twice, and whenever the process dies."""
 
 import json
+import os
+import stat
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,24 @@ def test_answers_and_errors_stand_in_two_files_under_the_file_s_own_ids(file: Pa
     }  # fmt: skip
     assert (error["custom_id"], error["response"], error["error"]["code"]) == ("job-3", None, "deadline_exceeded")
     assert reader.committed == len(JOBS)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o400])
+def test_who_may_read_the_jobs_may_read_their_answers_and_nobody_else(file: Path, mode: int) -> None:
+    file.touch()
+    file.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        with Outputs(file):
+            pass
+    finally:
+        os.umask(before)
+    for made in (output_file(file), errors_file(file)):
+        assert stat.S_IMODE(made.stat().st_mode) == mode | 0o600
+        made.chmod(0o660)
+    with Outputs(file):
+        pass
+    assert stat.S_IMODE(output_file(file).stat().st_mode) == 0o660, "its owner has said so"
 
 
 def test_what_is_of_others_or_comes_twice_is_passed_over(file: Path) -> None:

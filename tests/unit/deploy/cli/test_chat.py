@@ -179,16 +179,26 @@ def test_pauses_grow_are_never_in_step_and_end_when_nothing_new_comes() -> None:
     assert pauses.next_s(now_s, None, 1) == 1.5
 
 
-STATUS = {"gateway": "http://127.0.0.1:8080", "api_key": "sk-sluice-x", "tenant": "demo", "data": "/home/me/a stack"}
+STATUS = {
+    "gateway": "http://127.0.0.1:8080", "gateways": ["http://127.0.0.1:8080"], "api_key": "sk-sluice-x",
+    "tenant": "demo", "data": "/home/me/a stack",
+}  # fmt: skip
 
 
 def test_the_banner_shows_the_address_the_key_and_three_commands() -> None:
-    shown = banner(STATUS, Path(STATUS["data"]))
+    shown = banner(STATUS, Path("/home/me/a stack"))
     assert "http://127.0.0.1:8080/" in shown
     assert "curl -N http://127.0.0.1:8080/v1/chat/completions -H 'Authorization: Bearer sk-sluice-x'" in shown
     assert 'sluice chat "' in shown
     assert 'deploy/examples/producer.py "' in shown
     assert "--data" not in shown
+
+
+def test_the_banner_shows_every_gateway_where_there_are_several() -> None:
+    others = ["http://127.0.0.1:8081", "http://127.0.0.1:8082"]
+    assert "Gateways" not in banner(STATUS, Path("/home/me/a stack"))
+    shown = banner({**STATUS, "gateways": [STATUS["gateway"], *others]}, Path("/home/me/a stack"))
+    assert all(each in shown for each in others)
 
 
 def test_commands_for_another_folder_name_it() -> None:

@@ -188,6 +188,16 @@ def test_a_status_shows_no_password(tmp_path: Path) -> None:
     assert "hunter2" not in json.dumps(status)
 
 
+def test_a_status_tells_the_address_of_every_gateway(tmp_path: Path) -> None:
+    with running(tmp_path) as folder:
+        run = folder.read_run()
+        assert run is not None
+        assert overview.status_of(folder)["gateways"] == [run.gateway], "also of a run that has told but the first"
+        urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+        folder.write_run(run.model_copy(update={"gateways": urls}))
+        assert overview.status_of(folder)["gateways"] == urls
+
+
 def test_a_url_without_credentials_is_shown_as_it_is() -> None:
     assert without_credentials("redis://127.0.0.1:16379/0") == "redis://127.0.0.1:16379/0"
 
@@ -240,6 +250,16 @@ def test_what_is_stopped_is_who_holds_the_folder_and_not_who_held_it_once(tmp_pa
         lifecycle.down(data=tmp_path)
 
 
+def test_what_restores_a_backup_is_not_stopped(tmp_path: Path) -> None:
+    def start() -> None:
+        lifecycle._start_detached(DataFolder(tmp_path), [])
+
+    for command in (start, lambda: lifecycle.down(data=tmp_path), lambda: overview.status(data=tmp_path)):
+        with DataFolder(tmp_path).lock(restores=True), pytest.raises(CommandError, match="being restored") as told:
+            command()
+        assert "sluice down" not in str(told.value)
+
+
 def test_without_kafka_a_status_says_what_it_knows_and_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +274,22 @@ def test_without_kafka_a_status_says_what_it_knows_and_warns_once(
         shown, warnings = capsys.readouterr()
         assert "http://127.0.0.1:1" in shown
         assert len(warnings.splitlines()) == 1
+
+
+def test_where_nothing_runs_the_folder_counts_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = DataFolder(tmp_path / "data")
+    cluster.migrate_database(folder.path)
+    assert str(folder.path / FILE_NAME) in capsys.readouterr().err
+    assert (folder.path / FILE_NAME).exists()
+    folder.write_keys(Keys(deployment_secret="f" * 40))
+    cluster.secret("request-signing", folder.path)
+    assert capsys.readouterr().out.strip() == "f" * 40
+    monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "e" * 40)
+    cluster.secret("request-signing", folder.path)
+    assert capsys.readouterr().out.strip() == "e" * 40
 
 
 def test_the_tables_of_the_stack_that_runs_are_made_by_one_command(

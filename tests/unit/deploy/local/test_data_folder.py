@@ -45,6 +45,16 @@ def test_a_second_supervisor_is_refused_with_the_pid_of_the_first(data: DataFold
     assert data.supervisor_pid() is None
 
 
+def test_who_restores_a_backup_is_no_supervisor_that_may_be_ended(data: DataFolder) -> None:
+    with data.lock(restores=True):
+        assert (data.is_locked(), data.is_restored(), data.supervisor_pid()) == (True, True, None)
+        with pytest.raises(DataFolderError, match="being restored"), data.lock():
+            pytest.fail("a supervisor beside it")
+    assert not data.is_restored()
+    with data.lock():
+        assert not data.is_restored()
+
+
 def test_who_only_looks_keeps_nobody_from_starting_and_is_nobodys_supervisor(data: DataFolder) -> None:
     data.make()
     data.lock_file.touch()

@@ -107,6 +107,17 @@ def test_a_large_model_may_take_its_time_to_load(data: DataFolder, monkeypatch: 
     assert allowed_s() == (3600, 3600)
 
 
+def test_a_gateway_may_take_its_time_to_leave(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allowed_s() -> float:
+        plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+        [gateway] = [spec for spec in plan.processes if spec.stage is Stage.GATEWAYS]
+        return gateway.stop_timeout_s
+
+    before = allowed_s()
+    monkeypatch.setenv("SLUICE_GATEWAY__LEAVE_MS", "20000")
+    assert allowed_s() == before + 18
+
+
 def test_the_operators_own_secret_is_stronger_than_the_folders(
     data: DataFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +187,25 @@ def test_a_taken_port_is_named_with_the_way_out(data: DataFolder, monkeypatch: p
         monkeypatch.setenv("SLUICE_GATEWAY__PORT", str(port))
         with pytest.raises(PlanError, match=rf"port {port} \(gateway\) is in use by .*SLUICE_GATEWAY__PORT"):
             make_plan(data, KEYS, Options(), random.Random(1))
+
+
+def test_the_address_of_every_gateway_is_told(data: DataFolder) -> None:
+    plan = make_plan(data, KEYS, Options(gateways=3, free_ports=True), random.Random(1))
+    ports = [spec.environment["SLUICE_GATEWAY__PORT"] for spec in plan.processes if spec.stage is Stage.GATEWAYS]
+    assert plan.gateway_urls == tuple(f"http://127.0.0.1:{port}" for port in ports)
+    assert plan.gateway_url == plan.gateway_urls[0]
+
+
+def test_a_port_beyond_the_last_one_is_named_with_the_way_out(
+    data: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = free_ports(random.Random(7))
+    monkeypatch.setenv("SLUICE_KAFKA__BOOTSTRAP", f"127.0.0.1:{next(ports)}")
+    monkeypatch.setenv("SLUICE_REDIS__URL", f"redis://127.0.0.1:{next(ports)}/0")
+    monkeypatch.setenv("SLUICE_BILLING__PORT", str(next(ports)))
+    monkeypatch.setenv("SLUICE_GATEWAY__PORT", "65535")
+    with pytest.raises(PlanError, match=r"gateway would need port 65536.*SLUICE_GATEWAY__PORT"):
+        make_plan(data, KEYS, Options(gateways=2), random.Random(1))
 
 
 def test_a_port_is_looked_at_where_the_gateway_will_listen(data: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,11 @@ def test_a_good_line_is_read() -> None:
         ({"body": {**GOOD["body"], "messages": []}}, "invalid_request", "body.messages"),
         ({"body": {**GOOD["body"], "nonsense": 1}}, "unsupported_parameter", "body.nonsense"),
         ({"body": {**GOOD["body"], "store": True}}, "unsupported_parameter", "body.store"),
+        ({"body": {**GOOD["body"], "conversation": "conv_1"}}, "unsupported_parameter", "body.conversation"),
+        (
+            {"body": {**GOOD["body"], "previous_response_id": "resp_1"}},
+            "unsupported_parameter", "body.previous_response_id",
+        ),
     ],
 )  # fmt: skip
 def test_a_broken_line_names_its_field(change: dict[str, Any], code: str, param: str) -> None:

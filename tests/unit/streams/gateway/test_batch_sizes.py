@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streams.blobs.folder import FolderBlobs
+from streams.blobs.folder import FolderBlobs, mark
 from streams.gateway.batches.core import Batch, Status
 from streams.gateway.batches.run import BatchRun
 from streams.gateway.files.port import StoredFile, blob_of
@@ -30,6 +30,7 @@ def said(text: str) -> dict[str, str]:
 
 async def story_of(tmp_path: Path, lines: int, padding: str, **options: Any) -> tuple[Story, BatchRun]:
     story = Story(**options)
+    mark(tmp_path, make=True)
     blobs = story.blobs = FolderBlobs(tmp_path)  # type: ignore[assignment]
     await story.files.begin("acme", "file-1")
     written = await blobs.write(blob_of("file-1"), pieces(lines, padding))

@@ -42,6 +42,8 @@ class World:
         self.reader_failures: list[LogError] = []
         self.asker_failures: list[LogError] = []
         self.opened = 0
+        self.refusals: list[LogError] = []
+        """Of clients that are opened."""
         self.followed = Followed(
             self.following, self.hub, TOPIC, open_reader=lambda: self._open(None, self.reader_failures),
             open_asker=lambda: self._open("gateways", self.asker_failures), wake_viewers=self.hub.wake_viewers,
@@ -50,6 +52,8 @@ class World:
 
     def _open(self, group: str | None, failures: list[LogError]) -> Reader:
         self.opened += 1
+        if self.refusals:
+            raise self.refusals.pop()
         reader = Reader(self.log, group, f"client-{self.opened}", "earliest")
         reader.failures = failures
         return reader
@@ -97,6 +101,15 @@ async def test_whatever_the_log_fails_with_it_is_read_on(world: World, retriable
     assert not world.reader_failures
     assert not world.asker_failures
     assert (world.opened == 2) is retriable
+
+
+async def test_a_client_that_cannot_be_opened_is_opened_a_little_later(world: World) -> None:
+    world.refusals += [LogError("opening", retriable=False) for _ in range(3)]
+    world.reader_failures.append(LogError("reading", retriable=False))
+    world.write(1, "a")
+    world.followed.want(0)
+    await until(lambda: not world.reader_failures and not world.refusals, "all of it has failed")
+    await heard(world, "a")
 
 
 async def test_what_cannot_be_read_is_left_to_its_owner(world: World) -> None:

@@ -43,6 +43,23 @@ async def test_who_does_not_leave_in_time_is_told_to(settings: Settings) -> None
             assert "going_away" in (await asking).text
 
 
+async def test_of_a_gateway_that_fails_while_it_leaves_nobody_waits_for_the_rest(settings: Settings) -> None:
+    async with (
+        asyncio.timeout(60),
+        serving(settings, memory_log(settings), leave_s=FOREVER_S) as stack,
+        http(stack) as client,
+    ):
+        asking = asyncio.ensure_future(client.post("/v1/chat/completions", json={**HELLO, "stream": True}))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["one "])
+        stack.server.stop_soon()
+        await until(lambda: stack.runtime.gateway.why_not_ready() == "stopping", "it leaves")
+        assert not stack.runtime.gateway.stopping
+        stack.server.stop_soon(at_once=True)
+        assert "going_away" in (await asking).text
+
+
 async def test_whoever_waits_for_what_has_just_come_need_not_wait_for_the_next_look() -> None:
     waiting, is_there = Patience(60_000), False
     looking = asyncio.ensure_future(waiting.until("acme", lambda: is_there, waiting.begin()))

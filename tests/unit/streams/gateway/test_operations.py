@@ -161,9 +161,13 @@ async def test_a_log_that_does_not_answer_is_said_and_harms_nothing(
         raise LogError("away", retriable=True)
 
     async with client(stack) as http:
+        with monkeypatch.context() as broken:
+            broken.setattr(stack.runtime._operations, "_open_eyes", away)
+            await until_told(http, lambda told: bool(told["log_state"] == "unavailable"))
         await seen(http)
         with monkeypatch.context() as broken:
             broken.setattr(MemoryWatch, "look", away)
             await until_told(http, lambda told: bool(told["log_state"] == "unavailable"))
         await seen(http)
         assert (await http.get("/readyz")).status_code == 200
+        assert not stack.running.done()

@@ -23,6 +23,14 @@ HERE = {"PYTHONPATH": str(Path(__file__).parents[4])}
             {"SLUICE_DEPLOYMENT_SECRET": "s" * 32, "SLUICE_KAFKA__BOOTSTRAP": "kafka-1.example:9092"},
             "metadata.url: must be named",
         ),
+        (
+            {
+                "SLUICE_DEPLOYMENT_SECRET": "s" * 32,
+                "SLUICE_KAFKA__BOOTSTRAP": "kafka-1.example:9092",
+                "SLUICE_METADATA__URL": "postgresql://db.example/sluice",
+            },
+            "files.folder: must be named",
+        ),
     ],
 )
 def test_wrong_settings_end_it_with_code_2_and_the_fields_name(

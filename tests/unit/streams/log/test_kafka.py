@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
-from streams.log.kafka import KafkaConsumer
+from streams.log.kafka import KafkaConsumer, KafkaProducer, KafkaWatch
 from streams.log.kafka import consumer as kafka_consumer
 from streams.log.kafka.committer import Committer
 from streams.log.port import LogError, TopicPartition
@@ -190,3 +190,17 @@ class ReturningClient:
 def test_a_broker_that_does_not_know_its_partitions_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_consumer, "Consumer", ReturningClient)
     assert KafkaConsumer(KafkaSettings(), None, "client").watermarks(LEAVING) == (3, 9)
+
+
+@pytest.mark.parametrize(
+    "opens",
+    [
+        lambda kafka: KafkaConsumer(kafka, None, "client"),
+        lambda kafka: KafkaProducer(kafka, "client"),
+        lambda kafka: KafkaWatch(kafka, "client"),
+    ],
+    ids=["consumer", "producer", "watch"],
+)
+def test_what_librdkafka_refuses_is_an_error_of_the_log(opens: Callable[[KafkaSettings], object]) -> None:
+    with pytest.raises(LogError, match=r"no\.such\.thing"):
+        opens(KafkaSettings(extra={"no.such.thing": "1"}))

@@ -2,23 +2,25 @@
 
 import asyncio
 import os
+import signal
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, create_engine, delete, select
 
+from deploy.cli.backup import backup_database, restore_database
 from streams.gateway.conversations.port import NewConversation
 from streams.gateway.conversations.sql import SqlConversations
 from streams.gateway.stored.port import Answer, NewTurn
 from streams.gateway.stored.sql import SqlStoredResponses
 from streams.metadata import backup
-from streams.metadata.backup import BackupError, back_up, restore
+from streams.metadata.backup import Backup, BackupError, back_up, restore
 from streams.metadata.backup_rows import BATCH_BYTES, BATCH_ROWS, Digest, batches, digest_of
 from streams.metadata.database import Database
 from streams.metadata.engine import FILE_NAME, WRITES, engine_of
@@ -194,6 +196,92 @@ def test_where_it_fails_the_one_before_stands(tmp_path: Path, monkeypatch: pytes
     assert {path.name for path in tmp_path.iterdir()} == {"a", "file"}
 
 
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def ends_it(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that ends a process, as where nobody has said otherwise."""
+    number: signal.Signals = request.param
+    before = signal.signal(number, signal.SIG_DFL)
+    yield number
+    assert signal.getsignal(number) == signal.SIG_DFL
+    signal.signal(number, before)
+
+
+def test_ended_by_a_signal_it_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_it: signal.Signals
+) -> None:
+    filled(tmp_path / "a")
+    before = tables_in(tmp_path / "a")
+    monkeypatch.setattr(backup, "_sealed", lambda _part: signal.raise_signal(ends_it))
+    with pytest.raises(SystemExit, match=str(128 + ends_it)):
+        backup_database(tmp_path / "file", tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+    monkeypatch.undo()
+    back_up(SETTINGS, tmp_path / "a", tmp_path / "file")
+    monkeypatch.setattr(backup, "batches", lambda _rows: signal.raise_signal(ends_it))
+    with pytest.raises(SystemExit, match=str(128 + ends_it)):
+        restore_database(tmp_path / "file", tmp_path / "a", replace=True)
+    assert tables_in(tmp_path / "a") == before
+
+
+def test_it_is_said_which_database_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a variable of the gateways' is missing, it is another one than theirs."""
+    filled(tmp_path / "a")
+    backup_database(tmp_path / "file", tmp_path / "a")
+    restore_database(tmp_path / "file", tmp_path / "b")
+    made, restored = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "a" / FILE_NAME) in made
+    assert str(tmp_path / "b" / FILE_NAME) in restored
+
+
+def test_what_killed_ones_have_left_goes_with_the_next(tmp_path: Path) -> None:
+    def older(connection: Connection) -> None:
+        upgrade(connection, "0001")
+
+    in_transaction(older, tmp_path / "a")
+    left = [tmp_path / ".file.part-a1b2c3", tmp_path / ".file.part-a1b2c3-journal", tmp_path / "b" / ".restore.d4"]
+    left[-1].mkdir(parents=True)
+    others = [tmp_path / ".file.txt", tmp_path / ".other.part-a1b2c3"]
+    for path in (*left[:-1], *others, left[-1] / "copy.sqlite"):
+        path.write_bytes(b"prompts")
+    back_up(SETTINGS, tmp_path / "a", tmp_path / "file")
+    restore(SETTINGS, tmp_path / "b", tmp_path / "file")
+    assert [path for path in (*left, *others) if path.exists()] == others
+
+
+def test_one_backup_is_made_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "a")
+    sealed = backup._sealed
+
+    def meanwhile(part: Path) -> Backup:
+        with pytest.raises(BackupError, match="another backup"):
+            back_up(SETTINGS, tmp_path / "a", tmp_path / "file")
+        return sealed(part)
+
+    monkeypatch.setattr(backup, "_sealed", meanwhile)
+    back_up(SETTINGS, tmp_path / "a", tmp_path / "file")
+    monkeypatch.undo()
+    back_up(SETTINGS, tmp_path / "a", tmp_path / "file")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "file"}
+
+
+def test_signals_are_heard_while_pages_are_copied(tmp_path: Path) -> None:
+    """All of them are copied by one call, in which none is heard unless Python runs."""
+    filled(tmp_path / "a", turns=600)
+    steps: list[None] = []
+
+    class Watched(sqlite3.Connection):
+        def backup(self, target: sqlite3.Connection, **more: Any) -> None:
+            progress = more["progress"]
+            super().backup(target, pages=1, progress=lambda *told: steps.append(progress(*told)))
+
+    source = sqlite3.connect(tmp_path / "a" / FILE_NAME, factory=Watched)
+    copy = sqlite3.connect(":memory:")
+    backup._copy_pages(source, copy)
+    copy.close()
+    source.close()
+    assert len(steps) > 10
+
+
 def test_a_restore_that_fails_on_its_way_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path / "a")
     back_up(SETTINGS, tmp_path / "a", tmp_path / "file")
@@ -223,6 +311,33 @@ def test_of_what_was_never_migrated_there_is_no_backup(tmp_path: Path) -> None:
     assert not (tmp_path / "file").exists()
 
 
+@pytest.mark.parametrize(
+    ("backends", "told"),
+    [
+        ([(1, "sluice", 16, "sluice", "client backend")], []),
+        ([(2, None, None, None, None), (3, None, None, "", "autovacuum worker")], []),
+        ([(2, "sluice", 16, "", "parallel worker")], []),
+        ([(2, "sluice", 16, "sluice", "client backend"), (3, "watch", 17, None, None)], ["sluice: sluice", "watch"]),
+    ],
+    ids=["itself", "the server's", "its helpers", "others"],
+)
+def test_of_a_server_it_is_said_who_else_is_there(backends: list[tuple[Any, ...]], told: list[str]) -> None:
+    """As `pg_stat_activity` shows them, also to a role that may see little of others."""
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        raw: Any = connection.connection.dbapi_connection
+        raw.create_function("current_database", 0, lambda: "sluice")
+        raw.create_function("pg_backend_pid", 0, lambda: 1)
+        connection.exec_driver_sql(
+            "CREATE TABLE pg_stat_activity (datname, pid, usename, usesysid, application_name, backend_type)"
+        )
+        for backend in [*backends, (9, "elsewhere", 18, "", "client backend")]:
+            datname = "other" if backend[0] == 9 else "sluice"
+            connection.exec_driver_sql("INSERT INTO pg_stat_activity VALUES (?, ?, ?, ?, ?, ?)", (datname, *backend))
+        assert backup._others(connection) == told
+    engine.dispose()
+
+
 @pytest.mark.long
 def test_it_goes_from_either_database_into_the_other(tmp_path: Path, postgres_url: str) -> None:
     on_postgres = MetadataSettings(url=postgres_url, busy_timeout_ms=20_000, statement_timeout_ms=20_000)
@@ -244,7 +359,7 @@ def test_it_goes_from_either_database_into_the_other(tmp_path: Path, postgres_ur
     restore(SETTINGS, tmp_path / "b", tmp_path / "again")
     assert tables_in(tmp_path / "b") == rows
     open_elsewhere = engine_of(on_postgres, tmp_path)
-    with open_elsewhere.connect(), pytest.raises(BackupError, match="others have the database open"):
+    with open_elsewhere.connect(), pytest.raises(BackupError, match=r"1 others have the database open \(.*: sluice\)"):
         restore(on_postgres, tmp_path, tmp_path / "file", replace=True)
     open_elsewhere.dispose()
     in_transaction(empty, tmp_path, on_postgres)

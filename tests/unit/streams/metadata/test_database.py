@@ -16,7 +16,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from streams.metadata import database as database_module
 from streams.metadata.database import Database
-from streams.metadata.engine import FILE_NAME, address_of, engine_of
+from streams.metadata.engine import FILE_NAME, address_of, engine_of, shown_address
 from streams.metadata.schema import check_schema, migrate
 from streams.metadata.tables import METADATA
 from streams.metadata.unavailable import MetadataUnavailable
@@ -197,11 +197,27 @@ def test_a_servers_address_gets_its_password_and_its_driver(tmp_path: Path) -> N
     address = address_of(settings, tmp_path)
     assert address.render_as_string(hide_password=False) == "postgresql+psycopg://sluice:p%3Aw@db.example/sluice"
     assert "p:w" not in repr(settings)
+    assert shown_address(settings, tmp_path) == "postgresql://sluice@db.example/sluice"
 
 
-def test_a_server_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
-    """No deadline of the server's holds then, and a thread would wait for as long as the system sends again."""
-    engine = engine_of(MetadataSettings(url="postgresql://sluice@db.example/sluice"), tmp_path)
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("", "{folder}/metadata.sqlite"),
+        ("sqlite:////var/lib/sluice/m.sqlite", "/var/lib/sluice/m.sqlite"),
+        ("postgresql://sluice:hunter2@db.example:5433/sluice", "postgresql://sluice@db.example:5433/sluice"),
+        (
+            "postgresql://db.example/sluice?sslmode=verify-full&password=hunter2&sslpassword=hunter2",
+            "postgresql://db.example/sluice?sslmode=verify-full",
+        ),
+    ],
+)
+def test_a_database_is_shown_without_its_password(tmp_path: Path, url: str, shown: str) -> None:
+    assert shown_address(MetadataSettings(url=url), tmp_path) == shown.format(folder=tmp_path)
+
+
+def given_to_the_driver(settings: MetadataSettings, folder: Path) -> dict[str, Any]:
+    engine = engine_of(settings, folder)
     asked: list[dict[str, Any]] = []
 
     def refuse(_dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:
@@ -212,6 +228,20 @@ def test_a_server_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None
     with pytest.raises(ConnectionRefusedError):
         engine.connect()
     [given] = asked
+    return given
+
+
+@pytest.mark.parametrize(("statement_timeout_ms", "connect_s"), [(100, 2), (5_000, 5), (86_400_000, 10)])
+def test_whoever_lets_statements_run_for_a_day_waits_no_day_for_a_server(
+    tmp_path: Path, statement_timeout_ms: int, connect_s: int
+) -> None:
+    settings = MetadataSettings(url="postgresql://db.example/sluice", statement_timeout_ms=statement_timeout_ms)
+    assert given_to_the_driver(settings, tmp_path)["connect_timeout"] == connect_s
+
+
+def test_a_server_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
+    """No deadline of the server's holds then, and a thread would wait for as long as the system sends again."""
+    given = given_to_the_driver(MetadataSettings(url="postgresql://sluice@db.example/sluice"), tmp_path)
     silent_s = given["keepalives_idle"] + given["keepalives_interval"] * given["keepalives_count"]
     assert max(given["tcp_user_timeout"] / 1_000, silent_s) <= 15
 
