@@ -30,7 +30,9 @@ After = Annotated[str | None, Query(max_length=200, description="The id of the l
 
 def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> None:
     def permitted(request: Request) -> Principal:
-        return gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
+        principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
+        principal.require_key("files and batches")
+        return principal
 
     @app.post("/v1/files", openapi_extra=form_of("FileForm"), tags=["files"])
     async def upload_file(request: Request) -> Response:
