@@ -41,7 +41,9 @@ class Batches(Protocol):
         """
 
     async def tell(self, tenant_id: str, batch_id: str, event: Event) -> Batch | None:
-        """Something happens to it, whoever holds it; None where there is no such batch."""
+        """Something happens to it, whoever holds it; None where there is no such batch. Where that changes nothing
+        nothing is written.
+        """
 
     async def claim(self, owner: str, most: int) -> list[Held]:
         """Open batches that nobody holds, held by this owner from now on: of each tenant the one that nobody has held

@@ -1,8 +1,9 @@
 """What clients ask of files and batches, whatever transport they use."""
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 from uuid import uuid4
 
@@ -19,6 +20,8 @@ from streams.gateway.errors import ApiError
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile, blob_of
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.stored_turns import in_turn
+from streams.gateway.stored.replays import MAX_READS_OF_TENANT
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import BatchSettings, FileSettings
 
@@ -29,6 +32,11 @@ DOWNLOADS_PER_TENANT: Final = 16
 WAITING_PER_TENANT: Final = 64
 """Those that go on among them."""
 TURN_TIMEOUT_S: Final = 10.0
+READS_AT_ONCE: Final = 8
+READS_PER_TENANT: Final = 2
+"""Of what is known of files and batches: a few threads of the database serve all that is stored."""
+WRITES_AT_ONCE: Final = 4
+"""In all, and one of each tenant: each takes the writer, and the rows of whoever asks next wait for that."""
 MAX_FILENAME_CHARS: Final = 255
 PURPOSES: Final = ("batch", "batch_output")
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -64,6 +72,14 @@ class BatchService:
         self.downloads = AtOnce(
             "downloads", DOWNLOADS_AT_ONCE, at_once_per_tenant=DOWNLOADS_PER_TENANT,
             present_per_tenant=WAITING_PER_TENANT,
+        )  # fmt: skip
+        self._reads = AtOnce(
+            "files and batches are being read", READS_AT_ONCE, at_once_per_tenant=READS_PER_TENANT,
+            present_per_tenant=MAX_READS_OF_TENANT,
+        )  # fmt: skip
+        self._writes = AtOnce(
+            "files and batches are being written", WRITES_AT_ONCE, at_once_per_tenant=1,
+            present_per_tenant=MAX_READS_OF_TENANT,
         )  # fmt: skip
 
     # Files
@@ -108,7 +124,8 @@ class BatchService:
 
     async def file(self, principal: Principal, file_id: str) -> StoredFile:
         is_id = _ID.fullmatch(file_id) is not None
-        found = await self._told(self._files.one(principal.tenant.tenant_id, file_id)) if is_id else None
+        ask = partial(self._files.one, principal.tenant.tenant_id, file_id)
+        found = await self._read(principal, ask) if is_id else None
         if found is None:
             raise no_file(file_id)
         return found
@@ -119,7 +136,7 @@ class BatchService:
             raise _unknown_after()
         if page.purpose is not None and page.purpose not in PURPOSES:
             return []
-        found = await self._told(self._files.page(principal.tenant.tenant_id, page))
+        found = await self._read(principal, partial(self._files.page, principal.tenant.tenant_id, page))
         if found is None:
             raise _unknown_after()
         return found
@@ -127,7 +144,7 @@ class BatchService:
     async def delete(self, principal: Principal, file_id: str) -> None:
         """Raises ApiError 409 also while a batch reads it."""
         await self.file(principal, file_id)
-        deletion = await self._told(self._files.delete(principal.tenant.tenant_id, file_id))
+        deletion = await self._written(principal, partial(self._files.delete, principal.tenant.tenant_id, file_id))
         if deletion is Deletion.UNKNOWN:
             raise no_file(file_id)
         if deletion is Deletion.IN_USE:
@@ -156,11 +173,12 @@ class BatchService:
             key_id=principal.key.key_id, input_file_id=body.input_file_id, endpoint=body.endpoint,
             completion_window=body.completion_window, metadata=body.metadata, created_at_ms=0, expires_at_ms=0,
         )  # fmt: skip
-        creation = self._batches.create(
-            batch, body.window_s * 1_000, most_open=options.tenant_open, most_kept=options.tenant_kept
-        )
+        creation = partial(
+            self._batches.create, batch, body.window_s * 1_000, most_open=options.tenant_open,
+            most_kept=options.tenant_kept,
+        )  # fmt: skip
         try:
-            created = await self._told(creation)
+            created = await self._written(principal, creation)
         except NoSuchFile:
             raise no_file(body.input_file_id, "input_file_id") from None
         except TooManyBatches:
@@ -171,7 +189,8 @@ class BatchService:
 
     async def batch(self, principal: Principal, batch_id: str) -> Batch:
         is_id = _ID.fullmatch(batch_id) is not None
-        found = await self._told(self._batches.one(principal.tenant.tenant_id, batch_id)) if is_id else None
+        ask = partial(self._batches.one, principal.tenant.tenant_id, batch_id)
+        found = await self._read(principal, ask) if is_id else None
         if found is None:
             raise _no_batch(batch_id)
         return found
@@ -180,7 +199,7 @@ class BatchService:
         """The newest first; one more than its limit, where there are more."""
         if page.after is not None and not _ID.fullmatch(page.after):
             raise _unknown_after()
-        found = await self._told(self._batches.page(principal.tenant.tenant_id, page))
+        found = await self._read(principal, partial(self._batches.page, principal.tenant.tenant_id, page))
         if found is None:
             raise _unknown_after()
         return found
@@ -188,7 +207,8 @@ class BatchService:
     async def cancel(self, principal: Principal, batch_id: str) -> Batch:
         """Raises ApiError 409 for one that ends, or has ended otherwise. Of one that is cancelled it is idempotent."""
         await self.batch(principal, batch_id)
-        batch = await self._told(self._batches.tell(principal.tenant.tenant_id, batch_id, core.cancel_asked))
+        tell = partial(self._batches.tell, principal.tenant.tenant_id, batch_id, core.cancel_asked)
+        batch = await self._written(principal, tell)
         if batch is None:
             raise _no_batch(batch_id)
         if batch.status is Status.FINALIZING or batch.status in FINAL - {Status.CANCELLED}:
@@ -196,6 +216,12 @@ class BatchService:
             raise ApiError(409, "batch_not_cancellable", message, param="batch_id")
         self._runner.wake()
         return batch
+
+    async def _read(self, principal: Principal, ask: Callable[[], Awaitable[_T]]) -> _T:
+        return await in_turn(self._reads, principal.tenant.tenant_id, lambda: self._told(ask()))
+
+    async def _written(self, principal: Principal, ask: Callable[[], Awaitable[_T]]) -> _T:
+        return await in_turn(self._writes, principal.tenant.tenant_id, lambda: self._told(ask()))
 
     async def _told(self, asked: Awaitable[_T]) -> _T:
         try:

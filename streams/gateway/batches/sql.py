@@ -85,8 +85,8 @@ class SqlBatches:
             held = _locked(connection, batch_id)
             if held is None or held.batch.tenant_id != tenant_id:
                 return None
-            after = event(held, now_ms)
-            connection.execute(update(BATCHES).where(_B.batch_id == batch_id).values(**_told(after, now_ms)))
+            if (after := event(held, now_ms)) is not held:
+                connection.execute(update(BATCHES).where(_B.batch_id == batch_id).values(**_told(after, now_ms)))
             return after.batch
 
         return await self._database.write(work)
