@@ -6,8 +6,10 @@ from typing import TypeVar
 
 from streams.clocks import now_ms
 from streams.gateway.batches.core import FINAL, Batch, Held
-from streams.gateway.batches.port import LEASE_MS, Event, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoSuchFile, TooManyBatches
 from streams.gateway.files.port import UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
+from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
+from streams.gateway.idempotency.port import Claim
 from streams.metadata.unavailable import MetadataUnavailable
 
 _T = TypeVar("_T")
@@ -115,10 +117,13 @@ class _BatchRow:
 
 
 class MemoryBatches:
-    """`is_away`: every call fails. Its clock is that of its files."""
+    """`is_away`: every call fails. Its clock is that of its files; `keys` are those of whatever else is asked for."""
 
-    def __init__(self, files: MemoryFiles, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self, files: MemoryFiles, *, lease_ms: int = LEASE_MS, keys: MemoryIdempotencyKeys | None = None
+    ) -> None:
         self._files = files
+        self._keys = MemoryIdempotencyKeys() if keys is None else keys
         self._lease_ms = lease_ms
         self._rows: dict[str, _BatchRow] = {}
         self.is_away = False
@@ -143,7 +148,27 @@ class MemoryBatches:
     def _of(self, tenant_id: str) -> list[_BatchRow]:
         return [row for row in self._at_hand().values() if row.held.batch.tenant_id == tenant_id]
 
-    async def create(self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int) -> Batch:
+    async def create(
+        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, claim: Claim | None = None
+    ) -> Batch:
+        self._at_hand()
+        if claim is None:
+            return await self._create(batch, window_ms, most_open, most_kept)
+        held = await self._keys.claim(claim)
+        if held.response_id == claim.response_id:
+            try:
+                return await self._create(batch, window_ms, most_open, most_kept)
+            except Exception:
+                await self._keys.drop(claim, held)
+                raise
+        if held.digest != claim.digest:
+            raise KeyReused
+        made = await self.one(claim.tenant_id, held.response_id)
+        if made is None:
+            raise KeyUnknown
+        return made
+
+    async def _create(self, batch: Batch, window_ms: int, most_open: int, most_kept: int) -> Batch:
         own = self._of(batch.tenant_id)
         file = await self._files.one(batch.tenant_id, batch.input_file_id)
         if file is None or file.purpose != "batch":

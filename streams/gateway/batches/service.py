@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -9,20 +10,24 @@ from uuid import uuid4
 
 import structlog
 
+from schemas.endings import EndingCode
 from streams.at_once import AtOnce
 from streams.blobs.port import BlobMissing, Blobs, BlobsUnavailable
 from streams.dialects.openai_batch import BatchBody
 from streams.gateway.batches import core
 from streams.gateway.batches.core import FINAL, Batch, Status
-from streams.gateway.batches.port import Batches, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import Batches, KeyReused, KeyUnknown, NoSuchFile, TooManyBatches
 from streams.gateway.batches.runner import Runner
 from streams.gateway.errors import ApiError
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile, blob_of
+from streams.gateway.idempotency.keyed import Keyed
+from streams.gateway.idempotency.port import Claim
+from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.service.keys import Principal
-from streams.gateway.service.refusals import unavailable
+from streams.gateway.service.refusals import key_reused, key_unknown, unavailable
 from streams.gateway.service.stored_turns import in_turn
 from streams.gateway.stored.replays import MAX_READS_OF_TENANT
-from streams.metadata.unavailable import MetadataUnavailable
+from streams.metadata.unavailable import MetadataUnavailable, TooManyWait
 from streams.settings import BatchSettings, FileSettings
 
 UPLOADS_AT_ONCE: Final = 16
@@ -58,14 +63,16 @@ class BatchService:
     """All methods raise ApiError: 404 for what is not the tenant's own, 503 while the stores are away."""
 
     def __init__(
-        self, stores: BatchStores, runner: Runner, file_options: FileSettings, batch_options: BatchSettings
-    ) -> None:
+        self, stores: BatchStores, runner: Runner, file_options: FileSettings, batch_options: BatchSettings,
+        keys: TendedKeys,
+    ) -> None:  # fmt: skip
         self._files = stores.files
         self._batches = stores.batches
         self._blobs = stores.blobs
         self._runner = runner
         self.file_options = file_options
         self._batch_options = batch_options
+        self._keys = keys
         self.uploads = AtOnce(
             "uploads", UPLOADS_AT_ONCE, at_once_per_tenant=UPLOADS_PER_TENANT, present_per_tenant=WAITING_PER_TENANT
         )
@@ -122,12 +129,12 @@ class BatchService:
         except BlobsUnavailable as error:
             _log.warning("blob_not_deleted", file_id=file_id, why=str(error))
 
-    async def file(self, principal: Principal, file_id: str) -> StoredFile:
+    async def file(self, principal: Principal, file_id: str, param: str = "file_id") -> StoredFile:
         is_id = _ID.fullmatch(file_id) is not None
         ask = partial(self._files.one, principal.tenant.tenant_id, file_id)
         found = await self._read(principal, ask) if is_id else None
         if found is None:
-            raise no_file(file_id)
+            raise no_file(file_id, param)
         return found
 
     async def files(self, principal: Principal, page: Page) -> Sequence[StoredFile]:
@@ -163,9 +170,13 @@ class BatchService:
 
     # Batches
 
-    async def create(self, principal: Principal, body: BatchBody) -> Batch:
-        """Raises ApiError 404 for a file that is not the tenant's, 429 where too many of its batches have not ended."""
-        options, tenant_id = self._batch_options, principal.tenant.tenant_id
+    async def create(self, principal: Principal, body: BatchBody, keyed: Keyed | None = None) -> Batch:
+        """With a key whatever came of it before, if anything did.
+
+        Raises ApiError 404 for a file that is not the tenant's, 409 for a key of another request, 429 where too many of
+        the tenant's batches have not ended. A 503 advises to ask again only where no second batch can come of that.
+        """
+        tenant_id = principal.tenant.tenant_id
         if not _ID.fullmatch(body.input_file_id):
             raise no_file(body.input_file_id, "input_file_id")
         batch = Batch(
@@ -173,19 +184,42 @@ class BatchService:
             key_id=principal.key.key_id, input_file_id=body.input_file_id, endpoint=body.endpoint,
             completion_window=body.completion_window, metadata=body.metadata, created_at_ms=0, expires_at_ms=0,
         )  # fmt: skip
-        creation = partial(
-            self._batches.create, batch, body.window_s * 1_000, most_open=options.tenant_open,
-            most_kept=options.tenant_kept,
-        )  # fmt: skip
+        claim = None if keyed is None else Claim(tenant_id, keyed.key, keyed.digest, batch.batch_id)
         try:
-            created = await self._written(principal, creation)
+            if claim is None:
+                # A database that is away says so here, where nothing has been done.
+                await self.file(principal, body.input_file_id, "input_file_id")
+            made = partial(self._made, batch, body.window_s * 1_000, claim)
+            created = await in_turn(self._writes, tenant_id, made)
         except NoSuchFile:
             raise no_file(body.input_file_id, "input_file_id") from None
         except TooManyBatches:
-            message = f"More than {options.tenant_open} batches have not ended."
+            message = f"More than {self._batch_options.tenant_open} batches have not ended."
             raise ApiError(429, "too_many_batches", message, error_type="rate_limit_error") from None
+        except KeyReused:
+            raise key_reused() from None
+        except KeyUnknown:
+            raise key_unknown() from None
+        if claim is not None:
+            self._keys.grew(tenant_id)
         self._runner.wake()
         return created
+
+    async def _made(self, batch: Batch, window_ms: int, claim: Claim | None) -> Batch:
+        """Raises ApiError 503, and what `Batches.create` raises."""
+        options = self._batch_options
+        try:
+            return await self._batches.create(
+                batch, window_ms, most_open=options.tenant_open, most_kept=options.tenant_kept, claim=claim
+            )
+        except MetadataUnavailable as error:
+            _log.warning("batch_not_made", batch_id=batch.batch_id, why=str(error), repeats=True)
+            if claim is not None or isinstance(error, TooManyWait):
+                raise _away() from None
+        with suppress(MetadataUnavailable):
+            if (made := await self._batches.one(batch.tenant_id, batch.batch_id)) is not None:
+                return made
+        raise _in_doubt()
 
     async def batch(self, principal: Principal, batch_id: str) -> Batch:
         is_id = _ID.fullmatch(batch_id) is not None
@@ -228,7 +262,17 @@ class BatchService:
             return await asked
         except (MetadataUnavailable, BlobsUnavailable) as error:
             _log.warning("files_and_batches_away", why=str(error), repeats=True)
-            raise unavailable("Files and batches cannot be had now.") from None
+            raise _away() from None
+
+
+def _away() -> ApiError:
+    return unavailable("Files and batches cannot be had now.")
+
+
+def _in_doubt() -> ApiError:
+    """Without advice to ask again, upon which packages make a second batch of the same lines."""
+    message = "Whether the batch was made is not known: list your batches. With an Idempotency-Key you may ask again."
+    return ApiError(503, EndingCode.UNAVAILABLE.value, message, error_type="server_error")
 
 
 def _printable(filename: str) -> str:

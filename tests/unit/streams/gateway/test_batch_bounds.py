@@ -13,6 +13,8 @@ from streams.gateway.batches.port import Event
 from streams.gateway.batches.runner import Runner
 from streams.gateway.batches.service import BatchService, BatchStores
 from streams.gateway.files.port import Page, StoredFile
+from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
+from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.service.keys import Principal
 from streams.settings import BatchSettings, FileSettings
 from tests.unit.streams.gateway.batch_stories import CHAT, Story, line
@@ -28,7 +30,9 @@ def principal(tenant_id: str = "acme") -> Principal:
 
 def service_on(files: MemoryFiles, batches: MemoryBatches) -> BatchService:
     runner = Runner(Story().services()[0], "gateway")
-    return BatchService(BatchStores(files, batches, MemoryBlobs()), runner, FileSettings(), BatchSettings())
+    keys = TendedKeys(MemoryIdempotencyKeys(), 100)
+    stores = BatchStores(files, batches, MemoryBlobs())
+    return BatchService(stores, runner, FileSettings(), BatchSettings(), keys)
 
 
 class Slow:
