@@ -12,7 +12,7 @@ from streams.clocks import now_ms
 from streams.gateway.batches import core
 from streams.gateway.batches.core import Batch, Held, Part, Problem, Status
 from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
-from streams.gateway.batches.port import LEASE_MS, Batches, KeyReused, KeyUnknown, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Batches, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile
 from streams.gateway.files.sql import SqlFiles
@@ -261,6 +261,21 @@ async def test_a_key_whose_batch_is_forgotten_makes_no_other(stores: Stores) -> 
     await create(stores, "b", most=1)
     with pytest.raises(KeyUnknown):
         await keyed(stores, "c")
+
+
+async def test_whose_files_have_reached_its_share_makes_no_batch_of_them(stores: Stores) -> None:
+    """Each makes files of its own, which nobody refuses then."""
+    await add(stores, "of-acme", "g")
+    await add(stores, "of-beta", tenant="beta")
+    make, free = partial(stores.batches.create, window_ms=60_000, most_open=9, most_kept=9), Share(3, 21)
+    for share in (Share(2, 21), Share(3, 20)):
+        with pytest.raises(NoRoom):
+            await make(batch("a", file_id="of-acme"), share=share)
+        await make(batch(f"b{share.files}", tenant="beta", file_id="of-beta"), share=share)
+    made = await make(batch("a", file_id="of-acme"), share=free, claim=Claim("acme", "key", b"d", "a"))
+    await add(stores, "h")
+    again = await make(batch("c", file_id="of-acme"), share=free, claim=Claim("acme", "key", b"d", "c"))
+    assert again == made, "which was made while there was room"
 
 
 async def test_batches_are_listed_the_newest_first(stores: Stores) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from streams.clocks import now_ms
 from streams.gateway.batches.core import FINAL, Batch, Held
-from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.files.port import UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.port import Claim
@@ -62,14 +62,18 @@ class MemoryFiles:
             return None  # It took too long.
         if row.file is not None:
             return row.file
-        own = self._there(file.tenant_id)
-        size_bytes = sum(each.size_bytes for each in own) + file.size_bytes
-        if share is not None and (len(own) + 1 > share.files or size_bytes > share.size_bytes):
+        if share is not None and not self.has_room(file.tenant_id, share, file.size_bytes):
             row.is_gone = True
             return None
         at_ms = self.clock()
         row.file = replace(file, created_at_ms=at_ms, expires_at_ms=None if lasts_ms is None else at_ms + lasts_ms)
         return row.file
+
+    def has_room(self, tenant_id: str, share: Share, size_bytes: int = 1) -> bool:
+        """For one more file, of so many bytes."""
+        own = self._there(tenant_id)
+        held_bytes = sum(each.size_bytes for each in own)
+        return len(own) < share.files and held_bytes + size_bytes <= share.size_bytes
 
     async def held_bytes(self, tenant_id: str) -> int:
         return sum(file.size_bytes for file in self._there(tenant_id))
@@ -149,15 +153,16 @@ class MemoryBatches:
         return [row for row in self._at_hand().values() if row.held.batch.tenant_id == tenant_id]
 
     async def create(
-        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, claim: Claim | None = None
-    ) -> Batch:
+        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, share: Share | None = None,
+        claim: Claim | None = None,
+    ) -> Batch:  # fmt: skip
         self._at_hand()
         if claim is None:
-            return await self._create(batch, window_ms, most_open, most_kept)
+            return await self._create(batch, window_ms, most_open, most_kept, share)
         held = await self._keys.claim(claim)
         if held.response_id == claim.response_id:
             try:
-                return await self._create(batch, window_ms, most_open, most_kept)
+                return await self._create(batch, window_ms, most_open, most_kept, share)
             except Exception:
                 await self._keys.drop(claim, held)
                 raise
@@ -168,11 +173,15 @@ class MemoryBatches:
             raise KeyUnknown
         return made
 
-    async def _create(self, batch: Batch, window_ms: int, most_open: int, most_kept: int) -> Batch:
+    async def _create(
+        self, batch: Batch, window_ms: int, most_open: int, most_kept: int, share: Share | None
+    ) -> Batch:
         own = self._of(batch.tenant_id)
         file = await self._files.one(batch.tenant_id, batch.input_file_id)
         if file is None or file.purpose != "batch":
             raise NoSuchFile
+        if share is not None and not self._files.has_room(batch.tenant_id, share):
+            raise NoRoom
         if sum(row.held.batch.is_open for row in own) >= most_open:
             raise TooManyBatches
         if len(own) >= most_kept:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from streams.gateway.batches.core import Batch, Held
-from streams.gateway.files.port import Page
+from streams.gateway.files.port import Page, Share
 from streams.gateway.idempotency.port import Claim
 
 LEASE_MS: Final = 15_000
@@ -24,6 +24,10 @@ class TooManyBatches(Exception):
     """The tenant has as many as may be open, or as many as are kept, all of them open."""
 
 
+class NoRoom(Exception):
+    """The tenant's files have reached its share: where would those of the batch be?"""
+
+
 class KeyReused(Exception):
     """A claim's key stands for another request."""
 
@@ -36,15 +40,16 @@ class Batches(Protocol):
     """Of one region, for all its gateways. Nothing of a tenant's is there for another; the clock is the store's own."""
 
     async def create(
-        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, claim: Claim | None = None
-    ) -> Batch:
+        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, share: Share | None = None,
+        claim: Claim | None = None,
+    ) -> Batch:  # fmt: skip
         """As it stands from now on, `created_at_ms` and `expires_at_ms` by the store's clock. Its file is not deleted
         while it is there. Of those that have ended the oldest goes, where too many are kept.
 
-        `claim`: of a key that is to stand for this batch. It does once the batch is there, and not before; where it
-        stands for one already, that is told as it stands, and none is made.
+        `share`: of its tenant's files. `claim`: of a key that is to stand for this batch. It does once the batch is
+        there, and not before; where it stands for one already, that is told as it stands, and none is made.
 
-        Raises NoSuchFile, TooManyBatches, KeyReused, KeyUnknown.
+        Raises NoSuchFile, TooManyBatches, NoRoom, KeyReused, KeyUnknown.
         """
 
     async def one(self, tenant_id: str, batch_id: str) -> Batch | None: ...

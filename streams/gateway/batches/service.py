@@ -16,7 +16,7 @@ from streams.blobs.port import BlobMissing, Blobs, BlobsUnavailable
 from streams.dialects.openai_batch import BatchBody
 from streams.gateway.batches import core
 from streams.gateway.batches.core import FINAL, Batch, Status
-from streams.gateway.batches.port import Batches, KeyReused, KeyUnknown, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import Batches, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.batches.runner import Runner
 from streams.gateway.errors import ApiError
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile, blob_of
@@ -73,6 +73,7 @@ class BatchService:
         self.file_options = file_options
         self._batch_options = batch_options
         self._keys = keys
+        self._share = Share(file_options.tenant_files, file_options.tenant_bytes)
         self.uploads = AtOnce(
             "uploads", UPLOADS_AT_ONCE, at_once_per_tenant=UPLOADS_PER_TENANT, present_per_tenant=WAITING_PER_TENANT
         )
@@ -114,9 +115,8 @@ class BatchService:
 
     async def complete(self, file: StoredFile, lasts_s: int | None) -> StoredFile:
         """From now on it is there. Raises ApiError 400 also where the tenant has too much of files."""
-        share = Share(self.file_options.tenant_files, self.file_options.tenant_bytes)
         lasts_ms = None if lasts_s is None else lasts_s * 1_000
-        there = await self._told(self._files.complete(file, share, lasts_ms))
+        there = await self._told(self._files.complete(file, self._share, lasts_ms))
         if there is None:
             await self.abandon(file.file_id)
             raise no_room()
@@ -173,8 +173,9 @@ class BatchService:
     async def create(self, principal: Principal, body: BatchBody, keyed: Keyed | None = None) -> Batch:
         """With a key whatever came of it before, if anything did.
 
-        Raises ApiError 404 for a file that is not the tenant's, 409 for a key of another request, 429 where too many of
-        the tenant's batches have not ended. A 503 advises to ask again only where no second batch can come of that.
+        Raises ApiError 400 where the tenant's files leave no room for those of a batch, 404 for a file that is not its
+        own, 409 for a key of another request, 429 where too many of its batches have not ended. A 503 advises to ask
+        again only where no second batch can come of that.
         """
         tenant_id = principal.tenant.tenant_id
         if not _ID.fullmatch(body.input_file_id):
@@ -196,6 +197,8 @@ class BatchService:
         except TooManyBatches:
             message = f"More than {self._batch_options.tenant_open} batches have not ended."
             raise ApiError(429, "too_many_batches", message, error_type="rate_limit_error") from None
+        except NoRoom:
+            raise no_room("input_file_id") from None
         except KeyReused:
             raise key_reused() from None
         except KeyUnknown:
@@ -210,8 +213,9 @@ class BatchService:
         options = self._batch_options
         try:
             return await self._batches.create(
-                batch, window_ms, most_open=options.tenant_open, most_kept=options.tenant_kept, claim=claim
-            )
+                batch, window_ms, most_open=options.tenant_open, most_kept=options.tenant_kept, share=self._share,
+                claim=claim,
+            )  # fmt: skip
         except MetadataUnavailable as error:
             _log.warning("batch_not_made", batch_id=batch.batch_id, why=str(error), repeats=True)
             if claim is not None or isinstance(error, TooManyWait):
@@ -293,9 +297,9 @@ def no_file(file_id: str, param: str = "file_id") -> ApiError:
     return ApiError(404, "file_not_found", f"No such File object: {file_id[:100]!r}.", param=param)
 
 
-def no_room() -> ApiError:
+def no_room(param: str = "file") -> ApiError:
     message = "Your organisation's files take all the room that they may; delete some."
-    return ApiError(400, "file_storage_full", message, param="file")
+    return ApiError(400, "file_storage_full", message, param=param)
 
 
 def _no_batch(batch_id: str) -> ApiError:

@@ -6,9 +6,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, delete, func, select, tuple_, update
 
 from streams.gateway.batches.core import FINAL, Batch, Held, Progress
-from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoSuchFile, TooManyBatches
-from streams.gateway.files.port import Page
-from streams.gateway.files.sql import is_there
+from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
+from streams.gateway.files.port import Page, Share
+from streams.gateway.files.sql import has_room, is_there
 from streams.gateway.idempotency.port import KEPT_MS, Claim
 from streams.gateway.idempotency.sql import claimed
 from streams.metadata.clock import database_now_ms
@@ -29,8 +29,9 @@ class SqlBatches:
         self._lease_ms = lease_ms
 
     async def create(
-        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, claim: Claim | None = None
-    ) -> Batch:
+        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, share: Share | None = None,
+        claim: Claim | None = None,
+    ) -> Batch:  # fmt: skip
         def work(connection: Connection) -> Batch:
             if claim is not None and (made := _made_before(connection, claim)) is not None:
                 return made
@@ -46,6 +47,8 @@ class SqlBatches:
             )  # fmt: skip
             if connection.execute(file).first() is None:
                 raise NoSuchFile
+            if share is not None and not has_room(connection, batch.tenant_id, share):
+                raise NoRoom
             kept, opened = connection.execute(
                 select(func.count(), func.coalesce(func.sum(_B.is_open), 0)).where(of_tenant)
             ).one()

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
+import openai
 import pytest
 
 from streams.blobs.memory import MemoryBlobs
@@ -16,9 +17,9 @@ from streams.gateway.files.port import Page, StoredFile
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.service.keys import Principal
-from streams.settings import BatchSettings, FileSettings
+from streams.settings import BatchSettings, FileSettings, Settings
 from tests.unit.streams.gateway.batch_stories import CHAT, Story, line
-from tests.unit.streams.gateway.gateway_stack import KEY, Stack, tenant
+from tests.unit.streams.gateway.gateway_stack import KEY, Stack, memory_log, serving, tenant
 from tests.unit.streams.gateway.http_clients import client, sdk
 from tests.unit.streams.gateway.test_batches import FILE, PURPOSE, create, form, upload
 
@@ -97,6 +98,18 @@ async def test_however_much_a_tenant_asks_the_database_has_room_for_others(kind:
     slow.may_end.set()
     await asyncio.gather(*asking)
     assert slow.begun == {"acme": 200, "beta": 1}
+
+
+async def test_whose_files_take_all_their_room_begins_no_batch(settings: Settings) -> None:
+    bounded = settings.model_copy(update={"files": FileSettings(tenant_files=2)})
+    async with serving(bounded, memory_log(bounded)) as stack, sdk(stack) as api:
+        file = await upload(api, line("a"))
+        other = await upload(api, line("b"))
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(api, file.id)
+        assert (refused.value.code, refused.value.param) == ("file_storage_full", "input_file_id")
+        await api.files.delete(other.id)
+        assert (await create(api, file.id)).status == "validating"
 
 
 async def test_a_pages_token_has_no_file_and_no_batch(stack: Stack) -> None:
