@@ -322,6 +322,21 @@ async def test_one_holds_a_batch_at_a_time(stores: Stores) -> None:
     assert [each.epoch for each in await batches.claim("three", 5)] == [3]
 
 
+async def test_whether_one_waits_for_somebody_to_hold_it(stores: Stores) -> None:
+    batches = stores.batches
+    assert not await batches.is_any_free()
+    await add(stores, "of-acme")
+    await create(stores, "a", "b")
+    for is_one_left in (True, False):
+        assert await batches.is_any_free()
+        (held,) = await batches.claim("one", 1)
+        assert await batches.is_any_free() is is_one_left
+    await batches.release(held)
+    assert await batches.is_any_free()
+    await batches.tell("acme", held.batch.batch_id, cancelled)
+    assert not await batches.is_any_free()
+
+
 async def test_what_is_renewed_is_held_on(stores: Stores) -> None:
     await add(stores, "of-acme")
     await create(stores, "b")

@@ -236,6 +236,10 @@ class MemoryBatches:
         row.leased_until_ms = self._files.clock() + self._lease_ms
         return row
 
+    async def is_any_free(self) -> bool:
+        rows, now_ms = self._at_hand(), self._files.clock()
+        return any(row.held.batch.is_open and row.leased_until_ms <= now_ms for row in rows.values())
+
     async def change(self, held: Held, event: Event) -> Held | None:
         row = self._leased(held)
         return None if row is None else self._write(row, event)

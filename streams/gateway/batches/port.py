@@ -69,6 +69,9 @@ class Batches(Protocol):
         for longest, and first of whom fewer are held.
         """
 
+    async def is_any_free(self) -> bool:
+        """Whether an open batch is held by nobody."""
+
     async def change(self, held: Held, event: Event) -> Held | None:
         """What an event makes of it, written; the lease is renewed. None where somebody else holds it by now."""
 

@@ -121,6 +121,13 @@ class SqlBatches:
 
         return await self._database.write(work)
 
+    async def is_any_free(self) -> bool:
+        def work(connection: Connection) -> bool:
+            is_free = and_(_B.is_open == 1, _B.leased_until_ms <= database_now_ms(connection))
+            return connection.execute(select(_B.batch_id).where(is_free).limit(1)).first() is not None
+
+        return await self._database.read(work)
+
     async def change(self, held: Held, event: Event) -> Held | None:
         def work(connection: Connection) -> Held | None:
             now_ms = database_now_ms(connection)
