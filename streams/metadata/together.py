@@ -17,8 +17,8 @@ class Together(Generic[_Row]):
     """While one batch is written the next one gathers: nobody waits for company. `size_of` and bounds are of a batch.
 
     `write` takes all rows of a batch or none. Where it raises MetadataUnavailable all who wait are told so at once,
-    unless the database is not away but too many wait for it. After any other error the rows are tried in halves, down to
-    single ones: it is of those alone that fail by themselves.
+    unless the database is not away but too many wait for it. After any other error the rows are tried in halves, down
+    to single ones: it is of those alone that fail by themselves.
     """
 
     def __init__(

@@ -173,9 +173,7 @@ class MemoryBatches:
             raise KeyUnknown
         return made
 
-    async def _create(
-        self, batch: Batch, window_ms: int, most_open: int, most_kept: int, share: Share | None
-    ) -> Batch:
+    async def _create(self, batch: Batch, window_ms: int, most_open: int, most_kept: int, share: Share | None) -> Batch:
         own = self._of(batch.tenant_id)
         file = await self._files.one(batch.tenant_id, batch.input_file_id)
         if file is None or file.purpose != "batch":

@@ -177,7 +177,8 @@ async def test_no_title_has_a_nul(stack: Stack, http: httpx.AsyncClient) -> None
     for path in (PAGES, f"{PAGES}/{conversation}"):
         refused = await http.post(path, json={"title": "a\0b"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "title"), refused.text
-        halved = await http.post(path, content=br'{"title": "a\ud800b"}')
+        headers = {"content-type": "application/json"}
+        halved = await http.post(path, content=rb'{"title": "a\ud800b"}', headers=headers)
         assert halved.status_code == 400, "half a character is no JSON"
     await turn(stack, conversation, "\0What?", "Yes")
     assert (await shown(http, conversation))["title"] == "What?"
