@@ -17,6 +17,8 @@ from streams.dialects.responses.input import Item, read_input
 
 MAX_ITEMS: Final = 20
 MAX_TITLE_CHARS: Final = 200
+WITHOUT_NUL: Final = r"^[^\x00]*$"
+"""No text of Postgres has one."""
 MAX_OPENING_BYTES: Final = 262_144
 """Of what a conversation begins with, as it is stored: it is read with each of its turns."""
 
@@ -45,7 +47,10 @@ class NamedConversationBody(BaseModel):
 
     model_config = WIRE
 
-    title: str = Field(default="", max_length=MAX_TITLE_CHARS, description="If it has none its first question is it.")
+    title: str = Field(
+        default="", max_length=MAX_TITLE_CHARS, pattern=WITHOUT_NUL,
+        description="If it has none its first question is it.",
+    )  # fmt: skip
     metadata: Metadata | None = Field(default=None, max_length=MAX_METADATA)
     user: str | None = Field(
         default=None, min_length=1, max_length=512,
@@ -58,7 +63,9 @@ class NamedConversationChange(BaseModel):
 
     model_config = WIRE
 
-    title: str | None = Field(default=None, min_length=1, max_length=MAX_TITLE_CHARS)
+    title: str | None = Field(
+        default=None, min_length=1, max_length=MAX_TITLE_CHARS, pattern=WITHOUT_NUL
+    )  # fmt: skip
     metadata: Metadata | None = Field(default=None, max_length=MAX_METADATA)
 
 

@@ -191,7 +191,7 @@ class GatewayRuntime:
             lambda: {model.name for model in catalog.models()},
             lambda: Eyes(clients.watch(), clients.reader(), self._topics), self.hub, self._metrics.recent,
         )  # fmt: skip
-        batching = BatchService(batches, self._runner, settings.files, settings.batches)
+        batching = BatchService(batches, self._runner, settings.files, settings.batches, self._keys)
         http = build_app(self.gateway, usage, batching, self._operations)
         self.edge = Edge(
             http, self._sockets, self.gateway, max_connections=options.max_connections,

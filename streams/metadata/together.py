@@ -10,13 +10,15 @@ from streams.metadata.unavailable import MetadataUnavailable, TooManyWait
 MAX_WAITING: Final = 10_000
 
 _Row = TypeVar("_Row")
+_Batch = dict[asyncio.Future[None], _Row]
 
 
 class Together(Generic[_Row]):
     """While one batch is written the next one gathers: nobody waits for company. `size_of` and bounds are of a batch.
 
     `write` takes all rows of a batch or none. Where it raises MetadataUnavailable all who wait are told so at once,
-    unless the database is not away but too many wait for it.
+    unless the database is not away but too many wait for it. After any other error the rows are tried in halves, down
+    to single ones: it is of those alone that fail by themselves.
     """
 
     def __init__(
@@ -27,7 +29,7 @@ class Together(Generic[_Row]):
         self._size_of = size_of
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._waiting: dict[asyncio.Future[None], _Row] = {}
+        self._waiting: _Batch[_Row] = {}
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, row: _Row) -> None:
@@ -49,13 +51,20 @@ class Together(Generic[_Row]):
             raise
 
     async def _run(self) -> None:
+        apart: list[_Batch[_Row]] = []
         try:
-            while batch := self._next():
+            while batch := apart.pop() if apart else self._next():
                 error = await self._error_of(list(batch.values()))
-                if isinstance(error, MetadataUnavailable) and not isinstance(error, TooManyWait):
+                is_away = isinstance(error, MetadataUnavailable)
+                if error is not None and not is_away and len(batch) > 1:
+                    # One of them may be what fails: the others, who may be anybody, go without it.
+                    apart += _halves(batch)
+                    continue
+                if is_away and not isinstance(error, TooManyWait):
                     # Each would wait as long again, and most of them in vain.
-                    batch |= self._waiting
-                    self._waiting = {}
+                    for others in (*apart, self._waiting):
+                        batch |= others
+                    apart, self._waiting = [], {}
                 for written in batch:
                     if error is None:
                         written.set_result(None)
@@ -64,8 +73,8 @@ class Together(Generic[_Row]):
         finally:
             self._writing = None
 
-    def _next(self) -> dict[asyncio.Future[None], _Row]:
-        batch: dict[asyncio.Future[None], _Row] = {}
+    def _next(self) -> _Batch[_Row]:
+        batch: _Batch[_Row] = {}
         size_bytes = 0
         for written, row in islice(self._waiting.items(), self._max_rows):
             size_bytes += self._size_of(row)
@@ -82,3 +91,10 @@ class Together(Generic[_Row]):
         except Exception as error:  # noqa: BLE001 - whoever added a row has it
             return error
         return None
+
+
+def _halves(batch: _Batch[_Row]) -> list[_Batch[_Row]]:
+    """The first one last."""
+    rows = list(batch.items())
+    middle = len(rows) // 2
+    return [dict(rows[middle:]), dict(rows[:middle])]

@@ -211,6 +211,14 @@ async def test_the_first_question_names_what_has_no_name(stores: Stores) -> None
     assert titles == ["of r1", "Mine"]
 
 
+async def test_metadata_may_hold_whatever_json_may(stores: Stores) -> None:
+    odd = {"nul": "a\0b", "\0": "\x7f\u2028"}
+    await stores.conversations.create(NewConversation("c", "acme", "", "", odd, 0, b"[]"))
+    found = await stores.conversations.one("acme", None, "c")
+    assert found is not None
+    assert found.metadata == odd
+
+
 async def test_what_is_deleted_is_gone_with_its_turns_and_takes_no_more(stores: Stores) -> None:
     for name in ("c", "other"):
         await begun(stores, name)

@@ -12,10 +12,13 @@ from streams.clocks import now_ms
 from streams.gateway.batches import core
 from streams.gateway.batches.core import Batch, Held, Part, Problem, Status
 from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
-from streams.gateway.batches.port import LEASE_MS, Batches, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Batches, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile
 from streams.gateway.files.sql import SqlFiles
+from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
+from streams.gateway.idempotency.port import Claim, IdempotencyKeys
+from streams.gateway.idempotency.sql import SqlIdempotencyKeys
 from streams.metadata.database import Database
 from streams.metadata.tables import BATCHES, FILES
 from streams.metadata.unavailable import MetadataUnavailable
@@ -27,8 +30,9 @@ LONG_AGO_MS = 10**9
 class Stores:
     """`pass_time` lets all leases and uploads of now be of long ago."""
 
-    def __init__(self, files: Files, batches: Batches, database: Database | None) -> None:
+    def __init__(self, files: Files, batches: Batches, keys: IdempotencyKeys, database: Database | None) -> None:
         self.files = files
+        self.keys = keys
         self.batches = batches
         self._database = database
 
@@ -50,14 +54,18 @@ class Stores:
         await self._database.write(work)
 
 
+def on(database: Database) -> Stores:
+    return Stores(SqlFiles(database), SqlBatches(database), SqlIdempotencyKeys(database), database)
+
+
 @pytest.fixture(params=KINDS)
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
     if request.param == "memory":
-        files = MemoryFiles()
-        yield Stores(files, MemoryBatches(files), None)
+        files, keys = MemoryFiles(), MemoryIdempotencyKeys()
+        yield Stores(files, MemoryBatches(files, keys=keys), keys, None)
         return
     database = database_in(tmp_path, url_of(request))
-    yield Stores(SqlFiles(database), SqlBatches(database), database)
+    yield on(database)
     await database.close()
 
 
@@ -208,6 +216,68 @@ async def test_a_batch_is_made_of_a_file_of_lines_of_its_tenant(stores: Stores) 
     assert await stores.batches.tell("beta", "b", core.cancel_asked) is None
 
 
+async def keyed(stores: Stores, batch_id: str, digest: bytes = b"d", *, tenant: str = "acme", most: int = 9) -> Batch:
+    """By a key that is the same of all."""
+    made = batch(batch_id, tenant=tenant, file_id=f"of-{tenant}")
+    claim = Claim(tenant, "key", digest, batch_id)
+    return await stores.batches.create(made, 60_000, most_open=most, most_kept=most, claim=claim)
+
+
+async def test_a_key_stands_for_one_batch(stores: Stores) -> None:
+    await add(stores, "of-acme")
+    await add(stores, "of-beta", tenant="beta")
+    made = await keyed(stores, "a")
+    told = await stores.batches.tell("acme", "a", cancelled)
+    assert told is not None
+    assert (made.batch_id, await keyed(stores, "b")) == ("a", told), "as it stands, whatever became of it"
+    with pytest.raises(KeyReused):
+        await keyed(stores, "c", b"other")
+    assert (await keyed(stores, "d", tenant="beta")).batch_id == "d"
+    held = await stores.keys.claim(Claim("acme", "key", b"of a chat", "resp"))
+    assert (held.response_id, held.digest) == ("a", b"d")
+    assert await stores.batches.page("acme", Page()) == [told]
+
+
+async def test_of_many_that_come_with_one_key_one_makes_the_batch(stores: Stores) -> None:
+    await add(stores, "of-acme")
+    made = await asyncio.gather(*(keyed(stores, f"b{number}") for number in range(8)))
+    assert len({each.batch_id for each in made}) == 1
+    assert await stores.batches.page("acme", Page()) == made[:1]
+
+
+async def test_a_batch_that_is_not_made_takes_no_key(stores: Stores) -> None:
+    with pytest.raises(NoSuchFile):
+        await keyed(stores, "a")
+    await add(stores, "of-acme")
+    with pytest.raises(TooManyBatches):
+        await keyed(stores, "a", most=0)
+    assert (await keyed(stores, "b", b"other")).batch_id == "b"
+
+
+async def test_a_key_whose_batch_is_forgotten_makes_no_other(stores: Stores) -> None:
+    await add(stores, "of-acme")
+    await keyed(stores, "a")
+    await stores.batches.tell("acme", "a", cancelled)
+    await create(stores, "b", most=1)
+    with pytest.raises(KeyUnknown):
+        await keyed(stores, "c")
+
+
+async def test_whose_files_have_reached_its_share_makes_no_batch_of_them(stores: Stores) -> None:
+    """Each makes files of its own, which nobody refuses then."""
+    await add(stores, "of-acme", "g")
+    await add(stores, "of-beta", tenant="beta")
+    make, free = partial(stores.batches.create, window_ms=60_000, most_open=9, most_kept=9), Share(3, 21)
+    for share in (Share(2, 21), Share(3, 20)):
+        with pytest.raises(NoRoom):
+            await make(batch("a", file_id="of-acme"), share=share)
+        await make(batch(f"b{share.files}", tenant="beta", file_id="of-beta"), share=share)
+    made = await make(batch("a", file_id="of-acme"), share=free, claim=Claim("acme", "key", b"d", "a"))
+    await add(stores, "h")
+    again = await make(batch("c", file_id="of-acme"), share=free, claim=Claim("acme", "key", b"d", "c"))
+    assert again == made, "which was made while there was room"
+
+
 async def test_batches_are_listed_the_newest_first(stores: Stores) -> None:
     await add(stores, "of-acme")
     names = [f"b{number}" for number in range(5)]
@@ -250,6 +320,21 @@ async def test_one_holds_a_batch_at_a_time(stores: Stores) -> None:
     assert await batches.renew(other) == other
     await batches.release(other)
     assert [each.epoch for each in await batches.claim("three", 5)] == [3]
+
+
+async def test_whether_one_waits_for_somebody_to_hold_it(stores: Stores) -> None:
+    batches = stores.batches
+    assert not await batches.is_any_free()
+    await add(stores, "of-acme")
+    await create(stores, "a", "b")
+    for is_one_left in (True, False):
+        assert await batches.is_any_free()
+        (held,) = await batches.claim("one", 1)
+        assert await batches.is_any_free() is is_one_left
+    await batches.release(held)
+    assert await batches.is_any_free()
+    await batches.tell("acme", held.batch.batch_id, cancelled)
+    assert not await batches.is_any_free()
 
 
 async def test_what_is_renewed_is_held_on(stores: Stores) -> None:
@@ -324,9 +409,20 @@ async def test_what_has_ended_is_held_by_nobody_and_forgotten_in_time(stores: St
     assert await batches.purge(LEASE_MS, 10) == 0
 
 
+async def test_what_changes_nothing_is_not_written(stores: Stores) -> None:
+    """Who asks again and again for a cancel keeps nothing from being forgotten."""
+    batches = stores.batches
+    await add(stores, "of-acme")
+    await create(stores, "b")
+    ended = await batches.tell("acme", "b", cancelled)
+    await stores.pass_time()
+    assert await batches.tell("acme", "b", core.cancel_asked) == ended
+    assert await batches.purge(LEASE_MS, 10) == 1
+
+
 async def test_two_gateways_over_one_file_agree(tmp_path: Path) -> None:
     databases = [database_in(tmp_path), database_in(tmp_path)]
-    stores = [Stores(SqlFiles(each), SqlBatches(each), each) for each in databases]
+    stores = [on(each) for each in databases]
     for number in range(6):
         tenant = f"t{number}"
         await add(stores[number % 2], f"of-{tenant}", tenant=tenant)

@@ -95,6 +95,16 @@ async def test_its_clock_is_its_own(stored: StoredResponses, monkeypatch: pytest
     assert before_ms - 1_000 <= await stored.now_ms() <= before_ms + 60_000
 
 
+async def test_a_turn_that_cannot_be_written_fails_nobody_else_that_came_with_it(stored: StoredResponses) -> None:
+    """No database has a place for half a character."""
+    turns = [turn("a"), turn("b\ud800", tenant="beta"), turn("c", tenant="gamma")]
+    outcomes = await asyncio.gather(*(stored.open(each) for each in turns), return_exceptions=True)
+    assert [outcomes[0], outcomes[2]] == [None, None]
+    assert await stored.one("acme", "a", 1) == StoredTurn("a", None, b"hi", None, 2)
+    if not isinstance(stored, MemoryStoredResponses):
+        assert isinstance(outcomes[1], Exception)
+
+
 async def test_many_that_come_at_once_are_all_there(stored: StoredResponses) -> None:
     names = [f"r{number}" for number in range(300)]
     await asyncio.gather(*(stored.open(turn(name)) for name in names))

@@ -6,8 +6,10 @@ from typing import TypeVar
 
 from streams.clocks import now_ms
 from streams.gateway.batches.core import FINAL, Batch, Held
-from streams.gateway.batches.port import LEASE_MS, Event, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.files.port import UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
+from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
+from streams.gateway.idempotency.port import Claim
 from streams.metadata.unavailable import MetadataUnavailable
 
 _T = TypeVar("_T")
@@ -60,14 +62,18 @@ class MemoryFiles:
             return None  # It took too long.
         if row.file is not None:
             return row.file
-        own = self._there(file.tenant_id)
-        size_bytes = sum(each.size_bytes for each in own) + file.size_bytes
-        if share is not None and (len(own) + 1 > share.files or size_bytes > share.size_bytes):
+        if share is not None and not self.has_room(file.tenant_id, share, file.size_bytes):
             row.is_gone = True
             return None
         at_ms = self.clock()
         row.file = replace(file, created_at_ms=at_ms, expires_at_ms=None if lasts_ms is None else at_ms + lasts_ms)
         return row.file
+
+    def has_room(self, tenant_id: str, share: Share, size_bytes: int = 1) -> bool:
+        """For one more file, of so many bytes."""
+        own = self._there(tenant_id)
+        held_bytes = sum(each.size_bytes for each in own)
+        return len(own) < share.files and held_bytes + size_bytes <= share.size_bytes
 
     async def held_bytes(self, tenant_id: str) -> int:
         return sum(file.size_bytes for file in self._there(tenant_id))
@@ -115,10 +121,13 @@ class _BatchRow:
 
 
 class MemoryBatches:
-    """`is_away`: every call fails. Its clock is that of its files."""
+    """`is_away`: every call fails. Its clock is that of its files; `keys` are those of whatever else is asked for."""
 
-    def __init__(self, files: MemoryFiles, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self, files: MemoryFiles, *, lease_ms: int = LEASE_MS, keys: MemoryIdempotencyKeys | None = None
+    ) -> None:
         self._files = files
+        self._keys = MemoryIdempotencyKeys() if keys is None else keys
         self._lease_ms = lease_ms
         self._rows: dict[str, _BatchRow] = {}
         self.is_away = False
@@ -143,11 +152,34 @@ class MemoryBatches:
     def _of(self, tenant_id: str) -> list[_BatchRow]:
         return [row for row in self._at_hand().values() if row.held.batch.tenant_id == tenant_id]
 
-    async def create(self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int) -> Batch:
+    async def create(
+        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, share: Share | None = None,
+        claim: Claim | None = None,
+    ) -> Batch:  # fmt: skip
+        self._at_hand()
+        if claim is None:
+            return await self._create(batch, window_ms, most_open, most_kept, share)
+        held = await self._keys.claim(claim)
+        if held.response_id == claim.response_id:
+            try:
+                return await self._create(batch, window_ms, most_open, most_kept, share)
+            except Exception:
+                await self._keys.drop(claim, held)
+                raise
+        if held.digest != claim.digest:
+            raise KeyReused
+        made = await self.one(claim.tenant_id, held.response_id)
+        if made is None:
+            raise KeyUnknown
+        return made
+
+    async def _create(self, batch: Batch, window_ms: int, most_open: int, most_kept: int, share: Share | None) -> Batch:
         own = self._of(batch.tenant_id)
         file = await self._files.one(batch.tenant_id, batch.input_file_id)
         if file is None or file.purpose != "batch":
             raise NoSuchFile
+        if share is not None and not self._files.has_room(batch.tenant_id, share):
+            raise NoRoom
         if sum(row.held.batch.is_open for row in own) >= most_open:
             raise TooManyBatches
         if len(own) >= most_kept:
@@ -201,6 +233,10 @@ class MemoryBatches:
             return None
         row.leased_until_ms = self._files.clock() + self._lease_ms
         return row
+
+    async def is_any_free(self) -> bool:
+        rows, now_ms = self._at_hand(), self._files.clock()
+        return any(row.held.batch.is_open and row.leased_until_ms <= now_ms for row in rows.values())
 
     async def change(self, held: Held, event: Event) -> Held | None:
         row = self._leased(held)

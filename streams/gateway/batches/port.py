@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from streams.gateway.batches.core import Batch, Held
-from streams.gateway.files.port import Page
+from streams.gateway.files.port import Page, Share
+from streams.gateway.idempotency.port import Claim
 
 LEASE_MS: Final = 15_000
 Event = Callable[[Held, int], Held]
@@ -23,14 +24,32 @@ class TooManyBatches(Exception):
     """The tenant has as many as may be open, or as many as are kept, all of them open."""
 
 
+class NoRoom(Exception):
+    """The tenant's files have reached its share: where would those of the batch be?"""
+
+
+class KeyReused(Exception):
+    """A claim's key stands for another request."""
+
+
+class KeyUnknown(Exception):
+    """A claim's key stands for a batch that is not kept any more."""
+
+
 class Batches(Protocol):
     """Of one region, for all its gateways. Nothing of a tenant's is there for another; the clock is the store's own."""
 
-    async def create(self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int) -> Batch:
+    async def create(
+        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, share: Share | None = None,
+        claim: Claim | None = None,
+    ) -> Batch:  # fmt: skip
         """As it stands from now on, `created_at_ms` and `expires_at_ms` by the store's clock. Its file is not deleted
         while it is there. Of those that have ended the oldest goes, where too many are kept.
 
-        Raises NoSuchFile, TooManyBatches.
+        `share`: of its tenant's files. `claim`: of a key that is to stand for this batch. It does once the batch is
+        there, and not before; where it stands for one already, that is told as it stands, and none is made.
+
+        Raises NoSuchFile, TooManyBatches, NoRoom, KeyReused, KeyUnknown.
         """
 
     async def one(self, tenant_id: str, batch_id: str) -> Batch | None: ...
@@ -41,12 +60,17 @@ class Batches(Protocol):
         """
 
     async def tell(self, tenant_id: str, batch_id: str, event: Event) -> Batch | None:
-        """Something happens to it, whoever holds it; None where there is no such batch."""
+        """Something happens to it, whoever holds it; None where there is no such batch. Where that changes nothing
+        nothing is written.
+        """
 
     async def claim(self, owner: str, most: int) -> list[Held]:
         """Open batches that nobody holds, held by this owner from now on: of each tenant the one that nobody has held
         for longest, and first of whom fewer are held.
         """
+
+    async def is_any_free(self) -> bool:
+        """Whether an open batch is held by nobody."""
 
     async def change(self, held: Held, event: Event) -> Held | None:
         """What an event makes of it, written; the lease is renewed. None where somebody else holds it by now."""

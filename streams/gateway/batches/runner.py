@@ -18,7 +18,7 @@ CLAIM_EVERY_S: Final = 1.0
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
 TURN_S: Final = 120.0
-"""Where all places are taken, a batch that has had one for so long gives it to one that waits."""
+"""Where all places are taken and a batch waits, one that has had a place for so long gives it up after its step."""
 CLOSE_TIMEOUT_S: Final = 2.0
 PASSING: Final = (MetadataUnavailable, BlobsUnavailable, LogError, TimeoutError)
 """What may be otherwise a moment later."""
@@ -33,6 +33,8 @@ class Runner:
         self._runs: dict[asyncio.Task[None], BatchRun] = {}
         self._awoken = asyncio.Event()
         self._began_s: dict[str, float] = {}
+        self._leaving: set[BatchRun] = set()
+        """Those that give up their places."""
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -56,8 +58,9 @@ class Runner:
         free = self._services.options.at_once - len(self._runs)
         try:
             if free <= 0:
-                self._give_turns()
+                await self._give_turns()
                 return
+            self._leaving.clear()
             for held in await self._services.batches.claim(self._owner, free):
                 self._start(held)
         except MetadataUnavailable as error:
@@ -65,12 +68,18 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - what is wrong with one batch keeps nobody from the others for ever
             _log.error("batches_not_claimed", why=type(error).__name__, repeats=True)
 
-    def _give_turns(self) -> None:
-        """The one that has run longest stops; whoever claims next takes who has waited longest."""
-        now_s = asyncio.get_running_loop().time()
-        oldest = min(self._runs, key=lambda task: self._began_s[self._runs[task].batch_id])
-        if now_s - self._began_s[self._runs[oldest].batch_id] >= TURN_S:
-            oldest.cancel()
+    async def _give_turns(self) -> None:
+        """The one that has run longest leaves; whoever claims next takes who has waited longest.
+
+        Not in the middle of a step: a large file is read in one, or made, which would be begun anew at each turn.
+        """
+        over_s = asyncio.get_running_loop().time() - TURN_S
+        runs = [run for run in self._runs.values() if run not in self._leaving]
+        oldest = min(runs, key=lambda run: self._began_s[run.batch_id], default=None)
+        if oldest is None or self._began_s[oldest.batch_id] > over_s:
+            return
+        if await self._services.batches.is_any_free():
+            self._leaving.add(oldest)
 
     def _start(self, held: Held) -> None:
         run = BatchRun(held, self._services)
@@ -96,9 +105,9 @@ class Runner:
             await self._release(run)
 
     async def _until_done(self, run: BatchRun) -> None:
-        """Raises LostLease."""
+        """Or until its turn is over. Raises LostLease."""
         wait_s = FIRST_RETRY_S
-        while True:
+        while run not in self._leaving:
             try:
                 if not await run.step():
                     return

@@ -6,12 +6,15 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, delete, func, select, tuple_, update
 
 from streams.gateway.batches.core import FINAL, Batch, Held, Progress
-from streams.gateway.batches.port import LEASE_MS, Event, NoSuchFile, TooManyBatches
-from streams.gateway.files.port import Page
-from streams.gateway.files.sql import is_there
+from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
+from streams.gateway.files.port import Page, Share
+from streams.gateway.files.sql import has_room, is_there
+from streams.gateway.idempotency.port import KEPT_MS, Claim
+from streams.gateway.idempotency.sql import claimed
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.tables import BATCHES, FILES
+from streams.metadata.unavailable import MetadataUnavailable
 
 _B = BATCHES.c
 _BY_AGE: Final = (_B.created_at_ms, _B.batch_id)
@@ -25,8 +28,13 @@ class SqlBatches:
         self._database = database
         self._lease_ms = lease_ms
 
-    async def create(self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int) -> Batch:
+    async def create(
+        self, batch: Batch, window_ms: int, *, most_open: int, most_kept: int, share: Share | None = None,
+        claim: Claim | None = None,
+    ) -> Batch:  # fmt: skip
         def work(connection: Connection) -> Batch:
+            if claim is not None and (made := _made_before(connection, claim)) is not None:
+                return made
             now_ms = database_now_ms(connection)
             of_tenant = _B.tenant_id == batch.tenant_id
             file = (
@@ -39,6 +47,8 @@ class SqlBatches:
             )  # fmt: skip
             if connection.execute(file).first() is None:
                 raise NoSuchFile
+            if share is not None and not has_room(connection, batch.tenant_id, share):
+                raise NoRoom
             kept, opened = connection.execute(
                 select(func.count(), func.coalesce(func.sum(_B.is_open), 0)).where(of_tenant)
             ).one()
@@ -85,8 +95,8 @@ class SqlBatches:
             held = _locked(connection, batch_id)
             if held is None or held.batch.tenant_id != tenant_id:
                 return None
-            after = event(held, now_ms)
-            connection.execute(update(BATCHES).where(_B.batch_id == batch_id).values(**_told(after, now_ms)))
+            if (after := event(held, now_ms)) is not held:
+                connection.execute(update(BATCHES).where(_B.batch_id == batch_id).values(**_told(after, now_ms)))
             return after.batch
 
         return await self._database.write(work)
@@ -110,6 +120,13 @@ class SqlBatches:
             return found
 
         return await self._database.write(work)
+
+    async def is_any_free(self) -> bool:
+        def work(connection: Connection) -> bool:
+            is_free = and_(_B.is_open == 1, _B.leased_until_ms <= database_now_ms(connection))
+            return connection.execute(select(_B.batch_id).where(is_free).limit(1)).first() is not None
+
+        return await self._database.read(work)
 
     async def change(self, held: Held, event: Event) -> Held | None:
         def work(connection: Connection) -> Held | None:
@@ -148,6 +165,24 @@ class SqlBatches:
             return connection.execute(delete(BATCHES).where(_B.batch_id.in_(ids))).rowcount if ids else 0
 
         return await self._database.write(work)
+
+
+def _made_before(connection: Connection, claim: Claim) -> Batch | None:
+    """What the key stands for; None where it is free: what the claim says, from now on.
+
+    Raises KeyReused, KeyUnknown.
+    """
+    held = claimed(connection, [claim], KEPT_MS).get((claim.tenant_id, claim.key))
+    if held is None:
+        raise MetadataUnavailable("a key was forgotten while it was claimed")
+    if held.response_id == claim.response_id:
+        return None
+    if held.digest != claim.digest:
+        raise KeyReused
+    query = select(_B.batch).where(_B.batch_id == held.response_id, _B.tenant_id == claim.tenant_id)
+    if (found := connection.execute(query).scalar()) is None:
+        raise KeyUnknown
+    return Batch.model_validate_json(bytes(found))
 
 
 def _locked(connection: Connection, batch_id: str) -> Held | None:

@@ -44,7 +44,7 @@ class SqlFiles:
                 return None  # It took too long.
             if found.created_at_ms is not None:
                 return StoredFile(*found[:-1])
-            if share is not None and not _has_room(connection, file, share):
+            if share is not None and not has_room(connection, file.tenant_id, share, file.size_bytes):
                 connection.execute(update(FILES).where(own).values(gone_at_ms=now_ms))
                 return None
             values: dict[str, Any] = {
@@ -126,6 +126,7 @@ def _held(connection: Connection, tenant_id: str) -> Share:
     return Share(files, int(size_bytes or 0))
 
 
-def _has_room(connection: Connection, file: StoredFile, share: Share) -> bool:
-    held = _held(connection, file.tenant_id)
-    return held.files < share.files and held.size_bytes + file.size_bytes <= share.size_bytes
+def has_room(connection: Connection, tenant_id: str, share: Share, size_bytes: int = 1) -> bool:
+    """For one more file, of so many bytes."""
+    held = _held(connection, tenant_id)
+    return held.files < share.files and held.size_bytes + size_bytes <= share.size_bytes

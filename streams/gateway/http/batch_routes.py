@@ -19,7 +19,8 @@ from streams.gateway.http.answers import json_bytes, json_response
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.openapi import body_of, form_of
 from streams.gateway.http.uploads import Upload
-from streams.gateway.request_headers import api_key_of
+from streams.gateway.idempotency.keyed import Keyed, digest_of
+from streams.gateway.request_headers import api_key_of, idempotency_key_of
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import too_many_at_once
 from streams.gateway.service.service import Gateway
@@ -30,7 +31,9 @@ After = Annotated[str | None, Query(max_length=200, description="The id of the l
 
 def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> None:
     def permitted(request: Request) -> Principal:
-        return gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
+        principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
+        principal.require_key("files and batches")
+        return principal
 
     @app.post("/v1/files", openapi_extra=form_of("FileForm"), tags=["files"])
     async def upload_file(request: Request) -> Response:
@@ -78,9 +81,12 @@ def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> N
     async def create_batch(request: Request) -> Response:
         """Runs the lines of a file in the batch lane, within the window; what has come of them becomes files."""
         principal = permitted(request)
+        key = idempotency_key_of(request.headers)
         with gateway.shares.body(principal.tenant.tenant_id) as held:
-            body = parse_batch_body(parse_json_object(await read_json_body(request, MAX_BODY_BYTES, held)))
-        return json_response(json_bytes(batch_object(await service.create(principal, body))))
+            given = parse_json_object(await read_json_body(request, MAX_BODY_BYTES, held))
+            body = parse_batch_body(given)
+        keyed = None if key is None else Keyed(key, digest_of("batches", given))
+        return json_response(json_bytes(batch_object(await service.create(principal, body, keyed))))
 
     @app.get("/v1/batches", tags=["batches"])
     async def list_batches(

@@ -14,6 +14,7 @@ from streams.dialects.responses.objects import status_of
 from streams.directory import KeyScope
 from streams.gateway.http.answers import json_bytes, json_response
 from streams.gateway.request_headers import api_key_of
+from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
 from streams.gateway.service.service import Gateway
 
@@ -54,17 +55,20 @@ register_url_convertor("custom_id_at_the_end", _NameAtTheEnd())
 
 
 def add_job_routes(app: FastAPI, gateway: Gateway) -> None:
+    def permitted(request: Request) -> Principal:
+        principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
+        principal.require_key("jobs")
+        return principal
+
     @app.get("/api/jobs/{custom_id:custom_id_at_the_end}", tags=["jobs"])
     async def get_job(request: Request, custom_id: str) -> Response:
         """How a job of your producers stands, by its `custom_id`; what it says is on your results topic alone."""
-        principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
-        return _told(custom_id, await gateway.jobs.look_up(principal, custom_id))
+        return _told(custom_id, await gateway.jobs.look_up(permitted(request), custom_id))
 
     @app.post("/api/jobs/{custom_id:custom_id}/cancel", tags=["jobs"])
     async def cancel_job(request: Request, custom_id: str) -> Response:
         """Ends a job that was admitted. Idempotent: what has ended stays as it ended."""
-        principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
-        return _told(custom_id, await gateway.jobs.cancel(principal, custom_id))
+        return _told(custom_id, await gateway.jobs.cancel(permitted(request), custom_id))
 
 
 def _told(custom_id: str, snapshot: Snapshot) -> Response:

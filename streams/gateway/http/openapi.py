@@ -267,6 +267,8 @@ _KEY: Final = (*_ANY_KEY, 403)
 """And so what asks for one that may be used for it."""
 _BODY: Final = (400, 404, 408, 413, 415)
 _GENERATING: Final = (*_KEY, *_BODY, 409, 499, 502, 504)
+_MAKING: Final = (*_KEY, *_BODY, 409)
+"""What lets others generate."""
 _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/chat/completions"): ("ChatCompletion", _GENERATING),
     ("get", "/v1/chat/completions/{response_id}"): ("ChatCompletionState", (*_KEY, 400, 404, 409)),
@@ -308,7 +310,7 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("get", "/v1/files/{file_id}"): ("File", (*_KEY, 404)),
     ("delete", "/v1/files/{file_id}"): ("DeletedFile", (*_KEY, 404, 409)),
     ("get", "/v1/files/{file_id}/content"): ("", (*_KEY, 404)),
-    ("post", "/v1/batches"): ("Batch", (*_KEY, *_BODY)),
+    ("post", "/v1/batches"): ("Batch", _MAKING),
     ("get", "/v1/batches"): ("Batches", (*_KEY, 400)),
     ("get", "/v1/batches/{batch_id}"): ("Batch", (*_KEY, 404)),
     ("post", "/v1/batches/{batch_id}/cancel"): ("Batch", (*_KEY, 404, 409)),
@@ -316,7 +318,7 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
 """What asks for a key: the answer's schema (none: bytes), and how it may be refused."""
 _IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key", "in": "header", "required": False,
-    "description": "Sent again with the same body within a day, it is answered by the same response.",
+    "description": "Sent again with the same body within a day, it is answered by the same response, or batch.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
 }  # fmt: skip
 _OPEN: Final[dict[str, dict[str, Any]]] = {
@@ -397,7 +399,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
                     operation["responses"] = _OPEN[path]
                 else:
                     schema, refusals = _OPERATIONS[method, path]
-                    if refusals is _GENERATING:
+                    if refusals in (_GENERATING, _MAKING):
                         operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
                     operation["responses"] = _answers(method, path, schema, refusals)
                     operation["security"] = [{"bearer": []}, {"x_api_key": []}]

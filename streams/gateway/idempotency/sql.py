@@ -48,38 +48,10 @@ class SqlIdempotencyKeys:
         return claiming.held
 
     async def _claim(self, claimings: Sequence[_Claiming]) -> None:
-        # By name, as every writer of several rows does it: none waits for one that waits for it.
-        claims = sorted((claiming.claim for claiming in claimings), key=lambda claim: claim[:2])
-
-        def work(connection: Connection) -> dict[tuple[str, str], Held]:
-            at_ms = database_now_ms(connection)
-            insertion = insertion_into(connection, IDEMPOTENCY_KEYS)
-            insertion = insertion.on_conflict_do_update(
-                index_elements=list(_NAME),
-                set_={name: insertion.excluded[name] for name in _CLAIMED},
-                where=_K.expires_at_ms <= insertion.excluded.began_at_ms,
-            )
-            connection.execute(insertion, [self._row(claim, at_ms) for claim in claims])
-            held = select(*_NAME, _K.digest, _K.response_id, _K.began_at_ms, _K.tried_at_ms).where(
-                tuple_(*_NAME).in_([claim[:2] for claim in claims])
-            )
-            return {
-                (row.tenant_id, row.idempotency_key): Held(
-                    bytes(row.digest), row.response_id, row.began_at_ms, row.tried_at_ms, at_ms
-                )
-                for row in connection.execute(held)
-            }
-
-        found = await self._database.write(work)
+        claims = [claiming.claim for claiming in claimings]
+        found = await self._database.write(lambda connection: claimed(connection, claims, self._kept_ms))
         for claiming in claimings:
             claiming.held = found.get((claiming.claim.tenant_id, claiming.claim.key))
-
-    def _row(self, claim: Claim, at_ms: int) -> dict[str, Any]:
-        return {
-            "tenant_id": claim.tenant_id, "idempotency_key": claim.key, "digest": claim.digest,
-            "response_id": claim.response_id, "began_at_ms": at_ms, "tried_at_ms": at_ms,
-            "expires_at_ms": at_ms + self._kept_ms,
-        }  # fmt: skip
 
     async def take(self, claim: Claim, held: Held) -> bool:
         def work(connection: Connection) -> bool:
@@ -138,6 +110,37 @@ class SqlIdempotencyKeys:
             connection.execute(change)
 
         await self._database.write(work)
+
+
+def claimed(connection: Connection, claims: Sequence[Claim], kept_ms: int) -> dict[tuple[str, str], Held]:
+    """What each key stands for, by tenant and key, in a transaction of whoever makes what it is to stand for."""
+    # By name, as every writer of several rows does it: none waits for one that waits for it.
+    claims = sorted(claims, key=lambda claim: claim[:2])
+    at_ms = database_now_ms(connection)
+    insertion = insertion_into(connection, IDEMPOTENCY_KEYS)
+    insertion = insertion.on_conflict_do_update(
+        index_elements=list(_NAME),
+        set_={name: insertion.excluded[name] for name in _CLAIMED},
+        where=_K.expires_at_ms <= insertion.excluded.began_at_ms,
+    )
+    connection.execute(insertion, [_row(claim, at_ms, kept_ms) for claim in claims])
+    held = select(*_NAME, _K.digest, _K.response_id, _K.began_at_ms, _K.tried_at_ms).where(
+        tuple_(*_NAME).in_([claim[:2] for claim in claims])
+    )
+    return {
+        (row.tenant_id, row.idempotency_key): Held(
+            bytes(row.digest), row.response_id, row.began_at_ms, row.tried_at_ms, at_ms
+        )
+        for row in connection.execute(held)
+    }
+
+
+def _row(claim: Claim, at_ms: int, kept_ms: int) -> dict[str, Any]:
+    return {
+        "tenant_id": claim.tenant_id, "idempotency_key": claim.key, "digest": claim.digest,
+        "response_id": claim.response_id, "began_at_ms": at_ms, "tried_at_ms": at_ms,
+        "expires_at_ms": at_ms + kept_ms,
+    }  # fmt: skip
 
 
 def _stands_for(claim: Claim, response_id: str) -> ColumnElement[bool]:

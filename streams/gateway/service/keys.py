@@ -52,6 +52,11 @@ class Principal:
         if scope not in self.scopes:
             raise permission_denied(f"What was shown may not be used for {scope.value!r}.")
 
+    def require_key(self, what: str) -> None:
+        """Raises ApiError 403 for a token: `what` is all of its organisation's, and nothing for pages."""
+        if self.token is not None:
+            raise permission_denied(f"A token may not be used for {what}; show an API key.")
+
 
 @dataclass(frozen=True, slots=True)
 class Minted:

@@ -328,9 +328,10 @@ def memory_log(settings: Settings) -> MemoryLog:
     return log
 
 
-def batch_stores() -> BatchStores:
+def batch_stores(keys: IdempotencyKeys | None = None) -> BatchStores:
     files = MemoryFiles()
-    return BatchStores(files, MemoryBatches(files), MemoryBlobs())
+    shared = keys if isinstance(keys, MemoryIdempotencyKeys) else None
+    return BatchStores(files, MemoryBatches(files, keys=shared), MemoryBlobs())
 
 
 @asynccontextmanager
@@ -343,13 +344,14 @@ async def serving(
     `stored`, `keys` and `batches` on stores that others have too.
     """
     directory, usage = Directory(), Usage()
+    keys = MemoryIdempotencyKeys() if keys is None else keys
     responses = MemoryStoredResponses() if stored is None else stored
     in_memory = responses if isinstance(responses, MemoryStoredResponses) else MemoryStoredResponses()
     runtime = GatewayRuntime(
         settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
         redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
         usage=usage, stored=responses, registry=CollectorRegistry(), conversations=MemoryConversations(in_memory),
-        keys=MemoryIdempotencyKeys() if keys is None else keys, tracing=tracing, batches=batches or batch_stores(),
+        keys=keys, tracing=tracing, batches=batches or batch_stores(keys),
         disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000

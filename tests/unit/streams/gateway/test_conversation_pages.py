@@ -172,6 +172,19 @@ async def test_one_is_renamed_and_keeps_its_metadata(http: httpx.AsyncClient) ->
     assert await listed(http) == []
 
 
+async def test_no_title_has_a_nul(stack: Stack, http: httpx.AsyncClient) -> None:
+    conversation = await created(http, metadata={"a\0": "b\0"})
+    for path in (PAGES, f"{PAGES}/{conversation}"):
+        refused = await http.post(path, json={"title": "a\0b"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "title"), refused.text
+        headers = {"content-type": "application/json"}
+        halved = await http.post(path, content=rb'{"title": "a\ud800b"}', headers=headers)
+        assert halved.status_code == 400, "half a character is no JSON"
+    await turn(stack, conversation, "\0What?", "Yes")
+    assert (await shown(http, conversation))["title"] == "What?"
+    assert contents(await shown(http, conversation))[0] == "\0What?", "what was said stays as it was"
+
+
 async def test_what_is_answered_stands_in_the_document(stack: Stack, http: httpx.AsyncClient) -> None:
     document = await document_of(stack)
     conversation = await created(http)
@@ -323,6 +336,9 @@ def test_a_title_is_the_first_question_on_one_short_line() -> None:
 
     assert title_of([message("system", "Be brief."), message("user", " a \n\n b ")]) == "a b"
     assert title_of([message("system", "x")]) == ""
+    assert title_of([message("user", "Nul\0, bell\a and \x85 are blanks, 👩\u200d🔬 is none")]) == (
+        "Nul , bell and are blanks, 👩\u200d🔬 is none"
+    )
     long = title_of([message("user", "word " * 100)])
     assert len(long) <= 80
     assert long.endswith("word…")

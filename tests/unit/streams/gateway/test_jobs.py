@@ -153,3 +153,17 @@ async def test_who_has_no_key_or_one_for_figures_alone_is_refused(stack: Stack) 
             assert (await http.request(method, path)).status_code == 403
             assert (await http.request(method, path, headers={"authorization": "Bearer x"})).status_code == 401
     assert not stack.pipeline.cancels()
+
+
+async def test_a_pages_token_knows_no_job_and_ends_none(stack: Stack) -> None:
+    """Jobs are their producers', and belong to no end user."""
+    await begun(stack, "line-1")
+    document = await document_of(stack)
+    async with client(stack) as http:
+        shown = (await http.post("/v1/tokens", json={"scopes": ["responses"], "user": "ada"})).json()["token"]
+        for method, template in (("GET", JOB), ("POST", CANCEL)):
+            path = template.replace("{custom_id}", "line-1")
+            refused = await http.request(method, path, headers={"authorization": f"Bearer {shown}"})
+            is_told(document, method.lower(), template, refused)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+    assert not stack.pipeline.cancels()

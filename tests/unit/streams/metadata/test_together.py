@@ -136,3 +136,45 @@ async def test_where_too_many_wait_only_the_batch_that_found_no_room_fails() -> 
     await writer.let()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [TooManyWait, type(None)]
+
+
+class Picky:
+    """Takes no batch with a row that it does not like; with `away_at` it is away from so many calls on."""
+
+    def __init__(self, *disliked: str, away_at: int = 1_000) -> None:
+        self.calls = 0
+        self.there: list[str] = []
+        self._disliked = disliked
+        self._away_at = away_at
+
+    async def write(self, rows: Sequence[str]) -> None:
+        self.calls += 1
+        if self.calls > self._away_at:
+            raise MetadataUnavailable("away")
+        if any(row in self._disliked for row in rows):
+            raise ValueError("bad")
+        self.there += rows
+
+
+async def outcomes_of(picky: Picky, rows: Sequence[str]) -> dict[str, type]:
+    to = Together(picky.write, len, max_rows=100, max_bytes=10_000)
+    outcomes = await asyncio.gather(*(to.add(row) for row in rows), return_exceptions=True)
+    return {row: type(outcome) for row, outcome in zip(rows, outcomes, strict=True)}
+
+
+@pytest.mark.parametrize("disliked", [["r0"], ["r63"], ["r3", "r4"], [f"r{number}" for number in range(64)]])
+async def test_what_cannot_be_written_fails_alone_and_the_others_are_there(disliked: list[str]) -> None:
+    """They may be anybody's: a row of one tenant is no trouble of another's."""
+    rows = [f"r{number}" for number in range(64)]
+    picky = Picky(*disliked)
+    outcomes = await outcomes_of(picky, rows)
+    assert {row for row in rows if outcomes[row] is ValueError} == {*disliked}
+    assert sorted(picky.there) == sorted({*rows} - {*disliked})
+    assert picky.calls <= 1 + 2 * 6 * len(disliked), "nor does one row cost a write for each of the others"
+
+
+async def test_a_database_that_goes_away_between_the_halves_keeps_nobody_waiting() -> None:
+    rows = [f"r{number}" for number in range(8)]
+    picky = Picky("r0", away_at=2)
+    assert set((await outcomes_of(picky, rows)).values()) == {MetadataUnavailable}
+    assert picky.calls == 3
