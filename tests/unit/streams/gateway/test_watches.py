@@ -1,7 +1,7 @@
 """What is watched elsewhere is known to its owner while it is, and nothing is ended while nobody can know."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from unittest import mock
 
 import pytest
@@ -107,12 +107,12 @@ async def test_while_redis_is_away_it_goes_on_trying(monkeypatch: pytest.MonkeyP
         await away.watched(["r"])
     tried = 0
 
-    async def say(_: Watches, response_ids: Sequence[str]) -> None:
+    async def known_for_s(_: Watches) -> float:
         nonlocal tried
         tried += 1
         raise WatchesUnknown("away")
 
-    monkeypatch.setattr(Watches, "say", say)
+    monkeypatch.setattr(Watches, "known_for_s", known_for_s)
     saying = asyncio.ensure_future(away.tend(hub()))
     await until(lambda: tried > 2, "it was tried again")
     assert not saying.done()
