@@ -48,3 +48,8 @@ def history_left_to_log(region: str, partition: int) -> str:
 def watched(region: str, response_id: str) -> str:
     """Lives while a gateway that does not own the response says that it has a viewer of it. In the Redis of history."""
     return f"sluice:{region}:watched:{response_id}"
+
+
+def watches_epoch(region: str) -> str:
+    """Which memory of those leases this is; another one may have lost some. In the Redis of history."""
+    return f"sluice:{region}:watches-epoch"

@@ -221,7 +221,9 @@ if operation == 'reserve' or operation == 'decide' then
     local kept_requests, kept_tokens = 0, 0
     if may_wait then
       kept_requests = math.floor(requests_per_minute / 2)
-      kept_tokens = math.max(math.min(math.floor(tokens_per_minute / 2), tokens_per_minute - count), 0)
+      -- Of what one large job leaves, a third may be in use by chats: it must not wait until nobody asks anything.
+      local kept_of_large = math.floor((tokens_per_minute - count) * 2 / 3)
+      kept_tokens = math.max(math.min(math.floor(tokens_per_minute / 2), kept_of_large), 0)
     end
     local code, wait_ms = nil, request_wait_ms(kept_requests)
     if wait_ms > 0 then

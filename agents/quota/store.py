@@ -12,7 +12,7 @@ Work that comes before a reservation is asked for first (`look`); where a refusa
 
 Who may wait is told `NotYet` where a limit has no room, and nothing is stored; everybody else is refused. It leaves
 half of a minute's requests and tokens to those who may not: a tenant's jobs and batches never have its chats refused.
-What needs more than that half by itself waits for a full minute.
+What needs more than a quarter by itself leaves two thirds of the rest: it gets its turn beside chats that go on.
 
 **A reservation** is keyed by response id and moves `reserved → settled`, or is `refused` from the start or before it
 was decided. Each call is idempotent: whoever comes second gets what is stored. It also holds the routing decision, set

@@ -31,7 +31,8 @@ from streams.gateway.fan_out.followed import Followed
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.stream import Stream
-from streams.gateway.history.store import History, LogHistory, RedisHistory
+from streams.gateway.history.log_history import LogHistory
+from streams.gateway.history.store import History, RedisHistory
 from streams.gateway.http.app import build_app
 from streams.gateway.http.usage_reader import UsageReader
 from streams.gateway.idempotency.port import IdempotencyKeys

@@ -10,7 +10,8 @@ from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import Span, cut, join_runs
 from streams.gateway.fan_out.stream import Behind, Closed, Event, Viewer
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.history.store import History
+from streams.gateway.history.unavailable import HistoryUnavailable
 
 
 class _Missing(NamedTuple):

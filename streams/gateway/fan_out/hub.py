@@ -20,7 +20,7 @@ from streams.gateway.fan_out.open_responses import OpenResponses
 from streams.gateway.fan_out.spans import SPAN_BYTES, TOKEN_BYTES, WIDE_CHAR_BYTES, Span, logprobs_bytes, memory_bytes
 from streams.gateway.fan_out.stream import Stream, Viewer
 from streams.gateway.fan_out.unmet import Unmet
-from streams.ids import is_response_id, parse_response_id
+from streams.ids import is_response_id
 
 IDLE_STREAM_MS = 60_000
 MAX_HELD_BYTES = 512 * 1024 * 1024
@@ -70,7 +70,7 @@ class Hub:
         """What history lacks. Answer a slice of it with `kept`."""
         self.elsewhere = Elsewhere()
         """What is read of other gateways' partitions; it takes no part in the backlog."""
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, int] = OrderedDict()
         self._finished: list[Stream] = []
         self._lazy: list[Viewer] = []
         self._unmet = Unmet()
@@ -384,7 +384,7 @@ class Hub:
             return
         self.held_bytes -= stream.held_bytes
         self._unmet.discard(stream.response_id)
-        self._ended[stream.response_id] = None
+        self._ended[stream.response_id] = stream.partition
         if len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
         if stream.partition in self.elsewhere.partitions:
@@ -483,7 +483,7 @@ class Hub:
 
     def forget_ended(self, partition: int) -> None:
         """Those of that partition are read again, and are to be kept."""
-        for response_id in [each for each in self._ended if parse_response_id(each).partition == partition]:
+        for response_id in [each for each, ended_in in self._ended.items() if ended_in == partition]:
             del self._ended[response_id]
 
     def settled(self, streams: Iterable[Stream]) -> None:

@@ -11,7 +11,8 @@ from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams.gateway.fan_out.following import Following
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.stream import Stream
-from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.history.store import History
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.metrics import GatewayMetrics
 from streams.log.port import Committed, LogError, LogRecord, TopicPartition
 

@@ -1,9 +1,6 @@
 """Replay: packed entries in Redis, and the `responses` topic behind them."""
 
-import asyncio
-import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -11,50 +8,35 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from schemas.base import Scope
-from schemas.codec import Undecodable, decode
-from schemas.responses import RESPONSES, Release, Started, Terminal
+from schemas.responses import Started, Terminal
 from streams import redis_keys
 from streams.at_once import AtOnce, TooManyAtOnce
 from streams.clocks import now_ms
 from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
+from streams.gateway.history.log_history import CLOCK_SKEW_MS, LogHistory
 from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, has_end, pack
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.stored.replays import StoredReplays
 from streams.ids import parse_response_id
-from streams.log.port import LogConsumer, LogError, TopicPartition
-from streams.log.reading import kept_offsets, read_offsets
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.redis_client import connect_redis, history_login
 from streams.settings import RedisSettings
 
 ENTRIES_AT_ONCE = 32
 """Of one response, from Redis: a piece of a replay and a little more."""
-LOG_READ_DEADLINE_S = 5.0
-CLOCK_SKEW_MS = 60_000
-MAX_CONCURRENT_READS = 24
-"""Of clients that come back, from Redis; whoever is beyond takes turns."""
+MAX_CONCURRENT_READS = 64
+"""Of clients that come back, from Redis; whoever is beyond takes turns. Each waits for a round trip or two."""
 MAX_CONCURRENT_READS_OF_TENANT = MAX_CONCURRENT_READS // 2
 MAX_READS_OF_TENANT = 10_000
 """Those that wait for their turn among them."""
 READ_TURN_TIMEOUT_S = 5.0
 CONNECTIONS_BESIDE_READS = 6
 """For what this gateway itself appends and asks: it never waits behind those who come back."""
-MAX_CONCURRENT_LOG_READS = 2
-MAX_LOG_READS_OF_TENANT = 4
-"""Of which one at a time is read: each may take as long as LOG_READ_DEADLINE_S."""
-LOG_TURN_TIMEOUT_S = 10.0
 STARTED_FROM_LOG = 4
 """At once: the others are looked for the next time."""
 
 _log = structlog.get_logger()
-
-
-class HistoryUnavailable(Exception):
-    """The entries were not taken or given. `is_transient`: the same may succeed a little later."""
-
-    def __init__(self, message: str, *, is_transient: bool = True) -> None:
-        super().__init__(message)
-        self.is_transient = is_transient
 
 
 class _EntriesLost(Exception):
@@ -143,9 +125,12 @@ class RedisHistory:
         replay = Replay(after)
         try:
             async with self._reads.one(tenant_id, READ_TURN_TIMEOUT_S):
-                # Before the entries: what loses them meanwhile may lose the mark as well.
-                replay.may_lack_end = not rest.entry and await self._may_be_left_to_log(response_id)
-                await self._fold(replay, self.key(tenant_id, response_id), rest.entry)
+                key = self.key(tenant_id, response_id)
+                if rest.entry:
+                    await self._fold(replay, key, rest.entry, await self._some(key, rest.entry))
+                else:
+                    replay.may_lack_end, newly = await self._first(key, response_id)
+                    await self._fold(replay, key, 0, newly)
         except (TooManyAtOnce, RedisError, TimeoutError, OSError) as error:
             raise HistoryUnavailable(str(error)[:200]) from None
         except UnreadableEntry as error:
@@ -155,21 +140,32 @@ class RedisHistory:
             replay.gap = True
         return replay
 
-    async def _may_be_left_to_log(self, response_id: str) -> bool:
-        """Of a job never: from where on to ask the log, its id does not tell."""
-        identity = parse_response_id(response_id)
-        if identity.minted_at_ms is None:
-            return False
-        if identity.partition in self._unmarked:
-            return True
-        left_at_ms = await self._client.get(redis_keys.history_left_to_log(self._region, identity.partition))
-        return left_at_ms is not None and identity.minted_at_ms <= int(left_at_ms) + CLOCK_SKEW_MS
+    async def _first(self, key: str, response_id: str) -> tuple[bool, tuple[list[bytes], bool]]:
+        """Whether it may have been left to the log, and its first entries, in one round trip: many come back at once.
 
-    async def _fold(self, replay: Replay, key: str, first: int) -> None:
-        """From that entry on, until it is a piece or all is read. How it ends is found with the first piece."""
-        number, has_more = first, True
-        while has_more:
-            entries, has_more = await self._some(key, number)
+        The mark before the entries: what loses these meanwhile may lose it as well. A job has none, since its id does
+        not tell from where on to ask the log.
+        """
+        identity = parse_response_id(response_id)
+        async with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.get(redis_keys.history_left_to_log(self._region, identity.partition))
+            pipeline.lrange(key, 0, ENTRIES_AT_ONCE - 1)
+            left_at_ms, entries = await pipeline.execute()
+        newly = ([_bytes(entry) for entry in entries], len(entries) == ENTRIES_AT_ONCE)
+        if identity.minted_at_ms is None:
+            return False, newly
+        if identity.partition in self._unmarked:
+            return True, newly
+        is_left = left_at_ms is not None and identity.minted_at_ms <= int(left_at_ms) + CLOCK_SKEW_MS
+        return is_left, newly
+
+    async def _fold(self, replay: Replay, key: str, first: int, newly: tuple[list[bytes], bool]) -> None:
+        """From that entry on, of which some were read, until it is a piece or all is read. How it ends is found with
+        the first piece.
+        """
+        number = first
+        while True:
+            entries, has_more = newly
             for entry in entries:
                 replay.add_packed(entry)
                 if replay.is_partial:
@@ -178,6 +174,9 @@ class RedisHistory:
                         await self._fold_end(replay, key, number)
                     return
                 number += 1
+            if not has_more:
+                return
+            newly = await self._some(key, number)
 
     async def _fold_end(self, replay: Replay, key: str, first: int) -> None:
         """If it stands there from that entry on: in the newest, or before what an earlier owner has written late."""
@@ -249,106 +248,6 @@ def connect_history(settings: RedisSettings) -> Redis:
         max_connections=MAX_CONCURRENT_READS + CONNECTIONS_BESIDE_READS,
         login=history_login(settings),
     )
-
-
-def read_log(
-    consumer: LogConsumer, source: TopicPartition, tenant_id: str, response_id: str, after: int, from_ms: int,
-    deadline_s: float, rest: Rest = Rest(),
-) -> Replay:  # fmt: skip
-    """Reads `source` from a minute before `from_ms` to what was its end, or to the response's terminal.
-
-    Of a long answer it is the first piece, and how it ends; with that one's `rest` the next piece. Blocks. Raises
-    LogError, also at `deadline_s` (of `time.monotonic`).
-    """
-    replay = Replay(after)
-    needle = response_id.encode()
-    offsets = kept_offsets(consumer, [source], max(0, from_ms - CLOCK_SKEW_MS))
-    if rest.offset is not None:
-        offsets[source] = range(max(rest.offset, offsets[source].start), offsets[source].stop)
-    for record in read_offsets(consumer, offsets, deadline_s):
-        if record.value is None or needle not in record.value:
-            continue
-        was_partial = replay.is_partial
-        try:
-            _fold(replay, record.value, tenant_id, response_id)
-        except Undecodable as error:
-            _log.warning("unreadable_record", topic=record.topic, offset=record.offset, why=str(error))
-        if replay.is_partial and not was_partial:
-            replay.rest = Rest(offset=record.offset)
-            if rest.offset is not None:
-                break  # how it ends was found with the first piece
-        if replay.terminal is not None:
-            break
-    return replay
-
-
-def _fold(replay: Replay, value: bytes, tenant_id: str, response_id: str) -> None:
-    record = decode(RESPONSES, value)
-    if isinstance(record, Release):
-        owners = {record.scopes[s].tenant_id for s, r in zip(record.scope, record.response_id, strict=True)
-                  if r == response_id}  # fmt: skip
-        if owners == {tenant_id}:
-            replay.add_release(record, response_id)
-    elif record.response_id == response_id and record.scope.tenant_id == tenant_id:
-        if isinstance(record, Started):
-            replay.add_started(record)
-        else:
-            replay.add_terminal(record)
-
-
-class LogHistory:
-    """Reads responses back from the log, a few at a time, on threads of its own."""
-
-    def __init__(self, open_reader: Callable[[], LogConsumer], topic: str) -> None:
-        self._open_reader = open_reader
-        self._topic = topic
-        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_LOG_READS, thread_name_prefix="read-log")
-        self._reads = AtOnce(
-            "responses are being read back",
-            MAX_CONCURRENT_LOG_READS,
-            at_once_per_tenant=1,
-            present_per_tenant=MAX_LOG_READS_OF_TENANT,
-        )
-
-    async def read(self, tenant_id: str, response_id: str, after: int, rest: Rest = Rest()) -> Replay:
-        """Raises HistoryUnavailable: too many readers, too late, or an id without a time."""
-        from_ms = parse_response_id(response_id).minted_at_ms
-        if from_ms is None:
-            raise HistoryUnavailable("the id holds no time", is_transient=False)
-        try:
-            async with self._reads.one(tenant_id, LOG_TURN_TIMEOUT_S):
-                partition = parse_response_id(response_id).partition
-                return await self._in_thread(partition, tenant_id, response_id, after, from_ms, rest)
-        except TooManyAtOnce as error:
-            raise HistoryUnavailable(f"{error} from the log") from None
-        except LogError as error:
-            raise HistoryUnavailable(str(error)[:200], is_transient=error.retriable) from None
-
-    async def _in_thread(
-        self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int, rest: Rest
-    ) -> Replay:
-        """Ends no sooner than its thread does: whoever leaves meanwhile does not get the next turn for nothing."""
-        loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(
-            self._threads, self._read, partition, tenant_id, response_id, after, from_ms, rest
-        )
-        try:
-            return await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            await asyncio.wait((reading,))
-            raise
-
-    def _read(self, partition: int, tenant_id: str, response_id: str, after: int, from_ms: int, rest: Rest) -> Replay:
-        consumer = self._open_reader()
-        try:
-            source = TopicPartition(self._topic, partition)
-            deadline_s = time.monotonic() + LOG_READ_DEADLINE_S
-            return read_log(consumer, source, tenant_id, response_id, after, from_ms, deadline_s, rest)
-        finally:
-            consumer.close()
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
 
 
 class History:

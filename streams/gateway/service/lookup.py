@@ -10,7 +10,8 @@ from streams.dialects.said import Said, said
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span, join_logprobs
 from streams.gateway.fan_out.stream import Stream
-from streams.gateway.history.store import History, HistoryUnavailable, Outline
+from streams.gateway.history.store import History, Outline
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import not_found, replay_unavailable
 from streams.ids import ResponseIds, parse_response_id

@@ -13,7 +13,8 @@ from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Stream
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.history.store import History
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Lookup, Snapshot
 from streams.gateway.service.patience import Patience, is_young

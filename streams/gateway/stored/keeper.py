@@ -23,7 +23,8 @@ from schemas.responses import Started, Terminal
 from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.history.store import History
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.stored.port import Answer, Bounds, OpenTurn
 from streams.gateway.stored.replays import StoredReplays

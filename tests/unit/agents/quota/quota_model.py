@@ -152,7 +152,8 @@ class TenantModel:
             return self._set_route(response_id, decision)
         limits, refused = self.limits, None
         kept_requests = limits.requests_per_minute // 2 if may_wait else 0
-        kept = max(min(limits.tokens_per_minute // 2, limits.tokens_per_minute - tokens), 0) if may_wait else 0
+        kept_of_large = (limits.tokens_per_minute - tokens) * 2 // 3
+        kept = max(min(limits.tokens_per_minute // 2, kept_of_large), 0) if may_wait else 0
         if wait_ms := self._request_wait_ms(kept_requests):
             refused = (EndingCode.RATE_LIMITED_REQUESTS, wait_ms)
         elif tokens > self.tokens - kept:

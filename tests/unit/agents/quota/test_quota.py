@@ -167,6 +167,19 @@ async def test_work_that_may_wait_leaves_half_a_minute_to_who_may_not(quota: Red
     assert [await reserve(quota, f"r{number}", 1, limits) for number in range(2, 7)] == [Reserved(1)] * 5
 
 
+async def test_a_large_job_gets_its_turn_beside_chats_that_go_on(quota: RedisQuota) -> None:
+    limits = Limits(tokens_per_minute=1_000)
+
+    async def job(response_id: str, tokens: int) -> object:
+        return await quota.reserve(
+            "acme", limits, response_id, tokens=tokens, deadline_ms=NOW + 60_000, lane=Lane.BATCH, may_wait=True
+        )
+
+    assert await reserve(quota, "chat", 100, limits) == Reserved(100)
+    assert isinstance(await job("larger", 750), NotYet), "it would leave less than two thirds of the rest"
+    assert await job("large", 600) == Reserved(600)
+
+
 async def test_settling_returns_what_was_not_used_and_happens_once_per_choice(quota: RedisQuota) -> None:
     await reserve(quota, "r1", 900)
     assert await quota.settle("acme", LIMITS, "r1", 0, 100) == "settled"

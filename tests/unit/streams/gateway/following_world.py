@@ -25,8 +25,10 @@ from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import Pump
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Closed
+from streams.gateway.history.log_history import read_log
 from streams.gateway.history.replay import Replay, Rest
-from streams.gateway.history.store import History, HistoryUnavailable, RedisHistory, read_log
+from streams.gateway.history.store import History, RedisHistory
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics

@@ -15,7 +15,8 @@ from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Behind, Closed
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import HistoryUnavailable, RedisHistory
+from streams.gateway.history.store import RedisHistory
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.log.port import TopicPartition
 from tests.unit.streams.gateway.gateway_stack import Stack, release, started, terminal, until
 from tests.unit.streams.gateway.hub_stories import ACME, R, flush, hub

@@ -19,8 +19,10 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Behind, Stream
 from streams.gateway.history import replay as replay_module
+from streams.gateway.history.log_history import LogHistory
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
-from streams.gateway.history.store import History, HistoryUnavailable, LogHistory, RedisHistory, connect_history
+from streams.gateway.history.store import History, RedisHistory, connect_history
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.log.memory import MemoryLog
 from streams.log.port import TopicPartition
 from streams.settings import RedisSettings, Settings

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from schemas.websocket import Delta, ErrorMessage
-from streams.gateway.history.store import History, LogHistory, RedisHistory
+from streams.gateway.history.log_history import LogHistory
+from streams.gateway.history.store import History, RedisHistory
 from streams.ids import uuid7
 from tests.unit.streams.gateway.gateway_stack import Stack, until
 from tests.unit.streams.gateway.http_clients import HELLO, client, events_of, text_of

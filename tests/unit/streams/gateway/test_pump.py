@@ -16,7 +16,8 @@ from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import BUSY_RATIO, CALM_RATIO, Pump
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Closed, Viewer
-from streams.gateway.history.store import History, LogHistory, RedisHistory, connect_history
+from streams.gateway.history.log_history import LogHistory
+from streams.gateway.history.store import History, RedisHistory, connect_history
 from streams.gateway.metrics import GatewayMetrics
 from streams.log.port import Committed, LogError, LogRecord, TopicPartition
 from streams.settings import RedisSettings

@@ -7,17 +7,16 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from redis.asyncio import Redis
 
 from schemas.base import Scope
 from streams import redis_keys
 from streams.at_once import AtOnce, TooManyAtOnce
-from streams.gateway.history import store
+from streams.gateway.history import log_history, store
 from streams.gateway.history.replay import Replay
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, release, started, terminal, until
 
 BETA = Scope(tenant_id="beta")
-GREEDY = 60
+GREEDY = store.MAX_CONCURRENT_READS + 16
 
 
 async def ask(stack: Stack, api_key: str, response_id: str) -> httpx.Response:
@@ -50,16 +49,16 @@ async def ended(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_reads_from_redis(stack: Stack, monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
     reading, goes_on = 0, asyncio.Event()
-    lrange = Redis.lrange
+    first = store.RedisHistory._first
 
-    async def slow(client: Redis, name: str, *rest: Any) -> Any:
+    async def slow(history: store.RedisHistory, key: str, response_id: str) -> Any:
         nonlocal reading
-        if "acme" in name:
+        if "acme" in key:
             reading += 1
             await goes_on.wait()
-        return await lrange(client, name, *rest)
+        return await first(history, key, response_id)
 
-    monkeypatch.setattr(Redis, "lrange", slow)
+    monkeypatch.setattr(store.RedisHistory, "_first", slow)
     greedy = [asyncio.ensure_future(ask(stack, KEY, stack.settings.response_ids.mint(1))) for _ in range(GREEDY)]
     await until(lambda: reading, "one tenant reads")
     answer = await ask(stack, OTHER_KEY, ended)
@@ -74,7 +73,7 @@ async def test_reads_from_the_log(stack: Stack, monkeypatch: pytest.MonkeyPatch,
         assert server.delete(redis_keys.history(stack.settings.region, "beta", ended))
     reading: list[str] = []
     goes_on = threading.Event()
-    read_log = store.read_log
+    read_log = log_history.read_log
 
     def slow(consumer: Any, source: Any, tenant_id: str, *rest: Any) -> Replay:
         reading.append(tenant_id)
@@ -82,12 +81,12 @@ async def test_reads_from_the_log(stack: Stack, monkeypatch: pytest.MonkeyPatch,
             assert goes_on.wait(20)
         return read_log(consumer, source, tenant_id, *rest)
 
-    monkeypatch.setattr(store, "read_log", slow)
+    monkeypatch.setattr(log_history, "read_log", slow)
     greedy = [asyncio.ensure_future(ask(stack, KEY, stack.settings.response_ids.mint(1))) for _ in range(GREEDY)]
     await until(lambda: "acme" in reading, "one tenant reads")
     answer = await ask(stack, OTHER_KEY, ended)
     assert (answer.status_code, text_of(answer)) == (200, "fine"), answer.text
-    assert reading.count("acme") < store.MAX_CONCURRENT_LOG_READS
+    assert reading.count("acme") < log_history.MAX_CONCURRENT_LOG_READS
     goes_on.set()
     told = await asyncio.gather(*greedy)
     assert {refused.headers["x-should-retry"] for refused in told} == {"true"}
@@ -104,7 +103,7 @@ async def test_who_leaves_holds_its_turn_until_its_thread_is_free(
         assert goes_on.wait(20)
         return Replay()
 
-    monkeypatch.setattr(store, "read_log", slow)
+    monkeypatch.setattr(log_history, "read_log", slow)
     far = stack.runtime.gateway._history._far
     left = asyncio.ensure_future(far.read("acme", stack.settings.response_ids.mint(0), 0))
     await until(lambda: reading.acquire(blocking=False), "it is read")

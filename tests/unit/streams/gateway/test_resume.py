@@ -16,8 +16,10 @@ from streams import redis_keys
 from streams.gateway import runtime
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.fan_out.pump import Pump
+from streams.gateway.history.log_history import LogHistory
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import STARTED_FROM_LOG, History, HistoryUnavailable, LogHistory, RedisHistory
+from streams.gateway.history.store import STARTED_FROM_LOG, History, RedisHistory
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.log.port import Committed, TopicPartition
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import (

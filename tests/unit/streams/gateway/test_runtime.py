@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 from websockets.asyncio.client import connect
 
-from streams.gateway.history.store import LogHistory
+from streams.gateway.history.log_history import LogHistory
 from streams.log.port import LogError, TopicPartition
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import KEY, PatientProducer, memory_log, serving, until

@@ -10,7 +10,8 @@ from openai.types.responses import Response
 from schemas.request import Request
 from streams import redis_keys
 from streams.clocks import now_ms
-from streams.gateway.history.store import HistoryUnavailable, connect_history
+from streams.gateway.history.store import connect_history
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.service import acceptance, resumption, stored_turns
 from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S
 from streams.gateway.stored import keeper as keeper_module

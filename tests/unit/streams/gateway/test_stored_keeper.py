@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from schemas.base import Scope
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
-from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.history.store import History
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.metrics import GatewayMetrics
 from streams.gateway.stored import keeper as keeper_module
 from streams.gateway.stored.keeper import MAX_FAILURES, READ_BACK_AT_ONCE, Keeper

@@ -1,7 +1,7 @@
 """What is watched elsewhere is known to its owner while it is, and nothing is ended while nobody can know."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from unittest import mock
 
 import pytest
@@ -27,14 +27,48 @@ async def client(settings: Settings) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def known(client: Redis, region: str) -> tuple[Watches, Clock]:
+    """Who has seen Redis' memory for as long as a lease lives."""
+    clock = Clock()
+    watches = Watches(client, region, clock)
+    await watches.known_for_s()
+    clock.now_s += LEASE_S
+    return watches, clock
+
+
 async def test_a_lease_is_seen_by_every_gateway_of_the_region_and_runs_out(settings: Settings, client: Redis) -> None:
     ids = [f"r{number}" for number in range(AT_ONCE + 1)]
-    said, asking = Watches(client, settings.region), Watches(client, settings.region)
+    said, (asking, _) = Watches(client, settings.region), await known(client, settings.region)
     await said.say(ids[1:])
     assert await asking.watched(ids) == set(ids[1:])
-    assert await Watches(client, "elsewhere").watched(ids) == set()
+    assert await (await known(client, "elsewhere"))[0].watched(ids) == set()
     for response_id in (ids[1], ids[-1]):
         assert 0 < await client.ttl(redis_keys.watched(settings.region, response_id)) <= LEASE_S
+
+
+async def test_a_memory_that_was_lost_is_not_believed_before_all_have_said_again(
+    settings: Settings, client: Redis
+) -> None:
+    said, (asking, clock) = Watches(client, settings.region), await known(client, settings.region)
+    await said.say([R])
+    with redis.Redis.from_url(settings.redis.url) as server:
+        server.delete(redis_keys.watched(settings.region, R), redis_keys.watches_epoch(settings.region))
+    with pytest.raises(WatchesUnknown):
+        await asking.watched([R])
+    clock.now_s += LEASE_S - 0.1
+    with pytest.raises(WatchesUnknown):
+        await asking.watched([R])
+    await said.say([R])
+    clock.now_s += 0.1
+    assert await asking.watched([R]) == {R}
 
 
 async def test_a_gateway_says_what_is_watched_there_at_once_and_again(
@@ -73,12 +107,12 @@ async def test_while_redis_is_away_it_goes_on_trying(monkeypatch: pytest.MonkeyP
         await away.watched(["r"])
     tried = 0
 
-    async def say(_: Watches, response_ids: Sequence[str]) -> None:
+    async def known_for_s(_: Watches) -> float:
         nonlocal tried
         tried += 1
         raise WatchesUnknown("away")
 
-    monkeypatch.setattr(Watches, "say", say)
+    monkeypatch.setattr(Watches, "known_for_s", known_for_s)
     saying = asyncio.ensure_future(away.tend(hub()))
     await until(lambda: tried > 2, "it was tried again")
     assert not saying.done()

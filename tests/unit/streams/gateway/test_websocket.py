@@ -13,7 +13,8 @@ from websockets.frames import Frame, Opcode
 from schemas.endings import EndingCode
 from schemas.websocket import Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.history.store import History, HistoryUnavailable
+from streams.gateway.history.store import History
+from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.websocket import session
 from streams.gateway.websocket.endpoint import origin_allowed
 from streams.gateway.websocket.protocol import MAX_STRANGERS_MESSAGE_BYTES, text_frame
