@@ -252,6 +252,19 @@ async def test_one_holds_a_batch_at_a_time(stores: Stores) -> None:
     assert [each.epoch for each in await batches.claim("three", 5)] == [3]
 
 
+async def test_who_runs_a_batch_takes_others_of_its_tenant_and_never_that_one_from_itself(stores: Stores) -> None:
+    batches = stores.batches
+    await add(stores, "of-acme")
+    await create(stores, "a", "b")
+    (held,) = await batches.claim("one", 1)
+    await stores.pass_time()
+    (other,) = await batches.claim("one", 5, [held.batch.batch_id])
+    assert {held.batch.batch_id, other.batch.batch_id} == {"a", "b"}
+    await stores.pass_time()
+    assert await batches.claim("one", 5, ["a", "b"]) == []
+    assert await batches.renew(held) == held
+
+
 async def test_what_is_renewed_is_held_on(stores: Stores) -> None:
     await add(stores, "of-acme")
     await create(stores, "b")

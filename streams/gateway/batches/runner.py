@@ -58,7 +58,8 @@ class Runner:
             if free <= 0:
                 self._give_turns()
                 return
-            for held in await self._services.batches.claim(self._owner, free):
+            running = [run.batch_id for run in self._runs.values()]
+            for held in await self._services.batches.claim(self._owner, free, running):
                 self._start(held)
         except MetadataUnavailable as error:
             _log.warning("batches_not_claimed", why=str(error), repeats=True)
