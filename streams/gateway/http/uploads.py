@@ -134,9 +134,9 @@ class Upload:
                 raise invalid("file", "Field required.")
             if not file.size_bytes:
                 raise invalid("file", "It is empty.")
-            there = await self._service.complete(file, lasts_s)
+            # From here on it may be there, whatever is heard of that. What is not is due in time.
             is_kept = True
-            return there
+            return await self._service.complete(file, lasts_s)
         finally:
             if file_id is not None and not is_kept:
                 await self._service.abandon(file_id)
