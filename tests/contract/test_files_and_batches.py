@@ -168,6 +168,14 @@ async def test_what_is_not_completed_in_time_is_due_and_completed_no_more(stores
     assert await stores.files.complete(file("f"), None, None) is None
 
 
+async def test_what_is_given_up_is_dropped_at_once(stores: Stores) -> None:
+    await stores.files.begin("acme", "f")
+    await stores.files.drop(["f"])
+    assert await stores.files.complete(file("f"), None, None) is None
+    await stores.pass_time()
+    assert await stores.files.due(10) == []
+
+
 async def test_a_file_expires_unless_a_batch_reads_it(stores: Stores) -> None:
     await add(stores, "f", "of-acme", lasts_ms=1_000_000)
     await create(stores, "b")

@@ -103,7 +103,7 @@ class MemoryFiles:
     async def drop(self, file_ids: Sequence[str]) -> None:
         rows = self._at_hand()
         for file_id in file_ids:
-            if (row := rows.get(file_id)) is not None and row.is_gone:
+            if (row := rows.get(file_id)) is not None and (row.is_gone or row.file is None):
                 del rows[file_id]
 
 
