@@ -176,6 +176,14 @@ async def test_what_is_not_completed_in_time_is_due_and_completed_no_more(stores
     assert await stores.files.complete(file("f"), None, None) is None
 
 
+async def test_what_is_given_up_is_dropped_at_once(stores: Stores) -> None:
+    await stores.files.begin("acme", "f")
+    await stores.files.drop(["f"])
+    assert await stores.files.complete(file("f"), None, None) is None
+    await stores.pass_time()
+    assert await stores.files.due(10) == []
+
+
 async def test_a_file_expires_unless_a_batch_reads_it(stores: Stores) -> None:
     await add(stores, "f", "of-acme", lasts_ms=1_000_000)
     await create(stores, "b")
@@ -335,6 +343,19 @@ async def test_whether_one_waits_for_somebody_to_hold_it(stores: Stores) -> None
     assert await batches.is_any_free()
     await batches.tell("acme", held.batch.batch_id, cancelled)
     assert not await batches.is_any_free()
+
+
+async def test_who_runs_a_batch_takes_others_of_its_tenant_and_never_that_one_from_itself(stores: Stores) -> None:
+    batches = stores.batches
+    await add(stores, "of-acme")
+    await create(stores, "a", "b")
+    (held,) = await batches.claim("one", 1)
+    await stores.pass_time()
+    (other,) = await batches.claim("one", 5, [held.batch.batch_id])
+    assert {held.batch.batch_id, other.batch.batch_id} == {"a", "b"}
+    await stores.pass_time()
+    assert await batches.claim("one", 5, ["a", "b"]) == []
+    assert await batches.renew(held) == held
 
 
 async def test_what_is_renewed_is_held_on(stores: Stores) -> None:

@@ -1,5 +1,6 @@
 """The lines of a batch's file: cut from pieces, and read. Pure."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ from streams.dialects.openai_batch import COMPLETIONS_URL
 from streams.dialects.openai_text_completion import parse_completion_request
 
 MAX_CUSTOM_ID_CHARS: Final = 128
+_BLANK_LINES: Final = re.compile(rb"\s*\n")
 
 
 class Line(NamedTuple):
@@ -38,15 +40,26 @@ class Lines:
 
     def feed(self, piece: bytes) -> Iterator[Line]:
         """Lines that end in it. Take all of them before the next piece."""
-        begin = 0
+        begin = self._behind_blank_lines(piece, 0)
         while (end := piece.find(b"\n", begin)) >= 0:
             self._hold(piece[begin:end])
             self._at += end + 1 - begin
-            begin = end + 1
             yield from self._line()
+            begin = self._behind_blank_lines(piece, end + 1)
         rest = piece[begin:]
         self._at += len(rest)
         self._hold(rest)
+
+    def _behind_blank_lines(self, piece: bytes, begin: int) -> int:
+        """Where the next line begins that is not blank: a file may consist of blank ones, which are passed over at
+        once."""
+        is_between_lines = not self._held and not self._is_too_long
+        if not is_between_lines or len(piece) > self._max_line_bytes:  # of which each may be too long
+            return begin
+        if (blank := _BLANK_LINES.match(piece, begin)) is None:
+            return begin
+        self._at += blank.end() - begin
+        return blank.end()
 
     def close(self) -> Iterator[Line]:
         """The last line, where no end of line stands behind it."""

@@ -1,6 +1,6 @@
 """Files and batches in memory: what the contracts' suites hold against the database, and gateways are tested on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -109,7 +109,7 @@ class MemoryFiles:
     async def drop(self, file_ids: Sequence[str]) -> None:
         rows = self._at_hand()
         for file_id in file_ids:
-            if (row := rows.get(file_id)) is not None and row.is_gone:
+            if (row := rows.get(file_id)) is not None and (row.is_gone or row.file is None):
                 del rows[file_id]
 
 
@@ -211,7 +211,7 @@ class MemoryBatches:
             row.ended_at_ms = self._files.clock()
         return row.held
 
-    async def claim(self, owner: str, most: int) -> list[Held]:
+    async def claim(self, owner: str, most: int, but: Collection[str] = ()) -> list[Held]:
         rows, now_ms = self._at_hand(), self._files.clock()
         held_of: dict[str, int] = {}
         free: dict[str, _BatchRow] = {}
@@ -219,7 +219,7 @@ class MemoryBatches:
             tenant_id = row.held.batch.tenant_id
             if row.held.batch.is_open and row.leased_until_ms > now_ms:
                 held_of[tenant_id] = held_of.get(tenant_id, 0) + 1
-            elif row.held.batch.is_open:
+            elif row.held.batch.is_open and row.held.batch.batch_id not in but:
                 free.setdefault(tenant_id, row)
         taken = sorted(free.items(), key=lambda each: held_of.get(each[0], 0))[:most]
         for _, row in taken:

@@ -47,3 +47,15 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "metadata": batch.metadata,
     }
+
+
+def file_bytes(file: StoredFile) -> int:
+    """Of memory, about: what it and its object take while that is told."""
+    return 2_048 + 8 * len(file.filename)
+
+
+def batch_bytes(batch: Batch) -> int:
+    """The same of a batch."""
+    texts = [f"{name}{value}" for name, value in (batch.metadata or {}).items()]
+    texts += [each.message for each in batch.problems]
+    return 8_192 + sum(512 + 8 * len(text) for text in texts)

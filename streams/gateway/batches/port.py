@@ -4,7 +4,7 @@ One gateway at a time holds a batch, for as long as it renews its lease. Each le
 earlier one changes nothing any more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 from streams.gateway.batches.core import Batch, Held
@@ -64,9 +64,9 @@ class Batches(Protocol):
         nothing is written.
         """
 
-    async def claim(self, owner: str, most: int) -> list[Held]:
+    async def claim(self, owner: str, most: int, but: Collection[str] = ()) -> list[Held]:
         """Open batches that nobody holds, held by this owner from now on: of each tenant the one that nobody has held
-        for longest, and first of whom fewer are held.
+        for longest, and first of whom fewer are held. None of `but`: who runs one is not to take it from itself.
         """
 
     async def is_any_free(self) -> bool:

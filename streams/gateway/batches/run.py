@@ -223,8 +223,8 @@ class BatchRun:
         part = Part(epoch=self.held.epoch)
         source = self._source_from(0, 0)
         try:
-            while (lines := await source.take(VALIDATED_TOGETHER)) and not found.has_too_many:
-                errors = await asyncio.to_thread(found.add, lines)
+            while not source.has_ended and not found.has_too_many:
+                errors = await asyncio.to_thread(found.add, await source.take(VALIDATED_TOGETHER))
                 if errors:
                     await services.blobs.append(self._part_name(part.epoch, ERRORS), part.error_bytes, errors)
                     part = part.model_copy(update={"error_bytes": part.error_bytes + len(errors)})
@@ -272,7 +272,7 @@ class BatchRun:
     async def _taken(self, source: Source) -> list[Line]:
         room = self._services.options.lines_in_flight - self.held.progress.in_flight
         try:
-            return await source.take(min(room, SENT_TOGETHER))
+            return await source.next(min(room, SENT_TOGETHER), self._keep)
         except BaseException:
             await self._close_source()  # It is read again from what was sent.
             raise
@@ -421,7 +421,7 @@ class BatchRun:
         await self._close_source()
         source = self._source_from(progress.swept_lines, progress.swept_bytes)
         try:
-            lines = await source.take(SWEPT_TOGETHER)
+            lines = await source.next(SWEPT_TOGETHER, self._keep)
         finally:
             await source.close()
         if not lines:

@@ -61,7 +61,8 @@ class Runner:
                 await self._give_turns()
                 return
             self._leaving.clear()
-            for held in await self._services.batches.claim(self._owner, free):
+            running = [run.batch_id for run in self._runs.values()]
+            for held in await self._services.batches.claim(self._owner, free, running):
                 self._start(held)
         except MetadataUnavailable as error:
             _log.warning("batches_not_claimed", why=str(error), repeats=True)

@@ -122,12 +122,16 @@ class BatchService:
             raise no_room()
         return there
 
-    async def abandon(self, file_id: str) -> None:
-        """Of a file that will not be completed: its row goes in time, its bytes now, or with it."""
+    async def abandon(self, file_id: str, *, is_over: bool = True) -> None:
+        """Of a file that is not there, and will not be: its bytes go now, and its row with them. Not where something
+        may still come of it (`is_over`): then its row stays until it is due, and whatever came goes with it.
+        """
         try:
             await self._blobs.delete(blob_of(file_id))
-        except BlobsUnavailable as error:
-            _log.warning("blob_not_deleted", file_id=file_id, why=str(error))
+            if is_over:
+                await self._files.drop([file_id])
+        except (MetadataUnavailable, BlobsUnavailable) as error:
+            _log.warning("file_not_removed", file_id=file_id, why=str(error))  # It is due in time.
 
     async def file(self, principal: Principal, file_id: str, param: str = "file_id") -> StoredFile:
         is_id = _ID.fullmatch(file_id) is not None

@@ -1,6 +1,6 @@
 """Batches in the database, in SQL that SQLite and Postgres both speak. Whoever opened the database closes it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, delete, func, select, tuple_, update
@@ -101,9 +101,9 @@ class SqlBatches:
 
         return await self._database.write(work)
 
-    async def claim(self, owner: str, most: int) -> list[Held]:
+    async def claim(self, owner: str, most: int, but: Collection[str] = ()) -> list[Held]:
         # Looked for without the writers' lock: most of the time there is none.
-        wanted = await self._database.read(lambda connection: _free(connection, most))
+        wanted = await self._database.read(lambda connection: _free(connection, most, but))
         if not wanted:
             return []
 
@@ -204,14 +204,15 @@ def _told(held: Held, now_ms: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _free(connection: Connection, most: int) -> list[str]:
+def _free(connection: Connection, most: int, but: Collection[str]) -> list[str]:
     """Of each tenant the one that nobody has held for longest; first of whom fewer are held."""
     now_ms = database_now_ms(connection)
     is_held = and_(_B.is_open == 1, _B.leased_until_ms > now_ms)
     counts = select(_B.tenant_id, func.count().label("held")).where(is_held).group_by(_B.tenant_id)
     held_of = {row.tenant_id: row.held for row in connection.execute(counts)}
     place = func.row_number().over(partition_by=_B.tenant_id, order_by=_BY_WAIT).label("place")
-    free = select(_B.tenant_id, *_BY_WAIT, place).where(_B.is_open == 1, _B.leased_until_ms <= now_ms).subquery()
+    is_free = and_(_B.is_open == 1, _B.leased_until_ms <= now_ms, _B.batch_id.not_in(but))
+    free = select(_B.tenant_id, *_BY_WAIT, place).where(is_free).subquery()
     query = select(free.c.tenant_id, free.c.batch_id).where(free.c.place == 1)
     found = list(connection.execute(query.order_by(*(free.c[each.name] for each in _BY_WAIT)).limit(CLAIMED_AMONG)))
     found.sort(key=lambda row: held_of.get(row.tenant_id, 0))

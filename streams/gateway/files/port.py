@@ -89,7 +89,7 @@ class Files(Protocol):
         """
 
     async def drop(self, file_ids: Sequence[str]) -> None:
-        """Of those that are due."""
+        """Of those that are due, deleted or not completed. One that is there stays."""
 
 
 def blob_of(file_id: str) -> str:

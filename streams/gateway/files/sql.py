@@ -114,7 +114,8 @@ class SqlFiles:
         return await self._database.write(work)
 
     async def drop(self, file_ids: Sequence[str]) -> None:
-        deletion = delete(FILES).where(_F.file_id.in_(file_ids), _F.gone_at_ms.is_not(None))
+        is_not_there = or_(_F.gone_at_ms.is_not(None), _F.created_at_ms.is_(None))
+        deletion = delete(FILES).where(_F.file_id.in_(file_ids), is_not_there)
         if file_ids:
             await self._database.write(lambda connection: connection.execute(deletion))
 

@@ -1,8 +1,8 @@
 """OpenAI's files and batches over HTTP."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Annotated, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -12,20 +12,24 @@ from streams.at_once import TooManyAtOnce
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.openai_batch import deleted_object, list_object, parse_batch_body
 from streams.directory import KeyScope
-from streams.gateway.batches.objects import batch_object, file_object
+from streams.gateway.batches.objects import batch_bytes, batch_object, file_bytes, file_object
 from streams.gateway.batches.service import TURN_TIMEOUT_S, BatchService
 from streams.gateway.files.port import Page
 from streams.gateway.http.answers import json_bytes, json_response
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.openapi import body_of, form_of
 from streams.gateway.http.uploads import Upload
+from streams.gateway.http.whole import told_whole
 from streams.gateway.idempotency.keyed import Keyed, digest_of
 from streams.gateway.request_headers import api_key_of, idempotency_key_of
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import too_many_at_once
 from streams.gateway.service.service import Gateway
 
-MAX_BODY_BYTES = 65_536
+MAX_BODY_BYTES: Final = 65_536
+MOST_FILES: Final = 1_000
+"""Of one page, whatever is asked for: OpenAI's may have ten times as many."""
+_Row = TypeVar("_Row")
 After = Annotated[str | None, Query(max_length=200, description="The id of the last one that was seen.")]
 
 
@@ -34,6 +38,20 @@ def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> N
         principal = gateway.permitted(api_key_of(request.headers), KeyScope.RESPONSES)
         principal.require_key("files and batches")
         return principal
+
+    async def listed(
+        principal: Principal, found: Awaitable[Sequence[_Row]], most: int, size_of: Callable[[_Row], int],
+        told: Callable[[_Row], dict[str, Any]],
+    ) -> Response:  # fmt: skip
+        """A page of the rows that are found; `size_of`: what one takes of memory until it has been told."""
+        tenant_id = principal.tenant.tenant_id
+        with ExitStack() as share:
+            held = share.enter_context(gateway.shares.answer(tenant_id))
+            rows = await found
+            return await told_whole(
+                gateway, tenant_id, sum(map(size_of, rows)),
+                lambda: list_object([told(row) for row in rows[:most]], has_more=len(rows) > most), share, held,
+            )  # fmt: skip
 
     @app.post("/v1/files", openapi_extra=form_of("FileForm"), tags=["files"])
     async def upload_file(request: Request) -> Response:
@@ -46,10 +64,10 @@ def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> N
         request: Request, after: After = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000,
         order: Literal["asc", "desc"] = "desc", purpose: Annotated[str | None, Query(max_length=64)] = None,
     ) -> Response:  # fmt: skip
-        """Your files, uploaded ones and those that batches have made."""
-        found = await service.files(permitted(request), Page(after, limit, order, purpose))
-        data = [file_object(file) for file in found[:limit]]
-        return json_response(json_bytes(list_object(data, has_more=len(found) > limit)))
+        """Your files, uploaded ones and those that batches have made; of a higher `limit` the first 1,000."""
+        principal, most = permitted(request), min(limit, MOST_FILES)
+        found = service.files(principal, Page(after, most, order, purpose))
+        return await listed(principal, found, most, file_bytes, file_object)
 
     @app.get("/v1/files/{file_id}", tags=["files"])
     async def get_file(request: Request, file_id: str) -> Response:
@@ -93,9 +111,9 @@ def add_batch_routes(app: FastAPI, gateway: Gateway, service: BatchService) -> N
         request: Request, after: After = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
         """Your batches, the newest first."""
-        found = await service.batches(permitted(request), Page(after, limit))
-        data = [batch_object(batch) for batch in found[:limit]]
-        return json_response(json_bytes(list_object(data, has_more=len(found) > limit)))
+        principal = permitted(request)
+        found = service.batches(principal, Page(after, limit))
+        return await listed(principal, found, limit, batch_bytes, batch_object)
 
     @app.get("/v1/batches/{batch_id}", tags=["batches"])
     async def get_batch(request: Request, batch_id: str) -> Response:

@@ -120,14 +120,14 @@ class ConversationApi:
     async def listed(self, request: Request, after: str | None, limit: int, user: str | None) -> Response:
         principal = self._permitted(request)
         owner = self._gateway.end_user_of(principal, user) if user else None
-        found, has_more = await self._objects.listed(principal, owner, after, limit)
-        return _json(
-            {
-                "object": "list", "data": [_named_object(each) for each in found], "has_more": has_more,
-                "first_id": found[0].conversation_id if found else None,
-                "last_id": found[-1].conversation_id if found else None,
-            }
-        )  # fmt: skip
+        tenant_id = principal.tenant.tenant_id
+        with ExitStack() as share:
+            held = share.enter_context(self._gateway.shares.answer(tenant_id))
+            found, has_more = await self._objects.listed(principal, owner, after, limit)
+            size_bytes = sum(map(_listed_bytes, found))
+            return await told_whole(
+                self._gateway, tenant_id, size_bytes, lambda: _page(found, has_more), share, held
+            )  # fmt: skip
 
     async def show(
         self, request: Request, conversation_id: str, limit: int, branch: str | None, before: str | None
@@ -187,6 +187,20 @@ def _named(conversation: Conversation) -> Response:
 def _named_object(conversation: Conversation) -> dict[str, Any]:
     told = conversation_object(conversation.conversation_id, conversation.created_at_ms, conversation.metadata)
     return {**told, "title": conversation.title, "updated_at": conversation.updated_at_ms // 1_000}
+
+
+def _listed_bytes(conversation: Conversation) -> int:
+    """Of memory, about: what it and its object take while that is told."""
+    texts = [f"{name}{value}" for name, value in conversation.metadata.items()]
+    return 2_048 + 8 * len(conversation.title) + sum(512 + 8 * len(text) for text in texts)
+
+
+def _page(found: Sequence[Conversation], has_more: bool) -> dict[str, Any]:
+    return {
+        "object": "list", "data": [_named_object(each) for each in found], "has_more": has_more,
+        "first_id": found[0].conversation_id if found else None,
+        "last_id": found[-1].conversation_id if found else None,
+    }  # fmt: skip
 
 
 def _answered(turn: StoredTurn, ended: Ended) -> AnsweredTurn | None:

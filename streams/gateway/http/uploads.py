@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from streams.at_once import TooManyAtOnce
 from streams.gateway.batches.service import TURN_TIMEOUT_S, BatchService, no_room
@@ -115,6 +115,7 @@ class Upload:
         file_id: str | None = None
         file: StoredFile | None = None
         is_kept = False
+        is_over = False
         try:
             for _ in range(MAX_PARTS):
                 if (part := await form.next()) is None:
@@ -134,12 +135,16 @@ class Upload:
                 raise invalid("file", "Field required.")
             if not file.size_bytes:
                 raise invalid("file", "It is empty.")
-            there = await self._service.complete(file, lasts_s)
+            # From here on it may be there, whatever is heard of that. What is not is due in time.
             is_kept = True
-            return there
+            return await self._service.complete(file, lasts_s)
+        except (ApiError, ClientDisconnect) as error:
+            # Of whatever else, what was begun at a store may be done by it later.
+            is_over = not isinstance(error, ApiError) or error.status < 500
+            raise
         finally:
             if file_id is not None and not is_kept:
-                await self._service.abandon(file_id)
+                await self._service.abandon(file_id, is_over=is_over)
 
     async def _bounded(self, content: AsyncIterator[bytes], most_bytes: int) -> AsyncIterator[bytes]:
         size_bytes = 0

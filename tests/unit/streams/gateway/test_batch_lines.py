@@ -17,6 +17,7 @@ from tests.unit.streams.gateway.batch_stories import CHAT, custom_ids, line
 TEXT = "/v1/completions"
 ID = f"resp_local-3_{'a' * 32}"
 GOOD: dict[str, Any] = json.loads(line("a"))
+BLANK = st.sampled_from([b"", b" ", b"\r", b"\t \x0b\x0c\r"])
 
 
 def cut(content: bytes, sizes: list[int], most: int = 1_000, *, number: int = 0, at: int = 0) -> list[Line]:
@@ -30,7 +31,7 @@ def cut(content: bytes, sizes: list[int], most: int = 1_000, *, number: int = 0,
 
 
 @given(
-    texts=st.lists(st.binary(max_size=12).map(lambda each: each.replace(b"\n", b"")), max_size=8),
+    texts=st.lists(BLANK | st.binary(max_size=12).map(lambda each: each.replace(b"\n", b"")), max_size=8),
     sizes=st.lists(st.integers(0, 9), max_size=12), ends=st.booleans(),
 )  # fmt: skip
 def test_however_a_file_comes_its_lines_are_the_same(texts: list[bytes], sizes: list[int], ends: bool) -> None:
@@ -41,6 +42,19 @@ def test_however_a_file_comes_its_lines_are_the_same(texts: list[bytes], sizes: 
     assert found == cut(content, [])
     for each in found:
         assert cut(content[each.end :], sizes, number=each.number + 1, at=each.end) == found[each.number + 1 :]
+
+
+@given(
+    texts=st.lists(st.text("x \t\r", max_size=9).map(str.encode), max_size=12),
+    sizes=st.lists(st.integers(0, 30), max_size=12), most=st.integers(1, 9),
+)  # fmt: skip
+def test_however_a_file_comes_the_same_of_its_blank_lines_are_too_long(
+    texts: list[bytes], sizes: list[int], most: int
+) -> None:
+    content = b"\n".join(texts)
+    expected = [None if len(text) > most else text for text in texts if len(text) > most or text.strip()]
+    assert [each.raw for each in cut(content, sizes, most)] == expected
+    assert cut(content, sizes, most) == cut(content, [1] * len(content), most)
 
 
 @given(sizes=st.lists(st.integers(1, 30), max_size=12))

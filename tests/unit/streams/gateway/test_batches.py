@@ -312,11 +312,13 @@ async def test_a_wrong_form_names_its_field_and_leaves_nothing(
 
 async def test_what_is_no_form_is_refused(stack: Stack) -> None:
     async with client(stack) as http:
-        for content_type in ("application/json", "multipart/form-data", "text/plain"):
+        hostile = f'multipart/form-data; boundary="{";" * 20_000}'
+        for content_type in ("application/json", "multipart/form-data", "text/plain", hostile):
             refused = await http.post("/v1/files", content=b"{}", headers={"content-type": content_type})
             assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unsupported_media_type")
         body, headers = form(PURPOSE, FILE)
-        for cut in (body[:-4], body[:40], b"", b"--b\r\nX: y\r\n\r\n"):
+        odd = b"--b\r\nContent-Disposition: form-data; name*=a; name*0=b\r\n\r\n"
+        for cut in (body[:-4], body[:40], b"", b"--b\r\nX: y\r\n\r\n", odd):
             refused = await http.post("/v1/files", content=cut, headers=headers)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "body"), cut
 

@@ -1,11 +1,15 @@
 """Forms as they come: however they are cut, they are the same, and what is none is refused."""
 
+from contextlib import suppress
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.gateway.http.multipart import (
     MAX_HEAD_BYTES,
+    MAX_PARAMETERS,
     MAX_PREAMBLE_BYTES,
     Malformed,
     Multipart,
@@ -13,6 +17,7 @@ from streams.gateway.http.multipart import (
     PartEnds,
     boundary_in,
 )
+from tests.unit.streams.gateway.counted_calls import calls_in
 
 Part = tuple[PartBegins, bytes]
 BOUNDARY = b"bound"
@@ -73,6 +78,7 @@ def test_a_form_that_is_cut_off_has_not_ended(parts: list[tuple[str, bytes]], at
         ('form-data; name="file"; filename="a b.jsonl"', "a b.jsonl"),
         ('form-data; name="file"; filename="q%22uote.jsonl"', 'q"uote.jsonl'),
         ("form-data; name=file; filename*=UTF-8''na%C3%AFve.jsonl", "naïve.jsonl"),
+        ('form-data; name="file"; filename="C:\\a \\\\ \\"b;\\".jsonl"', 'C:\\a \\ "b;".jsonl'),
         ('form-data; name="file"', None),
     ],
 )
@@ -110,7 +116,56 @@ def test_a_part_ends() -> None:
         ("multipart/form-data; boundary=b", b"b"), ('multipart/form-data; boundary="a b"', b"a b"),
         ("multipart/form-data", None), ("application/json; boundary=b", None), ("", None),
         (f"multipart/form-data; boundary={'b' * 71}", None),
+        ("Multipart/Form-Data; charset=utf-8;; Boundary=b ; ", b"b"), ("multipart/form-data; boundary", None),
+        (f"multipart/form-data; x={'y' * 300}; boundary=b", None), ('multipart/form-data; boundary="b', None),
     ],
 )  # fmt: skip
 def test_a_form_says_where_its_parts_end(content_type: str, boundary: bytes | None) -> None:
     assert boundary_in(content_type) == boundary
+
+
+@pytest.mark.parametrize("hostile", [";", '"', "\\", '\\"', '=";', ";x=y", ";x*0=y", "'", " ", "\u00e9"])
+def test_a_header_costs_no_more_the_longer_it_is(hostile: str) -> None:
+    """However long: a stranger's is read on the event loop."""
+
+    def read(begins: str, most_chars: int) -> None:
+        header = f"{begins}{hostile * (most_chars // len(hostile.encode()))}"
+        boundary_in(f"multipart/form-data; {header}")
+        with suppress(Malformed):
+            parsed(f"--bound\r\nContent-Disposition: form-data; {header}\r\n\r\n".encode(), [])
+
+    for begins in ('boundary="', 'name="', "name=", "name*=utf-8''", ""):
+        few, many = (calls_in(partial(read, begins, most_chars)) for most_chars in (200, MAX_HEAD_BYTES - 200))
+        assert many <= few + 10, begins
+
+
+@pytest.mark.parametrize(
+    ("header", "begins"),
+    [
+        ("form-data; name=file; filename*=undefined''x", PartBegins("file", None)),
+        ("form-data; name=file; filename*=x; filename=y", PartBegins("file", "y")),
+        ("form-data; name=file; filename*=utf-8''%FF%", PartBegins("file", "\ufffd%")),
+        (f"form-data; name=file; filename*{'1' * 5_000}=x", PartBegins("file", None)),
+        ("form-data; name*=a; name*0=b", None), ('form-data; name="file', None), ('form-data; name=a"b', None),
+        (f"form-data; {'x=y; ' * MAX_PARAMETERS}name=file", None), ("form-data; =x", None), (";", None),
+    ],
+    ids=lambda each: str(each)[:40],
+)  # fmt: skip
+def test_an_odd_header_is_read_or_refused(header: str, begins: PartBegins | None) -> None:
+    body = f"--bound\r\nContent-Disposition: {header}\r\n\r\nx\r\n--bound--".encode()
+    if begins is None:
+        with pytest.raises(Malformed):
+            parsed(body, [])
+    else:
+        assert parsed(body, []) == ([(begins, b"x")], True)
+
+
+PIECES_OF_HEADERS = [*"\"\\;=*'% \r01é", "name", "filename", "form-data", "utf-8", "\ud800"]
+
+
+@given(st.lists(st.sampled_from(PIECES_OF_HEADERS)).map("".join))
+def test_whatever_a_header_says_it_is_read_or_refused(header: str) -> None:
+    raw = header.encode(errors="surrogatepass")
+    with suppress(Malformed):
+        parsed(b"--bound\r\nContent-Disposition: form-data;" + raw + b"\r\n\r\nx\r\n--bound--", [])
+    boundary_in(f"multipart/form-data;{header}")
