@@ -19,7 +19,7 @@ are on the log already.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -35,12 +35,13 @@ from streams.gateway.batches import core
 from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
 from streams.gateway.batches.line_log import LineLog, SignedLine
 from streams.gateway.batches.lines import BrokenLine, Line, custom_id_of, read_line
+from streams.gateway.batches.making import ERRORS, OUTPUT, Kind, Making, part_name
 from streams.gateway.batches.port import LEASE_MS, Batches, Event
 from streams.gateway.batches.results import Results
 from streams.gateway.batches.source import Source
 from streams.gateway.batches.told import Place, Told, not_run, told_of
 from streams.gateway.batches.validation import Validation
-from streams.gateway.files.port import Files, StoredFile, blob_of
+from streams.gateway.files.port import Files, blob_of
 from streams.settings import MAX_BODY_BYTES, BatchSettings
 from streams.topics import DAY_MS
 
@@ -55,7 +56,6 @@ LOOK_EVERY_MS: Final = 2_000
 """At what stands: it may be cancelled."""
 RENEW_EVERY_MS: Final = LEASE_MS // 4
 WAIT_S: Final = 0.5
-OUTPUT, ERRORS = "output", "errors"
 
 _log = structlog.get_logger()
 
@@ -442,9 +442,10 @@ class BatchRun:
         services = self._services
         services.results.leave(self)
         await self._close_source()
+        making = Making(services.files, services.blobs, services.options.kept_days * DAY_MS, self._keep)
         try:
-            output_id = await self._file_of(OUTPUT, sum(part.output_bytes for part in self.held.progress.parts))
-            error_id = await self._file_of(ERRORS, sum(part.error_bytes for part in self.held.progress.parts))
+            output_id = await making.file_of(self.held, OUTPUT)
+            error_id = await making.file_of(self.held, ERRORS)
         except (BlobMissing, BlobChanged):
             await self._lose_output()
             return
@@ -457,39 +458,14 @@ class BatchRun:
         _log.error("batch_output_lost", batch_id=self.batch_id)
         await self.give_up("output_lost", "What the batch's lines told is not there any more.")
 
-    async def _file_of(self, kind: str, size_bytes: int) -> str | None:
-        """The same each time: the parts do not change any more."""
-        if not size_bytes:
-            return None
-        batch, services = self.held.batch, self._services
-        file_id = f"file-{kind}-{batch.batch_id.removeprefix('batch_')}"
-        await services.files.begin(batch.tenant_id, file_id)
-        written = await services.blobs.write(blob_of(file_id), self._parts_of(kind))
-        file = StoredFile(
-            file_id, batch.tenant_id, f"{batch.batch_id}_{kind}.jsonl", "batch_output", written.size_bytes,
-            written.sha256, 0, None,
-        )  # fmt: skip
-        made = await services.files.complete(file, None, services.options.kept_days * DAY_MS)
-        return None if made is None else file_id
-
-    async def _parts_of(self, kind: str) -> AsyncIterator[bytes]:
-        for part in self.held.progress.parts:
-            size_bytes = part.output_bytes if kind == OUTPUT else part.error_bytes
-            if size_bytes:
-                name = self._part_name(part.epoch, kind)
-                async with aclosing(self._services.blobs.read(name, 0, size_bytes)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                        await self._keep()
-
     async def _tidy(self) -> None:
         self._services.results.leave(self)
         await self._services.blobs.delete_under(name_of("batches", self.batch_id))
         self._services.killed_after(10)
         await self._change(lambda held, _: core.tidied(held))
 
-    def _part_name(self, epoch: int, kind: str) -> str:
-        return name_of("batches", self.batch_id, f"{epoch}.{kind}")
+    def _part_name(self, epoch: int, kind: Kind) -> str:
+        return part_name(self.batch_id, epoch, kind)
 
     async def close(self) -> None:
         self._services.results.leave(self)
