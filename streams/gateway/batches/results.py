@@ -67,7 +67,9 @@ class Results:
         self._wanted.set()
 
     def leave(self, follower: Follower) -> None:
-        self._followers.pop(follower.batch_id, None)
+        """Whoever follows in its stead is told on."""
+        if self._followers.get(follower.batch_id) is follower:
+            del self._followers[follower.batch_id]
 
     def reached(self) -> tuple[int, ...]:
         """By partition: all that stands below was told to who follows."""

@@ -55,6 +55,7 @@ FULL_BYTES: Final = 16_777_216
 LOOK_EVERY_MS: Final = 2_000
 """At what stands: it may be cancelled."""
 RENEW_EVERY_MS: Final = LEASE_MS // 4
+BEAT_EVERY_S: Final = LEASE_MS / 4_000
 WAIT_S: Final = 0.5
 
 _log = structlog.get_logger()
@@ -205,8 +206,21 @@ class BatchRun:
         batch, progress = self.held.batch, self.held.progress
         return batch.status not in FINAL and line < batch.total and not progress.has_ended(line)
 
+    async def beat(self) -> None:
+        """Until cancelled, beside the steps: renews the lease while one of them takes long. That it is lost is found by
+        who looks.
+        """
+        while True:
+            await asyncio.sleep(BEAT_EVERY_S)
+            if monotonic_ms() - self._looked_at_ms < RENEW_EVERY_MS:
+                continue
+            try:
+                await self._services.batches.renew(self.held)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next step meets it too
+                _log.warning("batch_lease_not_renewed", batch_id=self.batch_id, why=str(error)[:200], repeats=True)
+
     async def _keep(self) -> None:
-        """The lease, in the middle of what takes long."""
+        """What stands is looked at in the middle of what takes long, too."""
         if monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
 

@@ -32,7 +32,7 @@ class Runner:
         self._owner = owner
         self._runs: dict[asyncio.Task[None], BatchRun] = {}
         self._awoken = asyncio.Event()
-        self._began_s: dict[str, float] = {}
+        self._began_s: dict[asyncio.Task[None], float] = {}
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -68,30 +68,32 @@ class Runner:
     def _give_turns(self) -> None:
         """The one that has run longest stops; whoever claims next takes who has waited longest."""
         now_s = asyncio.get_running_loop().time()
-        oldest = min(self._runs, key=lambda task: self._began_s[self._runs[task].batch_id])
-        if now_s - self._began_s[self._runs[oldest].batch_id] >= TURN_S:
+        oldest = min(self._runs, key=self._began_s.__getitem__)
+        if now_s - self._began_s[oldest] >= TURN_S:
             oldest.cancel()
 
     def _start(self, held: Held) -> None:
         run = BatchRun(held, self._services)
-        self._began_s[run.batch_id] = asyncio.get_running_loop().time()
         task = asyncio.ensure_future(self._drive(run))
         self._runs[task] = run
+        self._began_s[task] = asyncio.get_running_loop().time()
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         run = self._runs.pop(task)
-        self._began_s.pop(run.batch_id, None)
+        del self._began_s[task]
         self.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("batch_run_failed", batch_id=run.batch_id, why=type(error).__name__)
 
     async def _drive(self, run: BatchRun) -> None:
+        beating = asyncio.ensure_future(run.beat())
         try:
             await self._until_done(run)
         except LostLease:
             _log.warning("batch_held_elsewhere", batch_id=run.batch_id)
         finally:
+            beating.cancel()
             await run.close()
             await self._release(run)
 

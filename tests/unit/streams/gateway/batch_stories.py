@@ -94,7 +94,8 @@ class StoryResults:
         self._reached = list(follower.positions)
 
     def leave(self, follower: Follower) -> None:
-        self._follower = None
+        if self._follower is follower:
+            self._follower = None
 
     def reached(self) -> tuple[int, ...]:
         return tuple(self._reached)
