@@ -19,27 +19,27 @@ are on the log already.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
-from pydantic import ValidationError
 
-from schemas.batch import BatchResult
 from streams.blobs.port import BlobChanged, BlobMissing, Blobs, name_of
 from streams.clocks import monotonic_ms
 from streams.gateway.batches import core
+from streams.gateway.batches.arrivals import Arrivals, Arrived
 from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
-from streams.gateway.batches.line_log import LineLog, SignedLine
-from streams.gateway.batches.lines import BrokenLine, Line, custom_id_of, read_line
+from streams.gateway.batches.ends import Ends
+from streams.gateway.batches.line_log import LineLog
+from streams.gateway.batches.lines import Line
 from streams.gateway.batches.making import ERRORS, OUTPUT, Kind, Making, part_name
 from streams.gateway.batches.port import LEASE_MS, Batches, Event
 from streams.gateway.batches.results import Results
 from streams.gateway.batches.source import Source
-from streams.gateway.batches.told import Place, Told, not_run, told_of
+from streams.gateway.batches.told import Place, Told
 from streams.gateway.batches.validation import Validation
 from streams.gateway.files.port import Files, blob_of
 from streams.settings import MAX_BODY_BYTES, BatchSettings
@@ -47,16 +47,10 @@ from streams.topics import DAY_MS
 
 VALIDATED_TOGETHER: Final = 128
 SWEPT_TOGETHER: Final = 1_024
-SAVED_LINES: Final = 256
-SAVED_BYTES: Final = 4_194_304
-SAVED_AFTER_MS: Final = 500
-FULL_BYTES: Final = 16_777_216
-"""Of results that wait to be written; no more are read meanwhile."""
 LOOK_EVERY_MS: Final = 2_000
 """At what stands: it may be cancelled."""
 RENEW_EVERY_MS: Final = LEASE_MS // 4
 BEAT_EVERY_S: Final = LEASE_MS / 4_000
-WAIT_S: Final = 0.5
 
 _log = structlog.get_logger()
 
@@ -79,24 +73,13 @@ class Services:
     killed_after: Callable[[int], None] = lambda _step: None
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    custom_id: str
-    value: bytes
-
-
 class BatchRun:
     """`step` again and again, until it says that nothing is left to be done here."""
 
     def __init__(self, held: Held, services: Services) -> None:
         self.held = held
         self._services = services
-        self._arrived: dict[int, _Arrived] = {}
-        self._arrived_bytes = 0
-        self._arrived_at_ms = 0
-        self._has_arrived = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._arrivals = Arrivals()
         self._source: Source | None = None
         self._unsent: list[Line] = []
         self._has_cancelled = False
@@ -117,23 +100,11 @@ class BatchRun:
         return self.held.progress.positions
 
     async def room(self) -> None:
-        await self._has_room.wait()
+        await self._arrivals.room()
 
     def take(self, place: Place, value: bytes) -> None:
-        if place.line in self._arrived or not self._is_awaited(place.line):
-            return
-        if not self._arrived:
-            self._arrived_at_ms = monotonic_ms()
-        self._arrived[place.line] = _Arrived(place.custom_id, value)
-        self._count_arrived(len(value))
-        self._has_arrived.set()
-
-    def _count_arrived(self, size_bytes: int) -> None:
-        self._arrived_bytes += size_bytes
-        if self._arrived_bytes < FULL_BYTES:
-            self._has_room.set()
-        else:
-            self._has_room.clear()
+        if self._is_awaited(place.line):
+            self._arrivals.put(place.line, Arrived(place.custom_id, value))
 
     # Steps
 
@@ -146,7 +117,8 @@ class BatchRun:
         if self._is_unsure or monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
         following = next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)
-        if self._arrived and (following not in (Next.COLLECT, Next.SEND) or self._is_due()):
+        is_due = self._arrivals.is_due(self.held.progress.in_flight)
+        if self._arrivals and (following not in (Next.COLLECT, Next.SEND) or is_due):
             await self._save_arrived()
             return True
         try:
@@ -199,8 +171,7 @@ class BatchRun:
             raise LostLease
         self._looked_at_ms = monotonic_ms()
         self.held = held
-        for line in [line for line in self._arrived if not self._is_awaited(line)]:
-            self._count_arrived(-len(self._arrived.pop(line).value))
+        self._arrivals.keep(self._is_awaited)
 
     def _is_awaited(self, line: int) -> bool:
         batch, progress = self.held.batch, self.held.progress
@@ -271,12 +242,13 @@ class BatchRun:
         lines = self._unsent = self._unsent or await self._taken(self._source)
         if not lines:
             raise BlobChanged(held.batch.input_file_id)
-        signed, told = await asyncio.to_thread(self._signed, lines)
+        ends = self._ends()
+        signed, told = await asyncio.to_thread(ends.signed, lines, services.clock_ms())
         too_large = await services.log.publish(signed)
         services.killed_after(4)
         for each in too_large:
             message = "The line is larger than a record may be."
-            told[each.line] = self._not_run(each.line, each.custom_id, "line_too_large", message)
+            told[each.line] = ends.not_run(each.line, each.custom_id, "line_too_large", message)
         last = lines[-1]
         await self._save(told, lambda held, _: core.sent(held, last.number + 1, last.end))
         self._unsent = []
@@ -290,28 +262,8 @@ class BatchRun:
             await self._close_source()  # It is read again from what was sent.
             raise
 
-    def _signed(self, lines: Sequence[Line]) -> tuple[list[SignedLine], dict[int, Told]]:
-        """On a thread. Of lines that have not ended; and what is told of those that cannot run after all, as where this
-        release takes less than the one that read them first.
-        """
-        held, now_ms = self.held, self._services.clock_ms()
-        signed: list[SignedLine] = []
-        told: dict[int, Told] = {}
-        for line in lines:
-            if line.number >= held.batch.total or held.progress.has_ended(line.number):
-                continue
-            try:
-                asked = read_line(line.raw, held.batch.endpoint)
-            except BrokenLine as broken:
-                told[line.number] = self._not_run(
-                    line.number, broken.custom_id, broken.code, broken.message, broken.param
-                )
-            else:
-                signed.append(self._services.log.signed(held.batch, line.number, asked, now_ms))
-        return signed, told
-
-    def _not_run(self, line: int, custom_id: str, code: str, message: str = "", param: str | None = None) -> Told:
-        return not_run(self._services.log.id_of(self.held.batch, line), custom_id, code, message, param)
+    def _ends(self) -> Ends:
+        return Ends(self._services.log, self.held)
 
     async def _check_file(self) -> None:
         """It is the one that was validated. Raises BlobMissing, BlobChanged."""
@@ -346,41 +298,14 @@ class BatchRun:
             self._has_cancelled = True
         if monotonic_ms() - self._looked_at_ms >= LOOK_EVERY_MS:
             await self._look()
-        self._has_arrived.clear()
-        try:
-            async with asyncio.timeout(SAVED_AFTER_MS / 1_000 / 10 if self._arrived else WAIT_S):
-                await self._has_arrived.wait()
-        except TimeoutError:
-            return
-
-    def _is_due(self) -> bool:
-        """All that is on its way has arrived, or enough of it, or the first of it long ago."""
-        return (
-            len(self._arrived) >= min(SAVED_LINES, self.held.progress.in_flight)
-            or self._arrived_bytes >= SAVED_BYTES
-            or monotonic_ms() - self._arrived_at_ms >= SAVED_AFTER_MS
-        )
+        await self._arrivals.wait()
 
     async def _save_arrived(self) -> None:
         positions = self._services.results.reached()
-        arrived = dict(self._arrived)
-        told = await asyncio.to_thread(self._told, arrived)
+        arrived = self._arrivals.all()
+        told = await asyncio.to_thread(self._ends().told, arrived)
         await self._save(told, positions=positions)
-        for line, each in arrived.items():
-            if self._arrived.get(line) is each:
-                self._count_arrived(-len(self._arrived.pop(line).value))
-        self._arrived_at_ms = monotonic_ms()
-
-    def _told(self, arrived: Mapping[int, _Arrived]) -> dict[int, Told]:
-        """On a thread."""
-        return {line: self._told_of(line, each) for line, each in arrived.items()}
-
-    def _told_of(self, line: int, arrived: _Arrived) -> Told:
-        try:
-            result = BatchResult.model_validate_json(arrived.value)
-            return told_of(result, arrived.custom_id, self.held.batch.endpoint)
-        except ValidationError:
-            return self._not_run(line, arrived.custom_id, "result_unreadable", "The line's result cannot be read.")
+        self._arrivals.written(arrived)
 
     async def _save(
         self, told: Mapping[int, Told], also: Event | None = None, *, positions: Sequence[int] | None = None,
@@ -391,7 +316,7 @@ class BatchRun:
         size_bytes = sum(len(each.text) for each in told.values() if each.is_well)
         size_bytes += sum(each.output_bytes for each in self.held.progress.parts)
         if size_bytes > self._services.options.max_output_bytes:
-            told = {line: self._without_room(line, each) for line, each in told.items()}
+            told = self._ends().without_room(told)
         outputs = b"".join(each.text for each in told.values() if each.is_well)
         errors = b"".join(each.text for each in told.values() if not each.is_well)
         try:
@@ -420,12 +345,6 @@ class BatchRun:
         if told:
             self._services.killed_after(7)
 
-    def _without_room(self, line: int, told: Told) -> Told:
-        if not told.is_well:
-            return told
-        message = "The request was answered, and is billed, but the batch's output file has no room for its answer."
-        return self._not_run(line, told.custom_id, "output_too_large", message)
-
     # The rest will not run
 
     async def _sweep(self) -> None:
@@ -439,16 +358,8 @@ class BatchRun:
             await source.close()
         if not lines:
             raise BlobChanged(batch.input_file_id)
-        told = await asyncio.to_thread(self._swept, lines, code)
+        told = await asyncio.to_thread(self._ends().swept, lines, code)
         await self._save(told, swept=(lines[-1].number + 1, lines[-1].end))
-
-    def _swept(self, lines: Iterable[Line], code: str) -> dict[int, Told]:
-        """On a thread."""
-        return {
-            line.number: self._not_run(line.number, custom_id_of(line.raw), code)
-            for line in lines
-            if line.number < self.held.batch.total and not self.held.progress.has_ended(line.number)
-        }
 
     # 8, 9, 10: files are made
 
@@ -483,5 +394,5 @@ class BatchRun:
 
     async def close(self) -> None:
         self._services.results.leave(self)
-        self._has_room.set()
+        self._arrivals.close()
         await self._close_source()
