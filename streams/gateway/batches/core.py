@@ -17,6 +17,8 @@ EXPIRY_WAIT_MS: Final = 60_000
 """The same of one that has expired: its lines have the same deadline, and their ends come soon after it."""
 GIVE_UP_AFTER_MS: Final = 24 * 3_600_000
 """Beyond its expiry: what could not be made into files by then never will be."""
+READ_WAIT_MS: Final = GIVE_UP_AFTER_MS // 2
+"""Beyond its expiry: what the log has not told by then is not waited for any more."""
 SENT_TOGETHER: Final = 64
 """Lines, if there are so many and they are small."""
 MAX_ERRORS: Final = 50
@@ -200,6 +202,13 @@ def collected(
     return _with(held, batch.model_copy(update=counts), progress.model_copy(update=update))
 
 
+def read_on(held: Held, positions: Sequence[int]) -> Held:
+    """All that stands on the log below these is known of it."""
+    if held.batch.status in FINAL:
+        return held
+    return _with(held, held.batch, held.progress.model_copy(update={"positions": tuple(positions)}))
+
+
 def cancel_asked(held: Held, now_ms: int) -> Held:
     batch = held.batch
     if batch.status not in (Status.VALIDATING, Status.IN_PROGRESS):
@@ -302,3 +311,11 @@ def _next_of_running(held: Held, now_ms: int, most_in_flight: int) -> Next:
     if unsent and most_in_flight - in_flight >= min(unsent, most_in_flight, SENT_TOGETHER):
         return Next.SEND
     return Next.COLLECT
+
+
+def is_read_first(held: Held, following: Next, now_ms: int) -> bool:
+    """Whether all that the log has by now is read before that is done: lines that are on their way, and may have been
+    answered in time, would be told as lines that did not run.
+    """
+    ends_lines = following in (Next.CLOSE, Next.SWEEP, Next.ASSEMBLE)
+    return ends_lines and held.progress.in_flight > 0 and now_ms < held.batch.expires_at_ms + READ_WAIT_MS

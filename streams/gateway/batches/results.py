@@ -75,6 +75,16 @@ class Results:
         """By partition: all that stands below was told to who follows."""
         return tuple(self._reached)
 
+    async def unread(self) -> dict[int, int]:
+        """By partition, where that ends what stands on the log now and was not told yet. Raises LogError."""
+        thread = self._open()
+        found: dict[int, int] = {}
+        for number in range(len(self._reached)):
+            first, end = await thread.watermarks(TopicPartition(self._topic, number))
+            if max(first, self._reached[number]) < end:
+                found[number] = end
+        return found
+
     async def read(self) -> None:
         """Until cancelled."""
         while True:

@@ -83,6 +83,7 @@ class BatchRun:
         self._source: Source | None = None
         self._unsent: list[Line] = []
         self._has_cancelled = False
+        self._unread: dict[int, int] | None = None
         self._is_unsure = False
         self._looked_at_ms = monotonic_ms()
         services.killed_after(1)
@@ -116,7 +117,7 @@ class BatchRun:
         """Raises LostLease, and what may pass: MetadataUnavailable, BlobsUnavailable, LogError, TimeoutError."""
         if self._is_unsure or monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
-        following = next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)
+        following = await self._following()
         is_due = self._arrivals.is_due(self.held.progress.in_flight)
         if self._arrivals and (following not in (Next.COLLECT, Next.SEND) or is_due):
             await self._save_arrived()
@@ -128,6 +129,21 @@ class BatchRun:
         except BlobChanged:
             await self._break("input_file_changed", "The batch's input file is not what it was.")
         return following is not Next.TIDY and following is not Next.NOTHING
+
+    async def _following(self) -> Next:
+        now_ms = self._services.clock_ms()
+        following = next_of(self.held, now_ms, self._services.options.lines_in_flight)
+        if core.is_read_first(self.held, following, now_ms) and not await self._has_read_all():
+            return Next.COLLECT
+        return following
+
+    async def _has_read_all(self) -> bool:
+        """Whether all was told that stood on the log when this was first asked."""
+        if self._unread is None:
+            self._unread = await self._services.results.unread()
+        reached = self._services.results.reached()
+        self._unread = {number: end for number, end in self._unread.items() if reached[number] < end}
+        return not self._unread
 
     async def _do(self, following: Next) -> None:
         if following is Next.VALIDATE:
@@ -297,8 +313,16 @@ class BatchRun:
             await self._services.log.cancel(self.held.batch, running, self._services.clock_ms())
             self._has_cancelled = True
         if monotonic_ms() - self._looked_at_ms >= LOOK_EVERY_MS:
-            await self._look()
+            await self._look_on()
         await self._arrivals.wait()
+
+    async def _look_on(self) -> None:
+        """As `_look`; who holds it next reads results on from where this one has read them, if none waits here."""
+        reached, positions = self._services.results.reached(), self.positions
+        if self._arrivals or reached == positions or any(map(int.__lt__, reached, positions)):
+            await self._look()
+        else:
+            await self._change(lambda held, _: core.read_on(held, reached))
 
     async def _save_arrived(self) -> None:
         positions = self._services.results.reached()

@@ -100,6 +100,9 @@ class StoryResults:
     def reached(self) -> tuple[int, ...]:
         return tuple(self._reached)
 
+    async def unread(self) -> dict[int, int]:
+        return {number: end for number, end in enumerate(await self.ends()) if self._reached[number] < end}
+
     def read(self) -> None:
         for number, offset in enumerate(self._reached):
             for record in self._log.records(self._topic, number)[offset:]:

@@ -11,6 +11,7 @@ from streams.gateway.batches.core import (
     EXPIRY_WAIT_MS,
     FINAL,
     GIVE_UP_AFTER_MS,
+    READ_WAIT_MS,
     Batch,
     Held,
     Next,
@@ -162,3 +163,20 @@ def test_time_ends_what_nothing_else_ends() -> None:
     broken = core.broken(held, PROBLEM, 1_000)
     assert next_of(broken, 1_000, 20) is Next.COLLECT
     assert next_of(broken, WINDOW_MS + EXPIRY_WAIT_MS, 20) is Next.ASSEMBLE
+
+
+def test_before_lines_on_their_way_are_ended_what_the_log_has_is_read_unless_it_never_says() -> None:
+    held = core.sent(validated(begun()), 10, 1)
+    for following in (Next.CLOSE, Next.SWEEP, Next.ASSEMBLE):
+        assert core.is_read_first(held, following, WINDOW_MS + EXPIRY_WAIT_MS)
+        assert not core.is_read_first(held, following, WINDOW_MS + READ_WAIT_MS)
+        assert not core.is_read_first(validated(begun()), following, WINDOW_MS)
+    assert not core.is_read_first(held, Next.COLLECT, WINDOW_MS)
+    assert READ_WAIT_MS < GIVE_UP_AFTER_MS
+
+
+def test_results_are_read_on_from_where_they_were_read_until_it_has_ended() -> None:
+    held = core.read_on(validated(begun()), [3, 4])
+    assert held.progress.positions == (3, 4)
+    over = core.lost(held, PROBLEM, 9)
+    assert core.read_on(over, [5, 6]) == over

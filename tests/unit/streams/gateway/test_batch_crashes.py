@@ -137,6 +137,27 @@ async def test_what_has_not_run_when_its_window_ends_is_told_as_expired() -> Non
     assert len(expired) == batch.failed == 10 - batch.completed
 
 
+@pytest.mark.parametrize("how", ["expired", "cancelled", "killed while it is read"])
+async def test_what_was_answered_while_nobody_held_it_is_told_and_not_as_what_did_not_run(how: str) -> None:
+    story = Story(lines_in_flight=4)
+    await story.create(*map(line, custom_ids(6)), window_ms=1_200_000)
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 4)
+    if how == "cancelled":
+        await story.batches.tell("acme", "batch_0123", core.cancel_asked)
+        story.now_ms += CANCEL_WAIT_MS
+    else:
+        story.now_ms += 1_200_000 + EXPIRY_WAIT_MS
+    story.play()
+    story.kill_after = 6 if how == "killed while it is read" else 0
+    await story.run()
+    batch, ends = story.batch, await story.ends()
+    assert (batch.status, batch.completed, batch.failed) == (
+        Status.CANCELLED if how == "cancelled" else Status.EXPIRED, 4, 2,
+    )  # fmt: skip
+    assert all(len(ends[each]) == 1 for each in custom_ids(6))
+
+
 async def test_a_file_whose_lines_are_all_broken_fails_and_names_them() -> None:
     story = Story()
     await story.create(*BROKEN[:1], line("x", url="/v1/embeddings"), "")
