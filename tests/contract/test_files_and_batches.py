@@ -168,6 +168,21 @@ async def test_what_is_not_completed_in_time_is_due_and_completed_no_more(stores
     assert await stores.files.complete(file("f"), None, None) is None
 
 
+async def test_what_is_begun_again_has_its_time_anew_unless_it_is_gone(stores: Stores) -> None:
+    files = stores.files
+    await files.begin("acme", "f")
+    await stores.pass_time()
+    await files.begin("acme", "f")
+    assert await files.due(10) == []
+    await stores.pass_time()
+    assert await files.due(10) == ["f"]
+    await files.begin("acme", "f")
+    assert await files.complete(file("f"), None, None) is None
+    await files.drop(["f"])
+    await files.begin("acme", "f")
+    assert await files.complete(file("f"), None, None) is not None
+
+
 async def test_a_file_expires_unless_a_batch_reads_it(stores: Stores) -> None:
     await add(stores, "f", "of-acme", lasts_ms=1_000_000)
     await create(stores, "b")

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from streams.blobs.port import Blobs, name_of
 from streams.gateway.batches.core import Held, Part
 from streams.gateway.files.port import Files, StoredFile, blob_of
+from streams.metadata.unavailable import MetadataUnavailable
 
 OUTPUT: Final = "output"
 ERRORS: Final = "errors"
@@ -44,8 +45,10 @@ class Making:
             file_id, batch.tenant_id, f"{batch.batch_id}_{kind}.jsonl", "batch_output", written.size_bytes,
             written.sha256, 0, None,
         )  # fmt: skip
-        made = await self._files.complete(file, None, self._kept_ms)
-        return None if made is None else file_id
+        if await self._files.complete(file, None, self._kept_ms) is None:
+            # Its row is gone, as of one that took too long, and is dropped in time: then it is made anew.
+            raise MetadataUnavailable(f"the row of {file_id} is gone")
+        return file_id
 
     async def _pieces_of(self, held: Held, kind: Kind) -> AsyncIterator[bytes]:
         for part in held.progress.parts:

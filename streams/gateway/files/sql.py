@@ -31,7 +31,12 @@ class SqlFiles:
     async def begin(self, tenant_id: str, file_id: str) -> None:
         def work(connection: Connection) -> None:
             row = {"file_id": file_id, "tenant_id": tenant_id, "begun_at_ms": database_now_ms(connection)}
-            connection.execute(insertion_into(connection, FILES).on_conflict_do_nothing(), [row])
+            insertion = insertion_into(connection, FILES)
+            insertion = insertion.on_conflict_do_update(
+                index_elements=[_F.file_id], set_={"begun_at_ms": insertion.excluded.begun_at_ms},
+                where=and_(_F.created_at_ms.is_(None), _F.gone_at_ms.is_(None)),
+            )  # fmt: skip
+            connection.execute(insertion, [row])
 
         await self._database.write(work)
 

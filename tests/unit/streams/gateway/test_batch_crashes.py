@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from streams.blobs.port import BlobsUnavailable
 from streams.gateway.batches import core
 from streams.gateway.batches.core import CANCEL_WAIT_MS, EXPIRY_WAIT_MS, Status
+from streams.gateway.batches.port import LEASE_MS
 from streams.gateway.batches.run import BatchRun
-from streams.gateway.files.port import blob_of
+from streams.gateway.batches.tending import Tending
+from streams.gateway.files.port import UPLOADED_WITHIN_MS, blob_of
 from streams.metadata.unavailable import MetadataUnavailable
 from tests.unit.streams.gateway.batch_stories import Story, custom_ids, line
 
@@ -230,6 +232,28 @@ async def test_an_output_file_that_a_crash_left_unfinished_is_made_anew() -> Non
     await story.run()
     assert story.batch.status is Status.COMPLETED
     assert len(await story.told(story.batch.output_file_id)) == 5
+
+
+async def test_a_row_that_was_forgotten_while_an_output_was_made_is_begun_anew() -> None:
+    """A folder that fails for hours; meanwhile what tends files has given up the row."""
+    story = Story(outcome=goes_wrong)
+    await story.create(*map(line, custom_ids(5)))
+    await story.run(until=lambda: story.batch.status is Status.FINALIZING)
+    await story.files.begin("acme", "file-output-0123")
+    story.now_ms += UPLOADED_WITHIN_MS
+    assert await story.files.due(10) == ["file-output-0123"]
+    services, _ = story.services()
+    (held,) = await story.batches.claim("gateway", 1)
+    run = BatchRun(held, services)
+    with pytest.raises(MetadataUnavailable):
+        await run.step()
+    assert story.batch.status is Status.FINALIZING
+    await run.close()
+    await Tending(story.files, story.batches, story.blobs, 30).once()
+    story.now_ms += LEASE_MS
+    await story.run()
+    assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 3)
+    assert len(await story.told(story.batch.output_file_id)) == 3
 
 
 async def test_a_line_that_the_window_ends_is_told_as_expired() -> None:
