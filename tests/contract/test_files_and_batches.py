@@ -276,6 +276,21 @@ async def test_what_is_renewed_is_held_on(stores: Stores) -> None:
     assert await stores.batches.claim("two", 1) == []
 
 
+async def test_who_takes_a_new_number_is_not_met_by_what_it_asked_under_the_old_one(stores: Stores) -> None:
+    batches = stores.batches
+    await add(stores, "of-acme")
+    await create(stores, "b")
+    (old,) = await batches.claim("one", 1)
+    await stores.pass_time()
+    new = await batches.renumber(old)
+    assert new is not None
+    assert (new.epoch, new.batch, new.progress) == (old.epoch + 1, old.batch, old.progress)
+    assert await batches.claim("two", 1) == [], "it is held on"
+    assert await batches.change(old, core.cancel_asked) is None
+    assert await batches.renumber(old) is None
+    assert await batches.renew(new) == new
+
+
 async def test_of_many_that_claim_at_once_one_has_it(stores: Stores) -> None:
     for tenant in ("acme", "beta", "gamma"):
         await add(stores, f"of-{tenant}", tenant=tenant)

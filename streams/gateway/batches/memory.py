@@ -212,6 +212,13 @@ class MemoryBatches:
         row = self._leased(held)
         return None if row is None else row.held
 
+    async def renumber(self, held: Held) -> Held | None:
+        row = self._leased(held)
+        if row is None:
+            return None
+        row.held = row.held.model_copy(update={"epoch": row.held.epoch + 1})
+        return row.held
+
     async def release(self, held: Held) -> None:
         if (row := self._leased(held)) is not None:
             row.leased_until_ms = self._files.clock()

@@ -13,8 +13,9 @@
 | 9 that the batch has ended | its parts are removed by who holds it next |
 | 10 parts removed | removed again |
 
-Whoever has lost a lease writes to parts that nobody reads, changes nothing in the database, and publishes lines that
-are on the log already.
+Whoever was not told that a write is done goes on under a new number, with parts of its own: what comes of it late is as
+if a former holder had written it. Whoever has lost a lease writes to parts that nobody reads, changes nothing in the
+database, and publishes lines that are on the log already.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part,
 from streams.gateway.batches.ends import Ends
 from streams.gateway.batches.line_log import LineLog
 from streams.gateway.batches.lines import Line
-from streams.gateway.batches.making import ERRORS, OUTPUT, Kind, Making, part_name
+from streams.gateway.batches.making import ERRORS, OUTPUT, Kind, Making, part_bytes, part_name
 from streams.gateway.batches.port import LEASE_MS, Batches, Event
 from streams.gateway.batches.results import Results
 from streams.gateway.batches.source import Source
@@ -84,6 +85,7 @@ class BatchRun:
         self._unsent: list[Line] = []
         self._has_cancelled = False
         self._unread: dict[int, int] | None = None
+        self._is_writing = False
         self._is_unsure = False
         self._looked_at_ms = monotonic_ms()
         services.killed_after(1)
@@ -176,15 +178,26 @@ class BatchRun:
 
     async def _change(self, event: Event) -> None:
         """Raises LostLease."""
+        self._is_writing = True
         self._stands(await self._services.batches.change(self.held, event))
 
+    async def _append(self, part: Part, kind: Kind, data: bytes) -> None:
+        """To what counts of the part. Raises BlobMissing."""
+        self._is_writing = True
+        name = part_name(self.batch_id, part.epoch, kind)
+        await self._services.blobs.append(name, part_bytes(part, kind), data)
+        self._is_writing = False
+
     async def _look(self) -> None:
-        self._stands(await self._services.batches.renew(self.held))
+        batches = self._services.batches
+        # What was not acknowledged may come late, over what is written then: it finds another number, and other parts.
+        self._stands(await (batches.renumber if self._is_writing else batches.renew)(self.held))
         self._is_unsure = False
 
     def _stands(self, held: Held | None) -> None:
         if held is None:
             raise LostLease
+        self._is_writing = False
         self._looked_at_ms = monotonic_ms()
         self.held = held
         self._arrivals.keep(self._is_awaited)
@@ -226,7 +239,7 @@ class BatchRun:
             while (lines := await source.take(VALIDATED_TOGETHER)) and not found.has_too_many:
                 errors = await asyncio.to_thread(found.add, lines)
                 if errors:
-                    await services.blobs.append(self._part_name(part.epoch, ERRORS), part.error_bytes, errors)
+                    await self._append(part, ERRORS, errors)
                     part = part.model_copy(update={"error_bytes": part.error_bytes + len(errors)})
                 await self._keep()
                 if self.held.batch.status is not Status.VALIDATING:
@@ -345,9 +358,9 @@ class BatchRun:
         errors = b"".join(each.text for each in told.values() if not each.is_well)
         try:
             if outputs:
-                await self._services.blobs.append(self._part_name(part.epoch, OUTPUT), part.output_bytes, outputs)
+                await self._append(part, OUTPUT, outputs)
             if errors:
-                await self._services.blobs.append(self._part_name(part.epoch, ERRORS), part.error_bytes, errors)
+                await self._append(part, ERRORS, errors)
         except BlobMissing:
             await self._lose_output()
             return
@@ -412,9 +425,6 @@ class BatchRun:
         await self._services.blobs.delete_under(name_of("batches", self.batch_id))
         self._services.killed_after(10)
         await self._change(lambda held, _: core.tidied(held))
-
-    def _part_name(self, epoch: int, kind: Kind) -> str:
-        return part_name(self.batch_id, epoch, kind)
 
     async def close(self) -> None:
         self._services.results.leave(self)

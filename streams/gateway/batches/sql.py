@@ -127,14 +127,18 @@ class SqlBatches:
     async def renew(self, held: Held) -> Held | None:
         return await self._lease(held, self._lease_ms)
 
+    async def renumber(self, held: Held) -> Held | None:
+        return await self._lease(held, self._lease_ms, held.epoch + 1)
+
     async def release(self, held: Held) -> None:
         await self._lease(held, 0)
 
-    async def _lease(self, held: Held, lasts_ms: int) -> Held | None:
+    async def _lease(self, held: Held, lasts_ms: int, epoch: int | None = None) -> Held | None:
         def work(connection: Connection) -> Held | None:
             own = and_(_B.batch_id == held.batch.batch_id, _B.epoch == held.epoch)
             until_ms = database_now_ms(connection) + lasts_ms
-            if not connection.execute(update(BATCHES).where(own).values(leased_until_ms=until_ms)).rowcount:
+            lease = {"leased_until_ms": until_ms, "epoch": held.epoch if epoch is None else epoch}
+            if not connection.execute(update(BATCHES).where(own).values(**lease)).rowcount:
                 return None
             return _locked(connection, held.batch.batch_id)
 

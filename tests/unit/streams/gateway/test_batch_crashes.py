@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.blobs.port import BlobsUnavailable
-from streams.gateway.batches import core
-from streams.gateway.batches.core import CANCEL_WAIT_MS, EXPIRY_WAIT_MS, Status
-from streams.gateway.batches.port import LEASE_MS
+from streams.blobs.memory import MemoryBlobs
+from streams.blobs.port import BlobMissing, BlobsUnavailable
+from streams.gateway.batches import arrivals, core
+from streams.gateway.batches.core import CANCEL_WAIT_MS, EXPIRY_WAIT_MS, Held, Status
+from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
+from streams.gateway.batches.port import LEASE_MS, Event
 from streams.gateway.batches.run import BatchRun
 from streams.gateway.batches.tending import Tending
 from streams.gateway.files.port import UPLOADED_WITHIN_MS, blob_of
@@ -300,6 +305,85 @@ async def test_while_a_store_is_away_a_batch_waits_and_goes_on_where_it_was(away
     assert failed
     assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 12)
     assert all(len(each) == 1 for each in (await story.ends()).values())
+
+
+class Late:
+    """Writes that fail, and are made all the same, so many calls later."""
+
+    def __init__(self, fates: Sequence[int | None]) -> None:
+        self._fates = iter(fates)
+        self._waiting: list[tuple[int, Callable[[], Awaitable[object]]]] = []
+
+    async def passes(self) -> None:
+        due = [work for left, work in self._waiting if not left]
+        self._waiting = [(left - 1, work) for left, work in self._waiting if left]
+        for work in due:
+            with suppress(BlobMissing):
+                await work()
+
+    async def is_late(self, work: Callable[[], Awaitable[object]]) -> bool:
+        await self.passes()
+        fate = next(self._fates, None)
+        if fate is not None:
+            self._waiting.append((fate, work))
+        return fate is not None
+
+
+class LateBatches(MemoryBatches):
+    def __init__(self, files: MemoryFiles, late: Late) -> None:
+        super().__init__(files)
+        self._late = late
+
+    async def change(self, held: Held, event: Event) -> Held | None:
+        work = partial(super().change, held, event)
+        if await self._late.is_late(work):
+            raise MetadataUnavailable("late")
+        return await work()
+
+    async def renew(self, held: Held) -> Held | None:
+        await self._late.passes()
+        return await super().renew(held)
+
+    async def renumber(self, held: Held) -> Held | None:
+        await self._late.passes()
+        return await super().renumber(held)
+
+
+class LateBlobs(MemoryBlobs):
+    def __init__(self, late: Late) -> None:
+        super().__init__()
+        self._late = late
+
+    async def append(self, name: str, at: int, data: bytes) -> None:
+        work = partial(super().append, name, at, data)
+        if await self._late.is_late(work):
+            raise BlobsUnavailable("late")
+        await work()
+
+
+@settings(max_examples=100, deadline=None)
+@given(fates=st.lists(st.none() | st.integers(0, 4), max_size=40), broken=st.integers(0, len(BROKEN)))
+def test_what_failed_and_comes_late_takes_nothing_back(fates: list[int | None], broken: int) -> None:
+    async def run() -> None:
+        story, late = Story(outcome=goes_wrong, lines_in_flight=4), Late(fates)
+        story.batches, story.blobs = LateBatches(story.files, late), LateBlobs(late)
+        await story.create(*map(line, custom_ids(10)), *BROKEN[:broken])
+        services, results = story.services()
+        run = BatchRun((await story.batches.claim("gateway", 1))[0], services)
+        goes_on = True
+        while goes_on:
+            try:
+                goes_on = await run.step()
+            except (MetadataUnavailable, BlobsUnavailable):
+                run.doubt()
+            story.play(most=1)
+            results.read()
+        await story.blobs.delete_under("batches/batch_0123")  # What comes after all that.
+        await all_ended_once(story, 10, broken)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals, "SAVED_LINES", 1)
+        asyncio.run(run())
 
 
 async def test_lines_are_told_as_openai_tells_them() -> None:
