@@ -84,6 +84,7 @@ class BatchRun:
         self._source: Source | None = None
         self._unsent: list[Line] = []
         self._has_cancelled = False
+        self._knows_log = held.batch.status is Status.VALIDATING
         self._unread: dict[int, int] | None = None
         self._is_writing = False
         self._is_unsure = False
@@ -133,11 +134,26 @@ class BatchRun:
         return following is not Next.TIDY and following is not Next.NOTHING
 
     async def _following(self) -> Next:
-        now_ms = self._services.clock_ms()
-        following = next_of(self.held, now_ms, self._services.options.lines_in_flight)
-        if core.is_read_first(self.held, following, now_ms) and not await self._has_read_all():
-            return Next.COLLECT
-        return following
+        following = self._next()
+        if following in (Next.SEND, Next.COLLECT) and not self._knows_log:
+            await self._know_log()
+            following = self._next()
+        is_read_first = core.is_read_first(self.held, following, self._services.clock_ms())
+        return Next.COLLECT if is_read_first and not await self._has_read_all() else following
+
+    def _next(self) -> Next:
+        return next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)
+
+    async def _know_log(self) -> None:
+        """A log that ends before where results are read on is another one, or has lost its end."""
+        results, positions = self._services.results, self.positions
+        ends = await results.ends()
+        found = tuple(at if at <= end else 0 for at, end in zip(positions, ends, strict=False))
+        if found != positions:
+            _log.error("batch_log_lost", batch_id=self.batch_id, positions=positions, ends=ends)
+            await self._change(lambda held, _: core.log_lost(held, found))
+            results.follow(self)
+        self._knows_log = True
 
     async def _has_read_all(self) -> bool:
         """Whether all was told that stood on the log when this was first asked."""
@@ -152,6 +168,8 @@ class BatchRun:
             await self._validate()
         elif following is Next.SEND:
             await self._send()
+        elif following is Next.RESEND:
+            await self._resend()
         elif following is Next.COLLECT:
             await self._collect()
         elif following is Next.CLOSE:
@@ -271,17 +289,39 @@ class BatchRun:
         lines = self._unsent = self._unsent or await self._taken(self._source)
         if not lines:
             raise BlobChanged(held.batch.input_file_id)
-        ends = self._ends()
+        told = await self._published(lines)
+        last = lines[-1]
+        await self._save(told, lambda held, _: core.sent(held, last.number + 1, last.end))
+        self._unsent = []
+        services.killed_after(5)
+
+    async def _published(self, lines: Sequence[Line]) -> dict[int, Told]:
+        """What is told of those of them that cannot run after all."""
+        services, ends = self._services, self._ends()
         signed, told = await asyncio.to_thread(ends.signed, lines, services.clock_ms())
         too_large = await services.log.publish(signed)
         services.killed_after(4)
         for each in too_large:
             message = "The line is larger than a record may be."
             told[each.line] = ends.not_run(each.line, each.custom_id, "line_too_large", message)
-        last = lines[-1]
-        await self._save(told, lambda held, _: core.sent(held, last.number + 1, last.end))
-        self._unsent = []
-        services.killed_after(5)
+        return told
+
+    async def _resend(self) -> None:
+        """What is on its way is written again, under the ids that it has."""
+        progress, asked_ms = self.held.progress, self._services.clock_ms()
+        _log.warning("batch_lines_written_again", batch_id=self.batch_id, lines=progress.in_flight)
+        await self._check_file()
+        source = self._source_from(0, 0)
+        try:
+            while lines := [each for each in await source.take(SENT_TOGETHER) if each.number < progress.sent_lines]:
+                if told := await self._published(lines):
+                    await self._save(told)
+                await self._keep()
+                if self.held.batch.status is not Status.IN_PROGRESS:
+                    return
+        finally:
+            await source.close()
+        await self._change(lambda held, now_ms: core.stirred(held, max(now_ms, asked_ms)))
 
     async def _taken(self, source: Source) -> list[Line]:
         room = self._services.options.lines_in_flight - self.held.progress.in_flight
@@ -374,6 +414,8 @@ class BatchRun:
         def event(held: Held, now_ms: int) -> Held:
             if also is not None:
                 held = also(held, now_ms)
+            if told or also is not None:
+                held = core.stirred(held, now_ms)
             if told or swept is not None or positions is not None:
                 held = core.collected(held, ended, after, positions, swept)
             return held

@@ -190,6 +190,15 @@ class Story:
         """All lines that were published, in order."""
         return [Request.model_validate_json(record.value or b"") for record in self._published()]
 
+    def lose_intake(self) -> None:
+        """Nobody ever reads what stands on it."""
+        self._seen_at |= {(record.partition, record.offset) for record in self._published()}
+
+    def lose_log(self) -> None:
+        """Another one stands in its place."""
+        self.log = memory_log(SETTINGS)
+        self._seen_at.clear()
+
     def play(self, most: int = 1_000) -> None:
         """The pipeline: each response is decided once, whoever writes it again; its result may come twice."""
         for record in [each for each in self._published() if (each.partition, each.offset) not in self._seen_at][:most]:

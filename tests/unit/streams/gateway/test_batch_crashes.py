@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from streams.blobs.memory import MemoryBlobs
 from streams.blobs.port import BlobMissing, BlobsUnavailable
 from streams.gateway.batches import arrivals, core
-from streams.gateway.batches.core import CANCEL_WAIT_MS, EXPIRY_WAIT_MS, Held, Status
+from streams.gateway.batches.core import CANCEL_WAIT_MS, EXPIRY_WAIT_MS, STALLED_AFTER_MS, Held, Status
 from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
 from streams.gateway.batches.port import LEASE_MS, Event
 from streams.gateway.batches.run import BatchRun
@@ -305,6 +306,36 @@ async def test_while_a_store_is_away_a_batch_waits_and_goes_on_where_it_was(away
     assert failed
     assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 12)
     assert all(len(each) == 1 for each in (await story.ends()).values())
+
+
+async def test_lines_that_nothing_is_heard_of_are_written_again_under_their_ids() -> None:
+    story = Story(outcome=goes_wrong, lines_in_flight=4)
+    await story.create(*map(line, custom_ids(10)), *BROKEN[:2])
+    await story.run(until=lambda: story.batch.completed + story.batch.failed >= 6)
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 8)
+    lost = {request.response_id for request in story.requests()} - {*story.answered}
+    story.lose_intake()
+    story.answers = True
+    story.now_ms += STALLED_AFTER_MS
+    await story.run(until=lambda: len(story.requests()) > 8)
+    written = Counter(request.response_id for request in story.requests())
+    assert {response_id for response_id, times in written.items() if times > 1} == lost
+    await story.run()
+    await all_ended_once(story, 10, 2)
+
+
+async def test_where_the_log_is_another_one_what_was_on_its_way_is_written_to_it_at_once() -> None:
+    story = Story(outcome=goes_wrong, lines_in_flight=4)
+    await story.create(*map(line, custom_ids(10)))
+    await story.run(until=lambda: story.batch.completed + story.batch.failed >= 4)
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 8)
+    story.lose_log()
+    story.answers = True
+    await story.run()
+    assert len(story.requests()) == 6, "nothing that has ended runs again"
+    await all_ended_once(story, 10, 0)
 
 
 class Late:
