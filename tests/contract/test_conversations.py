@@ -298,6 +298,17 @@ async def test_of_a_tenant_that_has_too_much_some_go(stores: Stores) -> None:
     assert await listed(stores) == ["b"]
 
 
+async def test_a_title_that_its_first_turn_gives_it_counts_as_any(stores: Stores) -> None:
+    await begun(stores, "c")
+    await turn(stores, "r", title="x" * 50)
+    await turn(stores, "s", title="y" * 70)
+    for title in ("x" * 50, "short"):
+        size_bytes = size_bytes_of(b"[]", title, {"a": "b"})
+        assert await stores.conversations.shed("acme", Bounds(9, size_bytes), 9) == 0
+        await stores.conversations.change("acme", None, "c", 9, title="short", metadata=None)
+    assert await stores.conversations.shed("acme", Bounds(9, size_bytes - 1), 9) == 1
+
+
 async def test_what_was_deleted_long_ago_is_purged_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("sql", "memory"):
         monkeypatch.setattr(f"streams.gateway.conversations.{module}.DELETED_KEPT_MS", -60_000)
