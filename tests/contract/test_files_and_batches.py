@@ -354,6 +354,15 @@ async def test_what_has_ended_is_held_by_nobody_and_forgotten_in_time(stores: St
     assert await batches.purge(LEASE_MS, 10) == 0
 
 
+async def test_what_is_told_of_a_batch_after_its_end_keeps_it_no_longer(stores: Stores) -> None:
+    await add(stores, "of-acme")
+    await create(stores, "b")
+    ended = await stores.batches.tell("acme", "b", cancelled)
+    await stores.pass_time()
+    assert await stores.batches.tell("acme", "b", core.cancel_asked) == ended
+    assert await stores.batches.purge(LEASE_MS, 10) == 1
+
+
 async def test_two_gateways_over_one_file_agree(tmp_path: Path) -> None:
     databases = [database_in(tmp_path), database_in(tmp_path)]
     stores = [Stores(SqlFiles(each), SqlBatches(each), each) for each in databases]

@@ -168,7 +168,7 @@ def _told(held: Held, now_ms: int) -> dict[str, Any]:
     batch = held.batch
     return {
         "needs_file_id": None if batch.status in FINAL else batch.input_file_id,
-        "is_open": int(batch.is_open), "ended_at_ms": None if batch.is_open else now_ms,
+        "is_open": int(batch.is_open), "ended_at_ms": None if batch.is_open else func.coalesce(_B.ended_at_ms, now_ms),
         "batch": batch.model_dump_json().encode(), "progress": held.progress.model_dump_json().encode(),
     }  # fmt: skip
 
