@@ -248,6 +248,24 @@ async def test_a_tenant_has_so_many_batches_and_the_oldest_that_has_ended_goes(s
     assert await stores.batches.one("acme", "a") is not None
 
 
+async def test_what_comes_at_once_is_counted_one_by_one(stores: Stores) -> None:
+    names = [f"f{number}" for number in range(12)]
+    for name in names:
+        await stores.files.begin("acme", name)
+    share = Share(3, 1_000)
+    completed = await asyncio.gather(*(stores.files.complete(file(name), share, None) for name in names))
+    assert sum(each is not None for each in completed) == 3
+    assert await stores.files.held_bytes("acme") == 30
+    own = [each.file_id for each in completed if each is not None]
+    creations = [
+        stores.batches.create(batch(f"b{number}", file_id=own[number % 3]), 1_000, most_open=3, most_kept=99)
+        for number in range(12)
+    ]
+    created = await asyncio.gather(*creations, return_exceptions=True)
+    assert sum(isinstance(each, Batch) for each in created) == 3
+    assert sum(isinstance(each, TooManyBatches) for each in created) == 9
+
+
 async def test_one_holds_a_batch_at_a_time(stores: Stores) -> None:
     batches = stores.batches
     await add(stores, "of-acme")

@@ -12,6 +12,7 @@ from streams.gateway.files.sql import is_there
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.tables import BATCHES, FILES
+from streams.metadata.tenant_lock import lock_tenant
 
 _B = BATCHES.c
 _BY_AGE: Final = (_B.created_at_ms, _B.batch_id)
@@ -39,6 +40,7 @@ class SqlBatches:
             )  # fmt: skip
             if connection.execute(file).first() is None:
                 raise NoSuchFile
+            lock_tenant(connection, "batches", batch.tenant_id)
             kept, opened = connection.execute(
                 select(func.count(), func.coalesce(func.sum(_B.is_open), 0)).where(of_tenant)
             ).one()

@@ -10,6 +10,7 @@ from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.insertion import insertion_into
 from streams.metadata.tables import BATCHES, FILES
+from streams.metadata.tenant_lock import lock_tenant
 
 _F = FILES.c
 _TOLD: Final = (
@@ -132,5 +133,6 @@ def _held(connection: Connection, tenant_id: str) -> Share:
 
 
 def _has_room(connection: Connection, file: StoredFile, share: Share) -> bool:
+    lock_tenant(connection, "files", file.tenant_id)
     held = _held(connection, file.tenant_id)
     return held.files < share.files and held.size_bytes + file.size_bytes <= share.size_bytes
