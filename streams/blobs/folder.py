@@ -25,6 +25,8 @@ TIMEOUT_S: Final = 30.0
 """Of one piece, on a disk that hardly answers."""
 UNFINISHED: Final = ".unfinished"
 """Where a blob lies while it is written; no blob's name begins with a dot."""
+FLUSHED_BYTES: Final = 67_108_864
+"""Of a blob that is written, together: a disk has `TIMEOUT_S` for them."""
 LEFT_AFTER_S: Final = 24 * 3_600
 """What has not been written to for so long is written by nobody."""
 MARK: Final = ".sluice-files"
@@ -43,6 +45,7 @@ class _Writing:
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._digest = hashlib.sha256()
         self._size_bytes = 0
+        self._flushed_bytes = 0
         self._lock = threading.Lock()
 
     def put(self, data: bytes) -> None:
@@ -50,6 +53,9 @@ class _Writing:
             _write_all(self._file, data)
             self._digest.update(data)
             self._size_bytes += len(data)
+            if self._size_bytes - self._flushed_bytes >= FLUSHED_BYTES:
+                os.fsync(self._file.fileno())
+                self._flushed_bytes = self._size_bytes
 
     def finish(self, path: Path) -> Written:
         with self._lock:

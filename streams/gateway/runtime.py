@@ -42,7 +42,7 @@ from streams.gateway.operations.eyes import Eyes
 from streams.gateway.operations.operations import Operations
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.service import Gateway
-from streams.gateway.stored.keeper import Keeper
+from streams.gateway.stored.keeper import Keeper, replayed_ms
 from streams.gateway.stored.port import Bounds, StoredResponses
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.tls_listener import TlsListener
@@ -142,7 +142,7 @@ class GatewayRuntime:
         self._keeper = Keeper(kept, history, settings.metadata, self._metrics)
         self._keys = TendedKeys(keys, settings.metadata.tenant_keys)
         of_each = Bounds(settings.metadata.tenant_conversations, settings.metadata.tenant_bytes)
-        self._conversations = TendedConversations(conversations, of_each)
+        self._conversations = TendedConversations(conversations, of_each, replayed_ms(settings))
         self._producer = ProducerThread(clients.producer())
         self._consumer = ConsumerThread(clients.member(), max_records=MAX_POLL_RECORDS)
         self.pump = Pump(

@@ -223,6 +223,22 @@ async def test_a_disk_that_goes_while_something_is_written_is_told(tmp_path: Pat
     await asyncio.to_thread(blobs._threads.shutdown)
 
 
+async def test_a_large_blob_goes_to_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    flush = os.fsync
+
+    def heard(descriptor: int) -> None:
+        flushed.append(os.fstat(descriptor).st_size)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", heard)
+    monkeypatch.setattr(folder_module, "FLUSHED_BYTES", 2 * CHUNK_BYTES)
+    blobs = blobs_in(tmp_path)
+    await blobs.write("files/a", pieces(*[b"x" * CHUNK_BYTES] * 7))
+    blobs.close()
+    assert flushed[:4] == [2 * CHUNK_BYTES, 4 * CHUNK_BYTES, 6 * CHUNK_BYTES, 7 * CHUNK_BYTES]
+
+
 async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs = blobs_in(tmp_path)
 

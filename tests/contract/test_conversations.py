@@ -17,6 +17,7 @@ from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Answer, Bounds, NewTurn, StoredResponses
 from streams.gateway.stored.sql import SqlStoredResponses
 from streams.metadata.database import Database
+from streams.topics import DAY_MS
 from tests.contract.databases import KINDS, database_in, url_of
 
 FOR_GOOD = 2**53
@@ -243,7 +244,7 @@ async def test_what_is_deleted_is_gone_with_its_turns_and_takes_no_more(stores: 
     assert [each.response_id for each in chain] == ["beside"], "nor does anything go on with them"
     assert await stores.responses.one("acme", "elsewhere", at_ms) is not None
     assert not await stores.responses.is_deleted("acme", "elsewhere")
-    assert await stores.conversations.purge(AT_ONCE) == 0, "for thirty days"
+    assert await stores.conversations.purge(AT_ONCE, DAY_MS) == 0, "for thirty days"
 
 
 async def test_a_turn_of_another_tenants_conversation_is_none(stores: Stores) -> None:
@@ -267,13 +268,33 @@ async def test_of_a_tenant_that_has_too_many_the_longest_unused_go_with_their_tu
     assert await listed(stores) == ["a", "d"]
     assert await stores.conversations.shed("acme", kept, 9) == 0
     assert await stores.responses.is_deleted("acme", "r-b")
-    assert [await stores.conversations.purge(AT_ONCE) for _ in range(5)] == [1, 1, 1, 1, 0], (
+    assert [await stores.conversations.purge(AT_ONCE, DAY_MS) for _ in range(5)] == [1, 1, 1, 1, 0], (
         "turns and what they were of"
     )
     for name, is_there in (("r-b", False), ("r-c", False), ("again", True)):
         assert (await stores.responses.one("acme", name, 51) is not None) == is_there
         assert not await stores.responses.is_deleted("acme", name)
     assert await stores.conversations.one("beta", None, "beta") is not None
+
+
+async def test_turns_that_were_deleted_a_moment_ago_stay_known_as_deleted_while_replay_may_tell_them(
+    stores: Stores,
+) -> None:
+    at = await stores.responses.now_ms()
+    await begun(stores, "c", at=at)
+    for name, created in (("old", at - 2 * DAY_MS), ("gone", at), ("young", at)):
+        await turn(stores, name, at=created)
+    await stores.responses.complete([Answer("young", "acme", b"told", 4, 1)])
+    assert await stores.responses.delete("acme", "gone", at, at + 9 * DAY_MS)
+    assert await stores.conversations.delete("acme", None, "c")
+    assert await stores.conversations.shed("acme", Bounds(0, 0), 9) == 1
+    assert [await stores.conversations.purge(AT_ONCE, DAY_MS) for _ in range(3)] == [2, 1, 0]
+    for name, is_known in (("old", False), ("gone", True), ("young", True)):
+        assert await stores.responses.is_deleted("acme", name) == is_known, name
+        assert await stores.responses.one("acme", name, at) is None
+        assert await stores.responses.told("acme", name, at, 0, 9) is None
+    assert await stores.responses.purge(at, AT_ONCE) == 0
+    assert await stores.responses.purge(at + 2 * DAY_MS, AT_ONCE) == 1, "young"
 
 
 async def test_of_a_tenant_that_has_too_much_some_go(stores: Stores) -> None:
@@ -283,6 +304,17 @@ async def test_of_a_tenant_that_has_too_much_some_go(stores: Stores) -> None:
     assert await stores.conversations.shed("acme", Bounds(9, 2 * size_bytes), 9) == 0
     assert await stores.conversations.shed("acme", Bounds(9, 2 * size_bytes - 1), 9) == 1
     assert await listed(stores) == ["b"]
+
+
+async def test_a_title_that_its_first_turn_gives_it_counts_as_any(stores: Stores) -> None:
+    await begun(stores, "c")
+    await turn(stores, "r", title="x" * 50)
+    await turn(stores, "s", title="y" * 70)
+    for title in ("x" * 50, "short"):
+        size_bytes = size_bytes_of(b"[]", title, {"a": "b"})
+        assert await stores.conversations.shed("acme", Bounds(9, size_bytes), 9) == 0
+        await stores.conversations.change("acme", None, "c", 9, title="short", metadata=None)
+    assert await stores.conversations.shed("acme", Bounds(9, size_bytes - 1), 9) == 1
 
 
 async def test_what_was_deleted_long_ago_is_purged_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,10 +328,11 @@ async def test_what_was_deleted_long_ago_is_purged_in_slices(tmp_path: Path, mon
             for number in range(3):
                 await turn(stores, f"{name}{number}", of=name)
         assert await stores.conversations.delete("acme", None, "a")
-        assert [await stores.conversations.purge(Bounds(2, 99)) for _ in range(4)] == [2, 1, 1, 0]
+        assert [await stores.conversations.purge(Bounds(2, 99), DAY_MS) for _ in range(4)] == [2, 1, 1, 0]
         assert [await stores.responses.one("acme", f"{name}0", 1) is None for name in "ab"] == [True, False]
         assert await stores.conversations.delete("acme", None, "b")
-        assert await stores.conversations.purge(Bounds(9, 3)) == 1, "one of two bytes fits, and a second does not"
+        purged = await stores.conversations.purge(Bounds(9, 3), DAY_MS)
+        assert purged == 1, "one of two bytes fits, and a second does not"
     await database.close()
 
 
@@ -326,7 +359,9 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("change"), TENANTS, OWNERS, NAMES, st.none() | st.just("title")),
     st.tuples(st.just("delete"), TENANTS, OWNERS, NAMES),
     st.tuples(st.just("shed"), TENANTS, st.builds(Bounds, st.integers(0, 3), st.integers(0, 40)), st.integers(1, 2)),
-    st.tuples(st.just("purge"), st.builds(Bounds, st.integers(1, 2), st.integers(0, 9))),
+    st.tuples(
+        st.just("purge"), st.builds(Bounds, st.integers(1, 2), st.integers(0, 9)), st.sampled_from([DAY_MS, FOR_GOOD])
+    ),
 )
 
 

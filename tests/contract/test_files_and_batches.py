@@ -184,6 +184,21 @@ async def test_what_is_given_up_is_dropped_at_once(stores: Stores) -> None:
     assert await stores.files.due(10) == []
 
 
+async def test_what_is_begun_again_has_its_time_anew_unless_it_is_gone(stores: Stores) -> None:
+    files = stores.files
+    await files.begin("acme", "f")
+    await stores.pass_time()
+    await files.begin("acme", "f")
+    assert await files.due(10) == []
+    await stores.pass_time()
+    assert await files.due(10) == ["f"]
+    await files.begin("acme", "f")
+    assert await files.complete(file("f"), None, None) is None
+    await files.drop(["f"])
+    await files.begin("acme", "f")
+    assert await files.complete(file("f"), None, None) is not None
+
+
 async def test_a_file_expires_unless_a_batch_reads_it(stores: Stores) -> None:
     await add(stores, "f", "of-acme", lasts_ms=1_000_000)
     await create(stores, "b")
@@ -311,6 +326,24 @@ async def test_a_tenant_has_so_many_batches_and_the_oldest_that_has_ended_goes(s
     assert await stores.batches.one("acme", "a") is not None
 
 
+async def test_what_comes_at_once_is_counted_one_by_one(stores: Stores) -> None:
+    names = [f"f{number}" for number in range(12)]
+    for name in names:
+        await stores.files.begin("acme", name)
+    share = Share(3, 1_000)
+    completed = await asyncio.gather(*(stores.files.complete(file(name), share, None) for name in names))
+    assert sum(each is not None for each in completed) == 3
+    assert await stores.files.held_bytes("acme") == 30
+    own = [each.file_id for each in completed if each is not None]
+    creations = [
+        stores.batches.create(batch(f"b{number}", file_id=own[number % 3]), 1_000, most_open=3, most_kept=99)
+        for number in range(12)
+    ]
+    created = await asyncio.gather(*creations, return_exceptions=True)
+    assert sum(isinstance(each, Batch) for each in created) == 3
+    assert sum(isinstance(each, TooManyBatches) for each in created) == 9
+
+
 async def test_one_holds_a_batch_at_a_time(stores: Stores) -> None:
     batches = stores.batches
     await add(stores, "of-acme")
@@ -365,6 +398,21 @@ async def test_what_is_renewed_is_held_on(stores: Stores) -> None:
     await stores.pass_time()
     assert await stores.batches.renew(held) == held
     assert await stores.batches.claim("two", 1) == []
+
+
+async def test_who_takes_a_new_number_is_not_met_by_what_it_asked_under_the_old_one(stores: Stores) -> None:
+    batches = stores.batches
+    await add(stores, "of-acme")
+    await create(stores, "b")
+    (old,) = await batches.claim("one", 1)
+    await stores.pass_time()
+    new = await batches.renumber(old)
+    assert new is not None
+    assert (new.epoch, new.batch, new.progress) == (old.epoch + 1, old.batch, old.progress)
+    assert await batches.claim("two", 1) == [], "it is held on"
+    assert await batches.change(old, core.cancel_asked) is None
+    assert await batches.renumber(old) is None
+    assert await batches.renew(new) == new
 
 
 async def test_of_many_that_claim_at_once_one_has_it(stores: Stores) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import update
 
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.port import Claim, Held, IdempotencyKeys
 from streams.gateway.idempotency.sql import SqlIdempotencyKeys
 from streams.metadata.engine import FILE_NAME
+from streams.metadata.tables import IDEMPOTENCY_KEYS
 from streams.metadata.unavailable import MetadataUnavailable
 from tests.contract.databases import KINDS, database_in, url_of
 
@@ -147,6 +149,25 @@ async def test_of_a_tenant_that_has_too_many_the_oldest_go(make: Make) -> None:
     assert [await stands_for(keys, f"k{number}") for number in (3, 4, 0)] == ["r3", "r4", "own"]
 
 
+async def test_a_key_that_is_claimed_anew_while_old_ones_are_looked_for_is_kept(tmp_path: Path) -> None:
+    database = database_in(tmp_path)
+    keys = SqlIdempotencyKeys(database)
+    await keys.claim(claim("k", "r1"))
+    await database.write(lambda connection: connection.execute(update(IDEMPOTENCY_KEYS).values(began_at_ms=1)))
+    read = database.read
+
+    async def meanwhile(work: Any) -> Any:
+        found = await read(work)
+        await keys.drop(claim("k", "r1"), await keys.claim(claim("k", "r1")))
+        await keys.claim(claim("k", "r2"))
+        return found
+
+    database.read = meanwhile  # type: ignore[method-assign]
+    assert await keys.shed("acme", 0, 9) == 0
+    assert await stands_for(keys, "k") == "r2"
+    await database.close()
+
+
 async def test_what_a_tenant_has_is_counted_beside_a_writer_and_from_an_index_alone(tmp_path: Path) -> None:
     """It may have a million."""
     database = database_in(tmp_path, busy_timeout_ms=50)
@@ -162,7 +183,7 @@ async def test_what_a_tenant_has_is_counted_beside_a_writer_and_from_an_index_al
     own = "FROM idempotency_keys WHERE tenant_id = 'acme'"
     for query in (
         f"SELECT count(*) {own}",
-        f"SELECT tenant_id, idempotency_key {own} ORDER BY began_at_ms, idempotency_key LIMIT 3",
+        f"SELECT tenant_id, idempotency_key, began_at_ms {own} ORDER BY began_at_ms, idempotency_key LIMIT 3",
     ):
         [plan] = raw.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()
         assert "USING COVERING INDEX" in plan[-1]

@@ -17,6 +17,10 @@ EXPIRY_WAIT_MS: Final = 60_000
 """The same of one that has expired: its lines have the same deadline, and their ends come soon after it."""
 GIVE_UP_AFTER_MS: Final = 24 * 3_600_000
 """Beyond its expiry: what could not be made into files by then never will be."""
+READ_WAIT_MS: Final = GIVE_UP_AFTER_MS // 2
+"""Beyond its expiry: what the log has not told by then is not waited for any more."""
+STALLED_AFTER_MS: Final = 30 * 60_000
+"""Where no line has been sent, or has ended, for so long, those on their way may be lost."""
 SENT_TOGETHER: Final = 64
 """Lines, if there are so many and they are small."""
 MAX_ERRORS: Final = 50
@@ -42,6 +46,7 @@ class Next(Enum):
 
     VALIDATE = "read the whole file once"
     SEND = "more lines may be on their way"
+    RESEND = "lines on their way may be lost"
     COLLECT = "wait for results"
     CLOSE = "no line is to run any more"
     SWEEP = "say of every line that has not ended that it will not run"
@@ -77,7 +82,7 @@ class Part(_Frozen):
 class Progress(_Frozen):
     """How far it has come. `ended`: a bit for each line. `sent_lines`: the first so many are on their way, or have
     ended; `sent_bytes` of the file hold them. `swept_*`: the same of lines that were told that they will not run.
-    `positions`: where results are read on, by partition.
+    `positions`: where results are read on, by partition. `stirred_at_ms`: when a line was last sent, or ended.
     """
 
     ended: bytes = b""
@@ -86,6 +91,7 @@ class Progress(_Frozen):
     swept_lines: int = 0
     swept_bytes: int = 0
     positions: tuple[int, ...] = ()
+    stirred_at_ms: int = 0
     parts: tuple[Part, ...] = ()
 
     def has_ended(self, line: int) -> bool:
@@ -200,6 +206,31 @@ def collected(
     return _with(held, batch.model_copy(update=counts), progress.model_copy(update=update))
 
 
+def read_on(held: Held, positions: Sequence[int]) -> Held:
+    """All that stands on the log below these is known of it."""
+    if held.batch.status in FINAL:
+        return held
+    return _with(held, held.batch, held.progress.model_copy(update={"positions": tuple(positions)}))
+
+
+def stirred(held: Held, now_ms: int) -> Held:
+    """Lines were sent, or ended."""
+    if held.batch.status in FINAL:
+        return held
+    at_ms = max(held.progress.stirred_at_ms, now_ms)
+    return _with(held, held.batch, held.progress.model_copy(update={"stirred_at_ms": at_ms}))
+
+
+def log_lost(held: Held, positions: Sequence[int]) -> Held:
+    """Its results are read from these on, in a log that is another one: what was on its way may be lost with the old
+    one.
+    """
+    if held.batch.status in FINAL:
+        return held
+    update = {"positions": tuple(positions), "stirred_at_ms": 0}
+    return _with(held, held.batch, held.progress.model_copy(update=update))
+
+
 def cancel_asked(held: Held, now_ms: int) -> Held:
     batch = held.batch
     if batch.status not in (Status.VALIDATING, Status.IN_PROGRESS):
@@ -297,8 +328,18 @@ def _next_of_running(held: Held, now_ms: int, most_in_flight: int) -> Next:
     if now_ms >= batch.expires_at_ms:
         is_over = not in_flight or now_ms >= batch.expires_at_ms + EXPIRY_WAIT_MS
         return Next.CLOSE if is_over else Next.COLLECT
+    if in_flight and now_ms - held.progress.stirred_at_ms >= STALLED_AFTER_MS:
+        return Next.RESEND
     unsent = batch.total - held.progress.sent_lines
     # Not one by one: each time costs the database a flush of its disk.
     if unsent and most_in_flight - in_flight >= min(unsent, most_in_flight, SENT_TOGETHER):
         return Next.SEND
     return Next.COLLECT
+
+
+def is_read_first(held: Held, following: Next, now_ms: int) -> bool:
+    """Whether all that the log has by now is read before that is done: lines that are on their way, and may have been
+    answered in time, would be told as lines that did not run.
+    """
+    ends_lines = following in (Next.CLOSE, Next.SWEEP, Next.ASSEMBLE)
+    return ends_lines and held.progress.in_flight > 0 and now_ms < held.batch.expires_at_ms + READ_WAIT_MS

@@ -54,7 +54,9 @@ class MemoryFiles:
         return expires_at_ms is not None and expires_at_ms <= self.clock() and not self.is_in_use(row.file.file_id)
 
     async def begin(self, tenant_id: str, file_id: str) -> None:
-        self._at_hand().setdefault(file_id, _FileRow(tenant_id, self.clock()))
+        row = self._at_hand().setdefault(file_id, _FileRow(tenant_id, self.clock()))
+        if row.file is None and not row.is_gone:
+            row.begun_at_ms = self.clock()
 
     async def complete(self, file: StoredFile, share: Share | None, lasts_ms: int | None) -> StoredFile | None:
         row = self._at_hand().get(file.file_id)
@@ -245,6 +247,13 @@ class MemoryBatches:
     async def renew(self, held: Held) -> Held | None:
         row = self._leased(held)
         return None if row is None else row.held
+
+    async def renumber(self, held: Held) -> Held | None:
+        row = self._leased(held)
+        if row is None:
+            return None
+        row.held = row.held.model_copy(update={"epoch": row.held.epoch + 1})
+        return row.held
 
     async def release(self, held: Held) -> None:
         if (row := self._leased(held)) is not None:

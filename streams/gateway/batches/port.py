@@ -78,6 +78,11 @@ class Batches(Protocol):
     async def renew(self, held: Held) -> Held | None:
         """As it stands; None where somebody else holds it by now, or it is gone."""
 
+    async def renumber(self, held: Held) -> Held | None:
+        """As `renew`, held under a new number: what was asked under the old one, and may still be on its way, changes
+        nothing any more.
+        """
+
     async def release(self, held: Held) -> None:
         """Anybody may hold it from now on."""
 

@@ -67,11 +67,23 @@ class Results:
         self._wanted.set()
 
     def leave(self, follower: Follower) -> None:
-        self._followers.pop(follower.batch_id, None)
+        """Whoever follows in its stead is told on."""
+        if self._followers.get(follower.batch_id) is follower:
+            del self._followers[follower.batch_id]
 
     def reached(self) -> tuple[int, ...]:
         """By partition: all that stands below was told to who follows."""
         return tuple(self._reached)
+
+    async def unread(self) -> dict[int, int]:
+        """By partition, where that ends what stands on the log now and was not told yet. Raises LogError."""
+        thread = self._open()
+        found: dict[int, int] = {}
+        for number in range(len(self._reached)):
+            first, end = await thread.watermarks(TopicPartition(self._topic, number))
+            if max(first, self._reached[number]) < end:
+                found[number] = end
+        return found
 
     async def read(self) -> None:
         """Until cancelled."""

@@ -14,49 +14,45 @@
 | 9 that the batch has ended | its parts are removed by who holds it next |
 | 10 parts removed | removed again |
 
-Whoever has lost a lease writes to parts that nobody reads, changes nothing in the database, and publishes lines that
-are on the log already.
+Whoever was not told that a write is done goes on under a new number, with parts of its own: what comes of it late is as
+if a former holder had written it. Whoever has lost a lease writes to parts that nobody reads, changes nothing in the
+database, and publishes lines that are on the log already.
 """
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
-from pydantic import ValidationError
 
-from schemas.batch import BatchResult
 from streams.blobs.port import BlobChanged, BlobMissing, Blobs, name_of
 from streams.clocks import monotonic_ms
 from streams.gateway.batches import core
+from streams.gateway.batches.arrivals import Arrivals, Arrived
 from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
-from streams.gateway.batches.line_log import LineLog, SignedLine
-from streams.gateway.batches.lines import BrokenLine, Line, custom_id_of, read_line
+from streams.gateway.batches.ends import Ends
+from streams.gateway.batches.line_log import LineLog
+from streams.gateway.batches.lines import Line
+from streams.gateway.batches.making import ERRORS, OUTPUT, Kind, Making, part_bytes, part_name
 from streams.gateway.batches.port import LEASE_MS, Batches, Event
 from streams.gateway.batches.results import Results
 from streams.gateway.batches.source import Source
-from streams.gateway.batches.told import Place, Told, not_run, told_of
+from streams.gateway.batches.told import Place, Told
 from streams.gateway.batches.validation import Validation
-from streams.gateway.files.port import Files, StoredFile, blob_of
+from streams.gateway.files.port import Files, blob_of
 from streams.settings import MAX_BODY_BYTES, BatchSettings
 from streams.topics import DAY_MS
 
 VALIDATED_TOGETHER: Final = 128
 SWEPT_TOGETHER: Final = 1_024
-SAVED_LINES: Final = 256
-SAVED_BYTES: Final = 4_194_304
-SAVED_AFTER_MS: Final = 500
-FULL_BYTES: Final = 16_777_216
-"""Of results that wait to be written; no more are read meanwhile."""
 LOOK_EVERY_MS: Final = 2_000
 """At what stands: it may be cancelled."""
 RENEW_EVERY_MS: Final = LEASE_MS // 4
-WAIT_S: Final = 0.5
-OUTPUT, ERRORS = "output", "errors"
+BEAT_EVERY_S: Final = LEASE_MS / 4_000
 
 _log = structlog.get_logger()
 
@@ -79,27 +75,19 @@ class Services:
     killed_after: Callable[[int], None] = lambda _step: None
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    custom_id: str
-    value: bytes
-
-
 class BatchRun:
     """`step` again and again, until it says that nothing is left to be done here."""
 
     def __init__(self, held: Held, services: Services) -> None:
         self.held = held
         self._services = services
-        self._arrived: dict[int, _Arrived] = {}
-        self._arrived_bytes = 0
-        self._arrived_at_ms = 0
-        self._has_arrived = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._arrivals = Arrivals()
         self._source: Source | None = None
         self._unsent: list[Line] = []
         self._has_cancelled = False
+        self._knows_log = held.batch.status is Status.VALIDATING
+        self._unread: dict[int, int] | None = None
+        self._is_writing = False
         self._is_unsure = False
         self._looked_at_ms = monotonic_ms()
         services.killed_after(1)
@@ -117,23 +105,11 @@ class BatchRun:
         return self.held.progress.positions
 
     async def room(self) -> None:
-        await self._has_room.wait()
+        await self._arrivals.room()
 
     def take(self, place: Place, value: bytes) -> None:
-        if place.line in self._arrived or not self._is_awaited(place.line):
-            return
-        if not self._arrived:
-            self._arrived_at_ms = monotonic_ms()
-        self._arrived[place.line] = _Arrived(place.custom_id, value)
-        self._count_arrived(len(value))
-        self._has_arrived.set()
-
-    def _count_arrived(self, size_bytes: int) -> None:
-        self._arrived_bytes += size_bytes
-        if self._arrived_bytes < FULL_BYTES:
-            self._has_room.set()
-        else:
-            self._has_room.clear()
+        if self._is_awaited(place.line):
+            self._arrivals.put(place.line, Arrived(place.custom_id, value))
 
     # Steps
 
@@ -145,8 +121,9 @@ class BatchRun:
         """Raises LostLease, and what may pass: MetadataUnavailable, BlobsUnavailable, LogError, TimeoutError."""
         if self._is_unsure or monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
-        following = next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)
-        if self._arrived and (following not in (Next.COLLECT, Next.SEND) or self._is_due()):
+        following = await self._following()
+        is_due = self._arrivals.is_due(self.held.progress.in_flight)
+        if self._arrivals and (following not in (Next.COLLECT, Next.SEND) or is_due):
             await self._save_arrived()
             return True
         try:
@@ -157,11 +134,43 @@ class BatchRun:
             await self._break("input_file_changed", "The batch's input file is not what it was.")
         return following is not Next.TIDY and following is not Next.NOTHING
 
+    async def _following(self) -> Next:
+        following = self._next()
+        if following in (Next.SEND, Next.COLLECT) and not self._knows_log:
+            await self._know_log()
+            following = self._next()
+        is_read_first = core.is_read_first(self.held, following, self._services.clock_ms())
+        return Next.COLLECT if is_read_first and not await self._has_read_all() else following
+
+    def _next(self) -> Next:
+        return next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)
+
+    async def _know_log(self) -> None:
+        """A log that ends before where results are read on is another one, or has lost its end."""
+        results, positions = self._services.results, self.positions
+        ends = await results.ends()
+        found = tuple(at if at <= end else 0 for at, end in zip(positions, ends, strict=False))
+        if found != positions:
+            _log.error("batch_log_lost", batch_id=self.batch_id, positions=positions, ends=ends)
+            await self._change(lambda held, _: core.log_lost(held, found))
+            results.follow(self)
+        self._knows_log = True
+
+    async def _has_read_all(self) -> bool:
+        """Whether all was told that stood on the log when this was first asked."""
+        if self._unread is None:
+            self._unread = await self._services.results.unread()
+        reached = self._services.results.reached()
+        self._unread = {number: end for number, end in self._unread.items() if reached[number] < end}
+        return not self._unread
+
     async def _do(self, following: Next) -> None:
         if following is Next.VALIDATE:
             await self._validate()
         elif following is Next.SEND:
             await self._send()
+        elif following is Next.RESEND:
+            await self._resend()
         elif following is Next.COLLECT:
             await self._collect()
         elif following is Next.CLOSE:
@@ -188,26 +197,49 @@ class BatchRun:
 
     async def _change(self, event: Event) -> None:
         """Raises LostLease."""
+        self._is_writing = True
         self._stands(await self._services.batches.change(self.held, event))
 
+    async def _append(self, part: Part, kind: Kind, data: bytes) -> None:
+        """To what counts of the part. Raises BlobMissing."""
+        self._is_writing = True
+        name = part_name(self.batch_id, part.epoch, kind)
+        await self._services.blobs.append(name, part_bytes(part, kind), data)
+        self._is_writing = False
+
     async def _look(self) -> None:
-        self._stands(await self._services.batches.renew(self.held))
+        batches = self._services.batches
+        # What was not acknowledged may come late, over what is written then: it finds another number, and other parts.
+        self._stands(await (batches.renumber if self._is_writing else batches.renew)(self.held))
         self._is_unsure = False
 
     def _stands(self, held: Held | None) -> None:
         if held is None:
             raise LostLease
+        self._is_writing = False
         self._looked_at_ms = monotonic_ms()
         self.held = held
-        for line in [line for line in self._arrived if not self._is_awaited(line)]:
-            self._count_arrived(-len(self._arrived.pop(line).value))
+        self._arrivals.keep(self._is_awaited)
 
     def _is_awaited(self, line: int) -> bool:
         batch, progress = self.held.batch, self.held.progress
         return batch.status not in FINAL and line < batch.total and not progress.has_ended(line)
 
+    async def beat(self) -> None:
+        """Until cancelled, beside the steps: renews the lease while one of them takes long. That it is lost is found by
+        who looks.
+        """
+        while True:
+            await asyncio.sleep(BEAT_EVERY_S)
+            if monotonic_ms() - self._looked_at_ms < RENEW_EVERY_MS:
+                continue
+            try:
+                await self._services.batches.renew(self.held)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next step meets it too
+                _log.warning("batch_lease_not_renewed", batch_id=self.batch_id, why=str(error)[:200], repeats=True)
+
     async def _keep(self) -> None:
-        """The lease, in the middle of what takes long."""
+        """What stands is looked at in the middle of what takes long, too."""
         if monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
 
@@ -226,7 +258,7 @@ class BatchRun:
             while not source.has_ended and not found.has_too_many:
                 errors = await asyncio.to_thread(found.add, await source.take(VALIDATED_TOGETHER))
                 if errors:
-                    await services.blobs.append(self._part_name(part.epoch, ERRORS), part.error_bytes, errors)
+                    await self._append(part, ERRORS, errors)
                     part = part.model_copy(update={"error_bytes": part.error_bytes + len(errors)})
                 await self._keep()
                 if self.held.batch.status is not Status.VALIDATING:
@@ -258,16 +290,39 @@ class BatchRun:
         lines = self._unsent = self._unsent or await self._taken(self._source)
         if not lines:
             raise BlobChanged(held.batch.input_file_id)
-        signed, told = await asyncio.to_thread(self._signed, lines)
-        too_large = await services.log.publish(signed)
-        services.killed_after(4)
-        for each in too_large:
-            message = "The line is larger than a record may be."
-            told[each.line] = self._not_run(each.line, each.custom_id, "line_too_large", message)
+        told = await self._published(lines)
         last = lines[-1]
         await self._save(told, lambda held, _: core.sent(held, last.number + 1, last.end))
         self._unsent = []
         services.killed_after(5)
+
+    async def _published(self, lines: Sequence[Line]) -> dict[int, Told]:
+        """What is told of those of them that cannot run after all."""
+        services, ends = self._services, self._ends()
+        signed, told = await asyncio.to_thread(ends.signed, lines, services.clock_ms())
+        too_large = await services.log.publish(signed)
+        services.killed_after(4)
+        for each in too_large:
+            message = "The line is larger than a record may be."
+            told[each.line] = ends.not_run(each.line, each.custom_id, "line_too_large", message)
+        return told
+
+    async def _resend(self) -> None:
+        """What is on its way is written again, under the ids that it has."""
+        progress, asked_ms = self.held.progress, self._services.clock_ms()
+        _log.warning("batch_lines_written_again", batch_id=self.batch_id, lines=progress.in_flight)
+        await self._check_file()
+        source = self._source_from(0, 0)
+        try:
+            while lines := [each for each in await source.take(SENT_TOGETHER) if each.number < progress.sent_lines]:
+                if told := await self._published(lines):
+                    await self._save(told)
+                await self._keep()
+                if self.held.batch.status is not Status.IN_PROGRESS:
+                    return
+        finally:
+            await source.close()
+        await self._change(lambda held, now_ms: core.stirred(held, max(now_ms, asked_ms)))
 
     async def _taken(self, source: Source) -> list[Line]:
         room = self._services.options.lines_in_flight - self.held.progress.in_flight
@@ -277,28 +332,8 @@ class BatchRun:
             await self._close_source()  # It is read again from what was sent.
             raise
 
-    def _signed(self, lines: Sequence[Line]) -> tuple[list[SignedLine], dict[int, Told]]:
-        """On a thread. Of lines that have not ended; and what is told of those that cannot run after all, as where this
-        release takes less than the one that read them first.
-        """
-        held, now_ms = self.held, self._services.clock_ms()
-        signed: list[SignedLine] = []
-        told: dict[int, Told] = {}
-        for line in lines:
-            if line.number >= held.batch.total or held.progress.has_ended(line.number):
-                continue
-            try:
-                asked = read_line(line.raw, held.batch.endpoint)
-            except BrokenLine as broken:
-                told[line.number] = self._not_run(
-                    line.number, broken.custom_id, broken.code, broken.message, broken.param
-                )
-            else:
-                signed.append(self._services.log.signed(held.batch, line.number, asked, now_ms))
-        return signed, told
-
-    def _not_run(self, line: int, custom_id: str, code: str, message: str = "", param: str | None = None) -> Told:
-        return not_run(self._services.log.id_of(self.held.batch, line), custom_id, code, message, param)
+    def _ends(self) -> Ends:
+        return Ends(self._services.log, self.held)
 
     async def _check_file(self) -> None:
         """It is the one that was validated. Raises BlobMissing, BlobChanged."""
@@ -332,42 +367,23 @@ class BatchRun:
             await self._services.log.cancel(self.held.batch, running, self._services.clock_ms())
             self._has_cancelled = True
         if monotonic_ms() - self._looked_at_ms >= LOOK_EVERY_MS:
-            await self._look()
-        self._has_arrived.clear()
-        try:
-            async with asyncio.timeout(SAVED_AFTER_MS / 1_000 / 10 if self._arrived else WAIT_S):
-                await self._has_arrived.wait()
-        except TimeoutError:
-            return
+            await self._look_on()
+        await self._arrivals.wait()
 
-    def _is_due(self) -> bool:
-        """All that is on its way has arrived, or enough of it, or the first of it long ago."""
-        return (
-            len(self._arrived) >= min(SAVED_LINES, self.held.progress.in_flight)
-            or self._arrived_bytes >= SAVED_BYTES
-            or monotonic_ms() - self._arrived_at_ms >= SAVED_AFTER_MS
-        )
+    async def _look_on(self) -> None:
+        """As `_look`; who holds it next reads results on from where this one has read them, if none waits here."""
+        reached, positions = self._services.results.reached(), self.positions
+        if self._arrivals or reached == positions or any(map(int.__lt__, reached, positions)):
+            await self._look()
+        else:
+            await self._change(lambda held, _: core.read_on(held, reached))
 
     async def _save_arrived(self) -> None:
         positions = self._services.results.reached()
-        arrived = dict(self._arrived)
-        told = await asyncio.to_thread(self._told, arrived)
+        arrived = self._arrivals.all()
+        told = await asyncio.to_thread(self._ends().told, arrived)
         await self._save(told, positions=positions)
-        for line, each in arrived.items():
-            if self._arrived.get(line) is each:
-                self._count_arrived(-len(self._arrived.pop(line).value))
-        self._arrived_at_ms = monotonic_ms()
-
-    def _told(self, arrived: Mapping[int, _Arrived]) -> dict[int, Told]:
-        """On a thread."""
-        return {line: self._told_of(line, each) for line, each in arrived.items()}
-
-    def _told_of(self, line: int, arrived: _Arrived) -> Told:
-        try:
-            result = BatchResult.model_validate_json(arrived.value)
-            return told_of(result, arrived.custom_id, self.held.batch.endpoint)
-        except ValidationError:
-            return self._not_run(line, arrived.custom_id, "result_unreadable", "The line's result cannot be read.")
+        self._arrivals.written(arrived)
 
     async def _save(
         self, told: Mapping[int, Told], also: Event | None = None, *, positions: Sequence[int] | None = None,
@@ -378,14 +394,14 @@ class BatchRun:
         size_bytes = sum(len(each.text) for each in told.values() if each.is_well)
         size_bytes += sum(each.output_bytes for each in self.held.progress.parts)
         if size_bytes > self._services.options.max_output_bytes:
-            told = {line: self._without_room(line, each) for line, each in told.items()}
+            told = self._ends().without_room(told)
         outputs = b"".join(each.text for each in told.values() if each.is_well)
         errors = b"".join(each.text for each in told.values() if not each.is_well)
         try:
             if outputs:
-                await self._services.blobs.append(self._part_name(part.epoch, OUTPUT), part.output_bytes, outputs)
+                await self._append(part, OUTPUT, outputs)
             if errors:
-                await self._services.blobs.append(self._part_name(part.epoch, ERRORS), part.error_bytes, errors)
+                await self._append(part, ERRORS, errors)
         except BlobMissing:
             await self._lose_output()
             return
@@ -399,6 +415,8 @@ class BatchRun:
         def event(held: Held, now_ms: int) -> Held:
             if also is not None:
                 held = also(held, now_ms)
+            if told or also is not None:
+                held = core.stirred(held, now_ms)
             if told or swept is not None or positions is not None:
                 held = core.collected(held, ended, after, positions, swept)
             return held
@@ -406,12 +424,6 @@ class BatchRun:
         await self._change(event)
         if told:
             self._services.killed_after(7)
-
-    def _without_room(self, line: int, told: Told) -> Told:
-        if not told.is_well:
-            return told
-        message = "The request was answered, and is billed, but the batch's output file has no room for its answer."
-        return self._not_run(line, told.custom_id, "output_too_large", message)
 
     # The rest will not run
 
@@ -426,16 +438,8 @@ class BatchRun:
             await source.close()
         if not lines:
             raise BlobChanged(batch.input_file_id)
-        told = await asyncio.to_thread(self._swept, lines, code)
+        told = await asyncio.to_thread(self._ends().swept, lines, code)
         await self._save(told, swept=(lines[-1].number + 1, lines[-1].end))
-
-    def _swept(self, lines: Iterable[Line], code: str) -> dict[int, Told]:
-        """On a thread."""
-        return {
-            line.number: self._not_run(line.number, custom_id_of(line.raw), code)
-            for line in lines
-            if line.number < self.held.batch.total and not self.held.progress.has_ended(line.number)
-        }
 
     # 8, 9, 10: files are made
 
@@ -443,9 +447,10 @@ class BatchRun:
         services = self._services
         services.results.leave(self)
         await self._close_source()
+        making = Making(services.files, services.blobs, services.options.kept_days * DAY_MS, self._keep)
         try:
-            output_id = await self._file_of(OUTPUT, sum(part.output_bytes for part in self.held.progress.parts))
-            error_id = await self._file_of(ERRORS, sum(part.error_bytes for part in self.held.progress.parts))
+            output_id = await making.file_of(self.held, OUTPUT)
+            error_id = await making.file_of(self.held, ERRORS)
         except (BlobMissing, BlobChanged):
             await self._lose_output()
             return
@@ -458,41 +463,13 @@ class BatchRun:
         _log.error("batch_output_lost", batch_id=self.batch_id)
         await self.give_up("output_lost", "What the batch's lines told is not there any more.")
 
-    async def _file_of(self, kind: str, size_bytes: int) -> str | None:
-        """The same each time: the parts do not change any more."""
-        if not size_bytes:
-            return None
-        batch, services = self.held.batch, self._services
-        file_id = f"file-{kind}-{batch.batch_id.removeprefix('batch_')}"
-        await services.files.begin(batch.tenant_id, file_id)
-        written = await services.blobs.write(blob_of(file_id), self._parts_of(kind))
-        file = StoredFile(
-            file_id, batch.tenant_id, f"{batch.batch_id}_{kind}.jsonl", "batch_output", written.size_bytes,
-            written.sha256, 0, None,
-        )  # fmt: skip
-        made = await services.files.complete(file, None, services.options.kept_days * DAY_MS)
-        return None if made is None else file_id
-
-    async def _parts_of(self, kind: str) -> AsyncIterator[bytes]:
-        for part in self.held.progress.parts:
-            size_bytes = part.output_bytes if kind == OUTPUT else part.error_bytes
-            if size_bytes:
-                name = self._part_name(part.epoch, kind)
-                async with aclosing(self._services.blobs.read(name, 0, size_bytes)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                        await self._keep()
-
     async def _tidy(self) -> None:
         self._services.results.leave(self)
         await self._services.blobs.delete_under(name_of("batches", self.batch_id))
         self._services.killed_after(10)
         await self._change(lambda held, _: core.tidied(held))
 
-    def _part_name(self, epoch: int, kind: str) -> str:
-        return name_of("batches", self.batch_id, f"{epoch}.{kind}")
-
     async def close(self) -> None:
         self._services.results.leave(self)
-        self._has_room.set()
+        self._arrivals.close()
         await self._close_source()

@@ -32,7 +32,7 @@ class Runner:
         self._owner = owner
         self._runs: dict[asyncio.Task[None], BatchRun] = {}
         self._awoken = asyncio.Event()
-        self._began_s: dict[str, float] = {}
+        self._began_s: dict[asyncio.Task[None], float] = {}
         self._leaving: set[BatchRun] = set()
         """Those that give up their places."""
 
@@ -75,33 +75,35 @@ class Runner:
         Not in the middle of a step: a large file is read in one, or made, which would be begun anew at each turn.
         """
         over_s = asyncio.get_running_loop().time() - TURN_S
-        runs = [run for run in self._runs.values() if run not in self._leaving]
-        oldest = min(runs, key=lambda run: self._began_s[run.batch_id], default=None)
-        if oldest is None or self._began_s[oldest.batch_id] > over_s:
+        staying = [task for task, run in self._runs.items() if run not in self._leaving]
+        oldest = min(staying, key=self._began_s.__getitem__, default=None)
+        if oldest is None or self._began_s[oldest] > over_s:
             return
-        if await self._services.batches.is_any_free():
-            self._leaving.add(oldest)
+        if await self._services.batches.is_any_free() and (run := self._runs.get(oldest)) is not None:
+            self._leaving.add(run)
 
     def _start(self, held: Held) -> None:
         run = BatchRun(held, self._services)
-        self._began_s[run.batch_id] = asyncio.get_running_loop().time()
         task = asyncio.ensure_future(self._drive(run))
         self._runs[task] = run
+        self._began_s[task] = asyncio.get_running_loop().time()
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         run = self._runs.pop(task)
-        self._began_s.pop(run.batch_id, None)
+        del self._began_s[task]
         self.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("batch_run_failed", batch_id=run.batch_id, why=type(error).__name__)
 
     async def _drive(self, run: BatchRun) -> None:
+        beating = asyncio.ensure_future(run.beat())
         try:
             await self._until_done(run)
         except LostLease:
             _log.warning("batch_held_elsewhere", batch_id=run.batch_id)
         finally:
+            beating.cancel()
             await run.close()
             await self._release(run)
 

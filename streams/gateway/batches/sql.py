@@ -14,6 +14,7 @@ from streams.gateway.idempotency.sql import claimed
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.tables import BATCHES, FILES
+from streams.metadata.tenant_lock import lock_tenant
 from streams.metadata.unavailable import MetadataUnavailable
 
 _B = BATCHES.c
@@ -49,6 +50,7 @@ class SqlBatches:
                 raise NoSuchFile
             if share is not None and not has_room(connection, batch.tenant_id, share):
                 raise NoRoom
+            lock_tenant(connection, "batches", batch.tenant_id)
             kept, opened = connection.execute(
                 select(func.count(), func.coalesce(func.sum(_B.is_open), 0)).where(of_tenant)
             ).one()
@@ -144,14 +146,18 @@ class SqlBatches:
     async def renew(self, held: Held) -> Held | None:
         return await self._lease(held, self._lease_ms)
 
+    async def renumber(self, held: Held) -> Held | None:
+        return await self._lease(held, self._lease_ms, held.epoch + 1)
+
     async def release(self, held: Held) -> None:
         await self._lease(held, 0)
 
-    async def _lease(self, held: Held, lasts_ms: int) -> Held | None:
+    async def _lease(self, held: Held, lasts_ms: int, epoch: int | None = None) -> Held | None:
         def work(connection: Connection) -> Held | None:
             own = and_(_B.batch_id == held.batch.batch_id, _B.epoch == held.epoch)
             until_ms = database_now_ms(connection) + lasts_ms
-            if not connection.execute(update(BATCHES).where(own).values(leased_until_ms=until_ms)).rowcount:
+            lease = {"leased_until_ms": until_ms, "epoch": held.epoch if epoch is None else epoch}
+            if not connection.execute(update(BATCHES).where(own).values(**lease)).rowcount:
                 return None
             return _locked(connection, held.batch.batch_id)
 
@@ -199,7 +205,7 @@ def _told(held: Held, now_ms: int) -> dict[str, Any]:
     batch = held.batch
     return {
         "needs_file_id": None if batch.status in FINAL else batch.input_file_id,
-        "is_open": int(batch.is_open), "ended_at_ms": None if batch.is_open else now_ms,
+        "is_open": int(batch.is_open), "ended_at_ms": None if batch.is_open else func.coalesce(_B.ended_at_ms, now_ms),
         "batch": batch.model_dump_json().encode(), "progress": held.progress.model_dump_json().encode(),
     }  # fmt: skip
 

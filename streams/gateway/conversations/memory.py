@@ -97,21 +97,25 @@ class MemoryConversations:
         parents = {row.turn.response_id: row.turn.previous_response_id for row in own[:limit]}
         return Turns(parents, sum(row.tokens for row in own))
 
-    async def purge(self, at_once: Bounds) -> int:
+    async def purge(self, at_once: Bounds, replayed_ms: int) -> int:
         at_ms = now_ms() + self.skew_ms
         kept = self._kept()
         due = [(each.expires_at_ms, name) for name, each in kept.items() if each.deleted_at_ms is not None]
         gone = [name for expires_at_ms, name in sorted(due) if expires_at_ms <= at_ms]
         if not gone:
             return 0
-        rows = self._stored.at_hand()
+        rows, since_ms = self._stored.at_hand(), at_ms - replayed_ms
         own = [row for row in rows.values() if row.turn.conversation_id == gone[0]]
+        own = [row for row in own if row.turn.created_at_ms <= since_ms or row.deleted_at_ms is None]
         own.sort(key=lambda row: (row.number, row.turn.response_id))
         turns = [(row.turn.response_id, row.size_bytes) for row in own]
         if turns:
             ids = at_once.first(turns[: at_once.rows])
             for name in ids:
-                del rows[name]
+                if rows[name].turn.created_at_ms <= since_ms:
+                    del rows[name]
+                else:
+                    rows[name].empty(at_ms, at_ms + replayed_ms)
             return len(ids)
         del kept[gone[0]]
         return 1

@@ -23,6 +23,7 @@ _PLACE = (
         turns=_C.turns + 1,
         updated_at_ms=case((_C.updated_at_ms < _AT, _AT), else_=_C.updated_at_ms),
         title=case((_C.title == "", bindparam("first_title")), else_=_C.title),
+        size_bytes=_C.size_bytes + case((_C.title == "", bindparam("first_title_size")), else_=0),
     )
     .returning(_C.turns)
 )  # fmt: skip
@@ -54,7 +55,7 @@ def _name(turn: NewTurn) -> tuple[str, str]:
 def _place(connection: Connection, turn: NewTurn) -> Placed:
     values: dict[str, Any] = {
         "of_conversation": turn.conversation_id, "of_tenant": turn.tenant_id, "at_ms": turn.created_at_ms,
-        "first_title": turn.title,
+        "first_title": turn.title, "first_title_size": len(turn.title),
     }  # fmt: skip
     number = connection.execute(_PLACE, values).scalar()
     if number is None:

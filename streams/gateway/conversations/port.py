@@ -94,8 +94,10 @@ class ConversationStore(Protocol):
 
     async def turns(self, tenant_id: str, conversation_id: str, limit: int) -> Turns: ...
 
-    async def purge(self, at_once: Bounds) -> int:
-        """Forgets what was deleted long enough ago, so many turns of one or at last itself; how many rows that were."""
+    async def purge(self, at_once: Bounds, replayed_ms: int) -> int:
+        """Forgets what was deleted long enough ago, so many turns of one or at last itself; how many rows that were.
+        Of a turn that is younger than `replayed_ms` it stays known for so long that it is deleted.
+        """
 
     async def shed(self, tenant_id: str, kept: Bounds, limit: int) -> int:
         """Of a tenant that has more than is `kept` those that were deleted, and then those that were used longest ago,

@@ -15,6 +15,7 @@ from streams.gateway.conversations.port import (
     size_bytes_of,
 )
 from streams.gateway.stored.port import Bounds
+from streams.gateway.stored.sql import EMPTIED
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.tables import CONVERSATIONS, STORED_RESPONSES
@@ -135,11 +136,12 @@ class SqlConversations:
 
         return await self._database.read(work)
 
-    async def purge(self, at_once: Bounds) -> int:
+    async def purge(self, at_once: Bounds, replayed_ms: int) -> int:
         def work(connection: Connection) -> int:
+            at_ms = database_now_ms(connection)
             expired = (
                 select(_C.conversation_id)
-                .where(_C.expires_at_ms <= database_now_ms(connection))
+                .where(_C.expires_at_ms <= at_ms)
                 .order_by(_C.expires_at_ms, _C.conversation_id)
                 .limit(1)
                 .with_for_update(skip_locked=True)
@@ -147,12 +149,17 @@ class SqlConversations:
             conversation_id = connection.execute(expired).scalar()
             if conversation_id is None:
                 return 0
-            own = _R.conversation_id == conversation_id
+            is_told = _R.created_at_ms > at_ms - replayed_ms
+            own = and_(_R.conversation_id == conversation_id, or_(~is_told, _R.deleted_at_ms.is_(None)))
             in_order = (func.coalesce(_R.turn, 0), _R.response_id)
             oldest = select(_R.response_id, _R.size_bytes).where(own).order_by(*in_order).limit(at_once.rows)
             turns = connection.execute(oldest)
             if ids := at_once.first(tuple(row) for row in turns):
-                return int(connection.execute(delete(STORED_RESPONSES).where(_R.response_id.in_(ids))).rowcount)
+                chosen = _R.response_id.in_(ids)
+                deleted = {"deleted_at_ms": at_ms, "expires_at_ms": at_ms + replayed_ms}
+                connection.execute(delete(STORED_RESPONSES).where(chosen, ~is_told))
+                connection.execute(update(STORED_RESPONSES).where(chosen).values(**EMPTIED, **deleted))
+                return len(ids)
             gone = delete(CONVERSATIONS).where(_C.conversation_id == conversation_id)
             return int(connection.execute(gone).rowcount)
 

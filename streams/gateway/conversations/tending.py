@@ -20,9 +20,11 @@ _log = structlog.get_logger()
 
 
 class TendedConversations:
-    def __init__(self, store: ConversationStore, kept: Bounds) -> None:
+    def __init__(self, store: ConversationStore, kept: Bounds, replayed_ms: int) -> None:
+        """`replayed_ms`: for so long a turn may be told without its row."""
         self.store = store
         self._kept = kept
+        self._replayed_ms = replayed_ms
         self._grown: dict[str, None] = {}
         """Tenants that have created one since their bound was looked at; one looked at in vain comes last."""
 
@@ -43,7 +45,7 @@ class TendedConversations:
         for tenant_id in list(self._grown):
             await self._shed(tenant_id)
         for _ in range(MAX_SLICES):
-            if not await self.store.purge(PURGED_AT_ONCE):
+            if not await self.store.purge(PURGED_AT_ONCE, self._replayed_ms):
                 break
 
     async def _shed(self, tenant_id: str) -> None:

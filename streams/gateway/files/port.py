@@ -64,7 +64,7 @@ class Files(Protocol):
     """Of one region, for all its gateways. Nothing of a tenant's is there for another; the clock is the store's own."""
 
     async def begin(self, tenant_id: str, file_id: str) -> None:
-        """Again, it stays what it is."""
+        """Again, its time begins anew, unless it is complete or gone: then it stays what it is."""
 
     async def complete(self, file: StoredFile, share: Share | None, lasts_ms: int | None) -> StoredFile | None:
         """As it is there from now on, `created_at_ms` and `expires_at_ms` by the store's clock. Again, it stays what it

@@ -10,6 +10,7 @@ from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.insertion import insertion_into
 from streams.metadata.tables import BATCHES, FILES
+from streams.metadata.tenant_lock import lock_tenant
 
 _F = FILES.c
 _TOLD: Final = (
@@ -31,7 +32,12 @@ class SqlFiles:
     async def begin(self, tenant_id: str, file_id: str) -> None:
         def work(connection: Connection) -> None:
             row = {"file_id": file_id, "tenant_id": tenant_id, "begun_at_ms": database_now_ms(connection)}
-            connection.execute(insertion_into(connection, FILES).on_conflict_do_nothing(), [row])
+            insertion = insertion_into(connection, FILES)
+            insertion = insertion.on_conflict_do_update(
+                index_elements=[_F.file_id], set_={"begun_at_ms": insertion.excluded.begun_at_ms},
+                where=and_(_F.created_at_ms.is_(None), _F.gone_at_ms.is_(None)),
+            )  # fmt: skip
+            connection.execute(insertion, [row])
 
         await self._database.write(work)
 
@@ -128,6 +134,7 @@ def _held(connection: Connection, tenant_id: str) -> Share:
 
 
 def has_room(connection: Connection, tenant_id: str, share: Share, size_bytes: int = 1) -> bool:
-    """For one more file, of so many bytes."""
+    """For one more file, of so many bytes. Nobody else of the tenant takes it before the transaction ends."""
+    lock_tenant(connection, "files", tenant_id)
     held = _held(connection, tenant_id)
     return held.files < share.files and held.size_bytes + size_bytes <= share.size_bytes

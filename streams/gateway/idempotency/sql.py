@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, select, tuple_, update
+from sqlalchemy import Column, ColumnElement, Connection, and_, delete, func, select, tuple_, update
 
 from streams.gateway.idempotency.port import KEPT_MS, Claim, Held
 from streams.metadata.clock import database_now_ms
@@ -19,6 +19,7 @@ ROW_BYTES: Final = 1_024
 
 _K = IDEMPOTENCY_KEYS.c
 _NAME: Final = (_K.tenant_id, _K.idempotency_key)
+_CLAIM: Final = (*_NAME, _K.began_at_ms)
 _CLAIMED: Final = ("digest", "response_id", "began_at_ms", "tried_at_ms", "expires_at_ms")
 
 
@@ -93,17 +94,18 @@ class SqlIdempotencyKeys:
     async def shed(self, tenant_id: str, kept: int, limit: int) -> int:
         own = _K.tenant_id == tenant_id
 
-        def beyond(connection: Connection) -> list[tuple[str, str]]:
+        def beyond(connection: Connection) -> list[tuple[str, str, int]]:
             """An index holds all that is asked for."""
             count = connection.execute(select(func.count()).where(own).select_from(IDEMPOTENCY_KEYS)).scalar_one()
             if count <= kept:
                 return []
-            by_age = select(*_NAME).where(own).order_by(_K.began_at_ms, _K.idempotency_key)
+            by_age = select(*_CLAIM).where(own).order_by(_K.began_at_ms, _K.idempotency_key)
             return [tuple(row) for row in connection.execute(by_age.limit(min(limit, count - kept)))]
 
         # Looked for without the writers' lock: a tenant may have a million, and seldom has too many.
-        names = await self._database.read(beyond)
-        return await self._database.write(lambda connection: _forget(connection, names)) if names else 0
+        claims = await self._database.read(beyond)
+        # One that is claimed anew meanwhile is another claim.
+        return await self._database.write(lambda connection: _forget(connection, claims, _CLAIM)) if claims else 0
 
     async def _change(self, change: Any) -> None:
         def work(connection: Connection) -> None:
@@ -149,7 +151,7 @@ def _stands_for(claim: Claim, response_id: str) -> ColumnElement[bool]:
     )  # fmt: skip
 
 
-def _forget(connection: Connection, names: Sequence[tuple[Any, ...]]) -> int:
-    if not names:
+def _forget(connection: Connection, found: Sequence[tuple[Any, ...]], columns: Sequence[Column[Any]] = _NAME) -> int:
+    if not found:
         return 0
-    return int(connection.execute(delete(IDEMPOTENCY_KEYS).where(tuple_(*_NAME).in_(list(names)))).rowcount)
+    return int(connection.execute(delete(IDEMPOTENCY_KEYS).where(tuple_(*columns).in_(list(found)))).rowcount)

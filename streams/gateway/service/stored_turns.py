@@ -20,7 +20,7 @@ from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.service.background import Background
 from streams.gateway.service.refusals import not_found, store_away, too_many_at_once
-from streams.gateway.stored.keeper import FORGOTTEN_AFTER_MS, Keeper
+from streams.gateway.stored.keeper import Keeper, replayed_ms
 from streams.gateway.stored.port import NewTurn, StoredTurn
 from streams.gateway.stored.replays import MAX_READS_OF_TENANT, TURN_TIMEOUT_S
 from streams.gateway.stored.turns import may_be_stored, written
@@ -82,8 +82,7 @@ class StoredTurns:
         self._stored = keeper.stored
         self._lasts_ms = settings.gateway.request_timeout_ms + LOOK_AFTER_DEADLINE_MS
         self._kept_ms = settings.metadata.responses_kept_days * DAY_MS
-        self._replayed_ms = FORGOTTEN_AFTER_MS + settings.gateway.history_retention_s * 1_000
-        """At most, of one that has ended: so long it must be known that it is deleted."""
+        self._replayed_ms = replayed_ms(settings)
         self._background = background
         self._deletions = AtOnce(
             "stored responses are being deleted", DELETED_AT_ONCE, at_once_per_tenant=1,

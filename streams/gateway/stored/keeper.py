@@ -30,7 +30,7 @@ from streams.gateway.stored.port import Answer, Bounds, OpenTurn
 from streams.gateway.stored.replays import StoredReplays
 from streams.gateway.stored.turns import answer_of, is_refusal, is_stored
 from streams.metadata.unavailable import MetadataUnavailable
-from streams.settings import MetadataSettings
+from streams.settings import MetadataSettings, Settings
 from streams.topics import DAY_MS
 
 MAX_ENDED: Final = 10_000
@@ -55,6 +55,11 @@ MAX_SLICES: Final = 50
 CLOSE_TIMEOUT_S: Final = 2.0
 
 _log = structlog.get_logger()
+
+
+def replayed_ms(settings: Settings) -> int:
+    """So long a response may be told without its row, and it must be known that it is deleted."""
+    return FORGOTTEN_AFTER_MS + settings.gateway.history_retention_s * 1_000
 
 
 @dataclass(slots=True)

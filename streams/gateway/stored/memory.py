@@ -41,6 +41,12 @@ class Row:
     def size_bytes(self) -> int:
         return len(self.input) + len(self.told or b"")
 
+    def empty(self, at_ms: int, known_until_ms: int) -> None:
+        """It is deleted."""
+        self.deleted_at_ms, self.look_at_ms = at_ms, None
+        self.input, self.told, self.carried_bytes = b"", None, 0
+        self.turn = replace(self.turn, expires_at_ms=known_until_ms)
+
 
 class MemoryStoredResponses:
     """`is_away`: every call fails."""
@@ -134,9 +140,7 @@ class MemoryStoredResponses:
         row = self._live(tenant_id, response_id, now_ms)
         if row is None:
             return False
-        row.deleted_at_ms, row.look_at_ms = now_ms, None
-        row.input, row.told, row.carried_bytes = b"", None, 0
-        row.turn = replace(row.turn, expires_at_ms=known_until_ms)
+        row.empty(now_ms, known_until_ms)
         return True
 
     async def is_deleted(self, tenant_id: str, response_id: str) -> bool:

@@ -42,6 +42,10 @@ _COMPLETE: Final = (
         size_bytes=_R.size_bytes + bindparam("answer_bytes"), tokens=bindparam("used_tokens"),
     )
 )  # fmt: skip
+EMPTIED: Final[dict[str, Any]] = {
+    "input": b"", "told": None, "look_at_ms": None, "carried_bytes": 0, "size_bytes": 0,
+}  # fmt: skip
+"""What is left of a row that is deleted."""
 _SHOWN: Final = (_R.response_id, _R.previous_response_id, _R.input, _R.told, _R.carried_bytes, _R.created_at_ms)
 
 
@@ -146,11 +150,10 @@ class SqlStoredResponses:
         return await self._database.read(work)
 
     async def delete(self, tenant_id: str, response_id: str, now_ms: int, known_until_ms: int) -> bool:
-        emptied = {"input": b"", "told": None, "look_at_ms": None, "carried_bytes": 0, "size_bytes": 0}
         deletion = (
             update(STORED_RESPONSES)
             .where(_R.response_id == response_id, _live(STORED_RESPONSES, tenant_id, now_ms))
-            .values(deleted_at_ms=now_ms, expires_at_ms=known_until_ms, **emptied)
+            .values(deleted_at_ms=now_ms, expires_at_ms=known_until_ms, **EMPTIED)
         )
         return await self._database.write(lambda connection: connection.execute(deletion).rowcount > 0)
 

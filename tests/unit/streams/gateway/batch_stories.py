@@ -18,7 +18,7 @@ from streams.gateway.batches.run import BatchRun, LostLease, Services
 from streams.gateway.batches.told import unpacked
 from streams.gateway.files.port import StoredFile, blob_of
 from streams.log.memory import MemoryLog
-from streams.log.port import Headers
+from streams.log.port import Headers, LogRecord
 from streams.settings import BatchSettings
 from tests.unit.streams.gateway.gateway_stack import Directory, gateway_settings, memory_log
 
@@ -94,10 +94,14 @@ class StoryResults:
         self._reached = list(follower.positions)
 
     def leave(self, follower: Follower) -> None:
-        self._follower = None
+        if self._follower is follower:
+            self._follower = None
 
     def reached(self) -> tuple[int, ...]:
         return tuple(self._reached)
+
+    async def unread(self) -> dict[int, int]:
+        return {number: end for number, end in enumerate(await self.ends()) if self._reached[number] < end}
 
     def read(self) -> None:
         for number, offset in enumerate(self._reached):
@@ -132,7 +136,8 @@ class Story:
         self.steps: list[int] = []
         self.repeated: list[int] = []
         """Lines that were published though they had ended."""
-        self._read = 0
+        self._seen_at: set[tuple[int, int]] = set()
+        """What the pipeline has read of the intake, by partition and offset."""
 
     async def upload(self, content: bytes, file_id: str = "file-1", tenant_id: str = "acme") -> StoredFile:
         await self.files.begin(tenant_id, file_id)
@@ -177,15 +182,28 @@ class Story:
             if self.batches.held(place.batch_id).progress.has_ended(place.line):
                 self.repeated.append(place.line)
 
+    def _published(self) -> list[LogRecord]:
+        records = self.log.records(self.topics.intake_batch.name)
+        return sorted(records, key=lambda record: record.timestamp_ms)
+
     def requests(self) -> list[Request]:
         """All lines that were published, in order."""
-        records = sorted(self.log.records(self.topics.intake_batch.name), key=lambda record: record.timestamp_ms)
-        return [Request.model_validate_json(record.value or b"") for record in records]
+        return [Request.model_validate_json(record.value or b"") for record in self._published()]
 
-    def play(self) -> None:
+    def lose_intake(self) -> None:
+        """Nobody ever reads what stands on it."""
+        self._seen_at |= {(record.partition, record.offset) for record in self._published()}
+
+    def lose_log(self) -> None:
+        """Another one stands in its place."""
+        self.log = memory_log(SETTINGS)
+        self._seen_at.clear()
+
+    def play(self, most: int = 1_000) -> None:
         """The pipeline: each response is decided once, whoever writes it again; its result may come twice."""
-        requests = self.requests()
-        for request in requests[self._read :]:
+        for record in [each for each in self._published() if (each.partition, each.offset) not in self._seen_at][:most]:
+            self._seen_at.add((record.partition, record.offset))
+            request = Request.model_validate_json(record.value or b"")
             place = unpacked(request.reply_to.custom_id or "")
             assert place is not None
             if request.response_id in self.answered:
@@ -195,7 +213,6 @@ class Story:
             for _ in range(1 + place.line % 2):
                 key, partition = request.reply_to.custom_id, place.line % self.topics.batch_results.partitions
                 self.log.append(self.topics.batch_results.name, value, key=key, partition=partition)
-        self._read = len(requests)
 
     async def run(self, *, until: Callable[[], bool] = lambda: False, most_steps: int = 2_000) -> None:
         """One process after another, each until it is killed, and as long as the batch is open."""

@@ -41,6 +41,7 @@ from streams.gateway.websocket.session import Socket
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import Committed, LogRecord, TopicPartition
 from streams.toml_directory import SettingsCatalog
+from streams.topics import DAY_MS
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
     Directory,
@@ -323,7 +324,7 @@ class World:
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
             keeper=Keeper(StoredReplays(stored), history, SETTINGS.metadata, metrics),
             keys=TendedKeys(MemoryIdempotencyKeys(), 1), follows=self.followed,
-            conversations=TendedConversations(MemoryConversations(stored), Bounds(1, 1)),
+            conversations=TendedConversations(MemoryConversations(stored), Bounds(1, 1), DAY_MS),
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0
         self.take_partition()

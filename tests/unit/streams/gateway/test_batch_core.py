@@ -11,6 +11,8 @@ from streams.gateway.batches.core import (
     EXPIRY_WAIT_MS,
     FINAL,
     GIVE_UP_AFTER_MS,
+    READ_WAIT_MS,
+    STALLED_AFTER_MS,
     Batch,
     Held,
     Next,
@@ -108,6 +110,8 @@ def do(held: Held, following: Next, now_ms: int, *, answers: bool, in_flight: in
             return validated(held)
         case Next.SEND:
             return core.sent(held, min(total, progress.sent_lines + in_flight), 1)
+        case Next.RESEND:
+            return core.stirred(held, now_ms)
         case Next.COLLECT:
             sent = [line for line in unended if line < progress.sent_lines]
             return core.collected(held, dict.fromkeys(sent, True), part) if answers else held
@@ -162,3 +166,36 @@ def test_time_ends_what_nothing_else_ends() -> None:
     broken = core.broken(held, PROBLEM, 1_000)
     assert next_of(broken, 1_000, 20) is Next.COLLECT
     assert next_of(broken, WINDOW_MS + EXPIRY_WAIT_MS, 20) is Next.ASSEMBLE
+
+
+def test_before_lines_on_their_way_are_ended_what_the_log_has_is_read_unless_it_never_says() -> None:
+    held = core.sent(validated(begun()), 10, 1)
+    for following in (Next.CLOSE, Next.SWEEP, Next.ASSEMBLE):
+        assert core.is_read_first(held, following, WINDOW_MS + EXPIRY_WAIT_MS)
+        assert not core.is_read_first(held, following, WINDOW_MS + READ_WAIT_MS)
+        assert not core.is_read_first(validated(begun()), following, WINDOW_MS)
+    assert not core.is_read_first(held, Next.COLLECT, WINDOW_MS)
+    assert READ_WAIT_MS < GIVE_UP_AFTER_MS
+
+
+def test_results_are_read_on_from_where_they_were_read_until_it_has_ended() -> None:
+    held = core.read_on(validated(begun()), [3, 4])
+    assert held.progress.positions == (3, 4)
+    over = core.lost(held, PROBLEM, 9)
+    assert core.read_on(over, [5, 6]) == over
+
+
+def test_lines_that_may_be_lost_are_written_again_once_and_then_given_time() -> None:
+    held = core.stirred(core.sent(validated(begun()), 10, 1), 1_000)
+    assert next_of(held, 1_000 + STALLED_AFTER_MS - 1, 20) is Next.COLLECT
+    assert next_of(held, 1_000 + STALLED_AFTER_MS, 20) is Next.RESEND
+    again = core.stirred(held, 1_000 + STALLED_AFTER_MS)
+    assert next_of(again, 1_000 + STALLED_AFTER_MS, 20) is Next.COLLECT
+    assert core.stirred(again, 5) == again, "whoever's clock is behind"
+    assert next_of(held, WINDOW_MS, 20) is Next.COLLECT
+    assert next_of(core.cancel_asked(held, 1_000), 1_000 + STALLED_AFTER_MS, 20) is not Next.RESEND
+    lost = core.log_lost(again, [0, 1])
+    assert lost.progress.positions == (0, 1)
+    assert next_of(lost, 2_000 + STALLED_AFTER_MS, 20) is Next.RESEND
+    over = core.lost(again, PROBLEM, 9)
+    assert core.log_lost(over, [7, 7]) == core.stirred(over, WINDOW_MS) == over

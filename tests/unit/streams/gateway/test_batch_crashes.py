@@ -2,16 +2,24 @@
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.blobs.port import BlobsUnavailable
-from streams.gateway.batches import core
-from streams.gateway.batches.core import CANCEL_WAIT_MS, EXPIRY_WAIT_MS, Status
+from streams.blobs.memory import MemoryBlobs
+from streams.blobs.port import BlobMissing, BlobsUnavailable
+from streams.gateway.batches import arrivals, core
+from streams.gateway.batches.core import CANCEL_WAIT_MS, EXPIRY_WAIT_MS, STALLED_AFTER_MS, Held, Status
+from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
+from streams.gateway.batches.port import LEASE_MS, Event
 from streams.gateway.batches.run import BatchRun
-from streams.gateway.files.port import blob_of
+from streams.gateway.batches.tending import Tending
+from streams.gateway.files.port import UPLOADED_WITHIN_MS, blob_of
 from streams.metadata.unavailable import MetadataUnavailable
 from tests.unit.streams.gateway.batch_stories import Story, custom_ids, line
 
@@ -137,6 +145,27 @@ async def test_what_has_not_run_when_its_window_ends_is_told_as_expired() -> Non
     assert len(expired) == batch.failed == 10 - batch.completed
 
 
+@pytest.mark.parametrize("how", ["expired", "cancelled", "killed while it is read"])
+async def test_what_was_answered_while_nobody_held_it_is_told_and_not_as_what_did_not_run(how: str) -> None:
+    story = Story(lines_in_flight=4)
+    await story.create(*map(line, custom_ids(6)), window_ms=1_200_000)
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 4)
+    if how == "cancelled":
+        await story.batches.tell("acme", "batch_0123", core.cancel_asked)
+        story.now_ms += CANCEL_WAIT_MS
+    else:
+        story.now_ms += 1_200_000 + EXPIRY_WAIT_MS
+    story.play()
+    story.kill_after = 6 if how == "killed while it is read" else 0
+    await story.run()
+    batch, ends = story.batch, await story.ends()
+    assert (batch.status, batch.completed, batch.failed) == (
+        Status.CANCELLED if how == "cancelled" else Status.EXPIRED, 4, 2,
+    )  # fmt: skip
+    assert all(len(ends[each]) == 1 for each in custom_ids(6))
+
+
 async def test_a_file_whose_lines_are_all_broken_fails_and_names_them() -> None:
     story = Story()
     await story.create(*BROKEN[:1], line("x", url="/v1/embeddings"), "")
@@ -211,6 +240,28 @@ async def test_an_output_file_that_a_crash_left_unfinished_is_made_anew() -> Non
     assert len(await story.told(story.batch.output_file_id)) == 5
 
 
+async def test_a_row_that_was_forgotten_while_an_output_was_made_is_begun_anew() -> None:
+    """A folder that fails for hours; meanwhile what tends files has given up the row."""
+    story = Story(outcome=goes_wrong)
+    await story.create(*map(line, custom_ids(5)))
+    await story.run(until=lambda: story.batch.status is Status.FINALIZING)
+    await story.files.begin("acme", "file-output-0123")
+    story.now_ms += UPLOADED_WITHIN_MS
+    assert await story.files.due(10) == ["file-output-0123"]
+    services, _ = story.services()
+    (held,) = await story.batches.claim("gateway", 1)
+    run = BatchRun(held, services)
+    with pytest.raises(MetadataUnavailable):
+        await run.step()
+    assert story.batch.status is Status.FINALIZING
+    await run.close()
+    await Tending(story.files, story.batches, story.blobs, 30).once()
+    story.now_ms += LEASE_MS
+    await story.run()
+    assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 3)
+    assert len(await story.told(story.batch.output_file_id)) == 3
+
+
 async def test_a_line_that_the_window_ends_is_told_as_expired() -> None:
     story = Story(outcome=lambda _: "deadline_exceeded")
     await story.create(line("a"))
@@ -255,6 +306,115 @@ async def test_while_a_store_is_away_a_batch_waits_and_goes_on_where_it_was(away
     assert failed
     assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 12)
     assert all(len(each) == 1 for each in (await story.ends()).values())
+
+
+async def test_lines_that_nothing_is_heard_of_are_written_again_under_their_ids() -> None:
+    story = Story(outcome=goes_wrong, lines_in_flight=4)
+    await story.create(*map(line, custom_ids(10)), *BROKEN[:2])
+    await story.run(until=lambda: story.batch.completed + story.batch.failed >= 6)
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 8)
+    lost = {request.response_id for request in story.requests()} - {*story.answered}
+    story.lose_intake()
+    story.answers = True
+    story.now_ms += STALLED_AFTER_MS
+    await story.run(until=lambda: len(story.requests()) > 8)
+    written = Counter(request.response_id for request in story.requests())
+    assert {response_id for response_id, times in written.items() if times > 1} == lost
+    await story.run()
+    await all_ended_once(story, 10, 2)
+
+
+async def test_where_the_log_is_another_one_what_was_on_its_way_is_written_to_it_at_once() -> None:
+    story = Story(outcome=goes_wrong, lines_in_flight=4)
+    await story.create(*map(line, custom_ids(10)))
+    await story.run(until=lambda: story.batch.completed + story.batch.failed >= 4)
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 8)
+    story.lose_log()
+    story.answers = True
+    await story.run()
+    assert len(story.requests()) == 6, "nothing that has ended runs again"
+    await all_ended_once(story, 10, 0)
+
+
+class Late:
+    """Writes that fail, and are made all the same, so many calls later."""
+
+    def __init__(self, fates: Sequence[int | None]) -> None:
+        self._fates = iter(fates)
+        self._waiting: list[tuple[int, Callable[[], Awaitable[object]]]] = []
+
+    async def passes(self) -> None:
+        due = [work for left, work in self._waiting if not left]
+        self._waiting = [(left - 1, work) for left, work in self._waiting if left]
+        for work in due:
+            with suppress(BlobMissing):
+                await work()
+
+    async def is_late(self, work: Callable[[], Awaitable[object]]) -> bool:
+        await self.passes()
+        fate = next(self._fates, None)
+        if fate is not None:
+            self._waiting.append((fate, work))
+        return fate is not None
+
+
+class LateBatches(MemoryBatches):
+    def __init__(self, files: MemoryFiles, late: Late) -> None:
+        super().__init__(files)
+        self._late = late
+
+    async def change(self, held: Held, event: Event) -> Held | None:
+        work = partial(super().change, held, event)
+        if await self._late.is_late(work):
+            raise MetadataUnavailable("late")
+        return await work()
+
+    async def renew(self, held: Held) -> Held | None:
+        await self._late.passes()
+        return await super().renew(held)
+
+    async def renumber(self, held: Held) -> Held | None:
+        await self._late.passes()
+        return await super().renumber(held)
+
+
+class LateBlobs(MemoryBlobs):
+    def __init__(self, late: Late) -> None:
+        super().__init__()
+        self._late = late
+
+    async def append(self, name: str, at: int, data: bytes) -> None:
+        work = partial(super().append, name, at, data)
+        if await self._late.is_late(work):
+            raise BlobsUnavailable("late")
+        await work()
+
+
+@settings(max_examples=100, deadline=None)
+@given(fates=st.lists(st.none() | st.integers(0, 4), max_size=40), broken=st.integers(0, len(BROKEN)))
+def test_what_failed_and_comes_late_takes_nothing_back(fates: list[int | None], broken: int) -> None:
+    async def run() -> None:
+        story, late = Story(outcome=goes_wrong, lines_in_flight=4), Late(fates)
+        story.batches, story.blobs = LateBatches(story.files, late), LateBlobs(late)
+        await story.create(*map(line, custom_ids(10)), *BROKEN[:broken])
+        services, results = story.services()
+        run = BatchRun((await story.batches.claim("gateway", 1))[0], services)
+        goes_on = True
+        while goes_on:
+            try:
+                goes_on = await run.step()
+            except (MetadataUnavailable, BlobsUnavailable):
+                run.doubt()
+            story.play(most=1)
+            results.read()
+        await story.blobs.delete_under("batches/batch_0123")  # What comes after all that.
+        await all_ended_once(story, 10, broken)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals, "SAVED_LINES", 1)
+        asyncio.run(run())
 
 
 async def test_lines_are_told_as_openai_tells_them() -> None:

@@ -134,3 +134,25 @@ async def test_what_names_no_line_is_passed_over() -> None:
         log.append(TOPIC, b"{}", key=None)
         write(log, "one", 0)
         await until(lambda: one.told == [0], "the line behind it is told")
+
+
+async def test_who_leaves_takes_nothing_from_who_follows_in_its_stead() -> None:
+    log = a_log()
+    async with reading(log) as results:
+        old, new = Follower("one", (0, 0)), Follower("one", (0, 0))
+        results.follow(old)
+        results.follow(new)
+        results.leave(old)
+        write(log, "one", 0, 1)
+        await until(lambda: sorted(new.told) == [0, 1], "the new one is told")
+
+
+async def test_what_stands_on_the_log_and_was_not_told_yet_is_known() -> None:
+    log = a_log()
+    write(log, "one", 0, 1, 2)
+    results = Results(lambda: PatientConsumer(log, None, "reader", "earliest"), TOPIC)
+    results.follow(Follower("one", (2, 0)))
+    assert await results.unread() == {1: 1}
+    write(log, "one", 4)
+    assert await results.unread() == {0: 3, 1: 1}
+    await results.close()

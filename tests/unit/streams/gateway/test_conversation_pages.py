@@ -312,7 +312,7 @@ async def test_a_refused_turn_leaves_no_trace(
 async def test_what_was_deleted_a_month_ago_leaves_the_database() -> None:
     stored = MemoryStoredResponses()
     store = MemoryConversations(stored)
-    tended = TendedConversations(store, Bounds(2, 10_000))
+    tended = TendedConversations(store, Bounds(2, 10_000), DAY_MS)
     for number in range(4):
         await store.create(new(f"c{number}", number))
     await store.delete("acme", None, "c3")

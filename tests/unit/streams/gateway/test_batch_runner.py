@@ -1,0 +1,98 @@
+"""Batches as a gateway runs them, with the reader that it has: on a log in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from streams.gateway.batches import run as run_module
+from streams.gateway.batches.core import Held, Status
+from streams.gateway.batches.line_log import LineLog, SignedLine
+from streams.gateway.batches.memory import MemoryBatches
+from streams.gateway.batches.port import LEASE_MS
+from streams.gateway.batches.results import Results
+from streams.gateway.batches.run import BatchRun, LostLease, Services
+from streams.gateway.batches.runner import Runner
+from tests.unit.streams.gateway.batch_stories import Story, custom_ids, line
+from tests.unit.streams.gateway.gateway_stack import PatientConsumer, until
+
+
+def services_of(story: Story) -> Services:
+    results = Results(lambda: PatientConsumer(story.log, None, "reader", "earliest"), story.topics.batch_results.name)
+    return replace(story.services()[0], results=results)
+
+
+@asynccontextmanager
+async def beside(work: "asyncio.Future[None]") -> AsyncIterator[None]:
+    try:
+        yield
+        assert not work.done(), work
+    finally:
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+
+async def test_who_lost_a_batch_to_another_run_of_its_gateway_takes_no_results_from_that() -> None:
+    story = Story(lines_in_flight=4)
+    await story.create(*map(line, custom_ids(8)))
+    services = services_of(story)
+    async with beside(asyncio.ensure_future(services.results.read())):
+        old = BatchRun((await story.batches.claim("gateway", 1))[0], services)
+        while len(story.requests()) < 4:
+            assert await old.step()
+        story.now_ms += LEASE_MS + 1
+        new = BatchRun((await story.batches.claim("gateway", 1))[0], services)
+        old.doubt()
+        with pytest.raises(LostLease):
+            await old.step()
+        await old.close()
+        for _ in range(100):
+            story.play()
+            if not await new.step():
+                break
+        assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 8)
+        await new.close()
+    await services.results.close()
+
+
+class CountedBatches(MemoryBatches):
+    renewed = 0
+
+    async def renew(self, held: Held) -> Held | None:
+        self.renewed += 1
+        return await super().renew(held)
+
+
+async def test_while_a_step_takes_long_its_batch_is_held_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_publish, waits = asyncio.Event(), asyncio.Event()
+    publish = LineLog.publish
+
+    async def late(log: LineLog, lines: Sequence[SignedLine]) -> list[SignedLine]:
+        waits.set()
+        await may_publish.wait()
+        return await publish(log, lines)
+
+    monkeypatch.setattr(LineLog, "publish", late)
+    monkeypatch.setattr(run_module, "BEAT_EVERY_S", 0.001)
+    monkeypatch.setattr(run_module, "RENEW_EVERY_MS", 0)
+    story = Story(lines_in_flight=4)
+    batches = story.batches = CountedBatches(story.files)
+    await story.create(*map(line, custom_ids(8)))
+    async with beside(asyncio.ensure_future(Runner(services_of(story), "gateway").run())):
+        await waits.wait()
+        for _ in range(4):
+            story.now_ms += LEASE_MS - 1
+            before = batches.renewed
+            await until(lambda: batches.renewed > before, "its lease is renewed")  # noqa: B023 - awaited here
+            assert await batches.claim("another", 1) == []
+        may_publish.set()
+
+        def has_ended() -> bool:
+            story.play()
+            return not story.batch.is_open
+
+        await until(has_ended, "it goes on")
+    assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 8)
