@@ -6,6 +6,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 from urllib.parse import urlsplit
 
 
@@ -13,21 +14,32 @@ class Relay:
     """Passes bytes on in both directions, until `cut`."""
 
     def __init__(self, url: str) -> None:
-        target = (urlsplit(url).hostname, urlsplit(url).port)
+        self._target = url
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         relay = self
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                with socket.create_connection(target, timeout=10) as upstream:
-                    relay._pass_on(self.request, upstream)
+                relay.serve(self.request)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def _pass_on(self, client: socket.socket, upstream: socket.socket) -> None:
+    def serve(self, client: socket.socket) -> None:
+        """One connection, to its end."""
+        with self.dial(self._target) as upstream:
+            self.pass_on(client, upstream)
+
+    @staticmethod
+    def dial(url: str) -> socket.socket:
+        """Raises OSError."""
+        target = urlsplit(url)
+        return socket.create_connection((target.hostname, target.port), timeout=10)
+
+    def pass_on(self, client: socket.socket, upstream: socket.socket) -> None:
+        """Until either end closes."""
         ends = {client, upstream}
         with self._lock:
             self._open |= ends
@@ -59,7 +71,7 @@ class Relay:
         return len(ends) // 2
 
     @contextmanager
-    def running(self) -> Iterator["Relay"]:
+    def running(self) -> Iterator[Self]:
         thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

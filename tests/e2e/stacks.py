@@ -94,11 +94,13 @@ def api_key(stack: Stack, tenant: str = "demo") -> str:
     return _API_KEYS.get((stack.gateway_url, tenant)) or stack.api_key(tenant)
 
 
-def openai_client(stack: Stack, tenant: str = "demo") -> openai.OpenAI:
-    """Without retries of its own. Close it, or use it as a context manager."""
+def openai_client(stack: Stack, tenant: str = "demo", gateway_url: str | None = None) -> openai.OpenAI:
+    """Without retries of its own, of the first gateway, where no other one is named. Close it, or use it as a context
+    manager.
+    """
     return openai.OpenAI(
-        base_url=f"{stack.gateway_url}/v1", api_key=api_key(stack, tenant), max_retries=0, timeout=TIMEOUT_S,
-        http_client=openai.DefaultHttpxClient(verify=NO_TLS),
+        base_url=f"{gateway_url or stack.gateway_url}/v1", api_key=api_key(stack, tenant), max_retries=0,
+        timeout=TIMEOUT_S, http_client=openai.DefaultHttpxClient(verify=NO_TLS),
     )  # fmt: skip
 
 

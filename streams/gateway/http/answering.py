@@ -50,15 +50,19 @@ CANCELLED_WITHIN_S = 1.0
 
 
 def position_of(headers: Mapping[str, str], starting_after: str | None) -> int | None:
-    """Where to resume: `starting_after`, else `Last-Event-ID`. None: nothing was seen. Raises ApiError."""
-    name, given = "starting_after", starting_after
-    if given is None:
-        name, given = "last-event-id", headers.get("last-event-id")
-    if given is None:
-        return None
-    if not given.isascii() or not given.isdecimal() or len(given) > 10 or int(given) > MAX_SEQUENCE:
-        raise ApiError(400, EndingCode.INVALID_REQUEST.value, f"{name} must be a sequence number.", param=name)
-    return int(given)
+    """Where to resume: `Last-Event-ID`, else `starting_after`. None: nothing was seen. Raises ApiError.
+
+    The header counts where both are there: a browser comes back to the address that it began with, and says by the
+    header what it has seen since.
+    """
+    after = None
+    for name, given in (("starting_after", starting_after), ("last-event-id", headers.get("last-event-id"))):
+        if given is None:
+            continue
+        if not given.isascii() or not given.isdecimal() or len(given) > 10 or int(given) > MAX_SEQUENCE:
+            raise ApiError(400, EndingCode.INVALID_REQUEST.value, f"{name} must be a sequence number.", param=name)
+        after = int(given)
+    return after
 
 
 def asks_for_ids(headers: Mapping[str, str]) -> bool:

@@ -9,7 +9,6 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from streams.gateway.errors import ApiError
 from streams.gateway.service.keys import Keys, Principal
 from streams.gateway.service.refusals import unavailable
 from streams.gateway.service.service import Gateway
+from tests.node import STRIPS_TYPES, WHY_NOT, node_version, node_with_websocket
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack, until
 from tests.unit.streams.gateway.http_clients import HELLO
 
@@ -31,8 +31,6 @@ ROOT = Path(__file__).parents[4]
 EXAMPLES = ROOT / "deploy" / "examples"
 GOES_ON = {**HELLO, "on_disconnect": "continue"}
 WORDS = [f"{number} " for number in range(1, 13)]
-STRIPS_TYPES, HAS_WEBSOCKET = (22, 18), (22, 0)
-"""Versions of Node."""
 MAIN = """
 import {answer} from "./chat_client.js";
 const [url, keys, body] = JSON.parse(process.env.ASK);
@@ -80,16 +78,14 @@ def in_node(command: Sequence[str]) -> Client:
 @pytest.fixture(scope="module")
 def node_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What runs the client in Node, its types checked and taken off."""
-    if which("node") is None:
-        pytest.skip("there is no node")
-    shown = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
-    version = tuple(int(part) for part in shown.strip().removeprefix("v").split(".")[:2])
+    if not node_version():
+        pytest.skip(WHY_NOT)
     folder = tmp_path_factory.mktemp("typescript")
     (folder / "package.json").write_text('{"type": "module"}')
     try:
         packages = node_packages("typescript", ROOT / "tests" / "unit" / "deploy" / "typescript")
     except NotInstalled as why:
-        if version < STRIPS_TYPES:
+        if node_version() < STRIPS_TYPES:
             pytest.skip(f"nothing here takes the types off: {why}")
         (folder / "chat_client.ts").write_text((EXAMPLES / "chat_client.ts").read_text())
         (folder / "main.js").write_text(MAIN.replace("chat_client.js", "chat_client.ts"))
@@ -101,8 +97,7 @@ def node_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         done = subprocess.run(compile_, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout
         (folder / "main.js").write_text(MAIN)
-    flags = ["--experimental-websocket"] if version < HAS_WEBSOCKET else []
-    return ["node", *flags, str(folder / "main.js")]
+    return [*node_with_websocket(), str(folder / "main.js")]
 
 
 @pytest.fixture(params=["python", pytest.param("typescript", marks=pytest.mark.long)])

@@ -100,6 +100,24 @@ async def test_who_asks_for_an_event_stream_gets_ids_behind_the_data(
         assert [int(number or 0) for number in reading.ids] == [*numbers, 5]
 
 
+async def test_a_browser_that_comes_back_to_the_address_it_began_with_is_told_nothing_twice(stack: Stack) -> None:
+    """`EventSource` comes back to its own address by itself, whose position is the one that it began with."""
+    async with client(stack, accept="text/event-stream") as http:
+        answering = asyncio.ensure_future(stack.pipeline.answer(TOKENS))
+        await http.post(CHAT, json=STREAMED)
+        path = f"{CHAT}/{(await answering).response_id}?stream=true&starting_after=1"
+        began = Decoder()
+        began.feed((await http.get(path)).content)
+        assert text_of(began.read) == " upon a time"
+        for last, rest in ((1, " upon a time"), (3, " time"), (4, "")):
+            reading = Decoder()
+            reading.feed((await http.get(path, headers={"last-event-id": str(last)})).content)
+            assert text_of(reading.read) == rest
+        assert (await http.get(path, headers={"last-event-id": "5"})).status_code == 204, "and then to stop"
+        refused = await http.get(path.replace("=1", "=one"), headers={"last-event-id": "3"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "starting_after")
+
+
 @pytest.mark.parametrize("headers", [{}, {"accept": "text/event-stream"}], ids=["plain", "with ids"])
 @pytest.mark.parametrize(
     ("path", "body", "text_in"),
