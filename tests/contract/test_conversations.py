@@ -323,7 +323,8 @@ async def test_what_was_deleted_long_ago_is_purged_in_slices(tmp_path: Path, mon
         assert [await stores.conversations.purge(Bounds(2, 99), DAY_MS) for _ in range(4)] == [2, 1, 1, 0]
         assert [await stores.responses.one("acme", f"{name}0", 1) is None for name in "ab"] == [True, False]
         assert await stores.conversations.delete("acme", None, "b")
-        assert await stores.conversations.purge(Bounds(9, 3), DAY_MS) == 1, "one of two bytes fits, and a second does not"
+        purged = await stores.conversations.purge(Bounds(9, 3), DAY_MS)
+        assert purged == 1, "one of two bytes fits, and a second does not"
     await database.close()
 
 

@@ -1,4 +1,4 @@
-"""What is told of a batch's lines: of those that cannot run or will not, and of those that have ended. On any thread."""
+"""What is told of a batch's lines: of those that cannot or will not run, and of those that ended. On any thread."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -148,9 +148,7 @@ def _stands_for(claim: Claim, response_id: str) -> ColumnElement[bool]:
     )  # fmt: skip
 
 
-def _forget(
-    connection: Connection, found: Sequence[tuple[Any, ...]], columns: Sequence[Column[Any]] = _NAME
-) -> int:
+def _forget(connection: Connection, found: Sequence[tuple[Any, ...]], columns: Sequence[Column[Any]] = _NAME) -> int:
     if not found:
         return 0
     return int(connection.execute(delete(IDEMPOTENCY_KEYS).where(tuple_(*columns).in_(list(found)))).rowcount)
