@@ -91,10 +91,16 @@ class BatchRun:
         self._is_unsure = False
         self._looked_at_ms = monotonic_ms()
         services.killed_after(1)
-        if held.batch.status not in (Status.VALIDATING, *FINAL):
-            services.results.follow(self)
+        self._has_followed = False
+        self._follow()
 
     # Of results
+
+    def _follow(self) -> None:
+        """Once it is known where its results begin, whoever wrote that down."""
+        if self.positions and self.held.batch.status not in FINAL and not self._has_followed:
+            self._services.results.follow(self)
+            self._has_followed = True
 
     @property
     def batch_id(self) -> str:
@@ -220,6 +226,7 @@ class BatchRun:
         self._looked_at_ms = monotonic_ms()
         self.held = held
         self._arrivals.keep(self._is_awaited)
+        self._follow()
 
     def _is_awaited(self, line: int) -> bool:
         batch, progress = self.held.batch, self.held.progress
@@ -276,8 +283,6 @@ class BatchRun:
                 lambda held, now_ms: core.validated(held, found.total, found.failed, ended, part, positions, now_ms)
             )
         services.killed_after(3)
-        if self.held.batch.status is Status.IN_PROGRESS:
-            services.results.follow(self)
 
     # 4, 5: lines are sent
 
