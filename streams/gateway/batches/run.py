@@ -35,6 +35,7 @@ from streams.gateway.batches import core
 from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
 from streams.gateway.batches.line_log import LineLog, SignedLine
 from streams.gateway.batches.lines import BrokenLine, Line, custom_id_of, read_line
+from streams.gateway.batches.listening import Listening
 from streams.gateway.batches.port import LEASE_MS, Batches, Event
 from streams.gateway.batches.results import Results
 from streams.gateway.batches.source import Source
@@ -101,9 +102,8 @@ class BatchRun:
         self._has_cancelled = False
         self._is_unsure = False
         self._looked_at_ms = monotonic_ms()
+        self._listening = Listening(services.results, self)
         services.killed_after(1)
-        if held.batch.status not in (Status.VALIDATING, *FINAL):
-            services.results.follow(self)
 
     # Of results
 
@@ -145,6 +145,7 @@ class BatchRun:
         if self._is_unsure or monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
         following = next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)
+        self._listening.begin(self.held, following)
         if self._arrived and (following not in (Next.COLLECT, Next.SEND) or self._is_due()):
             await self._save_arrived()
             return True
@@ -243,8 +244,6 @@ class BatchRun:
                 lambda held, now_ms: core.validated(held, found.total, found.failed, ended, part, positions, now_ms)
             )
         services.killed_after(3)
-        if self.held.batch.status is Status.IN_PROGRESS:
-            services.results.follow(self)
 
     # 4, 5: lines are sent
 
@@ -440,7 +439,7 @@ class BatchRun:
 
     async def _assemble(self) -> None:
         services = self._services
-        services.results.leave(self)
+        self._listening.end()
         await self._close_source()
         try:
             output_id = await self._file_of(OUTPUT, sum(part.output_bytes for part in self.held.progress.parts))
@@ -483,7 +482,7 @@ class BatchRun:
                         await self._keep()
 
     async def _tidy(self) -> None:
-        self._services.results.leave(self)
+        self._listening.end()
         await self._services.blobs.delete_under(name_of("batches", self.batch_id))
         self._services.killed_after(10)
         await self._change(lambda held, _: core.tidied(held))
@@ -492,6 +491,6 @@ class BatchRun:
         return name_of("batches", self.batch_id, f"{epoch}.{kind}")
 
     async def close(self) -> None:
-        self._services.results.leave(self)
+        self._listening.end()
         self._has_room.set()
         await self._close_source()
