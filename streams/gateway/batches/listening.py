@@ -18,8 +18,13 @@ class Listening:
         self._is_on = False
 
     def begin(self, held: Held, following: Next) -> None:
-        """From where the results of this batch are read on, if any are awaited; again and again does no harm."""
-        if following in AWAITING and held.batch.unfinished and not self._is_on:
+        """From where the results of this batch are read on, if any are awaited; again and again does no harm.
+
+        Before its file was read there is nothing to listen for, nor a place to begin at: the beginning of the topic would
+        be read again, for all batches that are held here.
+        """
+        may_come = held.batch.unfinished and held.progress.positions
+        if following in AWAITING and may_come and not self._is_on:
             self._results.follow(self._follower)
             self._is_on = True
 
