@@ -32,6 +32,7 @@ from schemas.batch import BatchResult
 from streams.blobs.port import BlobChanged, BlobMissing, Blobs, name_of
 from streams.clocks import monotonic_ms
 from streams.gateway.batches import core
+from streams.gateway.batches.cancelling import Cancelling
 from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
 from streams.gateway.batches.line_log import LineLog, SignedLine
 from streams.gateway.batches.lines import BrokenLine, Line, custom_id_of, read_line
@@ -99,7 +100,7 @@ class BatchRun:
         self._has_room.set()
         self._source: Source | None = None
         self._unsent: list[Line] = []
-        self._has_cancelled = False
+        self._cancelling = Cancelling(services.log, services.clock_ms)
         self._is_unsure = False
         self._looked_at_ms = monotonic_ms()
         self._listening = Listening(services.results, self)
@@ -158,7 +159,9 @@ class BatchRun:
         return following is not Next.TIDY and following is not Next.NOTHING
 
     async def _do(self, following: Next) -> None:
-        if following is Next.VALIDATE:
+        if self._cancelling.is_due(self.held, following):
+            await self._cancelling.cancel(self.held, self._source_from(0, 0), self._keep)
+        elif following is Next.VALIDATE:
             await self._validate()
         elif following is Next.SEND:
             await self._send()
@@ -324,11 +327,6 @@ class BatchRun:
     # 6, 7: results are written
 
     async def _collect(self) -> None:
-        if self.held.batch.status is Status.CANCELLING and not self._has_cancelled:
-            progress = self.held.progress
-            running = [line for line in range(progress.sent_lines) if not progress.has_ended(line)]
-            await self._services.log.cancel(self.held.batch, running, self._services.clock_ms())
-            self._has_cancelled = True
         if monotonic_ms() - self._looked_at_ms >= LOOK_EVERY_MS:
             await self._look()
         self._has_arrived.clear()
@@ -483,6 +481,7 @@ class BatchRun:
 
     async def _tidy(self) -> None:
         self._listening.end()
+        await self._cancelling.cancel_untold(self.held)
         await self._services.blobs.delete_under(name_of("batches", self.batch_id))
         self._services.killed_after(10)
         await self._change(lambda held, _: core.tidied(held))
