@@ -324,6 +324,17 @@ async def test_what_has_ended_is_held_by_nobody_and_forgotten_in_time(stores: St
     assert await batches.purge(LEASE_MS, 10) == 0
 
 
+async def test_what_is_over_is_told_from_what_is_open(stores: Stores) -> None:
+    await add(stores, "of-acme")
+    await create(stores, "runs", "over", "ended")
+    await stores.batches.tell("acme", "over", cancelled)
+    problem = Problem(code="x", message="y")
+    await stores.batches.tell("acme", "ended", lambda held, at_ms: core.lost(held, problem, at_ms))
+    asked = ["runs", "over", "ended", "unknown"]
+    assert await stores.batches.over_among(asked) == ["over", "unknown"], "the one that ended has something to remove"
+    assert await stores.batches.over_among(["runs"]) == []
+
+
 async def test_two_gateways_over_one_file_agree(tmp_path: Path) -> None:
     databases = [database_in(tmp_path), database_in(tmp_path)]
     stores = [Stores(SqlFiles(each), SqlBatches(each), each) for each in databases]
