@@ -171,9 +171,11 @@ async def test_a_line_that_waits_is_cancelled_at_once_and_never_begins(world: Wo
 async def test_a_line_that_was_routed_ends_beside_its_beginning(world: World) -> None:
     world.beat()
     request = line(world)
-    await world.submit(record(world, request), record(world, cancel_of(request), offset=4))
+    await world.submit(record(world, request))
+    await world.submit(record(world, cancel_of(request), offset=4))
     [ending] = world.log.endings
     assert (ending.code, ending.written_by) == (EndingCode.CANCELLED, "admission")
+    assert len(opened_in(world)) == 1
     assert opened_in(world) == endings_in(world)
 
 
