@@ -1,12 +1,7 @@
 """Whether a batch listens for results: a function of what stands, however its holder has come to know that."""
 
-from typing import Final
-
-from streams.gateway.batches.core import Held, Next
+from streams.gateway.batches.core import FINAL, Held
 from streams.gateway.batches.results import Follower, Results
-
-AWAITING: Final = (Next.SEND, Next.COLLECT, Next.CLOSE, Next.SWEEP)
-"""What is done while results may come."""
 
 
 class Listening:
@@ -15,19 +10,19 @@ class Listening:
     def __init__(self, results: Results, follower: Follower) -> None:
         self._results = results
         self._follower = follower
-        self._is_on = False
+        self._has_begun = False
 
-    def begin(self, held: Held, following: Next) -> None:
-        """From where the results of this batch are read on, if any are awaited; again and again does no harm.
+    def begin(self, held: Held) -> None:
+        """From where its results are read on, if any may come; asked again it does nothing, nor once it has ended.
 
         Before its file was read there is nothing to listen for, nor a place to begin at: the beginning of the topic would
         be read again, for all batches that are held here.
         """
-        may_come = held.batch.unfinished and held.progress.positions
-        if following in AWAITING and may_come and not self._is_on:
+        may_come = held.batch.status not in FINAL and held.batch.unfinished and held.progress.positions
+        if may_come and not self._has_begun:
             self._results.follow(self._follower)
-            self._is_on = True
+            self._has_begun = True
 
     def end(self) -> None:
         self._results.leave(self._follower)
-        self._is_on = False
+        self._has_begun = True

@@ -145,8 +145,8 @@ class BatchRun:
         """Raises LostLease, and what may pass: MetadataUnavailable, BlobsUnavailable, LogError, TimeoutError."""
         if self._is_unsure or monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
+        self._listening.begin(self.held)
         following = next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)
-        self._listening.begin(self.held, following)
         if self._arrived and (following not in (Next.COLLECT, Next.SEND) or self._is_due()):
             await self._save_arrived()
             return True
