@@ -44,8 +44,8 @@ class JobCancel(Record):
 
 
 class LineCancel(ScopedRecord):
-    """On `intake.batch`: it does to the line of a batch what `JobCancel` does to a job. Written by gateways alone, signed
-    as their requests are. Admission of the release before makes a dead letter of it.
+    """On `intake.batch`: it does to the line of a batch what `JobCancel` does to a job. Written by gateways alone,
+    signed as their requests are. Admission of the release before makes a dead letter of it.
     """
 
     type: Literal["line_cancel"] = "line_cancel"

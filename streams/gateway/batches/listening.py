@@ -15,8 +15,8 @@ class Listening:
     def begin(self, held: Held) -> None:
         """From where its results are read on, if any may come; asked again it does nothing, nor once it has ended.
 
-        Before its file was read there is nothing to listen for, nor a place to begin at: the beginning of the topic would
-        be read again, for all batches that are held here.
+        Before its file was read there is nothing to listen for, nor a place to begin at: the beginning of the topic
+        would be read again, for all batches that are held here.
         """
         may_come = held.batch.status not in FINAL and held.batch.unfinished and held.progress.positions
         if may_come and not self._has_begun:

@@ -1,5 +1,5 @@
-"""Removes what is due: blobs of files that are gone, batches that ended long ago, what writers have left that were killed
-or late.
+"""Removes what is due: blobs of files that are gone, batches that ended long ago, what writers have left that were
+killed or late.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Tending:
         await self._blobs.tidy()
 
     async def _remove_parts(self) -> None:
-        """Of batches that are over: who was held up beyond its lease may have written to them when they were removed."""
+        """Of batches that are over: who was held up beyond its lease may have written them anew when they were gone."""
         # Which there are is asked first: a batch that is begun later has none among them.
         left = [each for each in await self._blobs.left_under("batches") if _ID.fullmatch(each)]
         for begin in range(0, min(len(left), AT_ONCE * MAX_SLICES), AT_ONCE):
