@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from schemas.base import Identifier, Record, Scope
+from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord
+from schemas.request import ReplyTo
 
 SIGNATURE_HEADER = "sluice-signature"
 KEY_ID_HEADER = "sluice-key-id"
@@ -40,6 +41,18 @@ class JobCancel(Record):
 
     type: Literal["job_cancel"] = "job_cancel"
     custom_id: Identifier | None = Field(default=None, description="If given, that of the record's header.")
+
+
+class LineCancel(ScopedRecord):
+    """On `intake.batch`: it does to the line of a batch what `JobCancel` does to a job. Written by gateways alone,
+    signed as their requests are. Admission of the release before makes a dead letter of it.
+    """
+
+    type: Literal["line_cancel"] = "line_cancel"
+    endpoint: str = Field(default="chat.completions", max_length=64, description="As in the line's request.")
+    reply_to: ReplyTo
+    requested_at_ms: Milliseconds
+    deadline_ms: Milliseconds = Field(description="The line's own.")
 
 
 INTAKE: TypeAdapter[JobCancel | BatchJob] = TypeAdapter(JobCancel | BatchJob)

@@ -6,6 +6,9 @@ Either becomes a `Request` for the stages, or is refused, or buried.
 
 import asyncio
 from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+from pydantic import Field, TypeAdapter
 
 from agents.admission.refusals import UNAVAILABLE, Buried, Origin, Refused, invalid
 from agents.admission.services import Services
@@ -17,6 +20,7 @@ from schemas.batch import (
     KEY_ID_HEADER,
     SIGNATURE_HEADER,
     TENANT_HEADER,
+    LineCancel,
 )
 from schemas.codec import Undecodable, decode
 from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
@@ -32,9 +36,11 @@ from streams.signing import GATEWAY_MAC_HEADER, Untrusted, verify_job, verify_re
 from streams.topics import LONGEST_RESPONSE_MS
 
 CANCELLED = Refusal(code=EndingCode.CANCELLED)
+LINE: TypeAdapter[Request | LineCancel] = TypeAdapter(Annotated[Request | LineCancel, Field(discriminator="type")])
 LARGE_JOBS_AT_ONCE = 2
 MAX_JOB_LIFETIME_MS = LONGEST_RESPONSE_MS
 """How far ahead a job may expire: its outcome is remembered that long."""
+_OfGateway = TypeVar("_OfGateway", bound=Request | LineCancel)
 
 
 def read_request(record: LogRecord, services: Services) -> Request | Refused:
@@ -43,7 +49,7 @@ def read_request(record: LogRecord, services: Services) -> Request | Refused:
     Refused (and a dead letter) if its gateway's clock is far from the broker's: the gateway has told its client that
     the request is accepted, so it must end. It may also be an old record, written again by somebody who could read it.
     """
-    return _of_now(record, _proved_request(record, services, "admission"), services)
+    return _of_now(record, _proved(Request, record, services, "admission"), services)
 
 
 def is_of_gateway(record: LogRecord) -> bool:
@@ -52,17 +58,29 @@ def is_of_gateway(record: LogRecord) -> bool:
 
 
 def read_batch_line(record: LogRecord, services: Services) -> Request | Refused:
-    """A line of a batch, proved to come from a gateway. Raises Buried.
+    """A line of a batch, proved to come from a gateway, or what a cancel of one comes to. Raises Buried.
 
     Written again it has the same id, and is decided once.
     """
-    request = _proved_request(record, services, "intake")
-    is_line = request.reply_to.results_topic == services.topics.batch_results.name and request.reply_to.is_untold
-    if not is_line or request.service_tier != "batch":
+    line = _proved(LINE, record, services, "intake")
+    is_line = line.reply_to.results_topic == services.topics.batch_results.name and line.reply_to.is_untold
+    if not is_line or (isinstance(line, Request) and line.service_tier != "batch"):
         raise Buried("invalid", "reply_to: no line of a batch")
-    if request.deadline_ms > record.timestamp_ms + MAX_JOB_LIFETIME_MS + services.trust_window_ms:
+    if line.deadline_ms > record.timestamp_ms + MAX_JOB_LIFETIME_MS + services.trust_window_ms:
         raise Buried("invalid", "deadline_ms: more than 24 hours ahead")
-    return _of_now(record, request, services)
+    return _of_now(record, line, services) if isinstance(line, Request) else _of_cancel(record, line, services)
+
+
+def _of_cancel(record: LogRecord, cancel: LineCancel, services: Services) -> Refused:
+    """As a producer's own, see `intake`. Raises Buried: a cancel that is not of now is answered to nobody."""
+    if abs(record.timestamp_ms - cancel.requested_at_ms) > services.trust_window_ms:
+        raise Buried("untrusted", "requested_at_ms is too far from the broker's append time")
+    origin = Origin(
+        response_id=cancel.response_id, scope=cancel.scope, reply_to=cancel.reply_to,
+        accepted_at_ms=record.timestamp_ms, endpoint=cancel.endpoint, stage_ms=cancel.stage_ms,
+        deadline_ms=cancel.deadline_ms,
+    )  # fmt: skip
+    return Refused(origin, CANCELLED)
 
 
 def _of_now(record: LogRecord, request: Request, services: Services) -> Request | Refused:
@@ -72,13 +90,15 @@ def _of_now(record: LogRecord, request: Request, services: Services) -> Request 
     return request
 
 
-def _proved_request(record: LogRecord, services: Services, stage: str) -> Request:
-    """Raises Buried."""
+def _proved(
+    schema: type[_OfGateway] | TypeAdapter[_OfGateway], record: LogRecord, services: Services, stage: str
+) -> _OfGateway:
+    """Of a gateway's. Raises Buried."""
     read_at_ms = services.clock_ms()
     value = record.value or b""
     try:
         verify_request(services.request_secrets, record.topic, dict(record.headers), value)
-        request = decode(Request, value)
+        request = decode(schema, value)
         request.stage_ms[stage] = read_at_ms
     except Untrusted as error:
         raise Buried("untrusted", str(error)) from None

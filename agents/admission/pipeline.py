@@ -142,6 +142,8 @@ class Pipeline:
             # It becomes a dead letter where its handling reads it.
             claimed = error
         holder = claimed.scope.tenant_id if isinstance(claimed, Request) else ""
+        if isinstance(claimed, Refused) and not claimed.unproved:
+            holder = claimed.origin.scope.tenant_id
         if isinstance(claimed, ClaimedJob) and claimed.signed:
             holder = claimed.tenant_id
 

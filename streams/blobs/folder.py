@@ -6,6 +6,7 @@ missing for good, and nothing is written there.
 
 import asyncio
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -125,6 +126,9 @@ class FolderBlobs:
 
     async def delete_under(self, name: str) -> None:
         await self._run(lambda: shutil.rmtree(self._folder / name, onerror=_unless_gone))
+
+    async def left_under(self, name: str) -> list[str]:
+        return await self._run(lambda: _left_under(self._folder / name, time.time() - LEFT_AFTER_S))
 
     async def tidy(self) -> None:
         await self._run(lambda: _remove_left(self._folder / UNFINISHED, time.time() - LEFT_AFTER_S))
@@ -251,6 +255,20 @@ def _flush_folder(folder: Path) -> None:
 def _unless_gone(_function: object, _path: object, failure: tuple[type[BaseException], BaseException, object]) -> None:
     if not isinstance(failure[1], FileNotFoundError):
         raise failure[1]
+
+
+def _left_under(folder: Path, before_s: float) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(each.name for each in folder.iterdir() if _written_s(each) < before_s)
+
+
+def _written_s(path: Path) -> float:
+    """When anything of it was written to last."""
+    try:
+        return max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+    except FileNotFoundError:
+        return math.inf  # Somebody removes it.
 
 
 def _remove_left(folder: Path, before_s: float) -> None:

@@ -11,6 +11,7 @@ class MemoryBlobs:
 
     def __init__(self) -> None:
         self._blobs: dict[str, bytes] = {}
+        self._old: set[str] = set()
         self.is_away = False
 
     def names(self) -> list[str]:
@@ -20,6 +21,10 @@ class MemoryBlobs:
         """What somebody does who writes past the store."""
         self._blobs[name] = data
 
+    def pass_time(self) -> None:
+        """All that is there was written long ago."""
+        self._old = {*self._blobs}
+
     def _at_hand(self) -> dict[str, bytes]:
         if self.is_away:
             raise BlobsUnavailable("away")
@@ -28,6 +33,7 @@ class MemoryBlobs:
     async def write(self, name: str, pieces: AsyncIterator[bytes]) -> Written:
         self._at_hand()
         data = b"".join([piece async for piece in pieces])
+        self._old.discard(name)
         self._at_hand()[name] = data
         return Written(len(data), hashlib.sha256(data).hexdigest())
 
@@ -46,6 +52,7 @@ class MemoryBlobs:
         before = blobs.get(name, b"")
         if len(before) < at:
             raise BlobMissing(name)
+        self._old.discard(name)
         blobs[name] = before[:at] + data
 
     async def delete(self, name: str) -> None:
@@ -56,5 +63,14 @@ class MemoryBlobs:
         for each in [each for each in blobs if each.startswith(f"{name}/")]:
             del blobs[each]
 
+    async def left_under(self, name: str) -> list[str]:
+        own = [each for each in self._at_hand() if each.startswith(f"{name}/")]
+        young = {_behind(name, each) for each in own if each not in self._old}
+        return sorted({_behind(name, each) for each in own} - young)
+
     async def tidy(self) -> None:
         self._at_hand()
+
+
+def _behind(name: str, blob: str) -> str:
+    return blob.removeprefix(f"{name}/").partition("/")[0]

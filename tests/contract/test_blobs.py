@@ -254,3 +254,27 @@ async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatc
         await asyncio.sleep(0.05)
     assert not [*(tmp_path / UNFINISHED).iterdir()]
     blobs.close()
+
+
+def pass_time(blobs: Blobs, folder: Path) -> None:
+    """All that is there was written long ago."""
+    if isinstance(blobs, MemoryBlobs):
+        blobs.pass_time()
+    for path in folder.rglob("*"):
+        os.utime(path, (1, 1))
+
+
+async def test_what_nothing_was_written_to_for_a_day_is_left(blobs: Blobs, tmp_path: Path) -> None:
+    assert await blobs.left_under("batches") == []
+    for name in ("batches/old/1.output", "batches/old/1.errors", "batches/young/1.output", "files/a"):
+        await blobs.append(name, 0, b"x")
+    assert await blobs.left_under("batches") == []
+    pass_time(blobs, tmp_path / "blobs")
+    await blobs.append("batches/young/1.output", 1, b"x")
+    await blobs.append("batches/new/1.output", 0, b"x")
+    assert await blobs.left_under("batches") == ["old"]
+    await blobs.append("batches/old/2.output", 0, b"x")
+    assert await blobs.left_under("batches") == []
+    pass_time(blobs, tmp_path / "blobs")
+    await blobs.delete_under("batches/old")
+    assert await blobs.left_under("batches") == ["new", "young"]

@@ -489,6 +489,17 @@ async def test_what_changes_nothing_is_not_written(stores: Stores) -> None:
     assert await batches.purge(LEASE_MS, 10) == 1
 
 
+async def test_what_is_over_is_told_from_what_is_open(stores: Stores) -> None:
+    await add(stores, "of-acme")
+    await create(stores, "runs", "over", "ended")
+    await stores.batches.tell("acme", "over", cancelled)
+    problem = Problem(code="x", message="y")
+    await stores.batches.tell("acme", "ended", lambda held, at_ms: core.lost(held, problem, at_ms))
+    asked = ["runs", "over", "ended", "unknown"]
+    assert await stores.batches.over_among(asked) == ["over", "unknown"], "the one that ended has something to remove"
+    assert await stores.batches.over_among(["runs"]) == []
+
+
 async def test_two_gateways_over_one_file_agree(tmp_path: Path) -> None:
     databases = [database_in(tmp_path), database_in(tmp_path)]
     stores = [on(each) for each in databases]

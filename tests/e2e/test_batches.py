@@ -105,6 +105,7 @@ def test_a_batch_that_is_cancelled_keeps_what_was_answered(stack: Stack, demo: o
     assert done.status == "cancelled"
     ends = [*told(demo, done.output_file_id), *told(demo, done.error_file_id)]
     assert Counter(each["custom_id"] for each in ends) == Counter(f"line-{number}" for number in range(100))
+    assert {each["error"]["code"] for each in ends if each["error"]} == {"batch_cancelled"}
 
 
 @pytest.mark.long

@@ -1,10 +1,11 @@
 """What of a batch is on the log: its lines, signed as gateways sign, their cancels, and where results are read."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from schemas.base import Scope
+from schemas.batch import LineCancel
 from schemas.control import Cancel
 from schemas.request import ReplyTo, Request
 from streams.dialects.neutral import end_user_pseudonym
@@ -66,11 +67,14 @@ class LineLog:
             response_id=response_id, scope=scope.model_copy(update={"end_user": end_user}), endpoint=chat.endpoint,
             model=chat.model, messages=chat.messages, prompt=chat.prompt, sampling=chat.sampling, tools=chat.tools,
             tool_choice=chat.tool_choice, choices=chat.choices, service_tier="batch",
-            reply_to=ReplyTo(
-                partition=parse_response_id(response_id).partition, results_topic=self._topics.batch_results.name,
-                custom_id=packed(Place(batch.batch_id, line, asked.custom_id)), is_untold=True,
-            ),
+            reply_to=self._reply_to(batch, line, asked.custom_id, response_id),
             accepted_at_ms=now_ms, deadline_ms=batch.expires_at_ms, stage_ms={"gateway": now_ms},
+        )  # fmt: skip
+
+    def _reply_to(self, batch: Batch, line: int, custom_id: str, response_id: str) -> ReplyTo:
+        return ReplyTo(
+            partition=parse_response_id(response_id).partition, results_topic=self._topics.batch_results.name,
+            custom_id=packed(Place(batch.batch_id, line, custom_id)), is_untold=True,
         )  # fmt: skip
 
     def _scope(self, batch: Batch) -> Scope:
@@ -104,7 +108,10 @@ class LineLog:
         return too_large
 
     async def cancel(self, batch: Batch, lines: Iterable[int], now_ms: int) -> None:
-        """Ends what runs of them. Raises LogError, TimeoutError."""
+        """Ends what runs of them. What begins ten minutes later, or later still, is not ended by it: see `withdraw`.
+
+        Raises LogError, TimeoutError.
+        """
         scope, topic = self._scope(batch), self._topics.control.name
         sending = []
         async with asyncio.timeout(PUBLISH_TIMEOUT_S):
@@ -113,3 +120,30 @@ class LineLog:
                 cancel = Cancel(response_id=response_id, scope=scope, reason="client", requested_at_ms=now_ms)
                 sending.append(self._sender.send(topic, cancel.encode(), key=response_id))
             await asyncio.gather(*sending)
+
+    async def withdraw(self, batch: Batch, custom_ids: Mapping[int, str], now_ms: int) -> None:
+        """Has admission refuse these lines, by their numbers, wherever they are: what waits, or is still to come, never
+        begins. What has ended stays as it ended; the others' results name them as is told here.
+
+        Raises LogError, TimeoutError.
+        """
+        topic = self._topics.intake_batch.name
+        cancels = await asyncio.to_thread(self._cancels, batch, custom_ids, now_ms)
+        async with asyncio.timeout(PUBLISH_TIMEOUT_S):
+            await asyncio.gather(
+                *(self._sender.send(topic, each.value, key=each.response_id, headers=each.headers) for each in cancels)
+            )
+
+    def _cancels(self, batch: Batch, custom_ids: Mapping[int, str], now_ms: int) -> list[SignedLine]:
+        scope, topic = self._scope(batch), self._topics.intake_batch.name
+        cancels = []
+        for line, custom_id in custom_ids.items():
+            response_id = self.id_of(batch, line)
+            value = LineCancel(
+                response_id=response_id, scope=scope, reply_to=self._reply_to(batch, line, custom_id, response_id),
+                endpoint=batch.endpoint.removeprefix("/v1/").replace("/", "."), requested_at_ms=now_ms,
+                deadline_ms=batch.expires_at_ms,
+            ).encode()  # fmt: skip
+            headers = sign_request(self._secret, topic, value)
+            cancels.append(SignedLine(line, response_id, custom_id, value, headers))
+        return cancels

@@ -259,6 +259,10 @@ class MemoryBatches:
         if (row := self._leased(held)) is not None:
             row.leased_until_ms = self._files.clock()
 
+    async def over_among(self, batch_ids: Sequence[str]) -> list[str]:
+        opened = {name for name, row in self._at_hand().items() if row.held.batch.is_open}
+        return [each for each in batch_ids if each not in opened]
+
     async def purge(self, ended_before_ms: int, limit: int) -> int:
         before_ms = self._files.clock() - ended_before_ms
         gone = [name for name, row in self._at_hand().items() if (row.ended_at_ms or before_ms + 1) <= before_ms]

@@ -86,5 +86,8 @@ class Batches(Protocol):
     async def release(self, held: Held) -> None:
         """Anybody may hold it from now on."""
 
+    async def over_among(self, batch_ids: Sequence[str]) -> list[str]:
+        """Those of them that are there no more, or for which nothing is left to be done. They never are again."""
+
     async def purge(self, ended_before_ms: int, limit: int) -> int:
         """Forgets so many that ended that long ago by the store's clock; how many that were."""

@@ -33,10 +33,12 @@ from streams.blobs.port import BlobChanged, BlobMissing, Blobs, name_of
 from streams.clocks import monotonic_ms
 from streams.gateway.batches import core
 from streams.gateway.batches.arrivals import Arrivals, Arrived
+from streams.gateway.batches.cancelling import Cancelling
 from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
 from streams.gateway.batches.ends import Ends
 from streams.gateway.batches.line_log import LineLog
 from streams.gateway.batches.lines import Line
+from streams.gateway.batches.listening import Listening
 from streams.gateway.batches.making import ERRORS, OUTPUT, Kind, Making, part_bytes, part_name
 from streams.gateway.batches.port import LEASE_MS, Batches, Event
 from streams.gateway.batches.results import Results
@@ -84,23 +86,16 @@ class BatchRun:
         self._arrivals = Arrivals()
         self._source: Source | None = None
         self._unsent: list[Line] = []
-        self._has_cancelled = False
+        self._cancelling = Cancelling(services.log, services.clock_ms)
         self._knows_log = held.batch.status is Status.VALIDATING
         self._unread: dict[int, int] | None = None
         self._is_writing = False
         self._is_unsure = False
         self._looked_at_ms = monotonic_ms()
+        self._listening = Listening(services.results, self)
         services.killed_after(1)
-        self._has_followed = False
-        self._follow()
 
     # Of results
-
-    def _follow(self) -> None:
-        """Once it is known where its results begin, whoever wrote that down."""
-        if self.positions and self.held.batch.status not in FINAL and not self._has_followed:
-            self._services.results.follow(self)
-            self._has_followed = True
 
     @property
     def batch_id(self) -> str:
@@ -127,6 +122,7 @@ class BatchRun:
         """Raises LostLease, and what may pass: MetadataUnavailable, BlobsUnavailable, LogError, TimeoutError."""
         if self._is_unsure or monotonic_ms() - self._looked_at_ms >= RENEW_EVERY_MS:
             await self._look()
+        self._listening.begin(self.held)
         following = await self._following()
         is_due = self._arrivals.is_due(self.held.progress.in_flight)
         if self._arrivals and (following not in (Next.COLLECT, Next.SEND) or is_due):
@@ -171,7 +167,9 @@ class BatchRun:
         return not self._unread
 
     async def _do(self, following: Next) -> None:
-        if following is Next.VALIDATE:
+        if self._cancelling.is_due(self.held, following):
+            await self._cancelling.cancel(self.held, self._source_from(0, 0), self._keep)
+        elif following is Next.VALIDATE:
             await self._validate()
         elif following is Next.SEND:
             await self._send()
@@ -226,7 +224,6 @@ class BatchRun:
         self._looked_at_ms = monotonic_ms()
         self.held = held
         self._arrivals.keep(self._is_awaited)
-        self._follow()
 
     def _is_awaited(self, line: int) -> bool:
         batch, progress = self.held.batch, self.held.progress
@@ -366,11 +363,6 @@ class BatchRun:
     # 6, 7: results are written
 
     async def _collect(self) -> None:
-        if self.held.batch.status is Status.CANCELLING and not self._has_cancelled:
-            progress = self.held.progress
-            running = [line for line in range(progress.sent_lines) if not progress.has_ended(line)]
-            await self._services.log.cancel(self.held.batch, running, self._services.clock_ms())
-            self._has_cancelled = True
         if monotonic_ms() - self._looked_at_ms >= LOOK_EVERY_MS:
             await self._look_on()
         await self._arrivals.wait()
@@ -450,7 +442,7 @@ class BatchRun:
 
     async def _assemble(self) -> None:
         services = self._services
-        services.results.leave(self)
+        self._listening.end()
         await self._close_source()
         making = Making(services.files, services.blobs, services.options.kept_days * DAY_MS, self._keep)
         try:
@@ -469,12 +461,13 @@ class BatchRun:
         await self.give_up("output_lost", "What the batch's lines told is not there any more.")
 
     async def _tidy(self) -> None:
-        self._services.results.leave(self)
+        self._listening.end()
+        await self._cancelling.cancel_untold(self.held)
         await self._services.blobs.delete_under(name_of("batches", self.batch_id))
         self._services.killed_after(10)
         await self._change(lambda held, _: core.tidied(held))
 
     async def close(self) -> None:
-        self._services.results.leave(self)
+        self._listening.end()
         self._arrivals.close()
         await self._close_source()

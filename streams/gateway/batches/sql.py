@@ -163,6 +163,11 @@ class SqlBatches:
 
         return await self._database.write(work)
 
+    async def over_among(self, batch_ids: Sequence[str]) -> list[str]:
+        query = select(_B.batch_id).where(_B.batch_id.in_(batch_ids), _B.is_open == 1)
+        opened = await self._database.read(lambda connection: {*connection.execute(query).scalars()})
+        return [each for each in batch_ids if each not in opened]
+
     async def purge(self, ended_before_ms: int, limit: int) -> int:
         def work(connection: Connection) -> int:
             before_ms = database_now_ms(connection) - ended_before_ms

@@ -1,11 +1,14 @@
-"""Removes what is due: blobs of files that are gone, batches that ended long ago, what killed writers have left."""
+"""Removes what is due: blobs of files that are gone, batches that ended long ago, what writers have left that were
+killed or late.
+"""
 
 import asyncio
+import re
 from typing import Final
 
 import structlog
 
-from streams.blobs.port import Blobs, BlobsUnavailable
+from streams.blobs.port import Blobs, BlobsUnavailable, name_of
 from streams.gateway.batches.port import Batches
 from streams.gateway.files.port import Files, blob_of
 from streams.metadata.unavailable import MetadataUnavailable
@@ -15,6 +18,7 @@ TEND_EVERY_S: Final = 20.0
 AT_ONCE: Final = 100
 MAX_SLICES: Final = 20
 """In one turn of tending: no turn lasts for ever."""
+_ID: Final = re.compile("batch_[A-Za-z0-9]+")
 
 _log = structlog.get_logger()
 
@@ -49,4 +53,13 @@ class Tending:
         for _ in range(MAX_SLICES):
             if not await self._batches.purge(self._kept_days * DAY_MS, AT_ONCE):
                 break
+        await self._remove_parts()
         await self._blobs.tidy()
+
+    async def _remove_parts(self) -> None:
+        """Of batches that are over: who was held up beyond its lease may have written them anew when they were gone."""
+        # Which there are is asked first: a batch that is begun later has none among them.
+        left = [each for each in await self._blobs.left_under("batches") if _ID.fullmatch(each)]
+        for begin in range(0, min(len(left), AT_ONCE * MAX_SLICES), AT_ONCE):
+            for batch_id in await self._batches.over_among(left[begin : begin + AT_ONCE]):
+                await self._blobs.delete_under(name_of("batches", batch_id))

@@ -12,8 +12,10 @@ from streams.ids import parse_response_id
 _LINE_PREFIX: Final = "batch_req_"
 NOT_RUN: Final = {
     "batch_expired": "This request could not be executed before the completion window expired.",
-    "batch_cancelled": "This request was not executed: the batch was cancelled.",
+    "batch_cancelled": "This request was not answered: the batch was cancelled.",
 }
+_UNANSWERED: Final = {EndingCode.DEADLINE_EXCEEDED: "batch_expired", EndingCode.CANCELLED: "batch_cancelled"}
+"""The end of the batch's window is the deadline of its lines, and who cancels it cancels them."""
 
 
 class Place(NamedTuple):
@@ -59,9 +61,8 @@ def told_of(result: BatchResult, custom_id: str, endpoint: str = CHAT_URL) -> To
     error = result.error
     assert error is not None, "a result has a response or an error"
     rule = ENDINGS[EndingCode(error.code)] if error.code in {*EndingCode} else None
-    if rule is not None and EndingCode(error.code) is EndingCode.DEADLINE_EXCEEDED:
-        # Its deadline is the end of the batch's window.
-        return not_run(result.id, custom_id, "batch_expired")
+    if rule is not None and EndingCode(error.code) in _UNANSWERED:
+        return not_run(result.id, custom_id, _UNANSWERED[EndingCode(error.code)])
     status, error_type = (500, "server_error") if rule is None else (rule.status, rule.error_type)
     param = None if error.param is None else f"body.{error.param}"
     body = error_object(error.code, error.message, error_type, param)

@@ -1,7 +1,7 @@
 """One filled-in example of every record, the input of the golden-bytes tests."""
 
 from schemas.base import Record, Scope
-from schemas.batch import BatchJob, BatchResponse, BatchResult, JobCancel
+from schemas.batch import BatchJob, BatchResponse, BatchResult, JobCancel, LineCancel
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
@@ -110,6 +110,10 @@ EXAMPLES: list[Record] = [
     ),
     BatchJob(body={"model": "default", "messages": [{"role": "user", "content": "Hello"}]}),
     JobCancel(custom_id="job-1"),
+    LineCancel(
+        response_id=RESPONSE, scope=SCOPE, requested_at_ms=NOW, deadline_ms=NOW + 60_000,
+        reply_to=ReplyTo(partition=3, results_topic="local.batch.results", custom_id="batch_1/7/a", is_untold=True),
+    ),
     BatchResult(
         scope=SCOPE, id=RESPONSE, custom_id="job-1",
         response=BatchResponse(status_code=200, request_id=RESPONSE, body={"object": "chat.completion"}),

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from schemas.batch import LineCancel
+from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.request import Lane, ReplyTo, Request
@@ -32,7 +34,9 @@ def line(world: World, number: int = 0, **fields: Any) -> Request:
     return world.request(**{**given, **fields})
 
 
-def record(world: World, request: Request, *, secret: bytes = SECRET, topic: str = "", offset: int = 3) -> LogRecord:
+def record(
+    world: World, request: Request | LineCancel, *, secret: bytes = SECRET, topic: str = "", offset: int = 3
+) -> LogRecord:
     value, intake = request.encode(), world.topics.intake_batch.name
     headers: Headers = sign_request(secret, topic or intake, value)
     return LogRecord(intake, 2, offset, request.response_id.encode(), value, tuple(headers), NOW + 2)
@@ -122,3 +126,132 @@ async def test_lines_take_turns_as_their_tenant_s_jobs_do(world: World) -> None:
     assert world.pipeline.enter_job(record(world, line(world))).holder == "acme"
     assert world.pipeline.enter_job(record(world, line(world), secret=b"x" * 32)).holder == ""
     assert world.pipeline.enter_job(world.job()).holder == "acme"
+
+
+# Cancels of lines
+
+
+def cancel_of(request: Request, **fields: Any) -> LineCancel:
+    values = {
+        "response_id": request.response_id, "scope": request.scope, "reply_to": request.reply_to,
+        "requested_at_ms": NOW, "deadline_ms": request.deadline_ms,
+    }  # fmt: skip
+    return LineCancel.model_validate({**values, **fields})
+
+
+def opened_in(world: World) -> set[int]:
+    """Partitions of `generated`."""
+    return {place.partition for place, _ in world.log.of(Opened, "local.generated")}
+
+
+def endings_in(world: World) -> set[int]:
+    written = [each for each in world.log.records if each.topic == "local.generated"]
+    return {each.partition for each in written if b'"type":"ending"' in (each.value or b"")}
+
+
+async def test_a_line_that_waits_is_cancelled_at_once_and_never_begins(world: World) -> None:
+    """However late room comes, and whatever has been forgotten elsewhere."""
+    world.beat(queued_tokens=10**6, lease_ms=3_600_000)
+    request = line(world)
+    await world.pipeline.handle_job(record(world, request))
+    [waiting] = world.log.records
+    await world.pipeline.handle_job(record(world, cancel_of(request), offset=4))
+    [ending] = world.log.endings
+    assert (ending.code, ending.response_id, ending.reply_to, ending.scope.tenant_id) == (
+        EndingCode.CANCELLED, request.response_id, request.reply_to, "acme",
+    )  # fmt: skip
+    world.now_ms = world.quota.now_ms = NOW + 3_600_000
+    world.beat(lease_ms=3_600_000)
+    await world.pipeline.handle_queued_job(waiting)
+    assert {(each.response_id, each.code) for each in world.log.endings} == {(request.response_id, ending.code)}
+    assert not opened_in(world)
+    assert not world.quota.tenants["acme"].active
+
+
+async def test_a_line_that_was_routed_ends_beside_its_beginning(world: World) -> None:
+    world.beat()
+    request = line(world)
+    await world.submit(record(world, request))
+    await world.submit(record(world, cancel_of(request), offset=4))
+    [ending] = world.log.endings
+    assert (ending.code, ending.written_by) == (EndingCode.CANCELLED, "admission")
+    assert len(opened_in(world)) == 1
+    assert opened_in(world) == endings_in(world)
+
+
+async def test_a_line_that_comes_after_its_cancel_never_begins(world: World) -> None:
+    world.beat()
+    request = line(world)
+    await world.submit(record(world, cancel_of(request)), record(world, request, offset=4))
+    assert {(each.response_id, each.code) for each in world.log.endings} == {
+        (request.response_id, EndingCode.CANCELLED)
+    }
+    assert not opened_in(world)
+
+
+async def test_a_line_that_has_ended_stays_as_it_ended(world: World) -> None:
+    world.beat()
+    request = line(world)
+    await world.submit(record(world, request))
+    await world.quota.settle("acme", world.directory.all["acme"].limits, request.response_id, 0, 12)
+    await world.submit(record(world, cancel_of(request), offset=4))
+    assert not world.log.endings
+
+
+async def test_a_cancel_that_is_written_again_says_the_same(world: World) -> None:
+    world.beat()
+    request = line(world)
+    await world.submit(record(world, request))
+    for offset in (4, 5, 6):
+        await world.submit(record(world, cancel_of(request), offset=offset))
+    first, *others = world.log.endings
+    assert all(other == first for other in others)
+    assert len(endings_in(world)) == 1
+
+
+@pytest.mark.parametrize("forged", ["another secret", "another topic", "another line", "another deadline"])
+async def test_a_cancel_that_no_gateway_has_signed_ends_nothing(world: World, forged: str) -> None:
+    world.beat()
+    request, other = line(world), line(world, 1)
+    await world.submit(record(world, request))
+    cancel = cancel_of(request)
+    if forged == "another secret":
+        forgery = record(world, cancel, secret=b"x" * 32)
+    elif forged == "another topic":
+        forgery = record(world, cancel, topic=world.topics.requests.name)
+    else:
+        signed = cancel_of(other) if forged == "another line" else cancel_of(request, deadline_ms=NOW + 1)
+        forgery = replace(record(world, signed), value=cancel.encode())
+    await world.pipeline.handle_job(forgery)
+    assert [(letter.reason, letter.stage) for letter in world.log.dead] == [("untrusted", "intake")]
+    assert not world.log.endings
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"reply_to": ReplyTo(partition=3)}, "invalid"), ({"deadline_ms": NOW + 2 * DAY_MS}, "invalid"),
+        ({"response_id": "nonsense"}, "invalid"), ({"requested_at_ms": NOW - 300_001}, "untrusted"),
+    ],
+)  # fmt: skip
+async def test_a_cancel_of_no_line_or_of_long_ago_ends_nothing(
+    world: World, fields: dict[str, Any], reason: str
+) -> None:
+    await world.pipeline.handle_job(record(world, cancel_of(line(world), **fields)))
+    assert [letter.reason for letter in world.log.dead] == [reason]
+    assert not world.log.endings
+
+
+def test_a_cancel_is_no_request_and_a_request_is_no_cancel(world: World) -> None:
+    """Admission of the release before reads requests alone there: it buries a cancel, and goes on."""
+    request = line(world)
+    with pytest.raises(Undecodable, match="type"):
+        decode(Request, cancel_of(request).encode())
+    with pytest.raises(Undecodable, match="type"):
+        decode(LineCancel, request.encode())
+
+
+def test_cancels_take_turns_as_the_lines_of_their_tenant_do(world: World) -> None:
+    cancel = cancel_of(line(world))
+    assert world.pipeline.enter_job(record(world, cancel)).holder == "acme"
+    assert world.pipeline.enter_job(record(world, cancel, secret=b"x" * 32)).holder == ""

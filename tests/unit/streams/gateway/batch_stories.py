@@ -4,9 +4,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from schemas.batch import BatchError, BatchResponse, BatchResult
+from pydantic import Field, TypeAdapter
+
+from schemas.batch import BatchError, BatchResponse, BatchResult, LineCancel
 from schemas.request import Request
 from streams.blobs.memory import MemoryBlobs
 from streams.gateway.batches.core import Batch
@@ -23,6 +25,9 @@ from streams.settings import BatchSettings
 from tests.unit.streams.gateway.gateway_stack import Directory, gateway_settings, memory_log
 
 CHAT: Final = "/v1/chat/completions"
+_ON_INTAKE: TypeAdapter[Request | LineCancel] = TypeAdapter(
+    Annotated[Request | LineCancel, Field(discriminator="type")]
+)
 SETTINGS = gateway_settings("redis://127.0.0.1:1/0", "story")
 Outcome = Callable[[str], str | None]
 """By custom id: the code of the error that a line ends with; None: it is answered."""
@@ -41,12 +46,13 @@ async def once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def result_of(request: Request, code: str | None) -> BatchResult:
+def result_of(request: Request | LineCancel, code: str | None) -> BatchResult:
     """What post-safety writes of it."""
     result = BatchResult(
         scope=request.scope, id=request.response_id, custom_id=request.reply_to.custom_id or "", response=None
     )
     if code is None:
+        assert isinstance(request, Request)
         said = f"You said {request.messages[-1].text}"
         message = {"role": "assistant", "content": said}
         body = {
@@ -58,6 +64,11 @@ def result_of(request: Request, code: str | None) -> BatchResult:
     else:
         result.error = BatchError(code=code, message="It went wrong.", param=None)
     return result
+
+
+def on_intake(value: bytes) -> Request | LineCancel:
+    """A line, or the cancel of one."""
+    return _ON_INTAKE.validate_json(value)
 
 
 class _Sender:
@@ -129,6 +140,8 @@ class Story:
         """Whether the pipeline answers anything."""
         self.answered: dict[str, int] = {}
         """By response id, how often it ran."""
+        self.withdrawn: set[str] = set()
+        """Response ids of lines that were cancelled before they ran."""
         self.kills: set[int] = set()
         """At which of all steps that are done the process is killed."""
         self.kill_after = 0
@@ -176,8 +189,8 @@ class Story:
         return services, results
 
     def _seen(self, topic: str, value: bytes) -> None:
-        if topic == self.topics.intake_batch.name:
-            place = unpacked(Request.model_validate_json(value).reply_to.custom_id or "")
+        if topic == self.topics.intake_batch.name and isinstance(asked := on_intake(value), Request):
+            place = unpacked(asked.reply_to.custom_id or "")
             assert place is not None
             if self.batches.held(place.batch_id).progress.has_ended(place.line):
                 self.repeated.append(place.line)
@@ -186,9 +199,16 @@ class Story:
         records = self.log.records(self.topics.intake_batch.name)
         return sorted(records, key=lambda record: record.timestamp_ms)
 
+    def intake(self) -> list[Request | LineCancel]:
+        """All that was published there, in order."""
+        return [on_intake(record.value or b"") for record in self._published()]
+
     def requests(self) -> list[Request]:
         """All lines that were published, in order."""
-        return [Request.model_validate_json(record.value or b"") for record in self._published()]
+        return [each for each in self.intake() if isinstance(each, Request)]
+
+    def cancels(self) -> list[LineCancel]:
+        return [each for each in self.intake() if isinstance(each, LineCancel)]
 
     def lose_intake(self) -> None:
         """Nobody ever reads what stands on it."""
@@ -203,13 +223,17 @@ class Story:
         """The pipeline: each response is decided once, whoever writes it again; its result may come twice."""
         for record in [each for each in self._published() if (each.partition, each.offset) not in self._seen_at][:most]:
             self._seen_at.add((record.partition, record.offset))
-            request = Request.model_validate_json(record.value or b"")
+            request = on_intake(record.value or b"")
             place = unpacked(request.reply_to.custom_id or "")
             assert place is not None
-            if request.response_id in self.answered:
+            if request.response_id in self.answered or request.response_id in self.withdrawn:
                 continue
-            self.answered[request.response_id] = 1
-            value = result_of(request, self.outcome(place.custom_id)).encode()
+            if isinstance(request, LineCancel):
+                self.withdrawn.add(request.response_id)
+                value = result_of(request, "cancelled").encode()
+            else:
+                self.answered[request.response_id] = 1
+                value = result_of(request, self.outcome(place.custom_id)).encode()
             for _ in range(1 + place.line % 2):
                 key, partition = request.reply_to.custom_id, place.line % self.topics.batch_results.partitions
                 self.log.append(self.topics.batch_results.name, value, key=key, partition=partition)

@@ -67,8 +67,14 @@ class World(Story):
 
     def __init__(self) -> None:
         super().__init__(at_once=1)
+        self.files.clock = self._later
         self.blobs: SlowBlobs = SlowBlobs()
         self.runner = Runner(replace(self.services()[0], results=cast(Results, NoResults())), "gateway")
+
+    def _later(self) -> int:
+        """Nothing happens at the same time: who has waited longest is never in doubt."""
+        self.now_ms += 1
+        return self.now_ms
 
     async def begin(self, tenant_id: str) -> None:
         """A batch of a tenant's."""
@@ -78,7 +84,6 @@ class World(Story):
             input_file_id=file.file_id, endpoint=CHAT, completion_window="1h", created_at_ms=0, expires_at_ms=0,
         )  # fmt: skip
         await self.batches.create(batch, 3_600_000, most_open=10, most_kept=10)
-        self.now_ms += 1
 
     def of(self, tenant_id: str) -> Held:
         return self.batches.held(f"batch_{tenant_id}")

@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types import Batch, FileDeleted, FileObject
 
+from schemas.batch import LineCancel
 from schemas.request import Request
 from streams.blobs.memory import MemoryBlobs
 from streams.gateway.batches.told import unpacked
@@ -18,7 +19,7 @@ from streams.gateway.files.port import blob_of
 from streams.log.memory import MemoryLog
 from streams.settings import BatchSettings, FileSettings, Settings
 from streams.signing import verify_request
-from tests.unit.streams.gateway.batch_stories import CHAT, Outcome, custom_ids, line, result_of
+from tests.unit.streams.gateway.batch_stories import CHAT, Outcome, custom_ids, line, on_intake, result_of
 from tests.unit.streams.gateway.gateway_stack import (
     KEY,
     OTHER_KEY,
@@ -43,6 +44,7 @@ class Lines:
         self._settings = settings
         self._outcome = outcome
         self.requests: list[Request] = []
+        self.cancels: list[LineCancel] = []
         self.holds: set[str] = set()
         """Custom ids that are not answered."""
 
@@ -53,7 +55,10 @@ class Lines:
             for record in records[seen:]:
                 seen += 1
                 verify_request([SECRET.encode()], record.topic, dict(record.headers), record.value or b"")
-                request = Request.model_validate_json(record.value or b"")
+                request = on_intake(record.value or b"")
+                if isinstance(request, LineCancel):
+                    self.cancels.append(request)
+                    continue
                 self.requests.append(request)
                 place = unpacked(request.reply_to.custom_id or "")
                 assert place is not None
@@ -181,6 +186,8 @@ async def test_a_cancelled_batch_is_cancelling_and_then_cancelled(stack: Stack) 
         assert (await api.batches.cancel(batch.id)).status == "cancelling"
         await until(lambda: len(stack.pipeline.cancels()) >= 1, "what runs is cancelled")
         held = next(each for each in lines.requests if (each.reply_to.custom_id or "").endswith("line-1"))
+        own = held.response_id, held.reply_to
+        await until(lambda: own in [(each.response_id, each.reply_to) for each in lines.cancels], "wherever it waits")
         topics, key = stack.settings.topics, held.reply_to.custom_id
         stack.log.append(topics.batch_results.name, result_of(held, "cancelled").encode(), key=key)
         done = await ended(api, batch.id)
