@@ -48,7 +48,7 @@ class Cancelling:
             await self._tell_workers(held)
             left = {*on_the_log(held)}
             try:
-                while left and (lines := await source.take(NAMED_TOGETHER)):
+                while left and (lines := await source.next(NAMED_TOGETHER, keep)):
                     named = await asyncio.to_thread(_named, lines, left)
                     await self._log.withdraw(held.batch, named, self._clock_ms())
                     left -= named.keys()

@@ -316,7 +316,9 @@ class BatchRun:
         await self._check_file()
         source = self._source_from(0, 0)
         try:
-            while lines := [each for each in await source.take(SENT_TOGETHER) if each.number < progress.sent_lines]:
+            while lines := [
+                each for each in await source.next(SENT_TOGETHER, self._keep) if each.number < progress.sent_lines
+            ]:
                 if told := await self._published(lines):
                     await self._save(told)
                 await self._keep()
