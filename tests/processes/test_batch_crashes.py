@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import update
 
 from schemas.request import Request
-from streams.blobs.folder import FolderBlobs, mark
+from streams.blobs.folder import FolderBlobs
 from streams.gateway.batches.core import FINAL, Batch
 from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.batches.told import unpacked
@@ -31,7 +31,7 @@ from streams.metadata.tables import BATCHES
 from streams.settings import MetadataSettings
 from tests.processes.region import Region
 from tests.servers import until
-from tests.unit.streams.gateway.batch_stories import CHAT, custom_ids, line, once, result_of
+from tests.unit.streams.gateway.batch_stories import CHAT, custom_ids, line, on_intake, once, result_of
 
 METADATA = MetadataSettings(busy_timeout_ms=20_000, statement_timeout_ms=20_000)
 LINES = 150
@@ -58,7 +58,9 @@ class Pipeline:
         reader.assign(dict.fromkeys(reader.partitions(self._topics.intake_batch.name), 0))
         while not self._stop.is_set():
             for record in reader.poll(500, 0.1):
-                request = Request.model_validate_json(record.value or b"")
+                request = on_intake(record.value or b"")
+                if not isinstance(request, Request):
+                    continue  # The cancel of a line that nobody waits for any more.
                 self.published[request.response_id] += 1
                 if self.published[request.response_id] == 1:
                     place = unpacked(request.reply_to.custom_id or "")
@@ -88,7 +90,6 @@ class World:
         self.data = region.directory / "data"
         migrate(METADATA, self.data)
         self.files = self.data / "files"
-        mark(self.files, make=True)
 
     async def _with_stores(self, work: Any) -> Any:
         database, blobs = Database(METADATA, self.data), FolderBlobs(self.files)
