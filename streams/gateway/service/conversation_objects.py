@@ -200,7 +200,7 @@ class ConversationObjects:
         return ShownTurns(conversation, opening, chain[::-1], has_more, all_turns)
 
 
-def _last_of(part: Part, parents: Mapping[str, str | None]) -> str | None:
+def _last_of(part: Part, parents: dict[str, str | None]) -> str | None:
     """The turn that the part ends with; None where it has none. `parents`: newest first.
 
     Raises ApiError 404 for a turn that is none of them.
@@ -215,7 +215,7 @@ def _last_of(part: Part, parents: Mapping[str, str | None]) -> str | None:
     return named if part.through is None else _newest_through(named, parents)
 
 
-def _newest_through(response_id: str, parents: Mapping[str, str | None]) -> str:
+def _newest_through(response_id: str, parents: dict[str, str | None]) -> str:
     """Of that turn and all that go on with it the newest. None is older than what it goes on with."""
     within, newest = {response_id}, response_id
     for turn, parent in reversed(parents.items()):

@@ -207,18 +207,21 @@ async def test_while_conversations_are_away_a_chat_goes_on_in_the_page_alone(
     await beside(page.ask, "And now?")
     assert (await beside(page.until_ended, 2)).startswith("The service did not answer in time.")
     await beside(page.until_says, "notice", "Your conversations cannot be had now")
+    await beside(page.picture, "away")
     await beside(page.press, ".regenerate")
-    alone = await stack.pipeline.answer(["Alone."])
+    outside = await stack.pipeline.answer(["Alone."])
     await beside(lambda: page.until_says("turns", "Alone."))
-    assert [text for _, text in said(alone)] == ["Kept?", "Yes.", "And now?"]
+    assert [text for _, text in said(outside)] == ["Kept?", "Yes.", "And now?"]
     await beside(page["fresh"].click)
     await asked(stack, page, "New?", "Too.")
     more = await asked(stack, page, "More?", "Still.")
     assert [text for _, text in said(more)] == ["New?", "Too.", "More?"]
-    assert await beside(lambda: page.conversations) == ["New?", "Kept?", "Kept?"]
+    alone = ", in this page alone"
+    assert await beside(lambda: page.conversations) == [f"New?{alone}", f"Kept?{alone}", "Kept?"]
     stored.is_away = False
     await beside(page.look_again)
     await beside(page.until_says, "notice", "This chat is in this page alone")
+    await beside(page.picture, "alone")
     await beside(page["fresh"].click)
     await asked(stack, page, "Again?", "Kept.")
     assert not await beside(page["notice"].is_displayed)

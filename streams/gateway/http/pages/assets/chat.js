@@ -110,10 +110,8 @@ function showNotice() {
 
 function showList() {
   const {alone = [], listed = [], has_more = false} = shelf ?? {};
-  const rows = [...(current?.place === "new" ? [current] : []), ...alone].map(({id, title, turns}) => ({
-    id,
-    title: title_of({title, turns}),
-  }));
+  const own = [...(current?.place === "new" ? [current] : []), ...alone];
+  const rows = own.map(each => ({id: each.id, title: title_of(each), isAlone: each.place === "page"}));
   const kept = listed.map(({id, title}) => ({id, title: title || "New chat"}));
   show_list($("list"), [...rows, ...kept], current?.id, id => !!answering.of({id}), {open, rename, remove});
   $("older").hidden = !has_more;

@@ -20,6 +20,10 @@ function row(each, isCurrent, isRunning, act) {
     "data-key": `open ${each.id}`,
   });
   if (isCurrent) open.setAttribute("aria-current", "true");
+  if (each.isAlone) {
+    open.classList.add("alone");
+    open.append(hidden(", in this page alone"));
+  }
   if (isRunning) open.append(el("span", {className: "running", "aria-hidden": "true"}, " ●"), hidden(", answering"));
   const made = el("li", {}, open);
   const rename = button("✎", () => renaming(made, each, act), {
