@@ -63,12 +63,12 @@ async def asked(stack: Stack, page: ChatPage, text: str, *answer: str) -> Reques
 
 
 async def test_turns_go_on_by_their_conversation_and_an_edit_begins_a_branch(stack: Stack, page: ChatPage) -> None:
-    await asked(stack, page, "One?", "First.")
+    first = await asked(stack, page, "One?", "First.")
     second = await asked(stack, page, "Two?", "Second.")
     assert said(second) == [("user", "One?"), ("assistant", "First."), ("user", "Two?")]
     [conversation] = await conversations_of(stack)
     told = await shown_of(stack, conversation)
-    assert [each["response_id"] for each in told["turns"]] == [each.response_id for each in stack.pipeline.requests()]
+    assert [each["response_id"] for each in told["turns"]] == [first.response_id, second.response_id]
 
     def edit() -> None:
         page.all(".turn.user .edit")[0].click()
@@ -79,9 +79,7 @@ async def test_turns_go_on_by_their_conversation_and_an_edit_begins_a_branch(sta
     await beside(page.until_ended, 1)
     assert said(edited) == [("user", "One? Really?")]
     told = await shown_of(stack, conversation)
-    assert [each["branches"] for each in told["turns"]] == [
-        [stack.pipeline.requests()[0].response_id, edited.response_id]
-    ]
+    assert [each["branches"] for each in told["turns"]] == [[first.response_id, edited.response_id]]
     assert await beside(lambda: page.turns("assistant")) == ["Other."]
     assert await beside(page.complaints) == []
 
