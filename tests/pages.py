@@ -85,6 +85,11 @@ class Page:
         log: list[dict[str, Any]] = self.browser.get_log("browser")  # type: ignore[no-untyped-call]
         return [str(entry["message"]) for entry in log if entry["source"] != "network"]
 
+    def kept(self) -> dict[str, str]:
+        """What the browser has kept of this origin."""
+        found: dict[str, str] = self.run("return {...sessionStorage, ...localStorage}")
+        return found
+
     def forget(self) -> None:
         """What the browser has kept of this origin."""
         self.run("localStorage.clear()")
@@ -94,8 +99,23 @@ class ChatPage(Page):
     """The page at `/`."""
 
     def ready(self, key: str) -> None:
+        """Connected, and with its list."""
         self.connect(key)
         self.until_says("status", "connected")
+        self.until_listed()
+
+    def until_listed(self) -> None:
+        """Until the page, as it was loaded, has been told once which conversations there are."""
+        listed = (
+            "return performance.getEntriesByType('resource').some(each =>"
+            " each.name.includes('/api/conversations?') && each.responseEnd)"
+        )
+        until(lambda: self.run(listed), "it is told which conversations there are", TIMEOUT_S)
+        self.settle()
+
+    def look_again(self) -> None:
+        """As a reader who comes back to the page: it asks which conversations there are."""
+        self.run("document.dispatchEvent(new Event('visibilitychange'))")
 
     def ask(self, text: str) -> None:
         self["text"].send_keys(text, Keys.ENTER)
@@ -142,8 +162,20 @@ class ChatPage(Page):
         return [title.removesuffix(" ●, answering") for title in self.texts("#list .open")]
 
     def open(self, title: str) -> None:
-        [found] = [each for each in self.all("#list .open") if each.get_attribute("title") == title]
-        found.click()
+        until(lambda: title in self.conversations, f"{title!r} is listed", TIMEOUT_S)
+        # In one step: the list is drawn anew whenever there is news of it.
+        find = "[...document.querySelectorAll('#list .open')].find(each => each.title === arguments[0])"
+        self.run(f"{find}.click()", title)
+
+    def until_lists(self, *titles: str) -> None:
+        until(lambda: self.conversations == [*titles], f"the list is {titles}", TIMEOUT_S)
+
+    def until_shows(self, *questions: str) -> None:
+        until(lambda: self.turns("user") == [*questions], f"the questions are {questions}", TIMEOUT_S)
+
+    def delete(self) -> None:
+        """The conversation that is shown: the second press does it."""
+        self.run("for (let n = 0; n < 2; n++) document.querySelector('#list li:has([aria-current]) .remove').click()")
 
     def press(self, selector: str) -> None:
         """The last button that fits, once it is there."""

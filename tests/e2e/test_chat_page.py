@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -11,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from deploy.local.runner import Stack
 from tests.browser import DRIVER, WHY_NOT, headless_browser
 from tests.e2e.relay import Relay
-from tests.e2e.stacks import TIMEOUT_S, api_key, is_scripted
+from tests.e2e.stacks import NO_TLS, TIMEOUT_S, api_key, is_scripted
 from tests.pages import NARROW, WIDE, ChatPage
 from tests.servers import until
 
@@ -50,6 +51,15 @@ def columns(page: ChatPage) -> set[tuple[float, float]]:
     return {(left, right) for left, right in edges}
 
 
+def forget_chats(stack: Stack) -> None:
+    """What pages have asked with the key of an earlier test, which is the same one."""
+    with httpx.Client(base_url=stack.gateway_url, headers={"x-api-key": api_key(stack)}, verify=NO_TLS) as http:
+        key_id = http.post("/v1/tokens", json={}).json()["key_id"]
+        while found := http.get("/api/conversations", params={"user": f"key {key_id}"}).json()["data"]:
+            for each in found:
+                assert http.delete(f"/api/conversations/{each['id']}").status_code == 200
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     with headless_browser(tmp_path_factory.mktemp("chromium")) as browser:
@@ -58,6 +68,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture
 def page(browser: Chrome, stack: Stack, tmp_path: Path) -> Iterator[ChatPage]:
+    forget_chats(stack)
     page = ChatPage(browser, stack.gateway_url, tmp_path)
     page.dress("light", WIDE)
     yield page
@@ -87,7 +98,9 @@ def test_a_question_is_answered_token_by_token_and_the_ending_says_what_it_used(
     assert "The answer is complete." in page["announcer"].get_attribute("textContent")  # type: ignore[operator]
 
 
-def test_conversations_are_kept_apart_and_found_again(page: ChatPage, stack: Stack) -> None:
+def test_conversations_are_kept_apart_and_found_again(
+    page: ChatPage, stack: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     page.ready(api_key(stack))
     page["examples"].find_elements(By.TAG_NAME, "button")[0].click()
     page.until_ended(1)
@@ -101,19 +114,26 @@ def test_conversations_are_kept_apart_and_found_again(page: ChatPage, stack: Sta
     page.ask("Something else.")
     page.until_ended(1)
     page.open("What is the capital of France?")
-    assert page.turns("user") == ["What is the capital of France?", "And of Italy?"]
+    page.until_shows("What is the capital of France?", "And of Italy?")
     page.browser.refresh()
     page.ready(api_key(stack))
-    until(lambda: len(page.conversations) == 3, "the list is there, and a new chat", TIMEOUT_S)
-    assert page.conversations == ["New chat", "Something else.", "What is the capital of France?"]
+    page.until_lists("New chat", "Something else.", "What is the capital of France?")
     page.open("Something else.")
-    until(lambda: page.turns("user") == ["Something else."], "it is shown", TIMEOUT_S)
+    page.until_shows("Something else.")
     page.press("#list li:has([aria-current]) .rename")
     page["list"].find_element(By.TAG_NAME, "input").send_keys(Keys.CONTROL, "a", Keys.NULL, "Renamed", Keys.ENTER)
-    until(lambda: "Renamed" in page.conversations, "it is renamed", TIMEOUT_S)
-    for _ in range(2):
-        page.press("#list li:has([aria-current]) .remove")
-    until(lambda: page.conversations == ["New chat", "What is the capital of France?"], "it is deleted", TIMEOUT_S)
+    page.until_lists("Renamed", "What is the capital of France?")
+    with headless_browser(tmp_path_factory.mktemp("elsewhere")) as elsewhere:
+        other = ChatPage(elsewhere, stack.gateway_url, tmp_path_factory.mktemp("pictures"))
+        other.ready(api_key(stack))
+        other.until_lists("New chat", "Renamed", "What is the capital of France?")
+        other.open("What is the capital of France?")
+        other.until_shows("What is the capital of France?", "And of Italy?")
+        assert "tokens in" in other.notes[0]
+        assert other.complaints() == []
+        assert other.kept() == {}
+    page.delete()
+    page.until_lists("New chat", "What is the capital of France?")
 
 
 def test_an_answer_goes_on_while_another_conversation_is_looked_at(page: ChatPage, stack: Stack) -> None:
@@ -163,17 +183,25 @@ def test_a_message_is_edited_and_an_answer_given_anew(page: ChatPage, stack: Sta
     assert page.all(".editing") == [], "nothing happened"
     page.all(".turn.user .edit")[0].click()
     page.all(".editing textarea")[0].send_keys(" Edited.", Keys.ENTER)
-    until(lambda: page.turns("user") == ["First? Edited."], "what followed is replaced", TIMEOUT_S)
+    page.until_shows("First? Edited.")
     page.until_ended(1)
-    ids = page.run(
-        "return Object.values(localStorage).filter(each => each.includes('Edited'))[0].match(/resp_[^\"]+/g)"
-    )
     page.press(".regenerate")
     until(lambda: page.notes == [], "it is asked again", TIMEOUT_S)
     page.until_ended(1)
     assert is_scripted(page.answer)
     assert page.turns("user") == ["First? Edited."]
-    assert ids
+    assert page.texts(".versions") == ["3 of 3"]
+    page.browser.refresh()
+    page.ready(api_key(stack))
+    page.open("First?")
+    page.until_shows("First? Edited.")
+    assert page.texts(".versions") == ["3 of 3"], "they are the gateway's"
+    page.picture("versions")
+    page.all(".version")[0].click()
+    until(lambda: page.texts(".versions") == ["2 of 3"], "the one before is shown", TIMEOUT_S)
+    page.all(".version")[0].click()
+    page.until_shows("First?", "Second?")
+    assert is_scripted(page.answer)
 
 
 def test_a_running_answer_gives_way_to_an_edit(page: ChatPage, stack: Stack) -> None:
@@ -243,7 +271,6 @@ def test_who_loads_the_page_anew_finds_the_answer_going_on(page: ChatPage, stack
     page.long_answers(600)
     page.ask("Tell me a long story.")
     page.until_longer(200)
-    until(lambda: "resp_" in page.run("return JSON.stringify(localStorage)"), "it is kept", TIMEOUT_S)
     page.browser.refresh()
     page.ready(api_key(stack))
     page.open("Tell me a long story.")
@@ -260,7 +287,8 @@ def test_a_wrong_key_is_said_kindly_and_the_right_one_can_follow(page: ChatPage,
     page["key"].clear()
     page.ready(api_key(stack))
     assert not page["welcome"].is_displayed()
-    assert api_key(stack) not in page.run("return JSON.stringify(localStorage) + document.documentElement.outerHTML")
+    assert api_key(stack) not in page.run("return document.documentElement.outerHTML")
+    assert page.kept() == {}
 
 
 def test_a_refusal_is_said_beside_the_question_with_what_to_do(page: ChatPage, stack: Stack) -> None:

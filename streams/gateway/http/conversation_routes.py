@@ -9,6 +9,7 @@ from streams.dialects.responses.input_items import MAX_PAGE, Page
 from streams.gateway.http.conversations import MAX_SHOWN_TURNS, ConversationApi
 from streams.gateway.http.openapi import body_of
 from streams.gateway.http.response_routes import Limit, Order
+from streams.gateway.service.conversation_objects import Part
 from streams.gateway.service.service import Gateway
 
 _Listed = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -17,6 +18,7 @@ _After = Annotated[str | None, Query(max_length=100, description="The id before 
 _User = Annotated[str | None, Query(min_length=1, max_length=512, description="Whose alone; of an API key.")]
 _Branch = Annotated[str | None, Query(max_length=200, description="The response that the branch ends with.")]
 _Before = Annotated[str | None, Query(max_length=200, description="The turns before this response.")]
+_Through = Annotated[str | None, Query(max_length=200, description="The newest branch that has this response.")]
 _Include = Annotated[list[str] | None, Query(max_length=32, description="Of what there is nothing to include.")]
 _ONE = "/v1/conversations/{conversation_id}"
 _NAMED = "/api/conversations/{conversation_id}"
@@ -80,10 +82,11 @@ def _add_pages(app: FastAPI, api: ConversationApi) -> None:
 
     @app.get(_NAMED, tags=["conversations"])
     async def show_conversation(
-        request: Request, conversation_id: str, limit: _Shown = 50, branch: _Branch = None, before: _Before = None
-    ) -> Response:
+        request: Request, conversation_id: str, limit: _Shown = 50, branch: _Branch = None, before: _Before = None,
+        through: _Through = None,
+    ) -> Response:  # fmt: skip
         """Its messages, of one branch; each turn says which others stand beside it."""
-        return await api.show(request, conversation_id, limit, branch, before)
+        return await api.show(request, conversation_id, Part(limit, branch, before, through))
 
     @app.post(_NAMED, openapi_extra=body_of("NamedConversationChange"), tags=["conversations"])
     async def change_named_conversation(request: Request, conversation_id: str) -> Response:

@@ -8,6 +8,7 @@ import structlog
 from fastapi import Request
 from fastapi.responses import Response
 
+from schemas.endings import ENDINGS
 from schemas.request import Message
 from streams.dialects.conversations import (
     conversation_object,
@@ -18,6 +19,9 @@ from streams.dialects.conversations import (
     parse_named_change,
 )
 from streams.dialects.json_body import parse_json_object
+from streams.dialects.names import OF_CHATS
+from streams.dialects.openai_completion import finish_reason, usage_object
+from streams.dialects.openai_error import terminal_error
 from streams.dialects.responses.input_items import Page, input_items, item_list
 from streams.dialects.responses.objects import last_status, settle, status_of
 from streams.directory import KeyScope
@@ -29,7 +33,7 @@ from streams.gateway.http.body import read_json_body
 from streams.gateway.http.dialects.responses import output_of
 from streams.gateway.http.whole import told_whole
 from streams.gateway.request_headers import api_key_of
-from streams.gateway.service.conversation_objects import ShownTurns
+from streams.gateway.service.conversation_objects import Part, ShownTurns
 from streams.gateway.service.conversations import HELD_PER_BYTE, MAX_TURNS, READ_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.service import Gateway
@@ -103,7 +107,7 @@ class ConversationApi:
     ) -> Response:
         principal = self._permitted(request)
         return await self._shown(
-            principal, conversation_id, MAX_TURNS, None, None,
+            principal, conversation_id, Part(MAX_TURNS),
             lambda shown, ended: tell(_items(conversation_id, shown, ended)),
         )  # fmt: skip
 
@@ -129,13 +133,12 @@ class ConversationApi:
                 self._gateway, tenant_id, size_bytes, lambda: _page(found, has_more), share, held
             )  # fmt: skip
 
-    async def show(
-        self, request: Request, conversation_id: str, limit: int, branch: str | None, before: str | None
-    ) -> Response:
+    async def show(self, request: Request, conversation_id: str, part: Part) -> Response:
         principal = self._permitted(request)
-        if branch is not None and before is not None:
-            raise invalid_parameter("before", "before: it says by itself which branch is meant; leave out branch.")
-        return await self._shown(principal, conversation_id, limit, branch, before, _whole_object)
+        if len(part.named) > 1:
+            name = part.named[1]
+            raise invalid_parameter(name, f"{name}: {part.named[0]} says already which turns are meant; leave out one.")
+        return await self._shown(principal, conversation_id, part, _whole_object)
 
     async def change_named(self, request: Request, conversation_id: str) -> Response:
         principal = self._permitted(request)
@@ -143,15 +146,13 @@ class ConversationApi:
         return _named(await self._objects.change(principal, conversation_id, asked.title, asked.metadata))
 
     async def _shown(
-        self, principal: Principal, conversation_id: str, limit: int, branch: str | None, before: str | None,
+        self, principal: Principal, conversation_id: str, part: Part,
         tell: Callable[[ShownTurns, Ended], dict[str, Any]],
     ) -> Response:  # fmt: skip
         tenant_id = principal.tenant.tenant_id
         with ExitStack() as share:
             held = share.enter_context(self._gateway.shares.answer(tenant_id))
-            shown = await self._objects.shown(
-                principal, conversation_id, limit, branch, before, self._max_read_bytes
-            )  # fmt: skip
+            shown = await self._objects.shown(principal, conversation_id, part, self._max_read_bytes)
             size_bytes = sum(len(turn.input) + len(turn.told or b"") for turn in shown.turns)
             size_bytes += len(shown.opening or b"")
             held.grow(HELD_PER_BYTE * size_bytes)
@@ -231,6 +232,25 @@ def _items(conversation_id: str, shown: ShownTurns, ended: Ended) -> list[dict[s
     return told
 
 
+def _turn_object(turn: StoredTurn, whole: AnsweredTurn | None, branches: Sequence[str]) -> dict[str, Any]:
+    """How it ended as `terminal` says it on a socket, null and empty of one that runs."""
+    told: dict[str, Any] = {
+        "response_id": turn.response_id, "previous_response_id": turn.previous_response_id,
+        "created_at": turn.created_at_ms // 1_000, "status": "in_progress", "branches": branches,
+        "model": "", "code": None, "finish_reason": None, "usage": None, "error": None, "reasoning": "",
+    }  # fmt: skip
+    if whole is None:
+        return told
+    end = whole.terminal
+    own = [span for span in whole.spans if not span.choice and span.kind == "reasoning"]
+    return told | {
+        "status": status_of(end), "model": end.model, "code": end.code.value,
+        "finish_reason": finish_reason(end.code, end.finish_reasons), "usage": usage_object(end.usage),
+        "error": terminal_error(end, OF_CHATS)["error"] if ENDINGS[end.code].is_error else None,
+        "reasoning": "".join(span.text for span in own),
+    }  # fmt: skip
+
+
 def _whole_object(shown: ShownTurns, ended: Ended) -> dict[str, Any]:
     conversation, parents = shown.conversation, shown.all_turns.parents
     beside: dict[str | None, list[str]] = {}
@@ -247,14 +267,7 @@ def _whole_object(shown: ShownTurns, ended: Ended) -> dict[str, Any]:
             answer = earlier_turn(whole).answer
             said += [answer] if answer is not None else []
         messages += messages_of(said, turn.created_at_ms, turn.response_id)
-        turns.append(
-            {
-                "response_id": turn.response_id, "previous_response_id": turn.previous_response_id,
-                "created_at": turn.created_at_ms // 1_000,
-                "status": "in_progress" if whole is None else status_of(whole.terminal),
-                "branches": beside.get(turn.previous_response_id, [turn.response_id]),
-            }
-        )  # fmt: skip
+        turns.append(_turn_object(turn, whole, beside.get(turn.previous_response_id, [turn.response_id])))
     tokens = shown.all_turns.tokens + sum(tokens_of(each.terminal) for each in ended.values())
     return {
         **_named_object(conversation), "messages": messages, "turns": turns, "has_more": shown.has_more,

@@ -188,7 +188,8 @@ _SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         turns=_list(
             _object(
                 response_id=_TEXT, previous_response_id=_maybe(_TEXT), created_at=_WHOLE, status=_STATUS,
-                branches=_list(_TEXT),
+                branches=_list(_TEXT), model=_TEXT, code=_maybe(_TEXT), finish_reason=_maybe(_TEXT),
+                usage=_maybe(_ref("Usage")), error=_maybe({"type": "object"}), reasoning=_TEXT,
             )
         ),
     ),

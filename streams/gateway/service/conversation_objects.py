@@ -41,6 +41,22 @@ class Place(NamedTuple):
         return CONVERSATION if self.is_newest else FIELD
 
 
+class Part(NamedTuple):
+    """Which turns of a conversation: at most `limit`, the last ones of its newest branch; or of the one that ends with
+    `branch`; or of the newest that goes `through` a turn; or those `before` one. One of the three at most.
+    """
+
+    limit: int
+    branch: str | None = None
+    before: str | None = None
+    through: str | None = None
+
+    @property
+    def named(self) -> list[str]:
+        """The fields that say so."""
+        return [name for name in ("branch", "before", "through") if getattr(self, name) is not None]
+
+
 class ShownTurns(NamedTuple):
     """Some of one branch of a conversation, oldest first, and what is known of all. `opening` is its first messages,
     None where there are older turns: then `has_more`.
@@ -162,28 +178,18 @@ class ConversationObjects:
             raise previous_not_found(parent)
         return Place(conversation_id, parent, False, opening)
 
-    async def shown(
-        self, principal: Principal, conversation_id: str, limit: int, branch: str | None, before: str | None,
-        max_read_bytes: int,
-    ) -> ShownTurns:  # fmt: skip
-        """At most `limit` turns and as many as fit, the last ones of its newest branch, or of the one that ends with
-        `branch`; or those before a turn.
-        """
+    async def shown(self, principal: Principal, conversation_id: str, part: Part, max_read_bytes: int) -> ShownTurns:
+        """Of that part as many turns as fit, the last ones."""
         conversation = await self.one(principal, conversation_id)
         tenant_id, reads = principal.tenant.tenant_id, self._kept.reads
         all_turns = await in_turn(
             reads, tenant_id, partial(self._store.turns, tenant_id, conversation_id, MAX_BRANCHES_OF)
         )  # fmt: skip
-        named = branch if before is None else before
-        last = next(iter(all_turns.parents), None) if named is None else named
-        if last is not None and last not in all_turns.parents:
-            raise previous_not_found(last)
-        if before is not None:
-            last = all_turns.parents[before]
+        last = _last_of(part, all_turns.parents)
         chain: list[StoredTurn] = []
         if last is not None:
             ask = partial(
-                self._kept.stored.chain, tenant_id, last, now_ms(), max_turns=limit - 1, max_bytes=max_read_bytes,
+                self._kept.stored.chain, tenant_id, last, now_ms(), max_turns=part.limit - 1, max_bytes=max_read_bytes,
                 max_read_bytes=max_read_bytes,
             )  # fmt: skip
             chain = await in_turn(reads, tenant_id, ask)
@@ -192,3 +198,28 @@ class ConversationObjects:
         if not has_more:
             opening = await in_turn(reads, tenant_id, partial(self._store.opening, tenant_id, conversation_id))
         return ShownTurns(conversation, opening, chain[::-1], has_more, all_turns)
+
+
+def _last_of(part: Part, parents: dict[str, str | None]) -> str | None:
+    """The turn that the part ends with; None where it has none. `parents`: newest first.
+
+    Raises ApiError 404 for a turn that is none of them.
+    """
+    named = next((getattr(part, name) for name in part.named), None)
+    if named is None:
+        return next(iter(parents), None)
+    if named not in parents:
+        raise previous_not_found(named)
+    if part.before is not None:
+        return parents[named]
+    return named if part.through is None else _newest_through(named, parents)
+
+
+def _newest_through(response_id: str, parents: dict[str, str | None]) -> str:
+    """Of that turn and all that go on with it the newest. None is older than what it goes on with."""
+    within, newest = {response_id}, response_id
+    for turn, parent in reversed(parents.items()):
+        if parent in within:
+            within.add(turn)
+            newest = turn
+    return newest

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from schemas.endings import EndingCode
+from schemas.generated import Kind
 from schemas.request import Message, TextPart
 from streams.dialects.neutral import NeutralRequest
 from streams.dialects.responses.body import parse_responses_request
@@ -112,11 +113,51 @@ async def test_branches_stand_beside_each_other(
     assert contents(told) == ["One", "1", "Zwei", "ii"]
     assert [each["branches"] for each in told["turns"]] == [[first], [second, other]]
     assert contents(await shown(http, conversation, branch=second)) == ["One", "1", "Two", "2"]
-    for unknown in ({"branch": "resp_x"}, {"branch": ""}, {"before": ""}):
+    for unknown in ({"branch": "resp_x"}, {"branch": ""}, {"before": ""}, {"through": "resp_x"}):
         refused = await http.get(f"{PAGES}/{conversation}", params=unknown)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "previous_response_not_found")
-    refused = await http.get(f"{PAGES}/{conversation}", params={"branch": first, "before": first})
-    assert refused.status_code == 400
+    for name in ("before", "through"):
+        refused = await http.get(f"{PAGES}/{conversation}", params={"branch": first, name: first})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_branch_is_shown_to_its_newest_end(
+    stack: Stack, http: httpx.AsyncClient, stored: MemoryStoredResponses
+) -> None:
+    conversation = await created(http)
+    first = await turn(stack, conversation, "One", "1")
+    second = await turn(stack, conversation, "Two", "2")
+    await turn(stack, conversation, "Three", "3")
+    other = await turn(stack, conversation, "Zwei", "ii", previous_response_id=first)
+    await turn(stack, conversation, "III", "iii", previous_response_id=second)
+    await completed(stored)
+    assert contents(await shown(http, conversation, through=second)) == ["One", "1", "Two", "2", "III", "iii"]
+    assert contents(await shown(http, conversation, through=other)) == ["One", "1", "Zwei", "ii"]
+    assert contents(await shown(http, conversation, through=first)) == contents(await shown(http, conversation))
+    assert contents(await shown(http, conversation, through=second, limit=1)) == ["III", "iii"]
+
+
+async def test_a_turn_says_how_it_ended_and_what_it_used(
+    stack: Stack, http: httpx.AsyncClient, stored: MemoryStoredResponses
+) -> None:
+    conversation = await created(http)
+
+    async def asked(code: EndingCode, *tokens: str, kind: Kind) -> None:
+        ending = asyncio.ensure_future(stack.pipeline.ends(code, *tokens, kind=kind))
+        await http.post("/v1/responses", json={"model": "small", "input": "x", "conversation": conversation})
+        await ending
+
+    await asked(EndingCode.COMPLETED, "Hm", "m", kind="reasoning")
+    await asked(EndingCode.ENGINE_FAILED, "Wha", kind="content")
+    await completed(stored)
+    thought, failed = (await shown(http, conversation))["turns"]
+    assert (thought["model"], thought["code"], thought["finish_reason"]) == ("tiny", "completed", "stop")
+    assert (thought["reasoning"], thought["error"]) == ("Hmm", None)
+    assert thought["usage"]["total_tokens"] == 4 + 2
+    assert (failed["code"], failed["finish_reason"], failed["error"]["code"]) == (
+        "engine_failed", "error", "engine_failed"
+    )  # fmt: skip
+    assert failed["error"]["message"]
 
 
 async def test_a_long_one_is_shown_in_pages_from_its_end(
@@ -142,6 +183,9 @@ async def test_a_turn_that_runs_is_shown_as_far_as_it_was_asked(stack: Stack, ht
         told = await shown(http, conversation)
         assert (contents(told), told["turns"][0]["status"]) == (["Hi"], "in_progress")
         assert told["turns"][0]["response_id"] == request.response_id
+        assert (told["turns"][0]["code"], told["turns"][0]["usage"]) == (None, None)
+        answer = await http.get(f"{PAGES}/{conversation}")
+        is_told(await document_of(stack), "get", PAGES + "/{conversation_id}", answer)
         stack.pipeline.start(request)
         stack.pipeline.end(request, 1)
         await asking

@@ -15,7 +15,8 @@ from streams.gateway.errors import ApiError
 from tests.browser import DRIVER, WHY_NOT, headless_browser
 from tests.pages import ChatPage
 from tests.servers import until as wait_until
-from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack
+from tests.unit.streams.gateway.gateway_stack import KEY, Stack
+from tests.unit.streams.gateway.http_clients import client
 from tests.unit.streams.gateway.stored_stories import said
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(DRIVER is None, reason=WHY_NOT)]
@@ -40,6 +41,18 @@ async def page(stack: Stack, browser: Chrome, tmp_path: Path) -> ChatPage:
     return page
 
 
+async def conversations_of(stack: Stack) -> list[str]:
+    """The ids of all that the tenant has."""
+    async with client(stack) as http:
+        return [each["id"] for each in (await http.get("/api/conversations")).json()["data"]]
+
+
+async def shown_of(stack: Stack, conversation: str) -> dict[str, Any]:
+    async with client(stack) as http:
+        told: dict[str, Any] = (await http.get(f"/api/conversations/{conversation}")).json()
+    return told
+
+
 async def asked(stack: Stack, page: ChatPage, text: str, *answer: str) -> Request:
     """What was asked, once the page shows that answer to it."""
     before = len(await beside(lambda: page.notes))
@@ -49,10 +62,13 @@ async def asked(stack: Stack, page: ChatPage, text: str, *answer: str) -> Reques
     return request
 
 
-async def test_a_conversation_is_sent_whole_and_an_edit_replaces_what_followed(stack: Stack, page: ChatPage) -> None:
-    await asked(stack, page, "One?", "First.")
+async def test_turns_go_on_by_their_conversation_and_an_edit_begins_a_branch(stack: Stack, page: ChatPage) -> None:
+    first = await asked(stack, page, "One?", "First.")
     second = await asked(stack, page, "Two?", "Second.")
     assert said(second) == [("user", "One?"), ("assistant", "First."), ("user", "Two?")]
+    [conversation] = await conversations_of(stack)
+    told = await shown_of(stack, conversation)
+    assert [each["response_id"] for each in told["turns"]] == [first.response_id, second.response_id]
 
     def edit() -> None:
         page.all(".turn.user .edit")[0].click()
@@ -62,6 +78,8 @@ async def test_a_conversation_is_sent_whole_and_an_edit_replaces_what_followed(s
     edited = await stack.pipeline.answer(["Other."])
     await beside(page.until_ended, 1)
     assert said(edited) == [("user", "One? Really?")]
+    told = await shown_of(stack, conversation)
+    assert [each["branches"] for each in told["turns"]] == [[first.response_id, edited.response_id]]
     assert await beside(lambda: page.turns("assistant")) == ["Other."]
     assert await beside(page.complaints) == []
 
@@ -76,6 +94,20 @@ async def test_a_failed_answer_is_explained_and_asked_again(stack: Stack, page: 
     again = await stack.pipeline.answer(["Yes."])
     await beside(wait_until, lambda: page.turns("assistant") == ["Yes."], "it is answered", 20)
     assert said(again) == [("user", "One?")]
+
+
+async def test_a_refused_question_is_asked_again_in_its_place(stack: Stack, page: ChatPage) -> None:
+    await asked(stack, page, "One?", "First.")
+    await beside(page.ask, "Two?")
+    await stack.pipeline.ends(EndingCode.RATE_LIMITED_TOKENS)
+    note = await beside(page.until_ended, 2)
+    assert note.startswith("Your organisation has used its tokens of this minute.")
+    await beside(page.press, ".regenerate")
+    again = await stack.pipeline.answer(["Second."])
+    await beside(wait_until, lambda: page.turns("assistant") == ["First.", "Second."], "it is answered", 20)
+    assert said(again) == [("user", "One?"), ("assistant", "First."), ("user", "Two?")]
+    [conversation] = await conversations_of(stack)
+    assert [each["response_id"] for each in (await shown_of(stack, conversation))["turns"]][1] == again.response_id
 
 
 async def test_what_is_no_longer_stored_is_asked_anew_all_the_same(stack: Stack, page: ChatPage) -> None:
@@ -103,35 +135,14 @@ async def test_what_was_sent_into_a_lost_connection_is_asked_once(stack: Stack, 
     assert len(stack.pipeline.requests()) == 1
 
 
-async def test_organisations_do_not_see_each_others_conversations(stack: Stack, page: ChatPage) -> None:
-    await asked(stack, page, "Ours?", "Ours.")
-
-    def as_another() -> list[str]:
-        page.browser.refresh()
-        page.ready(OTHER_KEY)
-        return page.conversations
-
-    assert await beside(as_another) == ["New chat"]
-
-
 async def test_who_deletes_a_conversation_deletes_what_the_gateway_stored_of_it(stack: Stack, page: ChatPage) -> None:
     response_id = (await asked(stack, page, "One?", "First.")).response_id
     gateway = stack.runtime.gateway
     principal = gateway.authenticate(KEY)
     assert await gateway.input_of(principal, response_id)
 
-    def delete() -> None:
-        page.press("#list li:has([aria-current]) .remove")
-        page.press("#list li:has([aria-current]) .remove")
-        wait_until(lambda: page.conversations == ["New chat"], "it is gone", 20)
-
-    await beside(delete)
-
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                await gateway.input_of(principal, response_id)
-            except ApiError as error:
-                assert error.code == "response_not_found"  # noqa: PT017
-                break
-            await asyncio.sleep(0.05)
+    await beside(page.delete)
+    await beside(page.until_lists, "New chat")
+    assert await conversations_of(stack) == []
+    with pytest.raises(ApiError, match="No response"):
+        await gateway.input_of(principal, response_id)

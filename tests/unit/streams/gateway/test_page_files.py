@@ -102,9 +102,8 @@ def test_another_file_in_the_package_is_refused(tmp_path: Path) -> None:
 
 
 MET_BY_NO_PAGE = {
-    "batch_not_cancellable", "batch_not_found", "conversation_in_progress", "conversation_not_found", "file_in_use",
-    "file_not_found", "file_storage_full", "file_too_large", "item_not_found", "job_not_found",
-    "organization_not_found", "request_timeout", "too_many_batches", "unsupported_media_type",
+    "batch_not_cancellable", "batch_not_found", "file_in_use", "file_not_found", "file_storage_full", "file_too_large",
+    "item_not_found", "job_not_found", "organization_not_found", "too_many_batches", "unsupported_media_type",
 }  # fmt: skip
 
 
@@ -119,6 +118,8 @@ def test_every_way_to_end_is_explained_to_a_person() -> None:
         for code in re.findall(r'ApiError\(\s*\d+, "(\w+)"', path.read_text())
     }
     assert raised - MET_BY_NO_PAGE <= told
+    own = {code for path in OWN for code in re.findall(r'code: "(\w+)", message', path.read_text())}
+    assert {"unreachable", "not_sent"} <= own <= told
     billed = set(re.findall(r'"(\w+)"', source.split("BILLED = new Set([")[1].split("]")[0]))
     assert billed == {code.value for code, rule in ENDINGS.items() if rule.billed}
 

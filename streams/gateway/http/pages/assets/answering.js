@@ -1,15 +1,18 @@
 /** What runs on the socket: from what is asked to answers that grow, are taken up again and end. Nothing of it is drawn.
  *
  *  An answer is a turn `{role: "assistant", content, reasoning, calls: [{id, name, arguments}], response_id, last,
- *  taken_up: [token numbers], ended}`; `last` is the number of its last token, `ended` null while it runs, then
+ *  taken_up: [token numbers], branches, ended}`; `last` is the number of its last token, `ended` null while it runs, or
  *  `{code, finish_reason, usage, model, seconds, failure}`. `failure` is null or `{code, message, retry_after_ms}`.
+ *  `branches` are the responses that stand in its place in the conversation, itself among them once it has an id.
  */
+
+import {unique} from "./calls.js";
 
 const MAX_TAKEN_UP = 20;
 const GONE = new Set(["response_not_found", "previous_response_not_found"]);
 const NOT_SENT = {code: "not_sent", message: "The request was not stored."};
 
-export function unanswered() {
+export function unanswered(branches = []) {
   return {
     role: "assistant",
     content: "",
@@ -18,18 +21,20 @@ export function unanswered() {
     response_id: null,
     last: 0,
     taken_up: [],
+    branches,
     ended: null,
   };
 }
-
-const name = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 
 export class Answering {
   #connection = null;
   #on;
   #runs = new Set();
+  #unwanted = new Set();
 
-  /** `on.changed(run)` after each change, `on.ended(run)` once; `on.failed(failure)` where it concerns no answer. */
+  /** `on.changed(run)` after each change, `on.ended(run)` once; `on.left(run)` before it is asked outside of its
+   *  conversation, which is not what it was; `on.failed(failure)` where it concerns no answer.
+   */
   constructor(on) {
     this.#on = on;
   }
@@ -44,38 +49,42 @@ export class Answering {
     return [...this.#runs].find(run => run.conversation.id === conversation.id);
   }
 
-  /** Asks. `message` lacks its `request_id`; `otherwise` is the whole request, for when what it refers to is gone. */
-  begin(conversation, answer, message, otherwise = null) {
-    const run = {
-      conversation,
-      answer,
-      message,
-      otherwise,
-      request_id: null,
-      began_ms: performance.now(),
-      stopping: false,
-      phase: "sending",
-    };
-    this.#runs.add(run);
-    this.#ask(run);
+  /** An answer that will be asked for. */
+  begin(conversation, answer) {
+    const run = this.#run(conversation, answer, "sending");
+    this.#on.changed(run);
     return run;
+  }
+
+  /** Asks for it with the first of these messages, which lack a `request_id`; with the next where what that refers to is
+   *  gone.
+   */
+  ask(run, messages) {
+    if (!this.#runs.has(run)) return;
+    run.messages = messages;
+    this.#askNext(run);
   }
 
   /** Goes on with an answer that an earlier visit has begun. */
   adopt(conversation, answer) {
+    const run = this.#run(conversation, answer, "queued");
+    this.#resume(run);
+    return run;
+  }
+
+  #run(conversation, answer, phase) {
     const run = {
       conversation,
       answer,
+      messages: [],
       message: null,
-      otherwise: null,
       request_id: null,
-      began_ms: null,
+      isSaid: false,
+      began_ms: phase === "sending" ? performance.now() : null,
       stopping: false,
-      phase: "continuing",
+      phase,
     };
     this.#runs.add(run);
-    if (!answer.response_id) return this.#fail(run, NOT_SENT);
-    this.#resume(run);
     return run;
   }
 
@@ -86,13 +95,15 @@ export class Answering {
     this.#on.changed(run);
   }
 
-  /** Whatever is told of it from now on is nobody's. */
+  /** Whatever is told of it from now on is nobody's; stopped before it had an id, it is stopped as soon as it has. */
   forget(run) {
+    if (run.stopping && run.request_id && !run.answer.response_id) this.#unwanted.add(run.request_id);
     this.#runs.delete(run);
   }
 
   forgetAll() {
     this.#runs.clear();
+    this.#unwanted.clear();
   }
 
   /** The connection is there (again): what runs goes on behind its last token, what may not have arrived is said again. */
@@ -101,9 +112,9 @@ export class Answering {
       if (run.answer.response_id) {
         this.#resume(run);
         if (run.stopping) this.stop(run);
-      } else if (run.message?.idempotency_key) this.#ask(run);
-      // An edit has no key under which it would be answered once only.
-      else this.#fail(run, NOT_SENT);
+      } else if (run.message && (run.message.idempotency_key || !run.isSaid)) this.#ask(run);
+      // What has no key might be answered twice.
+      else if (run.message) this.fail(run, NOT_SENT);
     }
   }
 
@@ -116,7 +127,7 @@ export class Answering {
 
   /** No token is taken any more: what has not been stored has failed. */
   refused() {
-    for (const run of [...this.#runs]) if (!run.answer.response_id) this.#fail(run, NOT_SENT);
+    for (const run of [...this.#runs]) if (!run.answer.response_id) this.fail(run, NOT_SENT);
   }
 
   heard(message) {
@@ -125,6 +136,9 @@ export class Answering {
         ? [...this.#runs].find(each => each.answer.response_id === message.response_id)
         : [...this.#runs].find(each => message.request_id && each.request_id === message.request_id);
     if (!run) {
+      if (message.type === "accepted" && this.#unwanted.delete(message.request_id)) {
+        this.#say({type: "cancel", response_id: message.response_id});
+      }
       if (message.type === "error" && !message.response_id && !message.request_id) this.#on.failed(failure_of(message));
       return;
     }
@@ -135,6 +149,7 @@ export class Answering {
     const {answer} = run;
     if (message.type === "accepted") {
       answer.response_id = message.response_id;
+      if (!answer.branches.includes(answer.response_id)) answer.branches = [...answer.branches, answer.response_id];
       run.phase = run.stopping ? "stopping" : "queued";
       if (run.stopping) this.stop(run);
     } else if (message.type === "started") {
@@ -149,13 +164,9 @@ export class Answering {
   }
 
   #refuse(run, message) {
-    if (!message.response_id && GONE.has(message.error.code) && run.otherwise) {
-      run.message = run.otherwise;
-      run.otherwise = null;
-      return this.#ask(run);
-    }
+    if (!message.response_id && GONE.has(message.error.code) && run.messages.length) return this.#askNext(run);
     // An edit names a response as well: an error with its `request_id` is the edit's, and it will not be answered.
-    if (!message.resumable || message.request_id) return this.#fail(run, failure_of(message));
+    if (!message.resumable || message.request_id) return this.fail(run, failure_of(message));
     if (message.error.code !== "going_away") this.#connection.comeAgain(message.retry_after_ms ?? 0);
   }
 
@@ -172,7 +183,9 @@ export class Answering {
     });
   }
 
-  #fail(run, failure) {
+  /** It cannot be asked for, or will not be answered. */
+  fail(run, failure) {
+    if (!this.#runs.has(run)) return;
     this.#finish(run, {code: failure.code, finish_reason: "error", usage: null, seconds: null, failure});
   }
 
@@ -183,29 +196,30 @@ export class Answering {
     this.#on.ended(run);
   }
 
+  #askNext(run) {
+    run.message = run.messages.shift();
+    if (run.message.body.store === false) this.#on.left(run);
+    this.#ask(run);
+  }
+
   #ask(run) {
-    run.request_id = name();
-    run.phase = "sending";
-    this.#say({...run.message, request_id: run.request_id});
+    run.request_id = unique();
+    run.phase = run.stopping ? "stopping" : "sending";
+    run.isSaid = this.#say({...run.message, request_id: run.request_id});
     this.#on.changed(run);
   }
 
   #resume(run) {
     const {answer} = run;
     if (!this.#say({type: "resume", response_id: answer.response_id, starting_after: answer.last})) return;
-    answer.taken_up = [...answer.taken_up, answer.last].slice(-MAX_TAKEN_UP);
-    if (!run.stopping) run.phase = "continuing";
+    if (answer.last) answer.taken_up = [...answer.taken_up, answer.last].slice(-MAX_TAKEN_UP);
+    if (!run.stopping) run.phase = answer.last ? "continuing" : "queued";
     this.#on.changed(run);
   }
 
   #say(message) {
     return this.#connection?.say(message) ?? false;
   }
-}
-
-/** A message that asks, once however often it is said. */
-export function keyed(message) {
-  return {...message, idempotency_key: name()};
 }
 
 function failure_of(message) {

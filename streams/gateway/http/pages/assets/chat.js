@@ -1,19 +1,19 @@
-/** The chat page: joins what is kept, what runs and what is drawn. */
+/** The chat page: joins what is kept at the gateway, what runs and what is drawn. */
 
-import {Answering, keyed, unanswered} from "./answering.js";
+import {Answering, unanswered} from "./answering.js";
 import {CALCULATOR} from "./calculator.js";
+import {Refused} from "./calls.js";
 import {Connection} from "./connection.js";
-import {Conversations, awaits_results, fresh, messages_of} from "./conversations.js";
+import {forget_old, fresh} from "./conversations.js";
 import {$, count} from "./dom.js";
 import {cost_of, explained, money} from "./endings.js";
 import {Follower} from "./follow.js";
-import {Refused, discard, lend} from "./lending.js";
+import {lend} from "./lending.js";
+import {asks, awaits_results, title_of} from "./said.js";
+import {Shelf} from "./shelf.js";
 import {show_list} from "./sidebar.js";
 import {Turns} from "./turns.js";
 
-const KEEP_MS = 1000;
-/** How often an answer that grows is kept: who loads the page anew goes on from there. */
-const MAX_TITLE_CHARS = 60;
 const MAX_ANNOUNCED_CHARS = 400;
 const PHASES = {
   sending: "sending",
@@ -22,19 +22,37 @@ const PHASES = {
   stopping: "stopping …",
   reconnecting: "reconnecting, the answer will go on …",
 };
+const COULD_NOT = {
+  listed: "The conversations could not be listed.",
+  opened: "The conversation could not be opened.",
+  renamed: "The conversation could not be renamed.",
+  deleted: "The conversation could not be deleted.",
+  kept: "The conversation could not be kept.",
+};
+const AWAY =
+  "Your conversations cannot be had now: what you ask is answered, and stays in this page until you close it.";
+const ALONE = "This chat is in this page alone, and gone when you close it.";
 
 const follower = new Follower($("view"));
-const answering = new Answering({changed, ended, failed: failure => status(explained(failure).title, "error")});
-const turns = new Turns($("turns"), {edit, regenerate, results, model: name => models.find(each => each.id === name)});
-const due = new Map();
-let kept = null,
-  tenant = "",
-  token = "",
+const answering = new Answering({
+  changed,
+  ended,
+  left: run => shelf.leave(run.conversation),
+  failed: failure => status(explained(failure).title, "error"),
+});
+const turns = new Turns($("turns"), {
+  edit,
+  regenerate,
+  results,
+  branch,
+  earlier,
+  model: name => models.find(each => each.id === name),
+});
+let shelf = null,
+  whose = "",
   models = [],
-  listed = [],
   current = null,
-  connection = null,
-  toldFull = false;
+  connection = null;
 
 // What is shown
 
@@ -60,7 +78,7 @@ function showStatus() {
 function refresh() {
   const run = current && answering.of(current),
     isConnected = !!connection?.isOpen,
-    isIn = kept !== null && connection !== null;
+    isIn = shelf !== null && connection !== null;
   const waits = !!current && awaits_results(current);
   $("stop").hidden = !run;
   $("stop").disabled = !isConnected || !!run?.stopping;
@@ -75,13 +93,28 @@ function refresh() {
   $("tools").hidden = !model?.capabilities.includes("tools");
   for (const example of $("examples").children) example.disabled = !isConnected;
   showStatus();
+  showNotice();
   showList();
   showTotal();
 }
 
+function showNotice() {
+  const told = shelf?.trouble && explained(shelf.trouble.failure);
+  let text = current?.place === "page" ? ALONE : "";
+  if (shelf?.isAway) text = `${told.title} ${AWAY}`;
+  else if (told) text = `${COULD_NOT[shelf.trouble.what]} ${told.title}`;
+  if ($("notice").textContent !== text) $("notice").textContent = text;
+  $("notice").title = told?.detail ?? "";
+  $("notice").hidden = !text;
+}
+
 function showList() {
-  const draft = current && !listed.some(each => each.id === current.id) && kept ? [{...current}] : [];
-  show_list($("list"), [...draft, ...listed], current?.id, id => !!answering.of({id}), {open, rename, remove});
+  const {alone = [], listed = [], has_more = false} = shelf ?? {};
+  const own = [...(current?.place === "new" ? [current] : []), ...alone];
+  const rows = own.map(each => ({id: each.id, title: title_of(each), isAlone: each.place === "page"}));
+  const kept = listed.map(({id, title}) => ({id, title: title || "New chat"}));
+  show_list($("list"), [...rows, ...kept], current?.id, id => !!answering.of({id}), {open, rename, remove});
+  $("older").hidden = !has_more;
 }
 
 /** What this conversation has used so far. */
@@ -109,38 +142,38 @@ function drawer(isOpen) {
 
 // What is kept
 
-async function keep(conversation) {
-  if (!kept) return;
-  clearTimeout(due.get(conversation.id));
-  due.delete(conversation.id);
-  conversation.changed_at_ms = Date.now();
-  const isKept = await kept.write(conversation);
-  if (!isKept && !toldFull) {
-    toldFull = true;
-    announce("This browser has no room: the conversation is not kept.");
-    status("this browser has no room: nothing is kept", "error");
-  }
-  listed = await kept.list();
-}
-
-function keepSoon(conversation) {
-  if (!due.has(conversation.id))
-    due.set(
-      conversation.id,
-      setTimeout(() => keep(conversation), KEEP_MS),
-    );
-}
-
 async function open(id) {
-  const read = answering.of({id})?.conversation ?? (await kept.read(id));
-  if (!read) return;
-  show(read);
+  const found = answering.of({id})?.conversation ?? (await shelf.read(id));
+  if (!found) return;
+  show(found);
   drawer(false);
   $("text").focus();
 }
 
+/** The newest branch that goes through that response. */
+async function branch(through) {
+  if (answering.of(current)) return;
+  const found = await shelf.read(current.id, {through});
+  if (found) show(found);
+}
+
+/** What was said before what is shown. */
+async function earlier() {
+  const conversation = current,
+    view = $("view");
+  const first = conversation.turns.find(turn => turn.response_id);
+  const found = await shelf.read(conversation.id, {before: first.response_id});
+  if (!found || conversation !== current) return;
+  conversation.turns.unshift(...found.turns);
+  conversation.has_more = found.has_more;
+  const below = view.scrollHeight - view.scrollTop;
+  turns.show(conversation);
+  view.scrollTop = view.scrollHeight - below;
+}
+
 function show(conversation) {
   current = conversation;
+  shelf.calm();
   if (models.some(each => each.id === current.model)) $("model").value = current.model;
   else current.model = $("model").value;
   goOn(current);
@@ -156,10 +189,9 @@ function goOn(conversation) {
 }
 
 async function rename(id, title) {
-  const conversation = id === current.id ? current : await kept.read(id);
-  Object.assign(conversation, {title, is_named: true});
-  if (conversation.turns.length) await keep(conversation);
-  showList();
+  if (id === current.id) current.title = title;
+  if (id === current.id && current.place === "new") return showList();
+  await shelf.rename(id, title);
 }
 
 async function remove(id) {
@@ -168,15 +200,8 @@ async function remove(id) {
     answering.stop(run);
     answering.forget(run);
   }
-  clearTimeout(due.get(id));
-  due.delete(id);
-  const removed = id === current.id ? current : await kept.read(id);
-  await kept.remove(id);
-  discard(
-    [...(removed?.replaced ?? []), ...(removed?.turns ?? []).map(turn => turn.response_id).filter(Boolean)],
-    token,
-  );
-  listed = await kept.list();
+  const isNew = id === current.id && current.place === "new";
+  if (!isNew && !(await shelf.remove(id))) return refresh();
   if (current.id === id) show(fresh($("model").value));
   else showList();
   $("fresh").focus();
@@ -188,24 +213,26 @@ function tools() {
   return $("calculator").checked && !$("tools").hidden ? {tools: [CALCULATOR]} : {};
 }
 
-function body(messages) {
-  // A lost connection or a closed page ends no answer: it is stored, and the page comes back for it.
-  return {model: current.model, messages, store: true, on_disconnect: "continue", ...tools()};
+/** All that a request says beside what is said in it. */
+function said() {
+  // A lost connection or a closed page ends no answer: the page comes back for it.
+  return {model: current.model, on_disconnect: "continue", ...tools()};
 }
 
-function begin(message, otherwise = null) {
-  const answer = unanswered();
-  current.turns.push(answer);
-  if (!current.is_named && current.turns[0].content) current.title = current.turns[0].content.slice(0, MAX_TITLE_CHARS);
-  answering.begin(current, answer, message, otherwise);
-  keep(current).then(showList);
-  turns.append(current);
+/** Another answer at the end, in the place of one of those `beside` it; one can go back to these `branches`. */
+async function begin(beside = [], branches = []) {
+  const conversation = current,
+    answer = unanswered(conversation.place === "page" ? [] : branches),
+    more = said();
+  conversation.turns.push(answer);
+  const run = answering.begin(conversation, answer);
+  turns.append(conversation);
   refresh();
   follower.follow(true);
-}
-
-function whole() {
-  return keyed({type: "request", body: body(messages_of(current.turns))});
+  const failure = await shelf.place(conversation);
+  if (failure) return answering.fail(run, failure);
+  answering.ask(run, asks(conversation, conversation.turns.indexOf(answer), beside, more));
+  refresh();
 }
 
 /** Whether it was asked. */
@@ -213,35 +240,27 @@ function ask(text) {
   if (!text || !connection?.isOpen || answering.of(current) || awaits_results(current)) return false;
   current.model = $("model").value;
   current.turns.push({role: "user", content: text});
-  begin(whole());
+  begin();
   return true;
 }
 
-/** Another answer in the place of the one at `index`; what follows is dropped, what runs is stopped. */
+/** Another answer in the place of the one at `index`: what followed stays with that one, what runs is stopped. */
 function replace(index) {
-  const replaced = current.turns[index];
   const run = answering.of(current);
   if (run) {
-    // The edit stops the one that it replaces.
-    if (run.answer !== replaced || !replaced.response_id) answering.stop(run);
+    answering.stop(run);
     answering.forget(run);
   }
-  current.replaced = [
-    ...(current.replaced ?? []),
-    ...current.turns
-      .slice(index)
-      .map(turn => turn.response_id)
-      .filter(Boolean),
-  ];
+  const {response_id, branches, ended} = current.turns[index];
+  const beside = [...new Set([response_id, ...branches])].filter(Boolean);
   current.turns.length = index;
   current.model = $("model").value;
-  const otherwise = whole();
-  const asked = current.turns.at(-1);
-  // What went on with calls still does: what it was asked with are their results alone.
-  const messages = asked.role === "tool" ? messages_of([asked]) : otherwise.body.messages;
   turns.show(current);
-  if (!replaced?.response_id) return begin(otherwise);
-  begin({type: "edit", response_id: replaced.response_id, body: body(messages)}, otherwise);
+  // What failed is nothing to go back to.
+  begin(
+    beside,
+    beside.filter(id => id !== response_id || !ended?.failure),
+  );
 }
 
 function regenerate(index) {
@@ -257,10 +276,8 @@ function edit(index, text) {
 
 function results(index, told) {
   if (!connection?.isOpen || index !== current.turns.length - 1) return;
-  const {response_id} = current.turns[index];
   current.turns.push({role: "tool", results: told});
-  const {messages, ...rest} = body([]);
-  begin(keyed({type: "tool_result", response_id, results: told, body: rest}), whole());
+  begin();
   $("text").focus();
 }
 
@@ -272,7 +289,6 @@ function stop() {
 // What comes back
 
 function changed(run) {
-  keepSoon(run.conversation);
   if (run.conversation !== current) return;
   follower.note();
   turns.update(current, run.answer, () => follower.follow());
@@ -285,8 +301,8 @@ function changed(run) {
 
 function ended(run) {
   const {answer, conversation} = run;
-  keep(conversation).then(showList);
-  if (conversation !== current) return;
+  shelf.refresh();
+  if (conversation !== current) return showList();
   follower.note();
   turns.ended(current, answer);
   $("status").dataset.phase = "";
@@ -307,6 +323,7 @@ function connect(token) {
     opened: () => {
       answering.opened();
       refresh();
+      if (shelf.isAway) shelf.refresh();
     },
     heard: message => answering.heard(message),
     lost: () => {
@@ -334,18 +351,23 @@ function disconnected(why) {
   $("key").focus();
 }
 
-/** The page of this organisation: what runs goes on if it was the same one before. */
-async function enter(lent) {
-  const isSame = tenant === lent.tenant && current;
-  ({tenant, token, models} = lent);
+/** The page of this user: what runs goes on if it was the same one before. */
+function enter(lent) {
+  const isSame = whose === lent.whose && current;
+  ({whose, models} = lent);
   models = models.filter(model => model.capabilities.includes("chat.completions"));
   $("model").replaceChildren(...models.filter(model => !model.parent).map(model => new Option(model.id, model.id)));
-  kept = new Conversations(tenant);
-  listed = await kept.list();
-  connect(lent.token);
-  if (isSame) return refresh();
+  if (isSame) {
+    connect(lent.token);
+    refresh();
+    return shelf.use(lent.token);
+  }
+  shelf?.end();
+  shelf = new Shelf(lent.token, refresh);
   answering.forgetAll();
+  connect(lent.token);
   show(fresh($("model").value));
+  shelf.refresh();
 }
 
 $("login").onsubmit = async event => {
@@ -353,7 +375,7 @@ $("login").onsubmit = async event => {
   $("refusal").hidden = true;
   status("connecting …");
   try {
-    await enter(await lend($("key").value.trim(), ["responses"]));
+    enter(await lend($("key").value.trim(), ["responses"]));
     $("key").value = "";
     $("text").focus();
   } catch (error) {
@@ -388,6 +410,7 @@ $("fresh").onclick = () => {
   drawer(false);
   $("text").focus();
 };
+$("older").onclick = () => shelf.more();
 $("model").onchange = () => {
   current.model = $("model").value;
   refresh();
@@ -397,6 +420,10 @@ $("menu").onclick = () => {
   if (document.body.classList.contains("drawer")) $("fresh").focus();
 };
 $("shade").onclick = () => drawer(false);
+document.addEventListener("visibilitychange", () => {
+  // Meanwhile there may be others, from elsewhere.
+  if (!document.hidden && connection) shelf.refresh();
+});
 document.addEventListener("keydown", event => {
   if (event.key !== "Escape") return;
   if (document.body.classList.contains("drawer")) {
@@ -404,3 +431,5 @@ document.addEventListener("keydown", event => {
     $("menu").focus();
   } else stop();
 });
+
+forget_old();

@@ -42,7 +42,13 @@ export const MEANINGS = {
   response_not_found: ["This answer is not kept any more.", "Ask again."],
   previous_response_not_found: ["The conversation before this answer is not kept any more.", "Ask again."],
   previous_response_in_progress: ["The answer before is still running.", "Wait until it has ended."],
+  conversation_not_found: ["This conversation was deleted.", "Begin a new chat."],
+  conversation_in_progress: [
+    "The last answer of this conversation is still running.",
+    "Open it from the list to see that answer, or wait until it has ended.",
+  ],
   response_in_progress: ["The answer is still running.", "Stop it first."],
+  request_timeout: ["The message took too long to arrive.", WAIT],
   request_too_large: ["The message is too large to be sent.", SHORTER],
   idempotency_key_reused: ["The page sent something twice under one name.", "Press “Try again”."],
   idempotency_key_unknown: ["Whether the question arrived is not known any more.", "Press “Try again”."],
@@ -66,6 +72,7 @@ export const MEANINGS = {
   auth_timeout: ["The page did not show its token in time.", "It comes back by itself."],
   origin_refused: ["This page may not connect from where it was loaded.", OPERATOR],
   internal_error: ["The server failed.", OPERATOR],
+  unreachable: ["The gateway cannot be reached.", "Check your network; the page goes on trying."],
   not_sent: ["The connection was lost before the question had arrived.", "Press “Try again”."],
 };
 

@@ -1,35 +1,14 @@
 /** A key is shown once, and exchanged for a token of an hour; the page keeps the token in memory, and no key. */
 
-const UNREACHABLE = "The gateway cannot be reached. Check your network, and try again in a moment.";
+import {answered} from "./calls.js";
+
+const TOKEN = "st-sluice-";
 const TOKEN_S = 3600;
-
-/** Why there is no token, for a person. */
-export class Refused extends Error {
-  constructor(message, status = 0) {
-    super(message);
-    this.status = status;
-  }
-}
-
-async function answered(path, options) {
-  let answer, body;
-  try {
-    answer = await fetch(path, options);
-    body = await answer.json();
-  } catch {
-    throw new Refused(UNREACHABLE);
-  }
-  if (!answer.ok) throw new Refused(body.error?.message ?? UNREACHABLE, answer.status);
-  return body;
-}
+const LEAST_S = 60;
 
 /** What a token says of itself; the gateway alone can tell whether it is true. */
 function claims(token) {
-  const text = token
-    .replace(/^st-sluice-/, "")
-    .split(".")[0]
-    .replaceAll("-", "+")
-    .replaceAll("_", "/");
+  const text = token.replace(TOKEN, "").split(".")[0].replaceAll("-", "+").replaceAll("_", "/");
   try {
     return JSON.parse(atob(text));
   } catch {
@@ -37,25 +16,20 @@ function claims(token) {
   }
 }
 
-/** `{token, tenant, models}`; throws Refused. */
+/** `{token, whose, models}`; `whose` says of whom it is. A token is taken as it is. Throws Refused. */
 export async function lend(key, scopes) {
   const shown = {"x-api-key": key};
-  const models = await answered("/v1/models", {headers: shown});
-  const lent = await answered("/v1/tokens", {
-    method: "POST",
-    headers: {...shown, "content-type": "application/json"},
-    body: JSON.stringify({expires_in_s: TOKEN_S, scopes}),
-  });
-  return {token: lent.token, tenant: String(claims(lent.token).tenant_id ?? ""), models: models.data};
+  const models = await answered("/v1/models", shown);
+  const token = key.startsWith(TOKEN) ? key : await minted(shown, scopes);
+  const {tenant_id, end_user} = claims(token);
+  return {token, whose: `${tenant_id} ${end_user}`, models: models.data};
 }
 
-/** Deletes what the gateway has stored of these responses; what cannot be deleted now goes after its 30 days. */
-export async function discard(response_ids, token) {
-  for (const id of response_ids) {
-    try {
-      await fetch(`/v1/chat/completions/${id}`, {method: "DELETE", headers: {authorization: `Bearer ${token}`}});
-    } catch {
-      return;
-    }
-  }
+/** For one user for each key, by its name, which only a token tells: whoever shows that key again, on whatever device,
+ *  has the same conversations, also once the key was replaced.
+ */
+async function minted(shown, scopes) {
+  const mint = body => answered("/v1/tokens", shown, {method: "POST", body: {...body, scopes}});
+  const {key_id} = await mint({expires_in_s: LEAST_S});
+  return (await mint({expires_in_s: TOKEN_S, user: `key ${key_id}`})).token;
 }

@@ -1,8 +1,9 @@
 /** The operations page: asks how the flow stands every two seconds while somebody sees the page, and draws it. */
 
+import {Refused} from "./calls.js";
 import {$, count, el} from "./dom.js";
 import {draw_flow, rate} from "./flow.js";
-import {Refused, lend} from "./lending.js";
+import {lend} from "./lending.js";
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 8000;

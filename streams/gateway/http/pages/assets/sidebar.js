@@ -6,8 +6,8 @@ const MAX_TITLE_CHARS = 80;
 
 /** Draws the list anew. `act.open(id)`, `act.rename(id, title)`, `act.remove(id)`; `runs(id)` says where an answer grows. */
 export function show_list(place, listed, current, runs, act) {
-  // Whoever renames one is not interrupted.
-  if (place.querySelector("input")) return;
+  // Whoever renames or deletes one is not interrupted.
+  if (place.querySelector("input, [data-sure]")) return;
   const at = place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   place.replaceChildren(...listed.map(each => row(each, each.id === current, runs(each.id), act)));
   if (at) [...place.querySelectorAll("[data-key]")].find(node => node.dataset.key === at)?.focus();
@@ -20,6 +20,10 @@ function row(each, isCurrent, isRunning, act) {
     "data-key": `open ${each.id}`,
   });
   if (isCurrent) open.setAttribute("aria-current", "true");
+  if (each.isAlone) {
+    open.classList.add("alone");
+    open.append(hidden(", in this page alone"));
+  }
   if (isRunning) open.append(el("span", {className: "running", "aria-hidden": "true"}, " ●"), hidden(", answering"));
   const made = el("li", {}, open);
   const rename = button("✎", () => renaming(made, each, act), {
@@ -44,7 +48,10 @@ function row(each, isCurrent, isRunning, act) {
 
 /** The second press does it: nothing is lost by one. */
 function asking(remove, act) {
-  if (remove.dataset.sure) return act();
+  if (remove.dataset.sure) {
+    delete remove.dataset.sure;
+    return act();
+  }
   remove.dataset.sure = "asked";
   remove.textContent = "Delete?";
   remove.focus();

@@ -16,7 +16,9 @@ export class Turns {
   #act;
   #shown = new Map();
 
-  /** `act.edit(index, text)`, `act.regenerate(index)`, `act.results(index, results)`; `act.model(name)` has its prices. */
+  /** `act.edit(index, text)`, `act.regenerate(index)`, `act.results(index, results)`, `act.branch(response_id)`,
+   *  `act.earlier()`; `act.model(name)` has its prices.
+   */
   constructor(place, act) {
     this.#place = place;
     this.#act = act;
@@ -25,15 +27,17 @@ export class Turns {
   /** Draws all of it. */
   show(conversation) {
     this.#shown.clear();
-    this.#place.replaceChildren(
-      ...conversation.turns.map((turn, index) => this.#made(conversation, turn, index)).filter(Boolean),
-    );
+    const made = conversation.turns.map((turn, index) => this.#made(conversation, turn, index));
+    const earlier = conversation.has_more
+      ? button("Show what was said before", () => this.#act.earlier(), {className: "quiet earlier"})
+      : null;
+    this.#place.replaceChildren(...[earlier, ...made].filter(Boolean));
   }
 
   /** Draws what was added at the end, and takes from older turns what only the last one has. */
   append(conversation) {
     const {turns} = conversation;
-    for (const [turn, part] of this.#shown) if (turn.role === "assistant") this.#finishing(conversation, turn, part);
+    this.#finishAll(conversation);
     turns.forEach((turn, index) => {
       if (this.#shown.has(turn)) return;
       const made = this.#made(conversation, turn, index);
@@ -66,11 +70,17 @@ export class Turns {
     if (!part) return;
     clearTimeout(part.due);
     this.#draw(conversation, answer, part);
+    this.#finishAll(conversation);
+  }
+
+  #finishAll(conversation) {
+    for (const [turn, part] of this.#shown) if (turn.role === "assistant") this.#finishing(conversation, turn, part);
   }
 
   #made(conversation, turn, index) {
     if (turn.role === "user") return this.#question(conversation, turn, index);
-    if (turn.role !== "assistant") return this.#results(turn);
+    if (turn.role === "tool") return this.#results(turn);
+    if (turn.role !== "assistant") return null;
     const part = {
       turn: el("article", {className: "turn assistant", "aria-label": "Answer"}),
       text: el("div", {className: "text"}),
@@ -90,13 +100,16 @@ export class Turns {
   #question(conversation, turn, index) {
     const text = el("div", {className: "text"}, turn.content);
     const made = el("article", {className: "turn user", "aria-label": "Your message"}, text);
-    const edit = button("Edit", () => this.#editor(made, turn, index), {className: "quiet edit"});
-    made.append(el("div", {className: "acts"}, edit));
+    if (!turn.fixed) {
+      const edit = button("Edit", () => this.#editor(conversation, made, turn, index), {className: "quiet edit"});
+      made.append(el("div", {className: "acts"}, edit));
+    }
     this.#shown.set(turn, {turn: made});
     return made;
   }
 
-  #editor(made, turn, index) {
+  #editor(conversation, made, turn, index) {
+    const hint = conversation.place === "kept" ? "What follows stays as another version." : "What follows is replaced.";
     const before = [...made.childNodes];
     const field = el("textarea", {value: turn.content, rows: 2, maxLength: 100_000, "aria-label": "Edit your message"});
     const close = () => {
@@ -124,7 +137,7 @@ export class Turns {
       el(
         "div",
         {className: "acts"},
-        el("p", {className: "hint"}, "What follows is replaced."),
+        el("p", {className: "hint"}, hint),
         button("Cancel", close),
         button("Send again", send, {className: "primary save"}),
       ),
@@ -179,6 +192,7 @@ export class Turns {
 
   /** All below an answer: what became of it, and what may be done with it now. */
   #finishing(conversation, answer, part) {
+    if (answer.given) return;
     const index = conversation.turns.indexOf(answer);
     const isLast = index === conversation.turns.length - 1;
     const foot = [];
@@ -195,17 +209,32 @@ export class Turns {
     if (answer.ended && !answer.ended.failure) foot.push(el("p", {className: "note used"}, this.#used(answer)));
     const waits = isLast && answer.ended?.finish_reason === "tool_calls" && answer.calls.length > 0;
     if (waits) foot.push(this.#asksForResults(answer, index));
-    else if (isLast && answer.ended) {
+    const acts = this.#versions(conversation, answer);
+    if (isLast && answer.ended && !waits) {
       const label = answer.ended.failure ? "Try again" : "Regenerate";
-      foot.push(
-        el(
-          "div",
-          {className: "acts"},
-          button(label, () => this.#act.regenerate(index), {className: "quiet regenerate"}),
-        ),
-      );
+      acts.push(button(label, () => this.#act.regenerate(index), {className: "quiet regenerate"}));
     }
+    if (acts.length) foot.push(el("div", {className: "acts"}, ...acts));
     part.foot.replaceChildren(...foot);
+  }
+
+  /** To turn to what else stands in its place in the conversation. */
+  #versions(conversation, {branches, response_id}) {
+    const at = branches.indexOf(response_id);
+    if (at < 0 || branches.length < 2) return [];
+    const runs = !conversation.turns.at(-1).ended;
+    const turn = (sign, label, to) =>
+      button(sign, () => this.#act.branch(branches[to]), {
+        className: "quiet version",
+        "aria-label": label,
+        title: label,
+        disabled: runs || to < 0 || to >= branches.length,
+      });
+    return [
+      turn("‹", "Earlier version", at - 1),
+      el("span", {className: "label versions"}, `${at + 1} of ${branches.length}`),
+      turn("›", "Later version", at + 1),
+    ];
   }
 
   #used(answer) {
