@@ -224,6 +224,7 @@ async def test_a_disk_that_goes_while_something_is_written_is_told(tmp_path: Pat
 
 
 async def test_a_large_blob_goes_to_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = blobs_in(tmp_path)
     flushed: list[int] = []
     flush = os.fsync
 
@@ -233,7 +234,6 @@ async def test_a_large_blob_goes_to_disk_while_it_is_written(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "fsync", heard)
     monkeypatch.setattr(folder_module, "FLUSHED_BYTES", 2 * CHUNK_BYTES)
-    blobs = blobs_in(tmp_path)
     await blobs.write("files/a", pieces(*[b"x" * CHUNK_BYTES] * 7))
     blobs.close()
     assert flushed[:4] == [2 * CHUNK_BYTES, 4 * CHUNK_BYTES, 6 * CHUNK_BYTES, 7 * CHUNK_BYTES]

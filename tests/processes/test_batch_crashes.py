@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import update
 
 from schemas.request import Request
-from streams.blobs.folder import FolderBlobs
+from streams.blobs.folder import FolderBlobs, mark
 from streams.gateway.batches.core import FINAL, Batch
 from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.batches.told import unpacked
@@ -90,6 +90,7 @@ class World:
         self.data = region.directory / "data"
         migrate(METADATA, self.data)
         self.files = self.data / "files"
+        mark(self.files, make=True)
 
     async def _with_stores(self, work: Any) -> Any:
         database, blobs = Database(METADATA, self.data), FolderBlobs(self.files)
