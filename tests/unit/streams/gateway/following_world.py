@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 from unittest import mock
 
@@ -102,9 +102,12 @@ class Lists:
 
 
 class Pipeline:
+    """What history reads in one waits as it does alone, command by command: others come between them."""
+
     def __init__(self, redis: Lists) -> None:
         self._redis = redis
         self._commands: list[Callable[[], object]] = []
+        self._questions: list[Callable[[], Awaitable[object]]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,7 +127,15 @@ class Pipeline:
     def lindex(self, key: str, index: int) -> None:
         self._commands.append(lambda: self._redis.lists[key][index] if self._redis.lists[key] else None)
 
+    def get(self, key: str) -> None:
+        self._questions.append(lambda: self._redis.get(key))
+
+    def lrange(self, key: str, first: int, last: int) -> None:
+        self._questions.append(lambda: self._redis.lrange(key, first, last))
+
     async def execute(self) -> list[object]:
+        if self._questions:
+            return [await question() for question in self._questions]
         if self._redis.is_away:
             raise RedisError("away")
         return [command() for command in self._commands]
