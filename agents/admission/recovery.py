@@ -31,12 +31,13 @@ from agents.quota.store import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Re
 from schemas.admission import Decision
 from schemas.base import Record
 from schemas.codec import Undecodable, decode
+from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, FinishReason, Frame, Opened
 from streams.accepted_prefix import AcceptedPrefix
 from streams.directory import TenantDirectory
 from streams.log.port import LogConsumer, LogError, TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
-from streams.topics import LONGEST_RESPONSE_MS
+from streams.topics import DAY_MS, LONGEST_RESPONSE_MS
 
 RETRY_S = 0.5
 WINDOW_MS = LONGEST_RESPONSE_MS + OUTCOME_KEEP_MS
@@ -167,8 +168,8 @@ def _refused(ending: Ending, written_at_ms: int) -> Restored:
         tenant_id=ending.scope.tenant_id,
         ended=True,
         tokens=0,
-        # An ending does not tell the deadline.
-        deadline_ms=written_at_ms + OUTCOME_KEEP_MS,
+        # An ending does not tell the deadline. Lines of batches that were cancelled may wait for a day.
+        deadline_ms=written_at_ms + (DAY_MS if ending.code is EndingCode.CANCELLED else OUTCOME_KEEP_MS),
         decision=None,
         refusal=Refusal(
             code=ending.code,

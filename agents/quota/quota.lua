@@ -1,7 +1,7 @@
 -- Quota of one tenant: check, then reserve, in one step. Described in agents/quota/store.py.
 --
 -- KEYS  bucket (hash), active and jobs (sorted sets of response ids by deadline), reservation (hash), two hashes of what was
---       refused; all under one hash tag
+--       refused, two of what was cancelled; all under one hash tag
 -- ARGV  operation, epoch, now_ms ('' = Redis' own clock), requests/minute, tokens/minute, concurrent responses, concurrent
 --       jobs, response id, keep_ms, how many refusals are kept, then the operation's own arguments, and at last the
 --       server's run_id
@@ -9,7 +9,7 @@
 -- Numbers are doubles, exact below 2^53. Limits of 10^9 requests and 10^12 tokens per minute keep every product that
 -- is stored below that.
 
-local bucket, reservation, refused = KEYS[1], KEYS[4], {KEYS[5], KEYS[6]}
+local bucket, reservation = KEYS[1], KEYS[4]
 local active = {responses = KEYS[2], jobs = KEYS[3]}
 local operation, epoch = ARGV[1], ARGV[2]
 local requests_per_minute, tokens_per_minute = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -18,6 +18,7 @@ local response_id, keep_ms, refusals_kept = ARGV[8], tonumber(ARGV[9]), tonumber
 
 local MINUTE_MS = 60000
 local HOUR_MS = 3600000
+local DAY_MS = 86400000
 local REDELIVERY_MS = 900000
 
 -- An epoch holds for one run of the server: one that crashed may have lost the last second, and nothing would show it.
@@ -121,23 +122,33 @@ local function is_over()
 end
 
 -- What was refused, by the part of the id that is unique, in two hashes by turns: when the one that takes is full, the other
--- is dropped and takes. So the last half of `refusals_kept` is known at least, and never more than all of it.
+-- is dropped and takes. So the last half of what is kept is known at least, and never more than all of it. What was cancelled
+-- stands apart, and more of it: whole batches are, their lines may wait for a day, and one that is forgotten would run.
 local unique = string.match(response_id, '[^_]*$')
+local refused = {hashes = {KEYS[5], KEYS[6]}, kept = refusals_kept, longest_ms = keep_ms, taking = 'refused_in'}
+local cancelled = {
+  hashes = {KEYS[7], KEYS[8]}, kept = 20 * refusals_kept, longest_ms = DAY_MS + REDELIVERY_MS, taking = 'cancelled_in'
+}
 
 local function refusal_known()
-  return redis.call('HGET', refused[1], unique) or redis.call('HGET', refused[2], unique)
+  for _, memory in ipairs({refused, cancelled}) do
+    local code = redis.call('HGET', memory.hashes[1], unique) or redis.call('HGET', memory.hashes[2], unique)
+    if code then return code end
+  end
+  return false
 end
 
 -- For as long as an earlier delivery's refusal can be contradicted: until the request could not be admitted any more.
 local function remember_refusal(code, deadline_ms)
-  local taking = tonumber(redis.call('HGET', bucket, 'refused_in')) or 1
-  if redis.call('HLEN', refused[taking]) >= refusals_kept / 2 then
+  local memory = code == 'cancelled' and cancelled or refused
+  local taking = tonumber(redis.call('HGET', bucket, memory.taking)) or 1
+  if redis.call('HLEN', memory.hashes[taking]) >= memory.kept / 2 then
     taking = 3 - taking
-    redis.call('UNLINK', refused[taking])
-    redis.call('HSET', bucket, 'refused_in', taking)
+    redis.call('UNLINK', memory.hashes[taking])
+    redis.call('HSET', bucket, memory.taking, taking)
   end
-  redis.call('HSET', refused[taking], unique, code)
-  live_at_least(refused[taking], math.min(math.max(deadline_ms - now_ms, 0) + REDELIVERY_MS, keep_ms))
+  redis.call('HSET', memory.hashes[taking], unique, code)
+  live_at_least(memory.hashes[taking], math.min(math.max(deadline_ms - now_ms, 0) + REDELIVERY_MS, memory.longest_ms))
 end
 
 local stored = redis.call('HMGET', reservation, 'state', 'tokens', 'decision', 'refusal')

@@ -25,7 +25,8 @@ route and the end of its response live until the deadline plus `OUTCOME_KEEP_MS`
 200 bytes. A refusal costs some 130 bytes until the deadline and 15 minutes, but no longer than `OUTCOME_KEEP_MS`: after
 that nothing but a refusal can come of a redelivery, in the same place. Of a tenant's refusals no more than
 `REFUSALS_KEPT` are known, at least the last half of them: a flood that is refused must not fill the store. What a crash
-leaves to be delivered again is among these; what is older would be decided anew.
+leaves to be delivered again is among these; what is older would be decided anew. Of what was cancelled twenty times as
+many are, until the deadline and 15 minutes: the lines of a batch may wait for a day, and none of them must run then.
 
 **Epoch**: each tenant's hash carries the region's epoch, which begins with the `run_id` of the Redis that it was begun
 on. If Redis lost its memory, or was started again and may have lost the last second of it, the first call of any tenant
@@ -58,6 +59,7 @@ REFUSALS_KEPT = 10_000
 """Per tenant, at most."""
 RETRY_AFTER_MS = 1_000
 """Advice where nothing is known of how long it will take."""
+_REFUSED = ("refused:1", "refused:2", "cancelled:1", "cancelled:2")
 _ACTIVE = ("active", "jobs")
 """What is reserved: responses, and work of the batch lane."""
 
@@ -264,7 +266,7 @@ class RedisQuota:
         return redis_keys.quota_epoch(self._region)
 
     def _keys(self, tenant_id: str, response_id: str) -> list[str]:
-        names = ("bucket", *_ACTIVE, f"response:{response_id}", "refused:1", "refused:2")
+        names = ("bucket", *_ACTIVE, f"response:{response_id}", *_REFUSED)
         return [redis_keys.quota(self._region, tenant_id, name) for name in names]
 
     async def read_epoch(self) -> str | None:

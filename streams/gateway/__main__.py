@@ -16,7 +16,7 @@ from streams.garbage import collect_seldom
 from streams.gateway.batches.service import BatchStores
 from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.conversations.sql import SqlConversations
-from streams.gateway.files.folder import take_up
+from streams.gateway.files.folder import keep_taking_up, take_up
 from streams.gateway.files.sql import SqlFiles
 from streams.gateway.history.store import connect_history
 from streams.gateway.http.usage_reader import HttpUsageReader
@@ -74,7 +74,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
     await _check(database)
     blobs = FolderBlobs(settings.files_folder)
     try:
-        await take_up(blobs, settings, database)
+        has_files = await take_up(blobs, settings, database)
     except SettingsError:
         blobs.close()
         await database.close()
@@ -104,6 +104,7 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop_soon)
+        taking_up = None if has_files else asyncio.ensure_future(keep_taking_up(blobs, settings, database))
         try:
             await runtime.start()
             running = asyncio.ensure_future(runtime.run())
@@ -115,6 +116,8 @@ async def serve(settings: Settings, tracing: Tracing | None) -> None:
                 running.cancel()
             await asyncio.wait((running,))
         finally:
+            if taking_up is not None:
+                taking_up.cancel()
             await runtime.close()
             blobs.close()
             health.close()

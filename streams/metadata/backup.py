@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, func, insert, select, text
+from sqlalchemy import Connection, Engine, Table, create_engine, event, func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from streams.clocks import now_ms
@@ -90,17 +90,14 @@ def restore(settings: MetadataSettings, data_dir: Path, source: Path, *, replace
     with _explained(), closing(_opened(source)) as proved:
         about = _about(proved, source)
         _prove(proved, about, source)
+        if _is_there(patient, data_dir):
+            with _alone_in(patient, data_dir) as connection:
+                _refuse_rows(connection, replace=replace)  # before its schema becomes this release's
         schema.migrate(settings, data_dir)
-        with _at_this_release(proved, about, data_dir) as rows:
-            engine = engine_of(patient, data_dir)
-            try:
-                _replace(engine, rows, replace=replace)
-            except (sqlite3.OperationalError, OperationalError) as error:
-                if "database is locked" not in str(error):
-                    raise
-                raise BackupError("another process has the database open; stop the gateways first") from None
-            finally:
-                engine.dispose()
+        with _at_this_release(proved, about, data_dir) as rows, _alone_in(patient, data_dir) as connection:
+            schema.check_schema(connection)
+            _refuse_rows(connection, replace=replace)
+            _replace(connection, rows)
     return about
 
 
@@ -273,22 +270,50 @@ def _at_this_release(proved: sqlite3.Connection, about: Backup, data_dir: Path) 
             yield Rows(copy)
 
 
-def _replace(engine: Engine, rows: Rows, *, replace: bool) -> None:
+def _is_there(settings: MetadataSettings, data_dir: Path) -> bool:
+    """Whether there may be anything to refuse for: a file that is not there has nothing."""
+    address = address_of(settings, data_dir)
+    return address.get_backend_name() != "sqlite" or Path(address.database or "").exists()
+
+
+@contextmanager
+def _alone_in(settings: MetadataSettings, data_dir: Path) -> Iterator[Connection]:
+    """A transaction while which nobody else has the database open. Raises BackupError where somebody has."""
+    engine = engine_of(settings, data_dir)
     if engine.dialect.name == "sqlite":
         # Before anything else is asked of a connection: refused while another process has the file open.
         event.listen(engine, "connect", _alone, insert=True)
-    with engine.connect() as connection:
-        connection = connection.execution_options(**{WRITES: True})
-        with connection.begin():
-            _refuse_others(connection)
-            schema.check_schema(connection)
-            if not replace and (held := sum(_count(connection, table) for table in METADATA.sorted_tables)):
-                raise BackupError(f"the database has {held} rows already; replace them with --replace")
-            for table in METADATA.sorted_tables:
-                connection.execute(table.delete())
-                columns = [column.name for column in table.columns]
-                for batch in batches(rows.of(table.name, columns)):
-                    connection.execute(insert(table), [dict(zip(columns, row, strict=True)) for row in batch])
+    try:
+        with engine.connect() as connection:
+            connection = connection.execution_options(**{WRITES: True})
+            with connection.begin():
+                _refuse_others(connection)
+                yield connection
+    except (sqlite3.OperationalError, OperationalError) as error:
+        if "database is locked" not in str(error):
+            raise
+        raise BackupError("another process has the database open; stop the gateways first") from None
+    finally:
+        engine.dispose()
+
+
+def _refuse_rows(connection: Connection, *, replace: bool) -> None:
+    """Raises BackupError where there are some, of whichever release, and they are not to be replaced."""
+    if not replace and (held := sum(_count(connection, table) for table in _tables_there(connection))):
+        raise BackupError(f"the database has {held} rows already; replace them with --replace")
+
+
+def _tables_there(connection: Connection) -> list[Table]:
+    there = set(inspect(connection).get_table_names())
+    return [table for table in METADATA.sorted_tables if table.name in there]
+
+
+def _replace(connection: Connection, rows: Rows) -> None:
+    for table in METADATA.sorted_tables:
+        connection.execute(table.delete())
+        columns = [column.name for column in table.columns]
+        for batch in batches(rows.of(table.name, columns)):
+            connection.execute(insert(table), [dict(zip(columns, row, strict=True)) for row in batch])
 
 
 def _alone(connection: Any, _record: object) -> None:
@@ -302,8 +327,8 @@ def _refuse_others(connection: Connection) -> None:
     if others := _others(connection):
         named = ", ".join(dict.fromkeys(others))[:200]
         raise BackupError(f"{len(others)} others have the database open ({named}); stop them first")
-    names = ", ".join(f'"{table.name}"' for table in METADATA.sorted_tables)
-    connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
+    if names := ", ".join(f'"{table.name}"' for table in _tables_there(connection)):
+        connection.execute(text(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE"))
 
 
 def _others(connection: Connection) -> list[str]:

@@ -277,6 +277,16 @@ async def test_of_a_tenant_that_has_too_many_the_longest_unused_go_with_their_tu
     assert await stores.conversations.one("beta", None, "beta") is not None
 
 
+async def test_who_begins_many_takes_nobody_elses_place(stores: Stores) -> None:
+    """Empty ones cost nothing: however new they are, they go before what somebody has said."""
+    await begun(stores, "said", at=1)
+    await turn(stores, "r", of="said", at=1)
+    for number in range(5):
+        await begun(stores, f"empty-{number}", owner="ada", at=10 + number)
+    assert await stores.conversations.shed("acme", Bounds(2, 10_000), 9) == 4
+    assert await listed(stores) == ["empty-4", "said"]
+
+
 async def test_turns_that_were_deleted_a_moment_ago_stay_known_as_deleted_while_replay_may_tell_them(
     stores: Stores,
 ) -> None:

@@ -20,7 +20,7 @@ GIVE_UP_AFTER_MS: Final = 24 * 3_600_000
 READ_WAIT_MS: Final = GIVE_UP_AFTER_MS // 2
 """Beyond its expiry: what the log has not told by then is not waited for any more."""
 STALLED_AFTER_MS: Final = 30 * 60_000
-"""Where no line has been sent, or has ended, for so long, those on their way may be lost."""
+"""Where no line has been sent, or has ended, for so long, those on their way may be lost; or they wait for room."""
 SENT_TOGETHER: Final = 64
 """Lines, if there are so many and they are small."""
 MAX_ERRORS: Final = 50
@@ -82,7 +82,8 @@ class Part(_Frozen):
 class Progress(_Frozen):
     """How far it has come. `ended`: a bit for each line. `sent_lines`: the first so many are on their way, or have
     ended; `sent_bytes` of the file hold them. `swept_*`: the same of lines that were told that they will not run.
-    `positions`: where results are read on, by partition. `stirred_at_ms`: when a line was last sent, or ended.
+    `positions`: where results are read on, by partition. `stirred_at_ms`: when a line was last sent, or ended;
+    `resent`: how often all that are on their way were written again since.
     """
 
     ended: bytes = b""
@@ -92,6 +93,7 @@ class Progress(_Frozen):
     swept_bytes: int = 0
     positions: tuple[int, ...] = ()
     stirred_at_ms: int = 0
+    resent: int = 0
     parts: tuple[Part, ...] = ()
 
     def has_ended(self, line: int) -> bool:
@@ -218,7 +220,16 @@ def stirred(held: Held, now_ms: int) -> Held:
     if held.batch.status in FINAL:
         return held
     at_ms = max(held.progress.stirred_at_ms, now_ms)
-    return _with(held, held.batch, held.progress.model_copy(update={"stirred_at_ms": at_ms}))
+    return _with(held, held.batch, held.progress.model_copy(update={"stirred_at_ms": at_ms, "resent": 0}))
+
+
+def resent(held: Held, now_ms: int) -> Held:
+    """All that is on its way was written again; the next time after twice as long, since most of it just waits."""
+    if held.batch.status in FINAL:
+        return held
+    at_ms = max(held.progress.stirred_at_ms, now_ms)
+    update = {"stirred_at_ms": at_ms, "resent": held.progress.resent + 1}
+    return _with(held, held.batch, held.progress.model_copy(update=update))
 
 
 def log_lost(held: Held, positions: Sequence[int]) -> Held:
@@ -227,7 +238,7 @@ def log_lost(held: Held, positions: Sequence[int]) -> Held:
     """
     if held.batch.status in FINAL:
         return held
-    update = {"positions": tuple(positions), "stirred_at_ms": 0}
+    update = {"positions": tuple(positions), "stirred_at_ms": 0, "resent": 0}
     return _with(held, held.batch, held.progress.model_copy(update=update))
 
 
@@ -328,7 +339,7 @@ def _next_of_running(held: Held, now_ms: int, most_in_flight: int) -> Next:
     if now_ms >= batch.expires_at_ms:
         is_over = not in_flight or now_ms >= batch.expires_at_ms + EXPIRY_WAIT_MS
         return Next.CLOSE if is_over else Next.COLLECT
-    if in_flight and now_ms - held.progress.stirred_at_ms >= STALLED_AFTER_MS:
+    if in_flight and now_ms - held.progress.stirred_at_ms >= STALLED_AFTER_MS << min(held.progress.resent, 6):
         return Next.RESEND
     unsent = batch.total - held.progress.sent_lines
     # Not one by one: each time costs the database a flush of its disk.

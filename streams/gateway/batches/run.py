@@ -326,7 +326,7 @@ class BatchRun:
                     return
         finally:
             await source.close()
-        await self._change(lambda held, now_ms: core.stirred(held, max(now_ms, asked_ms)))
+        await self._change(lambda held, now_ms: core.resent(held, max(now_ms, asked_ms)))
 
     async def _taken(self, source: Source) -> list[Line]:
         room = self._services.options.lines_in_flight - self.held.progress.in_flight

@@ -10,6 +10,7 @@ import structlog
 
 from streams.blobs.port import BlobsUnavailable
 from streams.gateway.batches.core import Held
+from streams.gateway.batches.port import LEASE_MS
 from streams.gateway.batches.run import BatchRun, LostLease, Services
 from streams.log.port import LogError
 from streams.metadata.unavailable import MetadataUnavailable
@@ -19,6 +20,8 @@ FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
 TURN_S: Final = 120.0
 """Where all places are taken and a batch waits, one that has had a place for so long gives it up after its step."""
+REST_S: Final = LEASE_MS / 1_000
+"""For how long nothing may succeed of a batch before it is left to others, and for how long it then is."""
 CLOSE_TIMEOUT_S: Final = 2.0
 PASSING: Final = (MetadataUnavailable, BlobsUnavailable, LogError, TimeoutError)
 """What may be otherwise a moment later."""
@@ -33,6 +36,8 @@ class Runner:
         self._runs: dict[asyncio.Task[None], BatchRun] = {}
         self._awoken = asyncio.Event()
         self._began_s: dict[asyncio.Task[None], float] = {}
+        self._resting_until_s: dict[str, float] = {}
+        """Batches that could not be gone on with here: another gateway has them first."""
         self._leaving: set[BatchRun] = set()
         """Those that give up their places."""
 
@@ -61,13 +66,18 @@ class Runner:
                 await self._give_turns()
                 return
             self._leaving.clear()
-            running = [run.batch_id for run in self._runs.values()]
-            for held in await self._services.batches.claim(self._owner, free, running):
+            for held in await self._services.batches.claim(self._owner, free, self._not_now()):
                 self._start(held)
         except MetadataUnavailable as error:
             _log.warning("batches_not_claimed", why=str(error), repeats=True)
         except Exception as error:  # noqa: BLE001 - what is wrong with one batch keeps nobody from the others for ever
             _log.error("batches_not_claimed", why=type(error).__name__, repeats=True)
+
+    def _not_now(self) -> list[str]:
+        """What runs here already, and what rests."""
+        now_s = asyncio.get_running_loop().time()
+        self._resting_until_s = {name: at_s for name, at_s in self._resting_until_s.items() if at_s > now_s}
+        return [*(run.batch_id for run in self._runs.values()), *self._resting_until_s]
 
     async def _give_turns(self) -> None:
         """The one that has run longest leaves; whoever claims next takes who has waited longest.
@@ -108,15 +118,20 @@ class Runner:
             await self._release(run)
 
     async def _until_done(self, run: BatchRun) -> None:
-        """Or until its turn is over. Raises LostLease."""
-        wait_s = FIRST_RETRY_S
+        """Or until its turn is over, or has been good for nothing for as long as a lease. Raises LostLease."""
+        wait_s, failing_since_s = FIRST_RETRY_S, None
+        now_s = asyncio.get_running_loop().time
         while run not in self._leaving:
             try:
                 if not await run.step():
                     return
-                wait_s = FIRST_RETRY_S
+                wait_s, failing_since_s = FIRST_RETRY_S, None
             except PASSING as error:
                 run.doubt()
+                failing_since_s = now_s() if failing_since_s is None else failing_since_s
+                if now_s() - failing_since_s >= REST_S:
+                    self._resting_until_s[run.batch_id] = now_s() + REST_S
+                    return
                 _log.warning("batch_waits", batch_id=run.batch_id, why=str(error)[:200], repeats=True)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, LAST_RETRY_S)

@@ -125,8 +125,10 @@ class MemoryConversations:
             name: each for name, each in self._kept().items()
             if each.tenant_id == tenant_id and (each.deleted_at_ms is None or each.expires_at_ms)
         }  # fmt: skip
-        oldest = sorted(own, key=lambda name: (own[name].deleted_at_ms is None, own[name].deleted_at_ms or 0,
-                                               _by_use(own[name].shown)))  # fmt: skip
+        oldest = sorted(own, key=lambda name: (
+            own[name].deleted_at_ms is None, own[name].deleted_at_ms is None and own[name].turns > 0,
+            own[name].deleted_at_ms or 0, _by_use(own[name].shown),
+        ))  # fmt: skip
         sized = [(name, own[name].size_bytes) for name in oldest]
         gone = [name for name, _ in kept.beyond(len(own), sum(size for _, size in sized), sized)][:limit]
         for name in gone:

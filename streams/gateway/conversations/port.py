@@ -100,6 +100,7 @@ class ConversationStore(Protocol):
         """
 
     async def shed(self, tenant_id: str, kept: Bounds, limit: int) -> int:
-        """Of a tenant that has more than is `kept` those that were deleted, and then those that were used longest ago,
-        are deleted and due to be purged, so many at once; how many that were.
+        """Of a tenant that has more than is `kept` those that were deleted, then those in which nobody ever asked
+        anything, and then those that were used longest ago, are deleted and due to be purged, so many at once; how many
+        that were.
         """

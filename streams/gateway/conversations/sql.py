@@ -186,7 +186,8 @@ def _beyond(connection: Connection, tenant_id: str, kept: Bounds, limit: int) ->
     rows, size_bytes = connection.execute(select(func.count(), func.sum(_C.size_bytes)).where(own)).one()
     oldest: list[tuple[str, int]] = []
     by_age = (_C.deleted_at_ms, _C.updated_at_ms, _C.conversation_id)  # as in the index
-    for kind in (_C.deleted_at_ms.is_not(None), _LIVING):
+    # Empty ones cost nothing to make: they never take the place of what somebody has said.
+    for kind in (_C.deleted_at_ms.is_not(None), and_(_LIVING, _C.turns == 0), and_(_LIVING, _C.turns > 0)):
         of_kind = select(_C.conversation_id, _C.size_bytes).where(own, kind).order_by(*by_age).limit(limit)
         oldest += [tuple(row) for row in connection.execute(of_kind)]
     return [name for name, _ in kept.beyond(rows, int(size_bytes or 0), oldest)][:limit]

@@ -1,5 +1,8 @@
 """The folder of files at start: marked once, and none is taken for it whose disk is not mounted."""
 
+import asyncio
+from typing import Final
+
 import structlog
 from sqlalchemy import Connection, select
 
@@ -10,19 +13,35 @@ from streams.metadata.tables import FILES
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import Settings, SettingsError
 
+TRY_AGAIN_S: Final = 20.0
+
 _log = structlog.get_logger()
 
 
-async def take_up(blobs: FolderBlobs, settings: Settings, database: Database) -> None:
-    """Raises SettingsError where the folder that is named is not there. With all else that is amiss files are away, and
-    that is no reason not to serve the rest.
+async def take_up(blobs: FolderBlobs, settings: Settings, database: Database) -> bool:
+    """Whether files may be had. Raises SettingsError where the folder that is named is not there. With all else that is
+    amiss files are away, and that is no reason not to serve the rest: go on with `keep_taking_up`.
     """
     try:
         await _mark(blobs, settings, database)
     except BlobMissing:
         raise SettingsError(f"files.folder: there is no folder {settings.files_folder}") from None
     except (BlobsUnavailable, MetadataUnavailable) as error:
-        _log.error("files_away", why=str(error))
+        _log.error("files_away", why=str(error), repeats=True)
+        return False
+    return True
+
+
+async def keep_taking_up(blobs: FolderBlobs, settings: Settings, database: Database) -> None:
+    """Until it is: the database may come later than the gateway, and so may the disk."""
+    is_up = False
+    while not is_up:
+        await asyncio.sleep(TRY_AGAIN_S)
+        try:
+            is_up = await take_up(blobs, settings, database)
+        except SettingsError as error:
+            _log.error("files_away", why=str(error), repeats=True)
+    _log.info("files_are_there")
 
 
 async def _mark(blobs: FolderBlobs, settings: Settings, database: Database) -> None:

@@ -52,6 +52,8 @@ class TenantModel:
     reservations: dict[str, Reservation] = field(default_factory=dict)
     refusals_kept: int = REFUSALS_KEPT
     refused: tuple[dict[str, EndingCode], dict[str, EndingCode]] = field(default_factory=lambda: ({}, {}))
+    cancelled: set[str] = field(default_factory=set)
+    """Of these more are known than a test has."""
     taking: int = 0
 
     def _advance(self) -> None:
@@ -87,6 +89,8 @@ class TenantModel:
     def _refused_as(self, response_id: str) -> EndingCode | None:
         if response_id in self.reservations:
             return None
+        if response_id in self.cancelled:
+            return EndingCode.CANCELLED
         return self.refused[0].get(response_id) or self.refused[1].get(response_id)
 
     def figures(self) -> dict[str, int]:
@@ -195,6 +199,9 @@ class TenantModel:
     def _remember_refusal(self, response_id: str, refusal: Refusal) -> None:
         """Time makes no difference here: by then nothing but a refusal could come of it."""
         self.reservations.pop(response_id, None)
+        if refusal.code is EndingCode.CANCELLED:
+            self.cancelled.add(response_id)
+            return
         if len(self.refused[self.taking]) >= self.refusals_kept / 2:
             self.taking = 1 - self.taking
             self.refused[self.taking].clear()

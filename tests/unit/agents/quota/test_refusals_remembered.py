@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 from agents.quota.store import RedisQuota, Refusal, Reserved
 from schemas.endings import EndingCode
+from streams import redis_keys
 from streams.directory import Limits
 from streams.ids import ResponseIds
 
@@ -30,6 +31,27 @@ async def reserve(quota: RedisQuota, tenant_id: str, limits: Limits, response_id
 
 async def used_bytes(client: Redis) -> int:
     return int((await client.info("memory"))["used_memory"])
+
+
+async def test_what_was_cancelled_is_never_admitted_however_much_is_refused_and_however_long_it_waits(
+    client: Redis,
+) -> None:
+    quota = RedisQuota(client, f"t{uuid.uuid4().hex[:10]}", now_ms=NOW, refusals_kept=10)
+    await quota.begin_epoch(await quota.new_epoch(), NOW)
+    deadline_ms = NOW + 86_400_000
+    lines = [IDS.derive(64, "loud", "batch", str(number), at_ms=NOW) for number in range(100)]
+    for line in lines:
+        cancelled = Refusal(code=EndingCode.CANCELLED)
+        assert await quota.refuse("loud", WIDE, line, cancelled, deadline_ms=deadline_ms) == cancelled
+    for number in range(50):
+        await reserve(quota, "loud", NARROW, IDS.mint(number))
+    for name in ("cancelled:1", "cancelled:2"):
+        left_ms = await client.pttl(redis_keys.quota(quota._region, "loud", name))
+        assert left_ms < 0 or left_ms > 86_400_000, "Redis' own clock would let go of it sooner"
+    for line in lines[::9]:
+        outcome = await quota.reserve("loud", WIDE, line, tokens=1, deadline_ms=deadline_ms, may_wait=True)
+        assert isinstance(outcome, Refusal)
+        assert outcome.code is EndingCode.CANCELLED
 
 
 @pytest.mark.long

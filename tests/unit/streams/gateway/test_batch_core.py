@@ -111,7 +111,7 @@ def do(held: Held, following: Next, now_ms: int, *, answers: bool, in_flight: in
         case Next.SEND:
             return core.sent(held, min(total, progress.sent_lines + in_flight), 1)
         case Next.RESEND:
-            return core.stirred(held, now_ms)
+            return core.resent(held, now_ms)
         case Next.COLLECT:
             sent = [line for line in unended if line < progress.sent_lines]
             return core.collected(held, dict.fromkeys(sent, True), part) if answers else held
@@ -189,8 +189,13 @@ def test_lines_that_may_be_lost_are_written_again_once_and_then_given_time() -> 
     held = core.stirred(core.sent(validated(begun()), 10, 1), 1_000)
     assert next_of(held, 1_000 + STALLED_AFTER_MS - 1, 20) is Next.COLLECT
     assert next_of(held, 1_000 + STALLED_AFTER_MS, 20) is Next.RESEND
-    again = core.stirred(held, 1_000 + STALLED_AFTER_MS)
-    assert next_of(again, 1_000 + STALLED_AFTER_MS, 20) is Next.COLLECT
+    at_ms = 1_000 + STALLED_AFTER_MS
+    again = core.resent(held, at_ms)
+    day = again.model_copy(update={"batch": again.batch.model_copy(update={"expires_at_ms": 24 * WINDOW_MS})})
+    assert next_of(day, at_ms + 2 * STALLED_AFTER_MS - 1, 20) is Next.COLLECT, "later each time: most of it just waits"
+    assert next_of(day, at_ms + 2 * STALLED_AFTER_MS, 20) is Next.RESEND
+    assert next_of(core.stirred(day, at_ms + 1), at_ms + 1 + STALLED_AFTER_MS, 20) is Next.RESEND
+    again = core.stirred(again, 1_000 + STALLED_AFTER_MS)
     assert core.stirred(again, 5) == again, "whoever's clock is behind"
     assert next_of(held, WINDOW_MS, 20) is Next.COLLECT
     assert next_of(core.cancel_asked(held, 1_000), 1_000 + STALLED_AFTER_MS, 20) is not Next.RESEND

@@ -133,6 +133,23 @@ async def test_a_file_that_is_being_read_is_read_to_its_end_though_others_wait(w
     await world.until(lambda: world.of("beta").batch.status is Status.IN_PROGRESS, "its turn comes to something too")
 
 
+async def test_what_cannot_be_gone_on_with_at_one_gateway_goes_on_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is not mounted at the one that holds it; the database is well."""
+    monkeypatch.setattr(runner_module, "REST_S", 0.05)
+    monkeypatch.setattr(runner_module, "FIRST_RETRY_S", 0.01)
+    world, away = World(), MemoryBlobs()
+    world.blobs.may_end.set()
+    away.is_away = True
+    services = replace(world.services()[0], results=cast(Results, NoResults()))
+    here, there = Runner(replace(services, blobs=away), "here"), Runner(services, "there")
+    await world.begin("acme")
+    async with running(here):
+        await until(lambda: world.of("acme").epoch, "it is held where its file cannot be read")
+        async with running(there):
+            there.wake()
+            await until(lambda: world.of("acme").progress.sent_lines, "it goes on elsewhere")
+
+
 async def test_nobody_gives_up_a_place_for_which_nobody_waits(world: World) -> None:
     world.blobs.may_end.set()
     await world.begin("acme")

@@ -4,7 +4,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -182,11 +181,11 @@ async def test_what_redis_loses_while_it_is_read_is_told_by_the_log(
     ):  # fmt: skip
         log.append(source.topic, record.encode(), partition=0)
     log.commit(log.group("gateways"), {source: Committed(3)})
-    lrange = Redis.lrange
+    first = store.RedisHistory._first
 
-    async def read_and_lose(client: Redis, key: str, *rest: Any) -> Any:
-        entries = await lrange(client, key, *rest)
-        await client.delete(key)
+    async def read_and_lose(near: store.RedisHistory, key: str, response_id: str) -> Any:
+        entries = await first(near, key, response_id)
+        await near._client.delete(key)
         return entries
 
     async with serving(settings, log) as stack:
@@ -194,6 +193,6 @@ async def test_what_redis_loses_while_it_is_read_is_told_by_the_log(
         for number, token in enumerate(tokens, 1):
             await near.append([entry(response_id, span(number, token), with_start=number == 1, is_first=number == 1)])
         await near.append([entry(response_id, end=11)])
-        monkeypatch.setattr(Redis, "lrange", read_and_lose)
+        monkeypatch.setattr(store.RedisHistory, "_first", read_and_lose)
         async with resuming(stack, response_id, 0) as client:
             assert (await hear_until_terminal(client))[1] == tokens

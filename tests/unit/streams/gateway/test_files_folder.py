@@ -1,5 +1,6 @@
 """Where a gateway starts without its disk, files wait for it: none of them is taken for lost."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from streams.blobs.folder import MARK, FolderBlobs
 from streams.blobs.port import BlobMissing, BlobsUnavailable
-from streams.gateway.files.folder import take_up
+from streams.gateway.files import folder
+from streams.gateway.files.folder import keep_taking_up, take_up
 from streams.gateway.files.sql import SqlFiles
 from streams.metadata.database import Database
 from streams.settings import FileSettings, Settings, SettingsError
@@ -22,9 +24,9 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
     await database.close()
 
 
-async def started(database: Database, data: Path, folder: Path | None = None) -> FolderBlobs:
+async def started(database: Database, data: Path, disk: Path | None = None) -> FolderBlobs:
     """What a gateway has of its files once it has started."""
-    settings = Settings(data_dir=data, files=FileSettings(folder=folder))
+    settings = Settings(data_dir=data, files=FileSettings(folder=disk))
     blobs = FolderBlobs(settings.files_folder)
     try:
         await take_up(blobs, settings, database)
@@ -67,6 +69,25 @@ async def test_where_files_are_known_a_folder_without_a_mark_is_not_taken_for_th
     (mount_point / MARK).touch()
     with pytest.raises(BlobMissing):
         await anext(blobs.read("files/a"))
+    blobs.close()
+
+
+async def test_what_was_away_at_the_start_is_taken_up_when_it_comes(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "TRY_AGAIN_S", 0.01)
+    await database.write(lambda connection: connection.exec_driver_sql("ALTER TABLE files RENAME TO away"))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    settings = Settings(data_dir=tmp_path, files=FileSettings(folder=disk))
+    blobs = FolderBlobs(disk)
+    assert not await take_up(blobs, settings, database)
+    taking_up = asyncio.ensure_future(keep_taking_up(blobs, settings, database))
+    await asyncio.sleep(0.1)
+    assert not taking_up.done()
+    await database.write(lambda connection: connection.exec_driver_sql("ALTER TABLE away RENAME TO files"))
+    await taking_up
+    assert (disk / MARK).is_file()
     blobs.close()
 
 

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from streams.metadata.backup import Backup, BackupError, back_up, restore
 from streams.metadata.backup_rows import BATCH_BYTES, BATCH_ROWS, Digest, batches, digest_of
 from streams.metadata.database import Database
 from streams.metadata.engine import FILE_NAME, WRITES, engine_of
-from streams.metadata.schema import migrate, upgrade
+from streams.metadata.schema import migrate, revision_of, upgrade
 from streams.metadata.tables import METADATA
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.settings import MetadataSettings
@@ -103,6 +104,28 @@ def test_what_is_there_is_replaced_only_when_that_is_said(tmp_path: Path) -> Non
     assert tables_in(tmp_path / "b") == others
     restore(SETTINGS, tmp_path / "b", tmp_path / "file", replace=True)
     assert tables_in(tmp_path / "b") == rows
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["has rows", "is open"])
+def test_a_refused_restore_leaves_the_schema_of_the_release_before(tmp_path: Path, is_open: bool) -> None:
+    """Whose gateways would not start any more."""
+
+    def older(connection: Connection) -> None:
+        upgrade(connection, "0002")
+        columns = "response_id, tenant_id, created_at_ms, expires_at_ms, input, carried_bytes, size_bytes"
+        connection.exec_driver_sql(f"INSERT INTO stored_responses ({columns}) VALUES ('r', 'acme', 1, 2, x'00', 1, 1)")
+
+    filled(tmp_path / "a")
+    back_up(SETTINGS, tmp_path / "a", tmp_path / "file")
+    in_transaction(older, tmp_path / "b")
+    revisions: list[str | None] = []
+    with closing(sqlite3.connect(tmp_path / "b" / FILE_NAME)) as reader:
+        if is_open:
+            reader.execute("SELECT count(*) FROM stored_responses").fetchall()
+        with pytest.raises(BackupError, match="stop the gateways" if is_open else "1 rows already"):
+            restore(SETTINGS, tmp_path / "b", tmp_path / "file", replace=is_open)
+    in_transaction(lambda connection: revisions.append(revision_of(connection)), tmp_path / "b")
+    assert revisions == ["0002"]
 
 
 def test_a_database_that_somebody_has_open_is_not_touched(tmp_path: Path) -> None:
