@@ -14,13 +14,16 @@ from schemas.request import Request
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.settings import Settings
 from tests.browser import DRIVER, WHY_NOT, headless_browser
-from tests.pages import ChatPage
-from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, memory_log, serving
+from tests.pages import TIMEOUT_S, ChatPage
+from tests.servers import until as wait_until
+from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, memory_log, serving, until
 from tests.unit.streams.gateway.http_clients import client, sdk
 from tests.unit.streams.gateway.stored_stories import ask, completed, said
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(DRIVER is None, reason=WHY_NOT)]
 PAGES = "/api/conversations"
+LAST = [f"q{number}" for number in range(50)]
+"""As many questions as the page reads at once."""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,18 @@ def opened(page: ChatPage, title: str, *questions: str) -> list[str]:
     page.open(title)
     page.until_shows(*questions)
     return page.turns("assistant")
+
+
+async def long_one(stack: Stack, stored: MemoryStoredResponses, first: Any, *opening: dict[str, str]) -> None:
+    """A conversation of the page's user, of more turns than the page reads at once."""
+    async with client(stack, authorization=f"Bearer {await token(stack, user='key k1')}") as http:
+        items = [{"type": "message", **each} for each in opening]
+        conversation = (await http.post("/v1/conversations", json={"items": items})).json()["id"]
+    async with sdk(stack) as api:
+        await ask(stack, api, first, ["1"], conversation=conversation)
+        for question in LAST:
+            await ask(stack, api, question, [question.replace("q", "a")], conversation=conversation)
+    await completed(stored)
 
 
 async def test_who_shows_the_same_key_elsewhere_has_the_same_conversations(
@@ -261,29 +276,101 @@ async def test_what_other_clients_said_is_shown_and_a_long_one_in_parts(
     stack: Stack, page: ChatPage, stored: MemoryStoredResponses
 ) -> None:
     opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Before?"}]
-    async with client(stack, authorization=f"Bearer {await token(stack, user='key k1')}") as http:
-        items = [{"type": "message", **each} for each in opening]
-        conversation = (await http.post("/v1/conversations", json={"items": items})).json()["id"]
-    async with sdk(stack) as api:
-        both: list[dict[str, str]] = [{"role": "user", "content": "One"}, {"role": "user", "content": "Two"}]
-        await ask(stack, api, both, ["1"], conversation=conversation)
-        for number in range(50):
-            await ask(stack, api, f"q{number}", [f"a{number}"], conversation=conversation)
-    await completed(stored)
+    both = [{"role": "user", "content": "One"}, {"role": "user", "content": "Two"}]
+    await long_one(stack, stored, both, *opening)
     await beside(page.look_again)
 
     def look() -> None:
-        page.open("One")
-        page.until_shows(*[f"q{number}" for number in range(50)])
-        page.press(".earlier")
-        page.until_shows("Before?", "One", "Two", *[f"q{number}" for number in range(50)])
-        assert page.texts(".earlier") == []
+        opened(page, "One", *LAST)
+        page["earlier"].click()
+        page.until_shows("Before?", "One", "Two", *LAST)
+        assert not page["earlier"].is_displayed()
         assert page.turns("assistant")[:2] == ["1", "a0"]
         assert len(page.all(".edit")) == 50, "what a person could not have said so is not edited"
 
     await beside(look)
     last = await asked(stack, page, "And?", "So.")
     assert [text for _, text in said(last)][:4] == ["Be brief.", "Before?", "One", "Two"]
+
+
+async def test_a_long_one_that_cannot_be_had_goes_on_without_its_beginning_and_says_so(
+    stack: Stack, page: ChatPage, stored: MemoryStoredResponses
+) -> None:
+    await long_one(stack, stored, "One")
+    await beside(page.look_again)
+    await beside(opened, page, "One", *LAST)
+    assert await beside(page["earlier"].is_displayed)
+    stored.is_away = True
+    await beside(page.ask, "And now?")
+    await beside(page.until_says, "notice", "Your conversations cannot be had now")
+    await beside(page.press, ".regenerate")
+    outside = await stack.pipeline.answer(["Alone."])
+    await beside(page.until_says, "turns", "Alone.")
+    assert len(said(outside)) == 2 * len(LAST) + 1
+    assert not await beside(page["earlier"].is_displayed)
+    cut = "This chat goes on without what was said before what is shown."
+    await beside(page.until_says, "notice", cut)
+    stored.is_away = False
+    await beside(page.look_again)
+    await beside(page.until_says, "notice", f"This chat is in this page alone, and gone when you close it. {cut}")
+    await beside(page.picture, "cut")
+    more = await asked(stack, page, "More?", "Still.")
+    assert said(more) == [*said(outside), ("assistant", "Alone."), ("user", "More?")]
+    await beside(page["fresh"].click)
+    assert not await beside(page["notice"].is_displayed)
+
+
+async def test_an_answer_goes_on_in_a_conversation_that_could_not_be_deleted(
+    stack: Stack, page: ChatPage, stored: MemoryStoredResponses
+) -> None:
+    await beside(page.ask, "Long?")
+    request = await stack.pipeline.next_request()
+    stack.pipeline.start(request)
+    stack.pipeline.release(request, 1, ["Once"])
+    await beside(page.until_longer, 3)
+    stored.is_away = True
+    await beside(page.delete)
+    await beside(page.until_says, "notice", "The service did not answer in time.")
+    stored.is_away = False
+    stack.pipeline.release(request, 2, [" more."])
+    stack.pipeline.end(request, 3)
+    await beside(page.until_ended, 1)
+    assert await beside(lambda: page.answer) == "Once more."
+    assert stack.pipeline.cancels() == []
+
+
+async def test_who_deletes_a_conversation_stops_its_answer(stack: Stack, page: ChatPage) -> None:
+    await beside(page.ask, "Long?")
+    request = await stack.pipeline.next_request()
+    stack.pipeline.start(request)
+    stack.pipeline.release(request, 1, ["Once"])
+    await beside(page.until_longer, 3)
+    await beside(page.delete)
+    await beside(page.until_lists, "New chat")
+    await until(lambda: stack.pipeline.cancels(), "it is stopped")
+    assert [each.response_id for each in stack.pipeline.cancels()] == [request.response_id]
+
+
+async def test_a_question_that_is_edited_before_it_is_asked_makes_one_conversation(
+    stack: Stack, page: ChatPage, stored: MemoryStoredResponses
+) -> None:
+    def edit_at_once() -> None:
+        page.run(
+            "const plain = fetch, held = new Promise(go => (window.go = go));"
+            "window.fetch = async (...call) => { if (call[1]?.method === 'POST') await held; return plain(...call); };"
+        )
+        page.ask("One?")
+        page.all(".turn.user .edit")[0].click()
+        page.all(".editing textarea")[0].send_keys(" Really?", Keys.ENTER)
+        page.until_shows("One? Really?")
+        page.run("window.go()")
+
+    await beside(edit_at_once)
+    request = await stack.pipeline.answer(["Yes."])
+    await beside(page.until_ended, 1)
+    assert said(request) == [("user", "One? Really?")]
+    await beside(page.until_lists, "One? Really?")
+    assert len(stored.conversations) == 1
 
 
 async def test_a_token_of_no_user_chats_in_the_page_alone(
@@ -301,11 +388,21 @@ async def test_a_token_of_no_user_chats_in_the_page_alone(
     assert (len(stored), stored.conversations) == (0, {})
 
 
-async def test_what_an_earlier_page_kept_in_the_browser_is_removed(page: ChatPage) -> None:
+async def test_what_an_earlier_page_kept_in_the_browser_is_removed_once_the_gateway_lists_its_own(
+    page: ChatPage, stored: MemoryStoredResponses
+) -> None:
+    old = {"sluice.conversation.acme.1": "{}"}
+
     def come_back() -> None:
-        page.run("localStorage.setItem('sluice.conversation.acme.1', '{}')")
+        page.run("localStorage.setItem(...Object.entries(arguments[0])[0])", old)
         page.browser.refresh()
+        page.until_says("welcome", "Conversations are kept at the gateway, for whoever shows this key.")
+        stored.is_away = True
         page.ready(KEY)
-        assert page.kept() == {}
+        page.until_says("notice", "Your conversations cannot be had now")
+        assert page.kept() == old
+        stored.is_away = False
+        page.look_again()
+        wait_until(lambda: page.kept() == {}, "it is removed", TIMEOUT_S)
 
     await beside(come_back)

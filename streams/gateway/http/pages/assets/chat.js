@@ -4,7 +4,7 @@ import {Answering, unanswered} from "./answering.js";
 import {CALCULATOR} from "./calculator.js";
 import {Refused} from "./calls.js";
 import {Connection} from "./connection.js";
-import {forget_old, fresh} from "./conversations.js";
+import {fresh} from "./conversations.js";
 import {$, count} from "./dom.js";
 import {cost_of, explained, money} from "./endings.js";
 import {Follower} from "./follow.js";
@@ -32,6 +32,7 @@ const COULD_NOT = {
 const AWAY =
   "Your conversations cannot be had now: what you ask is answered, and stays in this page until you close it.";
 const ALONE = "This chat is in this page alone, and gone when you close it.";
+const CUT = "This chat goes on without what was said before what is shown.";
 
 const follower = new Follower($("view"));
 const answering = new Answering({
@@ -45,7 +46,6 @@ const turns = new Turns($("turns"), {
   regenerate,
   results,
   branch,
-  earlier,
   model: name => models.find(each => each.id === name),
 });
 let shelf = null,
@@ -88,6 +88,7 @@ function refresh() {
   for (const id of ["models", "footer", "side", "menu"]) $(id).hidden = !isIn;
   $("welcome").hidden = isIn;
   $("turns").hidden = !isIn;
+  $("earlier").hidden = !isIn || !current.has_more;
   $("empty").hidden = !isIn || current.turns.length > 0;
   const model = models.find(each => each.id === current?.model);
   $("tools").hidden = !model?.capabilities.includes("tools");
@@ -103,6 +104,7 @@ function showNotice() {
   let text = current?.place === "page" ? ALONE : "";
   if (shelf?.isAway) text = `${told.title} ${AWAY}`;
   else if (told) text = `${COULD_NOT[shelf.trouble.what]} ${told.title}`;
+  if (current?.isCut) text += ` ${CUT}`;
   if ($("notice").textContent !== text) $("notice").textContent = text;
   $("notice").title = told?.detail ?? "";
   $("notice").hidden = !text;
@@ -163,11 +165,13 @@ async function earlier() {
     view = $("view");
   const first = conversation.turns.find(turn => turn.response_id);
   const found = await shelf.read(conversation.id, {before: first.response_id});
-  if (!found || conversation !== current) return;
+  // What has been left meanwhile has been asked without it.
+  if (!found || conversation !== current || conversation.place !== "kept") return;
   conversation.turns.unshift(...found.turns);
   conversation.has_more = found.has_more;
   const below = view.scrollHeight - view.scrollTop;
   turns.show(conversation);
+  refresh();
   view.scrollTop = view.scrollHeight - below;
 }
 
@@ -195,13 +199,13 @@ async function rename(id, title) {
 }
 
 async function remove(id) {
+  const isNew = id === current.id && current.place === "new";
+  if (!isNew && !(await shelf.remove(id))) return refresh();
   const run = answering.of({id});
   if (run) {
     answering.stop(run);
     answering.forget(run);
   }
-  const isNew = id === current.id && current.place === "new";
-  if (!isNew && !(await shelf.remove(id))) return refresh();
   if (current.id === id) show(fresh($("model").value));
   else showList();
   $("fresh").focus();
@@ -411,6 +415,7 @@ $("fresh").onclick = () => {
   $("text").focus();
 };
 $("older").onclick = () => shelf.more();
+$("earlier").onclick = earlier;
 $("model").onchange = () => {
   current.model = $("model").value;
   refresh();
@@ -431,5 +436,3 @@ document.addEventListener("keydown", event => {
     $("menu").focus();
   } else stop();
 });
-
-forget_old();

@@ -2,7 +2,7 @@
  *
  *  The page knows these five calls alone. Each throws `Refused`. A conversation is
  *  `{id, title, model, turns, has_more, place}`, its turns are as `said.js` has them. `place` is "new" before its first
- *  question, "kept" at the gateway, "page" for one that is in this page alone.
+ *  question, "kept" at the gateway, "page" for one that is in this page alone: then `isCut` where it had more before.
  */
 
 import {answered, unique} from "./calls.js";

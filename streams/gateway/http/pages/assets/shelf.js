@@ -1,7 +1,7 @@
 /** The conversations that the page lists, and whether they can be had now. What cannot be kept goes on in the page. */
 
 import {Refused, unique} from "./calls.js";
-import {Conversations} from "./conversations.js";
+import {Conversations, forget_old} from "./conversations.js";
 import {title_of} from "./said.js";
 
 const AGAIN_MS = 5000;
@@ -13,6 +13,7 @@ export class Shelf {
   #timer = null;
   #looks = 0;
   #reads = 0;
+  #placing = new Map();
   #isOver = false;
   /** `{id, title}` of what the gateway keeps, the newest first, and whether it has more. */
   listed = [];
@@ -51,6 +52,7 @@ export class Shelf {
     const older = page.has_more ? this.listed.slice(page.data.length) : [];
     this.listed = joined(page.data, older);
     this.has_more = page.has_more;
+    forget_old();
     this.#changed();
   }
 
@@ -72,9 +74,18 @@ export class Shelf {
   }
 
   /** Before it is asked in: gives a new one its place, and takes one away from a place that cannot be had now. null, or
-   *  the failure for which it cannot be asked in.
+   *  the failure for which it cannot be asked in. Whoever asks in it meanwhile waits for the same place.
    */
-  async place(conversation) {
+  place(conversation) {
+    let placing = this.#placing.get(conversation);
+    if (!placing) {
+      placing = this.#placed(conversation).finally(() => this.#placing.delete(conversation));
+      this.#placing.set(conversation, placing);
+    }
+    return placing;
+  }
+
+  async #placed(conversation) {
     if (conversation.place === "page") return null;
     if (this.isAway) await this.refresh();
     if (!this.isAway && conversation.place === "new") {
@@ -87,10 +98,10 @@ export class Shelf {
     return null;
   }
 
-  /** It goes on in this page alone, beside what the gateway has of it. */
+  /** It goes on in this page alone, with what is here of it, beside what the gateway has. */
   leave(conversation) {
     if (conversation.place === "page") return;
-    Object.assign(conversation, {id: unique(), place: "page"});
+    Object.assign(conversation, {id: unique(), place: "page", isCut: conversation.has_more, has_more: false});
     // Its other versions are not here.
     for (const turn of conversation.turns) if (turn.branches) turn.branches = [];
     this.alone = [conversation, ...this.alone];

@@ -17,7 +17,7 @@ export class Turns {
   #shown = new Map();
 
   /** `act.edit(index, text)`, `act.regenerate(index)`, `act.results(index, results)`, `act.branch(response_id)`,
-   *  `act.earlier()`; `act.model(name)` has its prices.
+   *  `act.model(name)` has its prices.
    */
   constructor(place, act) {
     this.#place = place;
@@ -28,10 +28,7 @@ export class Turns {
   show(conversation) {
     this.#shown.clear();
     const made = conversation.turns.map((turn, index) => this.#made(conversation, turn, index));
-    const earlier = conversation.has_more
-      ? button("Show what was said before", () => this.#act.earlier(), {className: "quiet earlier"})
-      : null;
-    this.#place.replaceChildren(...[earlier, ...made].filter(Boolean));
+    this.#place.replaceChildren(...made.filter(Boolean));
   }
 
   /** Draws what was added at the end, and takes from older turns what only the last one has. */
