@@ -1,4 +1,4 @@
-"""A batch of 100,000 lines while every process is killed once, and chats beside it. `LINES=5000`: a shorter one.
+"""A batch of 100,000 lines while every process is killed once, and chats beside it. `LINES=10000`: a short one.
 
 What chats wait for their first token is told, never judged: that depends on the machine.
 """
