@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from benchmarks.environments import NotInstalled
 from benchmarks.peer_servers import litellm_proxy
 from benchmarks.stacks import MODEL_PATH
 from deploy.local.runner import Stack
+from deploy.tenants_file import create_api_key
+from streams.directory import Role
 from tests.conformance.environments import NODE, OURS, Seen, run_client
 from tests.e2e.stacks import ENGINE, api_key, is_scripted, prepared
 
@@ -72,12 +75,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
+@cache
+def _operators_key(stack: Stack) -> str:
+    """Of a tenant whose answers are brief; it may ask for everything that there is."""
+    return create_api_key(stack.data.tenants_file, "brief", "operator", role=Role.ADMIN)
+
+
 def _settings(stack: Stack) -> dict[str, str]:
     """What scripts are told."""
     return {
         "SLUICE_URL": stack.gateway_url,
         "SLUICE_KEY": api_key(stack),
-        "SLUICE_BRIEF_KEY": api_key(stack, "brief"),
+        "SLUICE_BRIEF_KEY": _operators_key(stack),
         "SLUICE_MODEL": "sluice-tiny",
         "SLUICE_EMBEDS": "sluice-embed",
         "SLUICE_MODEL_PATH": str(MODEL_PATH),
