@@ -62,9 +62,10 @@ def provision_cluster(
 
 
 def _settings(folder: DataFolder) -> Settings:
-    """Of the stack that runs there, else of what would."""
-    run = run_of(folder)
-    return settings_of_folder(folder) if run is None else settings_of(run)
+    """Of the stack that runs there, else of what would. Where none is named, a file of settings may name the folder."""
+    if (run := run_of(folder)) is not None:
+        return settings_of(run)
+    return load_settings() if folder.path == DataFolder(DEFAULT_DATA).path else settings_of_folder(folder)
 
 
 @app.command("migrate")

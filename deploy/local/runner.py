@@ -243,10 +243,12 @@ class Stack:
         process = self.supervisor.process(name)
         restarts = process.record().restarts
         pid = process.send(number)
-        deadline_s = time.monotonic() + KILL_NOTICED_TIMEOUT_S
+        takes_s = 0.0 if number == signal.SIGKILL else process.spec.stop_timeout_s
+        timeout_s = KILL_NOTICED_TIMEOUT_S + takes_s
+        deadline_s = time.monotonic() + timeout_s
         while (now := process.record()).pid == pid and now.restarts == restarts:
             if time.monotonic() > deadline_s:
-                raise SupervisorError(f"{name} still lives {KILL_NOTICED_TIMEOUT_S:g} s after signal {number}")
+                raise SupervisorError(f"{name} still lives {timeout_s:g} s after signal {number}")
             time.sleep(0.01)
 
     def stop(self, *, kill: bool = False) -> None:
