@@ -1,7 +1,6 @@
 """Conversations of the chat page are the gateway's: seen from other browsers, as branches, and while it has none."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.servers import until as wait_until
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, memory_log, serving, until
 from tests.unit.streams.gateway.http_clients import client, sdk
 from tests.unit.streams.gateway.stored_stories import ask, completed, said
+from tests.unit.streams.gateway.test_page_conversations import asked, beside
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(DRIVER is None, reason=WHY_NOT)]
 PAGES = "/api/conversations"
@@ -50,11 +50,6 @@ async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncItera
         yield served
 
 
-async def beside(work: Callable[..., Any], *arguments: Any) -> Any:
-    """The browser is waited for in a thread: the gateway runs in this one."""
-    return await asyncio.to_thread(work, *arguments)
-
-
 async def entered(stack: Stack, browser: Chrome, folder: Path, key: str = KEY) -> ChatPage:
     page: ChatPage = await beside(ChatPage, browser, stack.url, folder)
     await beside(page.ready, key)
@@ -70,12 +65,13 @@ async def page(stack: Stack, browser: Chrome, tmp_path: Path) -> AsyncIterator[C
     await beside(browser.get, "about:blank")
 
 
-async def asked(stack: Stack, page: ChatPage, text: str, *answer: str) -> Request:
-    """What was asked, once the page shows that answer to it."""
-    before = len(await beside(lambda: page.notes))
+async def running(stack: Stack, page: ChatPage, text: str) -> Request:
+    """What was asked, once the page shows the first word of an answer that goes on."""
     await beside(page.ask, text)
-    request = await stack.pipeline.answer(answer)
-    await beside(page.until_ended, before + 1)
+    request = await stack.pipeline.next_request()
+    stack.pipeline.start(request)
+    stack.pipeline.release(request, 1, ["Once"])
+    await beside(page.until_longer, 3)
     return request
 
 
@@ -197,11 +193,7 @@ async def test_branches_are_there_after_a_reload_and_can_be_turned_to(
 async def test_an_answer_that_runs_goes_on_in_another_browser(
     stack: Stack, page: ChatPage, elsewhere: Chrome, tmp_path: Path
 ) -> None:
-    await beside(page.ask, "Long?")
-    request = await stack.pipeline.next_request()
-    stack.pipeline.start(request)
-    stack.pipeline.release(request, 1, ["Once"])
-    await beside(page.until_longer, 3)
+    request = await running(stack, page, "Long?")
     other = await entered(stack, elsewhere, tmp_path)
     await beside(other.open, "Long?")
     await beside(other.until_longer, 3)
@@ -323,11 +315,7 @@ async def test_a_long_one_that_cannot_be_had_goes_on_without_its_beginning_and_s
 async def test_an_answer_goes_on_in_a_conversation_that_could_not_be_deleted(
     stack: Stack, page: ChatPage, stored: MemoryStoredResponses
 ) -> None:
-    await beside(page.ask, "Long?")
-    request = await stack.pipeline.next_request()
-    stack.pipeline.start(request)
-    stack.pipeline.release(request, 1, ["Once"])
-    await beside(page.until_longer, 3)
+    request = await running(stack, page, "Long?")
     stored.is_away = True
     await beside(page.delete)
     await beside(page.until_says, "notice", "The service did not answer in time.")
@@ -340,11 +328,7 @@ async def test_an_answer_goes_on_in_a_conversation_that_could_not_be_deleted(
 
 
 async def test_who_deletes_a_conversation_stops_its_answer(stack: Stack, page: ChatPage) -> None:
-    await beside(page.ask, "Long?")
-    request = await stack.pipeline.next_request()
-    stack.pipeline.start(request)
-    stack.pipeline.release(request, 1, ["Once"])
-    await beside(page.until_longer, 3)
+    request = await running(stack, page, "Long?")
     await beside(page.delete)
     await beside(page.until_lists, "New chat")
     await until(lambda: stack.pipeline.cancels(), "it is stopped")
