@@ -5,6 +5,8 @@ Over 500 lines because it is the one place for every field, and for what must ho
 """
 
 import os
+from collections.abc import Mapping
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,6 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -33,6 +36,7 @@ from streams.secret_files import FilePath, Secret
 from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
 
 CONFIG_VARIABLE = "SLUICE_CONFIG"
+_VARIABLES: ContextVar[Mapping[str, str]] = ContextVar("variables", default=os.environ)
 MIN_SECRET_CHARS = 32
 MAX_BODY_BYTES = MAX_RECORD_BYTES - 131_072
 """Its record writes out what a body leaves out: of each of 2,048 messages the parts, beside them scope and defaults."""
@@ -589,7 +593,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        path = os.environ.get(CONFIG_VARIABLE)
+        variables = _VARIABLES.get()
+        if isinstance(env_settings, EnvSettingsSource):
+            env_settings.env_vars = {name.lower(): value for name, value in variables.items()}
+        path = variables.get(CONFIG_VARIABLE)
         files = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
         return init_settings, env_settings, *files
 
@@ -639,15 +646,20 @@ def _is_of_no_section(variable: str) -> bool:
     return prefix == "SLUICE" and bool(nested) and section not in Settings.model_fields
 
 
-def load_settings() -> Settings:
-    """Reads the sources. Raises SettingsError."""
-    path = os.environ.get(CONFIG_VARIABLE)
+def _read(variables: Mapping[str, str]) -> Settings:
+    _VARIABLES.set(variables)
+    return Settings()
+
+
+def load_settings(variables: Mapping[str, str] = os.environ) -> Settings:
+    """What a process with these variables takes. Other threads may load theirs meanwhile. Raises SettingsError."""
+    path = variables.get(CONFIG_VARIABLE)
     if path and not Path(path).is_file():
         raise SettingsError(f"{CONFIG_VARIABLE}: no file {path}")
-    if unknown := [name for name in sorted(os.environ) if _is_of_no_section(name)]:
+    if unknown := [name for name in sorted(variables) if _is_of_no_section(name)]:
         raise SettingsError("\n".join(f"{name}: no such setting" for name in unknown))
     try:
-        return Settings()
+        return copy_context().run(_read, variables)
     except ValidationError as error:
         lines = (
             f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg'].removeprefix('Value error, ')}"

@@ -1,6 +1,7 @@
 """Real servers for tests: one Kafka node and one redis-server per test run, started when first asked for."""
 
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from tests.servers import free_ports, new_kafka_node, running, server, until
 settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sluice")
 
+VARIABLES = {name: value for name, value in os.environ.items() if name.startswith("SLUICE_")}
+
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
@@ -34,6 +37,14 @@ def logging_as_it_was() -> Iterator[None]:
         structlog.contextvars.clear_contextvars()
         root.setLevel(level)
         root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def variables_as_they_were() -> Iterator[None]:
+    """What one test leaves in the environment, every later one would read as settings of an operator's own."""
+    yield
+    left = {name: value for name, value in os.environ.items() if name.startswith("SLUICE_")}
+    assert left == VARIABLES, "left in the environment"
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,7 @@ import os
 import random
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -116,21 +115,9 @@ class Plan:
         return max(spec.start_timeout_s for spec in self.processes)
 
 
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def settings_with(environment: Mapping[str, str]) -> Settings:
-    """The settings that a process with these variables would load. Raises SettingsError. Not thread-safe."""
-    with _environment(environment):
-        return load_settings()
+    """The settings that a process with these variables beside its own would load. Raises SettingsError."""
+    return load_settings({**os.environ, **environment})
 
 
 def http_probe(host: str, port: int) -> Probe:

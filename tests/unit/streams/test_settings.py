@@ -1,3 +1,5 @@
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,13 @@ def test_an_address_of_billing_that_is_none_is_named(config: Path) -> None:
     config.write_text(f'{CONFIG}\n[billing]\nurl = "billing.internal:8443"\n')
     with pytest.raises(SettingsError, match=r"billing\.url"):
         load_settings()
+
+
+def test_what_other_variables_say_is_loaded_without_touching_those_of_the_process() -> None:
+    before = dict(os.environ)
+    with ThreadPoolExecutor(8) as pool:
+        ports = list(
+            pool.map(lambda port: load_settings({"SLUICE_GATEWAY__PORT": str(port)}).gateway.port, range(1, 200))
+        )
+    assert ports == list(range(1, 200))
+    assert dict(os.environ) == before
