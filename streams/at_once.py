@@ -43,21 +43,26 @@ class AtOnce:
         tenant.present += 1
         try:
             deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-            async with self._acquired(tenant.free, deadline_s), self._acquired(self._free, deadline_s):
-                yield
+            await self._acquire(tenant.free, deadline_s)
+            try:
+                await self._acquire(self._free, deadline_s)
+                try:
+                    yield
+                finally:
+                    self._free.release()
+            finally:
+                tenant.free.release()
         finally:
             tenant.present -= 1
             if not tenant.present:
                 del self._tenants[tenant_id]
 
-    @asynccontextmanager
-    async def _acquired(self, semaphore: asyncio.Semaphore, deadline_s: float | None) -> AsyncIterator[None]:
+    async def _acquire(self, semaphore: asyncio.Semaphore, deadline_s: float | None) -> None:
+        if not semaphore.locked():
+            await semaphore.acquire()  # It does not wait: a timer would cost more than all the rest.
+            return
         try:
             async with asyncio.timeout_at(deadline_s):
                 await semaphore.acquire()
         except TimeoutError:
             raise TooManyAtOnce(f"too many {self._what}") from None
-        try:
-            yield
-        finally:
-            semaphore.release()
