@@ -7,7 +7,7 @@ import orjson
 
 from schemas.responses import Release, Started, Terminal
 from streams.gateway.fan_out.spans import Span, first_part, memory_bytes
-from streams.gateway.history.turns import packed, unpacked
+from streams.gateway.history.turns import last_of, packed, unpacked
 
 _FORMAT = 1
 PIECE_BYTES = 1_048_576
@@ -106,11 +106,15 @@ class Replay:
                 raise UnreadableEntry(f"format {version}")
             if started is not None:
                 self.add_started(Started.model_validate(started))
-            for span in unpacked(spans):
-                self.add_span(span)
+            for each in spans:
+                if (last := last_of(each)) <= self.last:
+                    self.seen = max(self.seen, last)  # Most of what a long answer has told, its reader has.
+                else:
+                    for span in unpacked(each):
+                        self.add_span(span)
             if terminal is not None:
                 self.add_terminal(Terminal.model_validate(terminal))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise UnreadableEntry(str(error)[:200]) from None
 
     def add_release(self, record: Release, response_id: str) -> None:

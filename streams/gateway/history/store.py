@@ -16,6 +16,7 @@ from streams.gateway.fan_out.backlog import HistoryEntry
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.log_history import CLOCK_SKEW_MS, LogHistory
 from streams.gateway.history.replay import Replay, Rest, UnreadableEntry, has_end, pack
+from streams.gateway.history.round_trips import RoundTrips
 from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.stored.replays import StoredReplays
 from streams.ids import parse_response_id
@@ -69,6 +70,7 @@ class RedisHistory:
 
     def __init__(self, client: Redis, region: str, *, retention_s: int, response_timeout_ms: int) -> None:
         self._client = client
+        self._trips = RoundTrips(client)
         self._region = region
         self._retention_s = retention_s
         self._open_retention_s = retention_s + response_timeout_ms // 1_000
@@ -147,10 +149,10 @@ class RedisHistory:
         not tell from where on to ask the log.
         """
         identity = parse_response_id(response_id)
-        async with self._client.pipeline(transaction=False) as pipeline:
-            pipeline.get(redis_keys.history_left_to_log(self._region, identity.partition))
-            pipeline.lrange(key, 0, ENTRIES_AT_ONCE - 1)
-            left_at_ms, entries = await pipeline.execute()
+        mark = redis_keys.history_left_to_log(self._region, identity.partition)
+        left_at_ms, entries = await self._trips.ask(
+            lambda pipeline: pipeline.get(mark), lambda pipeline: pipeline.lrange(key, 0, ENTRIES_AT_ONCE - 1)
+        )
         newly = ([_bytes(entry) for entry in entries], len(entries) == ENTRIES_AT_ONCE)
         if identity.minted_at_ms is None:
             return False, newly
@@ -196,7 +198,7 @@ class RedisHistory:
     async def _some(self, key: str, first: int) -> tuple[list[bytes], bool]:
         """Some entries from that one on, and whether there may be more. Raises _EntriesLost."""
         begin = max(0, first - 1)  # What precedes them is asked for again: where it is gone, they are not the next.
-        entries = await self._client.lrange(key, begin, begin + ENTRIES_AT_ONCE - 1)
+        [entries] = await self._trips.ask(lambda pipeline: pipeline.lrange(key, begin, begin + ENTRIES_AT_ONCE - 1))
         if first and not entries:
             raise _EntriesLost
         return [_bytes(entry) for entry in entries[first - begin :]], len(entries) == ENTRIES_AT_ONCE

@@ -23,14 +23,24 @@ def packed(spans: Iterable[Span]) -> list[Any]:
     return [_fields(run[0]) if len(run) == 1 else (_fields(join(run)), _choices(run)) for run in runs]
 
 
-def unpacked(entry: Iterable[Any]) -> Iterator[Span]:
-    """Raises ValueError or TypeError for what is none."""
-    for each in entry:
-        if len(each) == 2:
-            together, choices = each
-            yield from _apart(Span(*together), choices)
-        else:
-            yield Span(*each)
+def last_of(each: Any) -> int:
+    """The number of the last token that stands there: who has it need not unpack that.
+
+    Raises ValueError, TypeError or LookupError for what `packed` did not put there, as `unpacked` does.
+    """
+    last = (each[0] if len(each) == 2 else each)[1]
+    if type(last) is not int:
+        raise TypeError("a number for each token")
+    return last
+
+
+def unpacked(each: Any) -> Iterator[Span]:
+    """One of those that `packed` made."""
+    if len(each) == 2:
+        together, choices = each
+        yield from _apart(Span(*together), choices)
+    else:
+        yield Span(*each)
 
 
 def _takes_its_turn(span: Span, last: Span) -> bool:

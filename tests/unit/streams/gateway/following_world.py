@@ -133,7 +133,7 @@ class Pipeline:
     def lrange(self, key: str, first: int, last: int) -> None:
         self._questions.append(lambda: self._redis.lrange(key, first, last))
 
-    async def execute(self) -> list[object]:
+    async def execute(self, raise_on_error: bool = True) -> list[object]:
         if self._questions:
             return [await question() for question in self._questions]
         if self._redis.is_away:
