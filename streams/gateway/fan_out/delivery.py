@@ -26,13 +26,13 @@ class _Missing(NamedTuple):
 class Follower:
     """One viewer's events in order: `Started`, spans, then `Terminal` or `Closed`.
 
-    `on_ready` is called when `poll` has something; `next` waits for it. For one task at a time.
+    For one task at a time: it waits in `next`, or has `listen` tell it when `poll` has something.
     """
 
     def __init__(self, history: History, tenant_id: str) -> None:
         self._history = history
         self.tenant_id = tenant_id
-        self.on_ready: Callable[[], None] | None = None
+        self._on_ready: Callable[[Viewer | None], None] | None = None
         self._replayed: deque[Event] = deque()
         self._behind = False
         self._piece: Replay | None = None
@@ -193,11 +193,17 @@ class Follower:
                     self._waiter = None
         return None
 
-    def wake(self, _viewer: Viewer | None = None) -> None:
+    def listen(self, on_ready: Callable[[Viewer | None], None] | None) -> None:
+        """`on_ready` is called when `poll` has something, by the viewer itself where that has it. None: no longer."""
+        self._on_ready = on_ready
+        if self.viewer is not None:
+            self.viewer.on_ready = on_ready or self.wake
+
+    def wake(self, viewer: Viewer | None = None) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        elif self.on_ready is not None:
-            self.on_ready()
+        elif self._on_ready is not None:
+            self._on_ready(viewer)
 
     def leave(self) -> None:
         """The client is gone: `next` answers None from now on."""

@@ -362,10 +362,14 @@ class Hub:
                     break
         dropped = min(keep_from, end) - stream.trimmed
         if dropped > 0:
-            dropped_bytes = memory_bytes(stream.spans[:dropped])
+            spans = stream.spans
+            if dropped <= len(spans) // 2:
+                dropped_bytes = memory_bytes(spans[:dropped])
+            else:  # Mostly all of them, or all but what has come since.
+                dropped_bytes = stream.held_bytes - memory_bytes(spans[dropped:])
             stream.held_bytes -= dropped_bytes
             self.held_bytes -= dropped_bytes
-            del stream.spans[:dropped]
+            del spans[:dropped]
             stream.trimmed += dropped
 
     def _shed_lag(self) -> None:

@@ -98,18 +98,18 @@ def join_logprobs(spans: Sequence[Span]) -> RowLogprobs:
 def join(spans: Sequence[Span]) -> Span:
     """One span of several, each of which continues the one before."""
     first, last = spans[0], spans[-1]
+    texts: list[str] = []
     ends: list[int] = []
-    length = 0
+    add_end, length = ends.append, 0
     for span in spans:
-        if len(span[5]) == 1:
-            length += len(span[4])
-            ends.append(length)
-        else:
-            ends += [length + end for end in span[5]]
-            length += len(span[4])
+        # A comprehension for each span's few tokens would take twice as long.
+        for end in span[5]:
+            add_end(length + end)
+        texts.append(text := span[4])
+        length += len(text)
     return Span(
         first.first_sequence, last.sequence_number, first.choice, first.kind,
-        "".join([span.text for span in spans]), ends, last.emitted_at_us, first.call,
+        "".join(texts), ends, last.emitted_at_us, first.call,
         None if first.logprobs is None else join_logprobs(spans),
     )  # fmt: skip
 
@@ -117,19 +117,18 @@ def join(spans: Sequence[Span]) -> Span:
 def join_runs(spans: Sequence[Span], max_chars: int = MAX_SPAN_CHARS) -> list[Span]:
     """Few spans that say the same; what is told of those that were joined stays near `max_chars`."""
     runs: list[list[Span]] = []
-    following, choice, kind, call, chars = -1, -1, "", -1, 0
+    run: list[Span] = []
+    following, chars, strand = -1, 0, (-1, "", -1, True)
     for span in spans:
-        if (
-            span[0] == following and chars < max_chars
-            and span[2] == choice and span[3] == kind and span[7] == call
-            and (span[8] is None) == (runs[-1][0][8] is None)
-        ):  # fmt: skip
-            runs[-1].append(span)
-            chars += told_chars(span)
+        first, last, choice, kind, text, _, _, call, logprobs = span
+        own_strand = (choice, kind, call, logprobs is None)
+        if first == following and chars < max_chars and own_strand == strand:
+            run.append(span)
         else:
-            runs.append([span])
-            choice, kind, call, chars = span[2], span[3], span[7], told_chars(span)
-        following = span[1] + 1
+            run, strand, chars = [span], own_strand, 0
+            runs.append(run)
+        chars += len(text) if logprobs is None else told_chars(span)
+        following = last + 1
     return [join(run) if len(run) > 1 else run[0] for run in runs]
 
 

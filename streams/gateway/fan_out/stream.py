@@ -30,8 +30,8 @@ class Viewer:
     """One reader of one response. `on_ready` is called when there is something to take, once until all is taken."""
 
     __slots__ = (
-        "_closed", "_ended", "_idle_since_ms", "_on_ready", "_position", "_takes", "_takes_seen", "after",
-        "begun_anew", "delivered_tokens", "looked_at", "reads_history", "ready", "started_taken", "stays", "stream",
+        "_closed", "_ended", "_idle_since_ms", "_position", "_takes", "_takes_seen", "after", "begun_anew",
+        "delivered_tokens", "looked_at", "on_ready", "reads_history", "ready", "started_taken", "stays", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +48,7 @@ class Viewer:
         self.reads_history = False
         """It waits for history, not history for it: no judgement of its pace."""
         self.started_taken = after > 0
-        self._on_ready = on_ready
+        self.on_ready = on_ready
         self._position = stream.trimmed
         self._closed: CloseReason | None = None
         self._ended = False
@@ -59,7 +59,7 @@ class Viewer:
         """Calls `on_ready`, unless the viewer knows already."""
         if not self.ready:
             self.ready = True
-            self._on_ready(self)
+            self.on_ready(self)
 
     def take(self, max_chars: int = MAX_SPAN_CHARS) -> Event | None:
         """The next event: `Started`, spans in order without a gap, `Terminal`; None when there is nothing now.

@@ -36,6 +36,15 @@ CONNECTIONS_BESIDE_READS = 6
 """For what this gateway itself appends and asks: it never waits behind those who come back."""
 STARTED_FROM_LOG = 4
 """At once: the others are looked for the next time."""
+_AS_BEFORE_S = 0
+_APPEND = """
+for i, key in ipairs(KEYS) do
+  redis.call('RPUSH', key, ARGV[2 * i - 1])
+  local expires_s = tonumber(ARGV[2 * i])
+  if expires_s > 0 then redis.call('EXPIRE', key, expires_s) end
+end
+"""
+"""In one call: reading an answer to each command takes this process four times as long as all the rest of it."""
 
 _log = structlog.get_logger()
 
@@ -87,18 +96,19 @@ class RedisHistory:
 
     async def append(self, entries: Sequence[HistoryEntry]) -> None:
         """A slice of the backlog, in one round trip. Raises HistoryUnavailable; some may stand there then."""
-        async with self._client.pipeline(transaction=False) as pipeline:
-            for entry in entries:
-                key = self.key(entry.stream.scope.tenant_id, entry.stream.response_id)
-                pipeline.rpush(key, pack(entry.started, entry.spans, entry.terminal))
-                if entry.terminal is not None:
-                    pipeline.expire(key, self._retention_s)
-                elif entry.is_first:
-                    pipeline.expire(key, self._open_retention_s)
-            try:
-                await pipeline.execute()
-            except (RedisError, TimeoutError, OSError) as error:
-                raise HistoryUnavailable(str(error)[:200]) from None
+        keys = [self.key(entry.stream.scope.tenant_id, entry.stream.response_id) for entry in entries]
+        arguments: list[bytes | int] = []
+        for entry in entries:
+            expires_s = _AS_BEFORE_S
+            if entry.terminal is not None:
+                expires_s = self._retention_s
+            elif entry.is_first:
+                expires_s = self._open_retention_s
+            arguments += (pack(entry.started, entry.spans, entry.terminal), expires_s)
+        try:
+            await self._client.eval(_APPEND, len(keys), *keys, *arguments)
+        except (RedisError, TimeoutError, OSError) as error:
+            raise HistoryUnavailable(str(error)[:200]) from None
 
     def leave_to_log(self, partitions: Iterable[int]) -> None:
         """Responses of these will stand here with less than what happened; `mark_left_to_log` says so in Redis."""

@@ -7,6 +7,7 @@ does not take what is written: then neither messages nor pongs can pile up, and 
 import asyncio
 from asyncio.transports import BaseTransport
 from collections.abc import Callable, Generator
+from struct import Struct
 from typing import Any, Final, Protocol
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -32,6 +33,7 @@ PIECE_BYTES: Final = 16_384
 FRAMES_A_TURN: Final = 64
 """A ping of six bytes takes five microseconds, and one read may bring 40,000 of them."""
 _SMALL, _MEDIUM = 126, 1 << 16
+_medium_head = Struct(">HH").pack
 
 
 def text_frame(payload: bytes) -> bytes:
@@ -40,7 +42,7 @@ def text_frame(payload: bytes) -> bytes:
     if length < _SMALL:
         return b"\x81%c%b" % (length, payload)
     if length < _MEDIUM:
-        return b"\x81\x7e%b%b" % (length.to_bytes(2, "big"), payload)
+        return _medium_head(0x817E, length) + payload
     return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), payload)
 
 
@@ -68,7 +70,7 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
         self._next_turn: asyncio.Handle | None = None
         self._is_late: asyncio.TimerHandle | None = None
         """Runs while no key is known."""
-        self._is_before_frame = False
+        self._is_before_frame = self._is_full = False
         self._joined = bytearray()
         self._fragments = 0
         self._max_fragments = MAX_STRANGERS_FRAGMENTS
@@ -143,7 +145,7 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
     @property
     def takes_frames(self) -> bool:
         """False when the connection is closing or its buffer is full: use ASGI's `send`, which raises or waits."""
-        return not (self.close_sent or self.disconnected) and self.writable.is_set()
+        return not (self.close_sent or self.disconnected or self._is_full)
 
     def write_frame(self, frame: bytes) -> None:
         """Hands one whole frame to the transport, beside what `send` writes; only while `takes_frames`."""
@@ -169,10 +171,12 @@ class StreamProtocol(Lingering, WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._is_full = True
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._is_full = False
         self._go_on()
 
     def _read_on(self) -> None:

@@ -40,7 +40,7 @@ from streams.gateway.closing import CLOSINGS, CloseReason, closing_message
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.fan_out.stream import Behind, Closed, Event
+from streams.gateway.fan_out.stream import Behind, Closed, Event, Viewer
 from streams.gateway.places import Place
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import asked_too_early
@@ -86,7 +86,8 @@ class Socket:
         self._requests: set[str] = set()
         self._ready: deque[Watched] = deque()
         self._outbox: deque[str] = deque()
-        self._wake: asyncio.Future[None] | None = None
+        self._sleeping: asyncio.Future[None] | None = None
+        """The writer's, while nothing waits to be sent."""
         self._room = asyncio.Event()
         self._room.set()
         self._work: set[asyncio.Task[None]] = set()
@@ -338,26 +339,26 @@ class Socket:
     def _watch(self, response_id: str, follower: Follower, request_id: str | None) -> None:
         watched = Watched(response_id, follower, request_id, Timing(self._gateway.metrics, follower))
         self._watched[response_id] = watched
-        follower.on_ready = partial(self._deliver, watched)
+        follower.listen(partial(self._deliver, watched))
         follower.on_stalled = partial(self._stalled, watched)
         if follower.has_more:
             self._enqueue(watched)
 
     def _unwatch(self, watched: Watched) -> None:
         self._watched.pop(watched.response_id, None)
-        watched.follower.on_ready = None
+        watched.follower.listen(None)
         if watched.request_id is not None:
             self._requests.discard(watched.request_id)
         self._gateway.release(watched.follower)
 
-    def _deliver(self, watched: Watched) -> None:
-        wake, frames = self._wake, self._frames
-        if frames is not None and wake is not None and not wake.done() and frames.takes_frames:
+    def _deliver(self, watched: Watched, viewer: Viewer | None) -> None:
+        frames = self._frames
+        if viewer is not None and self._sleeping is not None and frames is not None and frames.takes_frames:
             span = watched.follower.poll_span()
             if span is not None:
                 watched.timing.delivered(span, watched.accepted_at_ms)
                 frames.write_frame(watched.frame(span))
-                if not watched.follower.has_more:
+                if not viewer.ready:
                     return
         self._enqueue(watched)
 
@@ -365,8 +366,12 @@ class Socket:
         if not watched.queued:
             watched.queued = True
             self._ready.append(watched)
-            if self._wake is not None and not self._wake.done():
-                self._wake.set_result(None)
+            self._rouse()
+
+    def _rouse(self) -> None:
+        sleeping, self._sleeping = self._sleeping, None
+        if sleeping is not None and not sleeping.done():
+            sleeping.set_result(None)
 
     def _stalled(self, watched: Watched) -> None:
         """The hub serves this response no longer. Nothing more can be said to a client in whose send the writer hangs;
@@ -384,8 +389,7 @@ class Socket:
         self._outbox.append(message.model_dump_json())
         if len(self._outbox) >= MAX_QUEUED_MESSAGES:
             self._room.clear()
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        self._rouse()
 
     def _refuse(
         self, error: RequestError | ApiError, request_id: str | None = None, response_id: str | None = None
@@ -444,11 +448,11 @@ class Socket:
                 if watched.follower.has_more and watched.response_id in self._watched:
                     self._enqueue(watched)
                 continue
-            self._wake = loop.create_future()
+            self._sleeping = sleeping = loop.create_future()
             try:
-                await self._wake
+                await sleeping
             finally:
-                self._wake = None
+                self._sleeping = None
 
     def _handle(self, watched: Watched, event: Event) -> None:
         """What is not a delta."""

@@ -1,6 +1,6 @@
 """One response on a socket: its deltas as frames, and how it ends."""
 
-import orjson
+from orjson import dumps
 
 from schemas.endings import ENDINGS
 from schemas.responses import Terminal
@@ -52,13 +52,13 @@ class Watched:
         self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
 
     def delta(self, span: Span) -> bytes:
+        first, last, choice, kind, text, _, emitted_at_us, _, logprobs = span
         told = b'%b%d,"sequence_number":%d,"choice":%d,"kind":%b,"emitted_at_us":%d,"text":%b}' % (
-            self.delta_head, span.first_sequence, span.sequence_number, span.choice,
-            _KINDS.get(span.kind) or self._of_call(span), span.emitted_at_us, orjson.dumps(span.text),
+            self.delta_head, first, last, choice, _KINDS.get(kind) or self._of_call(span), emitted_at_us, dumps(text),
         )  # fmt: skip
-        if span.logprobs is None:
+        if logprobs is None:
             return told
-        return b'%b,"logprobs":%b}' % (told[:-1], orjson.dumps(token_objects(span.logprobs)))
+        return b'%b,"logprobs":%b}' % (told[:-1], dumps(token_objects(logprobs)))
 
     def _of_call(self, span: Span) -> bytes:
         """The kind, and what only tools have."""

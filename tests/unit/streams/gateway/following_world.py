@@ -96,6 +96,14 @@ class Lists:
     async def lindex(self, key: str, index: int) -> bytes | None:
         return self.lists[key][index] if self.lists[key] else None
 
+    async def eval(self, _script: str, count: int, *words: Any) -> None:
+        """What appends, of which the entries matter here."""
+        if self.is_away:
+            raise RedisError("away")
+        keys, arguments = words[:count], words[count:]
+        for key, entry in zip(keys, arguments[::2], strict=True):
+            self.lists[key].append(entry)
+
     def pipeline(self, *, transaction: bool) -> "Pipeline":
         assert not transaction
         return Pipeline(self)
@@ -115,14 +123,8 @@ class Pipeline:
     async def __aexit__(self, *_: object) -> None:
         return None
 
-    def rpush(self, key: str, entry: bytes) -> None:
-        self._commands.append(lambda: self._redis.lists[key].append(entry))
-
     def set(self, key: str, value: int, ex: int) -> None:
         self._commands.append(lambda: self._redis.marks.update({key: value}))
-
-    def expire(self, key: str, after_s: int) -> None:
-        return None
 
     def lindex(self, key: str, index: int) -> None:
         self._commands.append(lambda: self._redis.lists[key][index] if self._redis.lists[key] else None)

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.responses import Release
 from streams.gateway.fan_out.backlog import ENTRY_BYTES, SLICE_RESPONSES, HistoryEntry
+from streams.gateway.fan_out.spans import memory_bytes
 from tests.unit.streams.gateway.gateway_stack import release, terminal
 from tests.unit.streams.gateway.hub_stories import (
     ACME,
@@ -16,6 +17,7 @@ from tests.unit.streams.gateway.hub_stories import (
     flush,
     hub,
     open_with,
+    viewer_of,
 )  # fmt: skip
 
 
@@ -37,6 +39,21 @@ def test_ended_responses_that_history_never_takes_leave_memory_too() -> None:
     assert len(watched.leave_to_log()) == 3
     assert len(watched) == 1
     assert watched.has_ended(another(0))
+
+
+@pytest.mark.parametrize("passed", range(6))
+def test_what_is_held_is_what_is_left_however_much_is_let_go(passed: int) -> None:
+    watched = open_with(["begins"], max_lag_bytes=1_000_000)
+    for number in range(2, 6):
+        watched.apply_release(release(R, ACME, number, ["x" * number]), 0, 0)
+    viewer = viewer_of(watched)
+    viewer.started_taken = True
+    for _ in range(passed):
+        viewer.take(max_chars=1)
+    flush(watched)
+    stream = viewer.stream
+    assert len(stream.spans) == 5 - passed
+    assert watched.held_bytes == stream.held_bytes == memory_bytes(stream.spans)
 
 
 def test_a_slice_is_bounded_and_a_round_tells_all_that_was_lacking_at_its_beginning() -> None:
