@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord
+from schemas.base import Identifier, Milliseconds, Record, Scope, ScopedRecord, is_absent
 from schemas.request import ReplyTo
 
 SIGNATURE_HEADER = "sluice-signature"
@@ -99,4 +99,9 @@ class BatchResult(Record):
         default_factory=list,
         exclude_if=not_,
         description="What the answer has, and this line had no room for: it is null in every choice.",
+    )
+    vectors_as: Literal["float"] | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="How a line of `/v1/embeddings` is to be told its vectors, which are base64 here; null: so.",
     )

@@ -54,7 +54,7 @@ class Origin:
             prompt_tokens=len(event.prompt_token_ids) if isinstance(event, Admission) else 0,
             stage_ms=event.stage_ms,
             deadline_ms=request.deadline_ms,
-            echo=request.echo if request.on_disconnect == "continue" else "",
+            echo="" if request.on_disconnect == "cancel" or request.reply_to.is_untold else request.echo,
         )
 
 

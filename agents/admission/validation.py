@@ -264,11 +264,12 @@ def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_
     if may_wait(request) and sampling.logprobs is not None:
         told = request.choices * max_tokens * (sampling.logprobs + 1)
         if told > MAX_LOGPROBS_OF_A_JOB:
+            field = "logprobs" if request.endpoint == "completions" else "top_logprobs"
             message = (
                 f"A result holds {MAX_LOGPROBS_OF_A_JOB} probabilities at most;"
-                f" n times max_tokens times (top_logprobs + 1) is {told}."
+                f" n times max_tokens times ({field} + 1) is {told}."
             )
-            return invalid("top_logprobs", message)
+            return invalid(field, message)
     return max_tokens
 
 

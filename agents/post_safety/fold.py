@@ -127,7 +127,7 @@ class Fold:
                         (response.scope_json, response_id, choice, first, strand, text, ends, emitted_at_us, None)
                     )
                     if response.keeps_text:
-                        tally.keep(strand, text)
+                        tally.keep(strand, text, ends)
                 else:
                     tally.withheld += accepted
                     delta = Delta(choice, strand, first, text, ends, emitted_at_us, likely)

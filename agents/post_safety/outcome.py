@@ -1,7 +1,9 @@
 """What comes of an ending: the terminal, the bill, the line of a batch. Pure functions of the response."""
 
 from collections.abc import Iterator
+from typing import Literal
 
+from agents.post_safety.bodies import body_of, is_answer, is_of_vectors
 from agents.post_safety.effects import NOWHERE, Effect, Emit
 from agents.post_safety.state import Response, Tally
 from schemas.batch import BatchError, BatchResponse, BatchResult
@@ -10,9 +12,8 @@ from schemas.generated import Ending, Opened, StoppedBy
 from schemas.request import ReplyTo
 from schemas.responses import Terminal, TokenUsage
 from schemas.usage import UsageEvent
-from streams.dialects.names import OF_CHATS, Names, in_words_of
-from streams.dialects.openai_completion import completion_object
-from streams.dialects.said import said
+from streams.dialects.names import OF_ENDPOINTS, Names, in_words_of
+from streams.dialects.openai_embeddings import format_in
 from streams.ids import stable_partition
 
 _RETRY_MS = 1_000
@@ -37,7 +38,7 @@ def of_response(response: Response, code: EndingCode, ending: Ending | None, end
     yield Emit("responses", opened.response_id, terminal, response.reply_partition)
     yield from _bill(response, code, reasons, usage, ended_at_ms)
     if opened.reply_to.results_topic is not None:
-        yield _batch_result(opened, terminal, response.tallies, OF_CHATS)
+        yield _result_of_response(opened, terminal, response.tallies)
 
 
 def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
@@ -77,7 +78,9 @@ def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
     )
     yield Emit("usage", ending.response_id, event)
     if ending.reply_to.results_topic is not None:
-        yield _batch_result(ending, terminal, [], {})
+        # Admission has read the body of a job, and says itself what that calls the field; of a line its gateway has.
+        names = OF_ENDPOINTS.get(ending.endpoint, {}) if ending.reply_to.is_untold else {}
+        yield _result(ending, error=_error_of(terminal, names))
 
 
 def _bill(
@@ -88,7 +91,7 @@ def _bill(
     Nothing is charged for a response that no worker ever took, however it ended.
     """
     opened = response.opened
-    of_vectors = _is_of_vectors(opened)
+    of_vectors = is_of_vectors(opened)
     taken = response.prefix.attempts > 0
     for choice, tally in enumerate(response.tallies):
         first = choice == 0
@@ -148,14 +151,9 @@ def _stage_ms(response: Response, tally: Tally, ended_at_ms: int) -> dict[str, i
     return stage_ms
 
 
-def _is_of_vectors(opened: Opened) -> bool:
-    """Vectors have sequence numbers as tokens do, and are none."""
-    return opened.endpoint == "embeddings"
-
-
 def _token_usage(response: Response) -> TokenUsage:
     reasoning = sum(tally.reasoning for tally in response.tallies)
-    output = 0 if _is_of_vectors(response.opened) else sum(tally.output for tally in response.tallies)
+    output = 0 if is_of_vectors(response.opened) else sum(tally.output for tally in response.tallies)
     return TokenUsage(
         prompt_tokens=response.opened.prompt_tokens,
         cached_tokens=response.cached_tokens,
@@ -202,31 +200,32 @@ def _retry_after_ms(response_id: str, code: EndingCode, ending: Ending | None) -
     return _RETRY_MS + stable_partition(response_id, _RETRY_JITTER_MS) if ENDINGS[code].retryable else None
 
 
-def _batch_result(about: Opened | Ending, terminal: Terminal, tallies: list[Tally], names: Names) -> Emit:
-    """The line that a batch producer reads: a whole `chat.completion`, or the error. What its body called the fields
-    that are refused is told by `names`: admission, which has read the body, says so itself.
-    """
+def _result_of_response(opened: Opened, terminal: Terminal, tallies: list[Tally]) -> Emit:
+    """What a batch producer reads, or the gateway that runs a batch: the whole answer, or the error."""
+    if ENDINGS[terminal.code].is_error or not is_answer(opened, terminal.code):
+        return _result(opened, error=_error_of(terminal, OF_ENDPOINTS.get(opened.endpoint, {})))
+    body = body_of(opened, terminal, tallies)
+    response = BatchResponse(status_code=200, request_id=opened.response_id, body=body)
+    are_numbers = is_of_vectors(opened) and format_in(opened.echo) == "float"
+    return _result(opened, response=response, vectors_as="float" if are_numbers else None)
+
+
+def _error_of(terminal: Terminal, names: Names) -> BatchError:
+    message, param = in_words_of(names, terminal.message, terminal.param)
+    return BatchError(
+        code=terminal.code.value, message=message, param=param, retry_after_ms=terminal.retry_after_ms
+    )  # fmt: skip
+
+
+def _result(
+    about: Opened | Ending, *, response: BatchResponse | None = None, error: BatchError | None = None,
+    vectors_as: Literal["float"] | None = None,
+) -> Emit:  # fmt: skip
     custom_id = about.reply_to.custom_id or about.response_id
-    result = BatchResult(scope=about.scope, id=about.response_id, custom_id=custom_id)
-    if ENDINGS[terminal.code].is_error:
-        message, param = in_words_of(names, terminal.message, terminal.param)
-        result.error = BatchError(
-            code=terminal.code.value, message=message, param=param, retry_after_ms=terminal.retry_after_ms
-        )
-    else:
-        body = completion_object(
-            response_id=about.response_id,
-            created_s=about.accepted_at_ms // 1_000,
-            model=terminal.model,
-            choices=[
-                said(about.response_id, choice, tally.rows(), tally.all_logprobs())
-                for choice, tally in enumerate(tallies)
-            ],
-            code=terminal.code,
-            finish_reasons=terminal.finish_reasons,
-            usage=terminal.usage,
-        )
-        result.response = BatchResponse(status_code=200, request_id=about.response_id, body=body)
+    result = BatchResult(
+        scope=about.scope, id=about.response_id, custom_id=custom_id, response=response, error=error,
+        vectors_as=vectors_as,
+    )  # fmt: skip
     return Emit("results", custom_id, result, topic=about.reply_to.results_topic)
 
 

@@ -16,7 +16,8 @@ def shortened(line: bytes, error: LogError) -> bytes | None:
     result = BatchResult.model_validate_json(line)
     if result.response is None:
         return None
-    told = [choice for choice in result.response.body["choices"] if choice["logprobs"] is not None]
+    choices = result.response.body.get("choices", ())
+    told = [choice for choice in choices if choice["logprobs"] is not None]
     for choice in told:
         choice["logprobs"] = None
     if told:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 import orjson
 
@@ -13,13 +15,21 @@ from schemas.logprobs import RowLogprobs
 from streams.accepted_prefix import AcceptedPrefix
 
 
+class Likely(NamedTuple):
+    """The probabilities of a row: encoded, which takes less room. Its text ends, behind so much of its choice."""
+
+    logprobs: bytes
+    text_ends: list[int]
+    offset: int
+
+
 @dataclass(slots=True)
 class Tally:
     """Accepted tokens of one choice. `withheld` are those of them that were not released; `called`: some that were
     belong to a tool.
 
-    `newest` is who published the last of them, and when (in microseconds). `logprobs`: of rows that were released, for
-    the batch result; each encoded, which takes less room.
+    `newest` is who published the last of them, and when (in microseconds). `texts` and `likely`: of rows that were
+    released, in order, for the batch result.
     """
 
     output: int = 0
@@ -30,24 +40,36 @@ class Tally:
     first_token_at_ms: int = 0
     first_emitted_at_us: int = 0
     newest: tuple[str, int] | None = None
-    texts: dict[Strand, list[str]] = field(default_factory=dict)
-    logprobs: list[bytes] | None = None
+    texts: list[tuple[Strand, list[str]]] = field(default_factory=list)
+    likely: list[Likely] = field(default_factory=list)
+    text_chars: int = 0
 
-    def keep(self, strand: Strand, text: str, logprobs: RowLogprobs = None) -> None:
+    def keep(self, strand: Strand, text: str, text_ends: list[int], logprobs: RowLogprobs = None) -> None:
         """What was released, for the batch result."""
-        self.texts.setdefault(strand, []).append(text)
+        if not self.texts or self.texts[-1][0] != strand:
+            self.texts.append((strand, []))
+        texts = self.texts[-1][1]
+        if strand == "embedding":
+            texts += [text[begin:end] for begin, end in pairwise((0, *text_ends))]
+        else:
+            texts.append(text)
         if logprobs is not None:
-            self.logprobs = self.logprobs or []
-            self.logprobs.append(orjson.dumps(logprobs))
+            self.likely.append(Likely(orjson.dumps(logprobs), text_ends, self.text_chars))
+        self.text_chars += len(text)
 
     def all_logprobs(self) -> RowLogprobs:
         """What was kept, one entry per token."""
-        return None if self.logprobs is None else [each for row in self.logprobs for each in orjson.loads(row)]
+        return [each for row in self.likely for each in orjson.loads(row.logprobs)] if self.likely else None
 
     def rows(self) -> Iterator[tuple[Kind, int, str]]:
-        """What was kept: of each strand its kind, its call and its text."""
-        for strand, texts in self.texts.items():
+        """What was kept, in order: the kind, the call and the text of what one strand has said until another spoke."""
+        for strand, texts in self.texts:
             yield *kind_and_call(strand), "".join(texts)
+
+    def vectors(self) -> Iterator[str]:
+        """What was kept, of an embedding."""
+        for _, texts in self.texts:
+            yield from texts
 
 
 @dataclass(slots=True)
@@ -95,6 +117,6 @@ class Response:
         tally.withheld -= len(text_ends)
         tally.called = tally.called or strand not in NO_TOOLS
         if self.keeps_text:
-            tally.keep(strand, text, logprobs)
+            tally.keep(strand, text, text_ends, logprobs)
         scope_json, response_id = self.scope_json, self.response_id
         return scope_json, response_id, choice, first_sequence, strand, text, text_ends, emitted_at_us, logprobs

@@ -1,6 +1,6 @@
 """What producers write: a job, which is a line of OpenAI's batch files, or a cancel of one; the values of records.
 
-A chat in a line of `/v1/batches` is bound in the same way where it says that it be stored (`parse_unstored_chat`).
+What a line of `/v1/batches` asks is bound in the same way where it says that it be stored (`parse_unstored_chat`).
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ from streams.dialects.fields import unsupported
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_chat import parse_chat_request
+from streams.dialects.responses.body import parse_responses_request
 
 MAX_CANCEL_BYTES = 4_096
 """A cancel says no more than whose it is: what is larger is a job."""
@@ -46,11 +47,28 @@ def parse_job(value: bytes, custom_id: str) -> NeutralRequest:
 def parse_unstored_chat(body: dict[str, Any], why: str) -> NeutralRequest:
     """A chat whose answer is not stored: `why`, for who asks that it be. Raises RequestError, naming what asks."""
     chat = parse_chat_request(body)
-    if chat.conversation_id is not None:
-        raise unsupported("conversation", why)
-    if chat.store or chat.previous_response_id is not None:
-        raise unsupported("store" if chat.store else "previous_response_id", why)
+    _check_unstored(chat, why)
     return chat
+
+
+def parse_unstored_response(body: dict[str, Any], why: str) -> NeutralRequest:
+    """As `parse_unstored_chat`, of the body of `POST /v1/responses`: where that says nothing of it, it is not stored,
+    and its answer says so.
+    """
+    is_silent = body.get("store") is None and body.get("conversation") is None
+    response = parse_responses_request({**body, "store": False} if is_silent else body)
+    _check_unstored(response, why)
+    if response.background:
+        raise unsupported("background", why)
+    return response
+
+
+def _check_unstored(asked: NeutralRequest, why: str) -> None:
+    """Raises RequestError."""
+    if asked.conversation_id is not None:
+        raise unsupported("conversation", why)
+    if asked.store or asked.previous_response_id is not None:
+        raise unsupported("store" if asked.store else "previous_response_id", why)
 
 
 def parse_cancel(value: bytes, custom_id: str) -> JobCancel | None:

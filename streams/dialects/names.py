@@ -21,6 +21,13 @@ OF_MESSAGES: Final[Names] = {
     "stop": "stop_sequences",
     "structured_outputs": "output_config.format",
 }
+OF_ENDPOINTS: Final[Mapping[str, Names]] = {
+    "chat.completions": OF_CHATS,
+    "completions": OF_COMPLETIONS,
+    "responses": OF_RESPONSES,
+    "messages": OF_MESSAGES,
+}
+"""By the dialect that a request was made in. Of one that is not there nothing is called otherwise."""
 
 
 def in_words_of(names: Names, message: str, param: str | None) -> tuple[str, str | None]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, field_validator
 from schemas.request import MAX_INPUT_TOKENS, MAX_INPUTS, Dimensions, Prompt, Sampling
 from schemas.responses import TokenUsage
 from schemas.vectors import numbers_of
+from streams.dialects.echo import echoed, written
 from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, validated
 from streams.dialects.neutral import NeutralRequest
 from streams.dialects.openai_prompts import prompt_of
@@ -21,6 +22,9 @@ EncodingFormat = Literal["float", "base64"]
 
 MOST_VALUES: Final = MAX_INPUT_TOKENS + 4_000
 """Of a body: all tokens that may be embedded at once."""
+
+PARTLY_STATUS: Final = 502
+"""Of what was halted: a part of the vectors is no answer."""
 
 _WHOLE: Final = "an input is embedded whole or refused"
 _VECTORS: Final = "vectors are float32 of length 1"
@@ -72,6 +76,15 @@ class EmbeddingsRequest(NeutralRequest):
     encoding_format: EncodingFormat
 
 
+def echo_of(encoding_format: EncodingFormat) -> str:
+    """For who tells the answer without having read its request; see `format_in`."""
+    return "" if encoding_format == "float" else written({"encoding_format": encoding_format})
+
+
+def format_in(echo: str) -> EncodingFormat:
+    return "base64" if echoed(echo).get("encoding_format") == "base64" else "float"
+
+
 def parse_embeddings_request(body: Mapping[str, Any]) -> EmbeddingsRequest:
     """Raises RequestError naming the field, as a client would write it: `input[3]`."""
     given = asked(EmbeddingsBody, body, NOT_OFFERED, HINTS)
@@ -107,12 +120,19 @@ def embeddings_object(
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": vector
-                if encoding_format == "base64"
-                else orjson.Fragment(orjson.dumps(numbers_of(vector))),
+                "embedding": vector if encoding_format == "base64" else _as_numbers(vector),
             }
             for index, vector in enumerate(vectors)
         ],
         "model": model,
         "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
     }
+
+
+def with_numbers(told: Mapping[str, Any]) -> dict[str, Any]:
+    """An `embeddings_object` with base64, as it is with `float`."""
+    return {**told, "data": [{**each, "embedding": _as_numbers(each["embedding"])} for each in told["data"]]}
+
+
+def _as_numbers(vector: str) -> orjson.Fragment:
+    return orjson.Fragment(orjson.dumps(numbers_of(vector)))

@@ -1,6 +1,6 @@
 """How likely tokens were, in the forms of OpenAI's formats. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from schemas.logprobs import Alternative, RowLogprobs, TokenLogprobs
@@ -37,6 +37,15 @@ def text_logprobs(logprobs: RowLogprobs, text_ends: Sequence[int], offset: int =
         "top_logprobs": [_by_text(each) for each in logprobs],
         "text_offset": [offset + begin for begin in (0, *text_ends[:-1])],
     }
+
+
+def joined(each: Iterable[Mapping[str, list[Any]] | None]) -> dict[str, Any] | None:
+    """The `text_logprobs` of consecutive parts of a choice, as those of all of it; None where nobody asked."""
+    whole: dict[str, list[Any]] = {}
+    for told in each:
+        for name, values in (told or {}).items():
+            whole.setdefault(name, []).extend(values)
+    return whole or None
 
 
 def _by_text(logprobs: TokenLogprobs) -> dict[str, float]:

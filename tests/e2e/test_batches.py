@@ -3,37 +3,73 @@
 import http.client
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import openai
 import pytest
-from openai.types import Batch
+from openai.types import Batch, Completion, CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from deploy.local.runner import Stack
 from tests.e2e.records import usage_rows
-from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, user
+from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, prepared, user
 from tests.faults.history import read_topic
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 CHAT: Final = "/v1/chat/completions"
+EMBEDS: Final = "sluice-embed"
 LINES = 300
 MANY = 1_000
 """Far more than are answered within a minute, at 2,000 tokens each."""
 BATCH_TIMEOUT_S = 180.0
 
 
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with prepared(tmp_path_factory.mktemp("batches"), embeddings=True) as stack:
+        yield stack
+
+
+def asking(url: str, custom_id: str, **fields: Any) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "default", **fields}})
+
+
 def line(custom_id: str, **fields: Any) -> str:
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body(custom_id, **fields)})
+    return asking(CHAT, custom_id, **body(custom_id, **fields))
 
 
-def begun(client: openai.OpenAI, *lines: str, **fields: Any) -> Batch:
+def begun(client: openai.OpenAI, *lines: str, endpoint: Any = CHAT, completion_window: Any = "24h") -> Batch:
     file = client.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id, endpoint=CHAT, completion_window=fields.pop("completion_window", "24h"), **fields
-    )
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=completion_window)
+
+
+def bodies(client: openai.OpenAI, done: Batch) -> dict[str, dict[str, Any]]:
+    """Of the answers, by custom id."""
+    lines = told(client, done.output_file_id)
+    assert all(set(each) == {"id", "custom_id", "response", "error"} for each in lines)
+    assert {(each["response"]["status_code"], each["error"]) for each in lines} <= {(200, None)}
+    return {each["custom_id"]: each["response"]["body"] for each in lines}
+
+
+def errors(client: openai.OpenAI, done: Batch) -> dict[str, tuple[int, str, str | None]]:
+    """Of the other lines, by custom id: the status, 0 where it never ran, the code and the field."""
+    found = {}
+    for each in told(client, done.error_file_id):
+        answer = each["response"] or {"status_code": 0, "body": each}
+        error = answer["body"]["error"]
+        found[each["custom_id"]] = (answer["status_code"], error["code"], error["param"])
+    return found
+
+
+def is_told_elsewhere(stack: Stack, *ids: str) -> bool:
+    """To gateways that serve viewers."""
+    released = b"".join(raw for raw, _ in read_topic(stack, stack.plan.settings.topics.responses.name))
+    return any(each.encode() in released for each in ids)
 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Batch:
@@ -58,12 +94,14 @@ def test_some_hundred_lines_are_answered_once_each_and_billed(stack: Stack, demo
     batch = begun(demo, *lines, "{broken", line("unknown", model="no-such-model"))
     done = ended(demo, batch.id)
     assert (done.status, counts(done)) == ("completed", (LINES + 2, LINES, 2))
-    answers, errors = told(demo, done.output_file_id), told(demo, done.error_file_id)
+    answers, failed = told(demo, done.output_file_id), told(demo, done.error_file_id)
     assert Counter(each["custom_id"] for each in answers) == Counter(f"line-{number}" for number in range(LINES))
     for each in answers:
-        assert is_scripted(each["response"]["body"]["choices"][0]["message"]["content"])
-        assert each["response"]["body"]["usage"]["completion_tokens"] == 4
-    broken, unknown = sorted(errors, key=lambda each: str(each["custom_id"]))
+        answer = ChatCompletion.model_validate(each["response"]["body"], strict=True)
+        assert is_scripted(answer.choices[0].message.content or "")
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+    broken, unknown = sorted(failed, key=lambda each: str(each["custom_id"]))
     assert broken["error"]["code"] == "invalid_json_line"
     assert unknown["response"]["status_code"] == 404
     assert unknown["response"]["body"]["error"]["code"] == "model_not_found"
@@ -73,27 +111,100 @@ def test_some_hundred_lines_are_answered_once_each_and_billed(stack: Stack, demo
     rows = usage_rows(stack, of_lines)
     assert Counter(row["response_id"] for row in rows) == Counter(ids)
     assert {(row["tenant_id"], row["lane"], row["ending"]) for row in rows} == {("demo", "batch", "completed")}
-    # Nothing of them is told to gateways that serve viewers, unlike of any chat.
     chat = demo.chat.completions.create(model="default", messages=user("Hello"), max_tokens=2)
-    released = b"".join(raw for raw, _ in read_topic(stack, stack.plan.settings.topics.responses.name))
-    assert chat.id.encode() in released
-    assert not [each for each in ids if each.encode() in released]
+    assert is_told_elsewhere(stack, chat.id)
+    assert not is_told_elsewhere(stack, *ids)
 
 
 def test_raw_prompts_are_gone_on_with(demo: openai.OpenAI) -> None:
-    asked = {"model": "default", "prompt": "Once upon a time", "max_tokens": 5}
+    url: Final = "/v1/completions"
+    asked: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 5, "ignore_eos": True}
+    lines = [asking(url, "several", **asked, n=3), asking(url, "likely", **asked, logprobs=2)]
+    done = ended(demo, begun(demo, *lines, asking(url, "stored", **asked, store=True), endpoint=url).id)
+    assert (done.status, counts(done)) == ("completed", (3, 2, 1))
+    answers = {name: Completion.model_validate(each, strict=True) for name, each in bodies(demo, done).items()}
+    assert [is_scripted(choice.text) for choice in answers["several"].choices] == [True] * 3
+    [likely] = answers["likely"].choices
+    assert likely.logprobs is not None
+    assert (likely.finish_reason, len(likely.logprobs.tokens or ())) == ("length", 5)
+    single = demo.completions.create(model="default", prompt="Once upon a time", max_tokens=5, logprobs=2)
+    assert set(bodies(demo, done)["likely"]) == set(single.to_dict())
+    assert single.choices[0].logprobs is not None
+    assert likely.logprobs.text_offset == single.choices[0].logprobs.text_offset
+    assert errors(demo, done) == {"stored": (0, "unsupported_parameter", "body.store")}
+
+
+def test_texts_become_the_vectors_that_a_request_of_its_own_gives(stack: Stack, demo: openai.OpenAI) -> None:
+    url: Final = "/v1/embeddings"
+    texts = [f"Text number {index}." for index in range(40)]
     lines = [
-        json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": asked})
-        for number in range(5)
+        asking(url, "numbers", model=EMBEDS, input=texts),
+        asking(url, "base64", model=EMBEDS, input=texts[0], encoding_format="base64"),
+        asking(url, "short", model=EMBEDS, input=texts[:2], dimensions=32),
+        asking(url, "large", model=EMBEDS, input=["x"] * 2_048),
+        asking(url, "chats", input="Hello"),
+        asking(url, "empty", model=EMBEDS, input=["Hello", ""]),
+        asking("/v1/completions", "elsewhere", prompt="Hello"),
     ]
-    file = demo.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
-    batch = demo.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    done = ended(demo, batch.id)
-    assert (done.status, counts(done)) == ("completed", (5, 5, 0))
-    for each in told(demo, done.output_file_id):
-        answer = each["response"]["body"]
-        assert (answer["object"], answer["usage"]["completion_tokens"]) == ("text_completion", 5)
-        assert is_scripted(answer["choices"][0]["text"])
+    done = ended(demo, begun(demo, *lines, endpoint=url).id)
+    assert (done.status, counts(done)) == ("completed", (7, 4, 3))
+    answers = bodies(demo, done)
+    single = {
+        "numbers": demo.embeddings.create(model=EMBEDS, input=texts, encoding_format="float"),
+        "base64": demo.embeddings.create(model=EMBEDS, input=texts[0], encoding_format="base64"),
+        "short": demo.embeddings.create(model=EMBEDS, input=texts[:2], dimensions=32, encoding_format="float"),
+    }
+    assert {name: each.to_dict() for name, each in single.items()} == {name: answers[name] for name in single}
+    for name in ("numbers", "short", "large"):
+        CreateEmbeddingResponse.model_validate(answers[name], strict=True)
+    assert len(answers["large"]["data"]) == 2_048
+    assert errors(demo, done) == {
+        "chats": (400, "unsupported_parameter", "body.model"), "empty": (0, "invalid_request", "body.input[1]"),
+        "elsewhere": (0, "invalid_url", "url"),
+    }  # fmt: skip
+    ids = [each["response"]["request_id"] for each in told(demo, done.output_file_id)]
+    of_lines = f"response_id IN ({', '.join(map(repr, ids))})"
+    until(lambda: len(usage_rows(stack, of_lines)) == len(ids), "the lines are billed", TIMEOUT_S, every_s=0.5)
+    rows = usage_rows(stack, of_lines)
+    assert sum(row["uncached_input_tokens"] for row in rows) == sum(
+        each["usage"]["prompt_tokens"] for each in answers.values()
+    )
+    assert {(row["lane"], row["endpoint"], row["output_tokens"]) for row in rows} == {("batch", "embeddings", 0)}
+    assert not is_told_elsewhere(stack, *ids)
+
+
+def test_responses_are_whole_and_nothing_of_them_is_stored(stack: Stack, demo: openai.OpenAI) -> None:
+    url: Final = "/v1/responses"
+    asked: dict[str, Any] = {"input": "Hello!", "instructions": "Be brief.", "metadata": {"a": "ü"}}
+    lines = [
+        asking(url, "plain", **asked), asking(url, "bound", **asked, max_output_tokens=16),
+        asking(url, "stored", **asked, store=True), asking(url, "background", **asked, background=True),
+        asking(url, "goes-on", **asked, previous_response_id="resp_1"), asking(url, "unknown", model="none", input="a"),
+        asking(url, "long", **asked, max_output_tokens=100_000),
+    ]  # fmt: skip
+    done = ended(demo, begun(demo, *lines, endpoint=url).id)
+    assert (done.status, counts(done)) == ("completed", (7, 2, 5))
+    answers = bodies(demo, done)
+    plain, bound = (Response.model_validate(answers[name], strict=True) for name in ("plain", "bound"))
+    assert (plain.status, bound.status) == ("completed", "incomplete")
+    assert is_scripted(plain.output_text)
+    assert (plain.instructions, plain.metadata, answers["plain"]["store"]) == ("Be brief.", {"a": "ü"}, False)
+    assert bound.usage is not None
+    assert bound.usage.output_tokens == 16
+    single = demo.responses.create(model="default", **asked, store=False, max_output_tokens=16).to_dict()
+    same = {*single} - {"id", "created_at", "output"}
+    assert set(answers["bound"]) == set(single)
+    assert {name: answers["bound"][name] for name in same} == {name: single[name] for name in same}
+    assert errors(demo, done) == {
+        "stored": (0, "unsupported_parameter", "body.store"),
+        "background": (0, "unsupported_parameter", "body.background"),
+        "goes-on": (0, "unsupported_parameter", "body.previous_response_id"),
+        "unknown": (404, "model_not_found", "body.model"),
+        "long": (400, "invalid_request", "body.max_output_tokens"),
+    }
+    with pytest.raises(openai.NotFoundError):
+        demo.responses.retrieve(plain.id)
+    assert not is_told_elsewhere(stack, plain.id, bound.id)
 
 
 def test_a_batch_that_is_cancelled_keeps_what_was_answered(stack: Stack, demo: openai.OpenAI) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, islice, takewhile
 from typing import Final
 
 from streams.clocks import monotonic_ms
@@ -66,8 +67,13 @@ class Arrivals:
             or monotonic_ms() - self._since_ms >= SAVED_AFTER_MS
         )
 
-    def all(self) -> dict[int, Arrived]:
-        return dict(self._waiting)
+    def first(self) -> dict[int, Arrived]:
+        """Those that are saved next, in the order in which they came: one, or as many as have so many bytes together.
+        What is told of them may take five times that, where vectors become numbers.
+        """
+        sizes = accumulate(len(each.value) for each in self._waiting.values())
+        fitting = sum(1 for _ in takewhile(SAVED_BYTES.__ge__, sizes))
+        return dict(islice(self._waiting.items(), max(1, fitting)))
 
     def written(self, arrived: Mapping[int, Arrived]) -> None:
         for line, each in arrived.items():

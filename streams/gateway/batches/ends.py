@@ -55,7 +55,7 @@ class Ends:
     def _told_of(self, line: int, arrived: Arrived) -> Told:
         try:
             result = BatchResult.model_validate_json(arrived.value)
-            return told_of(result, arrived.custom_id, self._held.batch.endpoint)
+            return told_of(result, arrived.custom_id)
         except ValidationError:
             return self.not_run(line, arrived.custom_id, "result_unreadable", "The line's result cannot be read.")
 

@@ -60,13 +60,14 @@ class LineLog:
         return SignedLine(line, request.response_id, asked.custom_id, value, headers)
 
     def _request(self, batch: Batch, line: int, asked: Asked, now_ms: int) -> Request:
-        response_id, chat = self.id_of(batch, line), asked.request
+        response_id, given = self.id_of(batch, line), asked.request
         scope = self._scope(batch)
-        end_user = end_user_pseudonym(self._pseudonym_secret, batch.tenant_id, chat.user)
+        end_user = end_user_pseudonym(self._pseudonym_secret, batch.tenant_id, given.user)
         return Request(
-            response_id=response_id, scope=scope.model_copy(update={"end_user": end_user}), endpoint=chat.endpoint,
-            model=chat.model, messages=chat.messages, prompt=chat.prompt, sampling=chat.sampling, tools=chat.tools,
-            tool_choice=chat.tool_choice, choices=chat.choices, service_tier="batch",
+            response_id=response_id, scope=scope.model_copy(update={"end_user": end_user}), endpoint=given.endpoint,
+            model=given.model, messages=given.messages, prompt=given.prompt, inputs=given.inputs,
+            dimensions=given.dimensions, sampling=given.sampling, tools=given.tools, tool_choice=given.tool_choice,
+            choices=given.choices, service_tier="batch", echo=given.echo,
             reply_to=self._reply_to(batch, line, asked.custom_id, response_id),
             accepted_at_ms=now_ms, deadline_ms=batch.expires_at_ms, stage_ms={"gateway": now_ms},
         )  # fmt: skip

@@ -378,8 +378,9 @@ class BatchRun:
             await self._change(lambda held, _: core.read_on(held, reached))
 
     async def _save_arrived(self) -> None:
-        positions = self._services.results.reached()
-        arrived = self._arrivals.all()
+        arrived = self._arrivals.first()
+        # Where more waits its place is not passed: whoever holds the batch next would not read it.
+        positions = self._services.results.reached() if len(arrived) == len(self._arrivals) else None
         told = await asyncio.to_thread(self._ends().told, arrived)
         await self._save(told, positions=positions)
         self._arrivals.written(arrived)

@@ -2,9 +2,9 @@
 
 from typing import Any, Final, NamedTuple
 
-from schemas.batch import CHAT_URL, BatchResult
+from schemas.batch import BatchResult
 from schemas.endings import ENDINGS, EndingCode
-from streams.dialects.openai_batch import COMPLETIONS_URL
+from streams.dialects.openai_embeddings import PARTLY_STATUS, with_numbers
 from streams.dialects.openai_error import error_object
 from streams.gateway.http.answers import json_bytes
 from streams.ids import parse_response_id
@@ -48,13 +48,13 @@ def unpacked(text: str) -> Place | None:
     return Place(batch_id, int(line), custom_id)
 
 
-def told_of(result: BatchResult, custom_id: str, endpoint: str = CHAT_URL) -> Told:
+def told_of(result: BatchResult, custom_id: str) -> Told:
     """An answer, or the error that there is instead of one, with its status as a request of its own would have it."""
     line_id = f"{_LINE_PREFIX}{parse_response_id(result.id).unique}"
     if result.response is not None:
         response = result.response.model_dump()
-        if endpoint == COMPLETIONS_URL:
-            response["body"] = _text_completion(response["body"])
+        if result.vectors_as == "float":
+            response["body"] = with_numbers(response["body"])
         if result.left_out:
             response["left_out"] = result.left_out
         return Told(True, custom_id, _line(line_id, custom_id, response, None))
@@ -63,23 +63,14 @@ def told_of(result: BatchResult, custom_id: str, endpoint: str = CHAT_URL) -> To
     rule = ENDINGS[EndingCode(error.code)] if error.code in {*EndingCode} else None
     if rule is not None and EndingCode(error.code) in _UNANSWERED:
         return not_run(result.id, custom_id, _UNANSWERED[EndingCode(error.code)])
-    status, error_type = (500, "server_error") if rule is None else (rule.status, rule.error_type)
+    if rule is None:
+        status, error_type = 500, "server_error"
+    else:
+        status, error_type = rule.status if rule.is_error else PARTLY_STATUS, rule.error_type
     param = None if error.param is None else f"body.{error.param}"
     body = error_object(error.code, error.message, error_type, param)
     response = {"status_code": status, "request_id": result.id, "body": body}
     return Told(False, custom_id, _line(line_id, custom_id, response, None))
-
-
-def _text_completion(chat: dict[str, Any]) -> dict[str, Any]:
-    """Of a raw prompt: whole results are told as chats."""
-    choices = [
-        {
-            "index": each["index"], "text": each["message"]["content"], "logprobs": None,
-            "finish_reason": each["finish_reason"],
-        }
-        for each in chat["choices"]
-    ]  # fmt: skip
-    return {**chat, "object": "text_completion", "choices": choices}
 
 
 def not_run(response_id: str, custom_id: str, code: str, message: str = "", param: str | None = None) -> Told:

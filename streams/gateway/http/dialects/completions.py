@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Unpack
 
 from schemas.responses import Started
 from streams.dialects.names import OF_COMPLETIONS
 from streams.dialects.openai_completion import Ended
 from streams.dialects.openai_generation import GenerationRequest
-from streams.dialects.openai_logprobs import text_logprobs
+from streams.dialects.openai_logprobs import joined, text_logprobs
 from streams.dialects.openai_text_completion import (
     TextChunkWriter,
     parse_completion_request,
@@ -61,14 +62,9 @@ class Completions(OpenAiDialect):
 
 def _whole(spans: Sequence[Span]) -> tuple[str, dict[str, Any] | None]:
     """Of a choice its text, and how likely its tokens were."""
-    logprobs: dict[str, list[Any]] = {}
-    offset = 0
-    for span in spans:
-        told = text_logprobs(span.logprobs, span.text_ends, offset) or {}
-        for name, each in told.items():
-            logprobs.setdefault(name, []).extend(each)
-        offset += len(span.text)
-    return "".join([span.text for span in spans]), logprobs or None
+    offsets = accumulate((len(span.text) for span in spans), initial=0)
+    told = [text_logprobs(span.logprobs, span.text_ends, offset) for span, offset in zip(spans, offsets, strict=False)]
+    return "".join([span.text for span in spans]), joined(told)
 
 
 COMPLETIONS = Completions()

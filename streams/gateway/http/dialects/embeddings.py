@@ -8,6 +8,7 @@ from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Started, Terminal, TokenUsage
 from streams.dialects.openai_embeddings import (
     MOST_VALUES,
+    PARTLY_STATUS,
     EmbeddingsRequest,
     EncodingFormat,
     embeddings_object,
@@ -40,11 +41,12 @@ class Embeddings(OpenAiRefusals):
         _refuse_stream()
 
     def whole(self, asked: EmbeddingsRequest, answer: Answer) -> dict[str, Any]:
-        """Raises ApiError for what was halted: a part of the vectors is no answer."""
+        """Raises ApiError for what was halted."""
         terminal = answer.terminal
         if terminal.code is not EndingCode.COMPLETED:
             rule = ENDINGS[terminal.code]
-            raise ApiError(502, terminal.code.value, terminal.message or rule.message, error_type=rule.error_type)
+            message = terminal.message or rule.message
+            raise ApiError(PARTLY_STATUS, terminal.code.value, message, error_type=rule.error_type)
         return embeddings_object(answer.model, vectors_of(answer.spans), asked.encoding_format, terminal.usage)
 
     def state(self, snapshot: Snapshot, asked: EmbeddingsRequest | None = None) -> dict[str, Any]:

@@ -104,7 +104,13 @@ async def test_a_job_may_ask_for_several_answers(world: World) -> None:
     assert (work.choices, opened.choices, opened.lane) == (3, 3, Lane.BATCH)
 
 
-async def test_a_job_asks_for_no_more_probabilities_than_one_result_holds(world: World) -> None:
+@pytest.mark.parametrize(
+    ("asks", "param"),
+    [({}, "top_logprobs"), ({"endpoint": "completions", "messages": [], "prompt": "Once"}, "logprobs")],
+)
+async def test_a_job_asks_for_no_more_probabilities_than_one_result_holds(
+    world: World, asks: dict[str, Any], param: str
+) -> None:
     world.change("gold", limits=Limits(max_output_tokens=100_000))
     world.catalog._models = tuple(
         model.model_copy(update={"context_window": 100_000}) for model in world.catalog.models()
@@ -114,8 +120,11 @@ async def test_a_job_asks_for_no_more_probabilities_than_one_result_holds(world:
     job = world.request().reply_to.model_copy(update={"results_topic": "local.results.gold", "custom_id": "line-1"})
     for max_tokens, reply_to in ((most, job), (most + 1, job), (most + 1, world.request().reply_to)):
         sampling = Sampling(max_tokens=max_tokens, logprobs=per_token - 1)
-        request = world.request(tenant="gold", response_id=IDS.mint(3), choices=2, sampling=sampling, reply_to=reply_to)
+        request = world.request(
+            tenant="gold", response_id=IDS.mint(3), choices=2, sampling=sampling, reply_to=reply_to, **asks
+        )
         await world.pipeline.handle_request(world.record(request))
     assert len(world.log.of(Opened, "local.generated")) == 2
     [(_, ending)] = world.log.of(Ending, "local.generated")
-    assert (ending.code, ending.param) == (EndingCode.INVALID_REQUEST, "top_logprobs")
+    assert (ending.code, ending.param) == (EndingCode.INVALID_REQUEST, param)
+    assert f"({param} + 1)" in ending.message

@@ -9,7 +9,7 @@ from schemas.batch import LineCancel
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
 from schemas.generated import Opened
-from schemas.request import Lane, ReplyTo, Request
+from schemas.request import AdmittedRequest, Lane, ReplyTo, Request
 from streams.directory import Limits
 from streams.ids import parse_response_id
 from streams.log.port import Headers, LogRecord
@@ -50,6 +50,30 @@ async def test_a_line_of_a_batch_is_admitted_to_the_batch_lane(world: World) -> 
     assert (opened.response_id, opened.lane, opened.reply_to) == (request.response_id, Lane.BATCH, request.reply_to)
     assert opened.reply_to.is_untold
     assert not world.log.endings
+
+
+async def test_a_line_of_texts_to_embed_waits_in_the_batch_lane_of_the_model_s_pool(world: World) -> None:
+    world.beat(pool="other")
+    request = line(
+        world, model="embed", endpoint="embeddings", messages=[], inputs=["Once upon a time", [5, 0, 7]],
+        dimensions=64, sampling={},
+    )  # fmt: skip
+    await world.submit(record(world, request))
+    [(_, work)] = world.log.of(AdmittedRequest, "local.inference.other.batch")
+    assert (work.input_ends, work.dimensions, work.reply_to) == ([5, 8], 64, request.reply_to)
+
+
+async def test_what_a_line_repeats_of_its_request_is_told_with_its_answer_alone(world: World) -> None:
+    world.beat()
+    echo = '{"instructions":"Be brief."}'
+    good, refused = (
+        line(world, number, endpoint="responses", echo=echo, model=model)
+        for number, model in enumerate(("tiny", "secret"))
+    )
+    await world.submit(record(world, good), record(world, refused, offset=4))
+    ((_, opened),) = world.log.of(Opened, "local.generated")
+    (ending,) = world.log.endings
+    assert (opened.echo, ending.echo) == (echo, "")
 
 
 async def test_a_line_that_is_written_again_is_decided_once(world: World) -> None:

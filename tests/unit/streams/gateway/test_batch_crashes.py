@@ -72,16 +72,34 @@ async def test_killed_after_any_step_every_line_ends_once(step: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     lines=st.integers(1, 30), broken=st.integers(0, len(BROKEN)), in_flight=st.integers(1, 40),
-    kills=st.sets(st.integers(0, 60), max_size=25),
+    kills=st.sets(st.integers(0, 60), max_size=25), saved_bytes=st.sampled_from((1, 1_500, arrivals.SAVED_BYTES)),
 )  # fmt: skip
 def test_killed_as_often_as_one_likes_every_line_ends_once(
-    lines: int, broken: int, in_flight: int, kills: set[int]
+    lines: int, broken: int, in_flight: int, kills: set[int], saved_bytes: int
 ) -> None:
     async def story() -> None:
         # The second line of its own number is broken only where there is a first one.
         await all_ended_once(await killed(lines, broken, kills, in_flight), lines, broken)
 
-    asyncio.run(story())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals, "SAVED_BYTES", saved_bytes)
+        asyncio.run(story())
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=12))
+def test_what_is_saved_together_is_bounded_and_nothing_waits_for_ever(sizes: list[int]) -> None:
+    waiting = arrivals.Arrivals()
+    for number, size in enumerate(sizes):
+        waiting.put(number, arrivals.Arrived("a", bytes(size)))
+    saved: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals, "SAVED_BYTES", 10)
+        while len(waiting):
+            first = waiting.first()
+            assert len(first) == 1 or sum(len(each.value) for each in first.values()) <= 10
+            waiting.written(first)
+            saved += first
+    assert saved == [*range(len(sizes))]
 
 
 async def test_whoever_lost_its_lease_changes_nothing() -> None:

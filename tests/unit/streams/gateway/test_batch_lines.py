@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 
 from schemas.base import Scope
 from schemas.batch import BatchError, BatchResponse, BatchResult
+from schemas.request import MAX_INPUT_TOKENS
+from schemas.vectors import as_text
+from streams.dialects.openai_batch import ENDPOINTS
+from streams.dialects.openai_embeddings import format_in
+from streams.dialects.responses.objects import read_echo
 from streams.gateway.batches.lines import MAX_CUSTOM_ID_CHARS, BrokenLine, Line, Lines, custom_id_of, read_line
 from streams.gateway.batches.told import Place, not_run, packed, told_of, unpacked
 from streams.gateway.batches.validation import Validation
 from tests.unit.streams.gateway.batch_stories import CHAT, custom_ids, line
 
-TEXT = "/v1/completions"
+TEXT, VECTORS, RESPONSES = "/v1/completions", "/v1/embeddings", "/v1/responses"
+SCOPE = Scope(tenant_id="acme")
 ID = f"resp_local-3_{'a' * 32}"
 GOOD: dict[str, Any] = json.loads(line("a"))
 BLANK = st.sampled_from([b"", b" ", b"\r", b"\t \x0b\x0c\r"])
@@ -93,31 +99,80 @@ def test_a_broken_line_names_its_field(change: dict[str, Any], code: str, param:
     assert broken.value.custom_id == (change.get("custom_id", "a") if "custom_id" not in change else "")
 
 
+def asking(url: str, **body: Any) -> bytes:
+    return json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": {"model": "tiny", **body}}).encode()
+
+
 def test_a_line_of_a_raw_prompt_is_read() -> None:
-    given = {"custom_id": "a", "method": "POST", "url": TEXT, "body": {"model": "tiny", "prompt": "Once", "n": 2}}
-    asked = read_line(json.dumps(given).encode(), TEXT)
-    assert (asked.request.endpoint, asked.request.prompt, asked.request.choices) == ("completions", "Once", 2)
-    given["body"] = {"model": "tiny", "prompt": "Once", "logprobs": 1}
+    asked = read_line(asking(TEXT, prompt="Once", n=2, logprobs=1), TEXT).request
+    assert (asked.endpoint, asked.prompt, asked.choices, asked.sampling.logprobs) == ("completions", "Once", 2, 1)
+
+
+def test_a_line_of_texts_to_embed_is_read_with_the_form_of_its_vectors() -> None:
+    asked = read_line(asking(VECTORS, input=["Once", [5, 7]], dimensions=64), VECTORS).request
+    assert (asked.endpoint, asked.inputs, asked.dimensions) == ("embeddings", ["Once", [5, 7]], 64)
+    assert format_in(asked.echo) == "float"
+    asked = read_line(asking(VECTORS, input="Once", encoding_format="base64"), VECTORS).request
+    assert format_in(asked.echo) == "base64"
+
+
+def test_a_line_may_hold_as_many_tokens_as_a_request_for_vectors() -> None:
+    raw = asking(VECTORS, input=[[1] * 100_000] * 3)
+    assert sum(map(len, read_line(raw, VECTORS).request.inputs)) == MAX_INPUT_TOKENS
+    assert custom_id_of(raw) == "a"
     with pytest.raises(BrokenLine) as broken:
-        read_line(json.dumps(given).encode(), TEXT)
-    assert (broken.value.code, broken.value.param) == ("unsupported_parameter", "body.logprobs")
+        read_line(asking(CHAT, messages=[[1] * 100_000] * 3), CHAT)
+    assert broken.value.code == "invalid_json_line"
 
 
-def test_an_answer_to_a_raw_prompt_is_a_text_completion() -> None:
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": " upon"},
-        "logprobs": None,
-        "finish_reason": "stop",
-    }
-    body = {"id": ID, "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice], "usage": {}}
+def test_a_line_of_a_response_is_not_stored_and_says_so() -> None:
+    for more in ({}, {"store": None}, {"store": False}, {"background": False, "previous_response_id": None}):
+        asked = read_line(asking(RESPONSES, input="Hi", instructions="Be brief.", **more), RESPONSES).request
+        assert (asked.endpoint, asked.store, asked.previous_response_id) == ("responses", False, None)
+        assert [message.text for message in asked.messages] == ["Be brief.", "Hi"]
+        told = read_echo(asked.echo)
+        assert (told["store"], told["instructions"], "background" in told) == (False, "Be brief.", False)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        (RESPONSES, {"input": "Hi", "store": True}, "store"),
+        (RESPONSES, {"input": "Hi", "background": True}, "background"),
+        (RESPONSES, {"input": "Hi", "conversation": "conv_1"}, "conversation"),
+        (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        (RESPONSES, {"input": "Hi", "store": "yes"}, "store"), (RESPONSES, {"input": "", "messages": 1}, "messages"),
+        (RESPONSES, {"input": [{"role": "user", "content": 1}]}, "input[0].content"),
+        (TEXT, {"prompt": "Hi", "store": True}, "store"), (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+        (VECTORS, {"input": ["a", ""]}, "input[1]"), (VECTORS, {"input": "a", "dimensions": 0}, "dimensions"),
+        (VECTORS, {"input": "a", "stream": True}, "stream"), (VECTORS, {"input": "a", "n": 1}, "n"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_what_an_endpoint_does_not_take_of_a_line_is_named(url: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(BrokenLine) as broken:
+        read_line(asking(url, **body), url)
+    assert broken.value.param == f"body.{param}"
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_line_asks_the_endpoint_of_its_batch(endpoint: str) -> None:
+    for url in {*ENDPOINTS, "/v1/messages"} - {endpoint}:
+        with pytest.raises(BrokenLine) as broken:
+            read_line(asking(url), endpoint)
+        assert (broken.value.code, broken.value.param) == ("invalid_url", "url")
+        assert endpoint in broken.value.message
+
+
+@pytest.mark.parametrize("vectors_as", [None, "float"])
+def test_vectors_are_told_as_they_were_asked_for(vectors_as: Any) -> None:
+    vector = as_text([0.5, -1.25])
+    body = {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": vector}]}
     response = BatchResponse(status_code=200, request_id=ID, body=body)
-    told = told_of(BatchResult(scope=Scope(tenant_id="acme"), id=ID, custom_id="packed", response=response), "a", TEXT)
-    answer = json.loads(told.text)["response"]["body"]
-    assert (answer["object"], answer["choices"]) == (
-        "text_completion",
-        [{"index": 0, "text": " upon", "logprobs": None, "finish_reason": "stop"}],
-    )
+    result = BatchResult(scope=SCOPE, id=ID, custom_id="packed", response=response, vectors_as=vectors_as)
+    read = BatchResult.model_validate_json(result.encode())
+    [item] = json.loads(told_of(read, "a").text)["response"]["body"]["data"]
+    assert item["embedding"] == ([0.5, -1.25] if vectors_as else vector)
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"\xff", b'{"a": 1, "a": 2}', b'{"a": NaN}', b'"\\ud800"'])
@@ -157,14 +212,16 @@ def test_validation_counts_and_names_what_is_broken() -> None:
 
 
 def test_errors_are_told_as_a_request_of_its_own_would_be() -> None:
-    scope = Scope(tenant_id="acme")
     error = BatchError(code="context_length_exceeded", message="Too long.", param="messages")
-    result = BatchResult(scope=scope, id=ID, custom_id="packed", error=error)
+    result = BatchResult(scope=SCOPE, id=ID, custom_id="packed", error=error)
     told = json.loads(told_of(result, "a").text)
     assert told["response"]["status_code"] == 400
     assert told["response"]["body"]["error"]["param"] == "body.messages"
     own = BatchError(code="result_too_large", message="Too large.")
     assert json.loads(told_of(result.model_copy(update={"error": own}), "a").text)["response"]["status_code"] == 500
+    halted = BatchError(code="safety_halted", message="Halted.")
+    told = json.loads(told_of(result.model_copy(update={"error": halted}), "a").text)
+    assert (told["response"]["status_code"], told["response"]["body"]["error"]["code"]) == (502, "safety_halted")
     swept = json.loads(not_run(ID, "a", "batch_expired").text)
     assert (swept["id"], swept["response"], swept["error"]["code"]) == (
         f"batch_req_{'a' * 32}",

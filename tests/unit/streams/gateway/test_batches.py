@@ -265,7 +265,8 @@ async def test_a_file_lasts_for_as_long_as_its_client_says(stack: Stack) -> None
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"), ({"completion_window": "25h"}, "completion_window"),
+        ({"endpoint": "/v1/messages"}, "endpoint"), ({"endpoint": "/v1/embed"}, "endpoint"),
+        ({"completion_window": "25h"}, "completion_window"),
         ({"completion_window": "59s"}, "completion_window"), ({"completion_window": "soon"}, "completion_window"),
         ({"input_file_id": 3}, "input_file_id"), ({"metadata": {"a": 1}}, "metadata.a"), ({"x": 1}, "x"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 3_600}}, "output_expires_after"),
