@@ -34,6 +34,8 @@ class Place(NamedTuple):
     is_newest: bool
     opening: bytes
     """What the conversation begins with."""
+    turns_begun: int | None = None
+    """See `NewTurn`."""
 
     @property
     def field(self) -> str:
@@ -172,7 +174,8 @@ class ConversationObjects:
             return Place(conversation_id, None, False, opening)
         if parent is None:
             ask = partial(self._store.head, tenant_id, conversation_id, response_id)
-            return Place(conversation_id, await in_turn(reads, tenant_id, ask), True, opening)
+            head = await in_turn(reads, tenant_id, ask)
+            return Place(conversation_id, head.response_id, True, opening, head.turns_begun)
         is_turn = partial(self._store.is_turn, tenant_id, conversation_id, parent)
         if not await in_turn(reads, tenant_id, is_turn):
             raise previous_not_found(parent)

@@ -114,7 +114,8 @@ class Conversations:
                     raise
         opening = read(place.opening) if place.opening else []
         whole = await self._with(principal, asked, opening, turns)
-        return whole.model_copy(update={"previous_response_id": turns[-1].response_id if turns else None})
+        goes_on_with = turns[-1].response_id if turns else None
+        return whole.model_copy(update={"previous_response_id": goes_on_with, "turns_begun": place.turns_begun})
 
     async def _with(
         self, principal: Principal, asked: _Asked, opening: Sequence[Message], turns: Sequence[_Turn]

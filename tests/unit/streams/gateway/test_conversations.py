@@ -239,6 +239,64 @@ async def test_while_its_last_turn_runs_another_one_is_told_so(stack: Stack, api
     assert [text for _, text in said(asked)] == ["One", "1", "Two"]
 
 
+def in_one_moment(stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests each has found what it goes on with before the other one is written."""
+    both, opened = asyncio.Barrier(2), stored.open
+
+    async def open_together(turn: NewTurn) -> None:
+        async with both:
+            monkeypatch.setattr(stored, "open", opened)
+        await opened(turn)
+
+    monkeypatch.setattr(stored, "open", open_together)
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["", "with keys"])
+async def test_of_two_in_one_moment_one_is_the_next_turn(
+    stack: Stack, api: openai.AsyncOpenAI, stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    conversation = (await api.conversations.create()).id
+    await ask(stack, api, "One", ["1"], conversation=conversation)
+    before = len(stack.pipeline.requests())
+    in_one_moment(stored, monkeypatch)
+    async with client(stack) as http:
+
+        async def post(text: str) -> httpx.Response:
+            headers = {"idempotency-key": text} if keyed else {}
+            body = {"model": "small", "input": text, "conversation": conversation}
+            return await http.post("/v1/responses", json=body, headers=headers)
+
+        asking = {text: asyncio.ensure_future(post(text)) for text in ("Two", "Zwei")}
+        request = await stack.pipeline.next_request()
+        [_, _, (_, text)] = said(request)
+        other = "Zwei" if text == "Two" else "Two"
+        refused = await asking[other]
+        status, code, _, param = error_of(refused)
+        assert (status, code, param) == (409, "conversation_in_progress", "conversation")
+        assert int(refused.headers["retry-after-ms"]) > 0
+        assert len(stack.pipeline.requests()) == before + 1, "the log has nothing of it"
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["2"])
+        stack.pipeline.end(request, 2)
+        assert (await asking[text]).status_code == 200
+        again = asyncio.ensure_future(post(other))
+        assert [each for _, each in said(await stack.pipeline.answer(["3"]))] == ["One", "1", text, "2", other]
+        assert (await again).status_code == 200, "nor does its key stand for anything"
+
+
+async def test_a_branch_begins_though_another_turn_begins_in_that_moment(
+    stack: Stack, api: openai.AsyncOpenAI, stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = (await api.conversations.create()).id
+    first, _ = await ask(stack, api, "One", ["1"], conversation=conversation)
+    in_one_moment(stored, monkeypatch)
+    named = {"conversation": conversation, "previous_response_id": first.id}
+    both = asyncio.gather(*(api.responses.create(model="small", input=text, **named) for text in ("Two", "Zwei")))
+    for _ in range(2):
+        await stack.pipeline.answer(["2"])
+    assert {each.previous_response_id for each in await both} == {first.id}
+
+
 async def test_a_newest_turn_that_is_dropped_meanwhile_is_passed_over(
     stack: Stack, api: openai.AsyncOpenAI, stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
