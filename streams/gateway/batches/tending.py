@@ -1,5 +1,5 @@
-"""Removes what is due: blobs of files that are gone, batches that ended long ago, what writers have left that were
-killed or late.
+"""Removes what is due: blobs of files that are gone or unknown, batches that ended long ago, what writers have left
+that were killed or late.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import structlog
 from streams.blobs.port import Blobs, BlobsUnavailable, name_of
 from streams.gateway.batches.port import Batches
 from streams.gateway.files.port import Files, blob_of
+from streams.gateway.files.sweeping import Sweeping
 from streams.metadata.unavailable import MetadataUnavailable
 from streams.topics import DAY_MS
 
@@ -29,6 +30,7 @@ class Tending:
         self._batches = batches
         self._blobs = blobs
         self._kept_days = kept_days
+        self._sweeping = Sweeping(files, blobs)
 
     async def tend(self) -> None:
         """Until cancelled."""
@@ -43,6 +45,7 @@ class Tending:
 
     async def once(self) -> None:
         """Raises MetadataUnavailable, BlobsUnavailable."""
+        await self._sweeping.look()
         for _ in range(MAX_SLICES):
             due = await self._files.due(AT_ONCE)
             for file_id in due:

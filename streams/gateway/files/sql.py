@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, tuple_, update
 
-from streams.gateway.files.port import UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
+from streams.gateway.files.port import CONDEMNED_KEPT_MS, UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.insertion import insertion_into
@@ -108,9 +108,11 @@ class SqlFiles:
     async def due(self, limit: int) -> list[str]:
         def work(connection: Connection) -> list[str]:
             now_ms = database_now_ms(connection)
-            late = and_(_F.created_at_ms.is_(None), _F.begun_at_ms <= now_ms - UPLOADED_WITHIN_MS)
+            late = and_(
+                _F.created_at_ms.is_(None), _F.gone_at_ms.is_(None), _F.begun_at_ms <= now_ms - UPLOADED_WITHIN_MS
+            )
             expired = and_(_F.expires_at_ms <= now_ms, ~_IN_USE)
-            query = select(_F.file_id).where(or_(_F.gone_at_ms.is_not(None), late, expired)).limit(limit)
+            query = select(_F.file_id).where(or_(_F.gone_at_ms <= now_ms, late, expired)).limit(limit)
             found = list(connection.execute(query.with_for_update(skip_locked=True)).scalars())
             if found:
                 gone = update(FILES).where(_F.file_id.in_(found), _F.gone_at_ms.is_(None))
@@ -124,6 +126,21 @@ class SqlFiles:
         deletion = delete(FILES).where(_F.file_id.in_(file_ids), is_not_there)
         if file_ids:
             await self._database.write(lambda connection: connection.execute(deletion))
+
+    async def unknown(self, file_ids: Sequence[str]) -> list[str]:
+        query = select(_F.file_id).where(_F.file_id.in_(file_ids))
+        known = await self._database.read(lambda connection: {*connection.execute(query).scalars()})
+        return [each for each in file_ids if each not in known]
+
+    async def condemn(self, file_ids: Sequence[str]) -> None:
+        def work(connection: Connection) -> None:
+            now_ms = database_now_ms(connection)
+            gone = {"tenant_id": "", "begun_at_ms": now_ms, "gone_at_ms": now_ms + CONDEMNED_KEPT_MS}
+            rows = [{"file_id": each, **gone} for each in sorted(file_ids)]
+            connection.execute(insertion_into(connection, FILES).on_conflict_do_nothing(), rows)
+
+        if file_ids:
+            await self._database.write(work)
 
 
 def _held(connection: Connection, tenant_id: str) -> Share:
