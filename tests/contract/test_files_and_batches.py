@@ -112,12 +112,15 @@ async def test_a_file_is_seen_once_it_is_complete(stores: Stores) -> None:
 
 async def test_a_file_of_another_tenant_is_as_unknown_as_none(stores: Stores) -> None:
     await add(stores, "f")
+    await stores.files.begin("beta", "begun")
     for tenant, file_id in (("beta", "f"), ("acme", "g")):
         assert await stores.files.one(tenant, file_id) is None
         assert await stores.files.delete(tenant, file_id) is Deletion.UNKNOWN
     assert await stores.files.page("beta", Page()) == []
     assert await stores.files.page("beta", Page(after="f")) is None
     assert await stores.files.held_bytes("beta") == 0
+    await add(stores, "of-beta", tenant="beta")
+    assert (await stores.files.held_bytes("beta"), await stores.files.held()) == (10, Share(2, 20)), "of all together"
 
 
 async def test_a_tenant_has_its_share_and_no_more(stores: Stores) -> None:

@@ -82,6 +82,11 @@ class MemoryFiles:
     async def held_bytes(self, tenant_id: str) -> int:
         return sum(file.size_bytes for file in self._there(tenant_id))
 
+    async def held(self) -> Share:
+        tenants = {row.tenant_id for row in self._at_hand().values()}
+        files = [file for tenant_id in tenants for file in self._there(tenant_id)]
+        return Share(len(files), sum(file.size_bytes for file in files))
+
     async def one(self, tenant_id: str, file_id: str) -> StoredFile | None:
         return next((file for file in self._there(tenant_id) if file.file_id == file_id), None)
 

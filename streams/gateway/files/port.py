@@ -42,7 +42,7 @@ class StoredFile:
 
 
 class Share(NamedTuple):
-    """What a tenant may have of files."""
+    """What a tenant may have of files, or has."""
 
     files: int
     size_bytes: int
@@ -78,6 +78,9 @@ class Files(Protocol):
 
     async def held_bytes(self, tenant_id: str) -> int:
         """Of all files that are there."""
+
+    async def held(self) -> Share:
+        """The same of all tenants, and how many files."""
 
     async def one(self, tenant_id: str, file_id: str) -> StoredFile | None: ...
 

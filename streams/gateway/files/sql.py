@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, true, tuple_, update
 
 from streams.gateway.files.port import CONDEMNED_KEPT_MS, UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
 from streams.metadata.clock import database_now_ms
@@ -64,7 +64,10 @@ class SqlFiles:
         return await self._database.write(work)
 
     async def held_bytes(self, tenant_id: str) -> int:
-        return await self._database.read(lambda connection: _held(connection, tenant_id).size_bytes)
+        return (await self._database.read(lambda connection: _held(connection, _F.tenant_id == tenant_id))).size_bytes
+
+    async def held(self) -> Share:
+        return await self._database.read(lambda connection: _held(connection, true()))
 
     async def one(self, tenant_id: str, file_id: str) -> StoredFile | None:
         def work(connection: Connection) -> StoredFile | None:
@@ -143,9 +146,9 @@ class SqlFiles:
             await self._database.write(work)
 
 
-def _held(connection: Connection, tenant_id: str) -> Share:
+def _held(connection: Connection, whose: ColumnElement[bool]) -> Share:
     """Expired ones among them, until they are deleted."""
-    own = and_(_F.tenant_id == tenant_id, _F.gone_at_ms.is_(None), _F.created_at_ms.is_not(None))
+    own = and_(whose, _F.gone_at_ms.is_(None), _F.created_at_ms.is_not(None))
     files, size_bytes = connection.execute(select(func.count(), func.sum(_F.size_bytes)).where(own)).one()
     return Share(files, int(size_bytes or 0))
 
@@ -153,5 +156,5 @@ def _held(connection: Connection, tenant_id: str) -> Share:
 def has_room(connection: Connection, tenant_id: str, share: Share, size_bytes: int = 1) -> bool:
     """For one more file, of so many bytes. Nobody else of the tenant takes it before the transaction ends."""
     lock_tenant(connection, "files", tenant_id)
-    held = _held(connection, tenant_id)
+    held = _held(connection, _F.tenant_id == tenant_id)
     return held.files < share.files and held.size_bytes + size_bytes <= share.size_bytes

@@ -315,7 +315,8 @@ class Socket:
         try:
             snapshot = await self._gateway.cancel(principal, message.response_id)
         except ApiError as error:
-            return self._refuse_ask(error, message)
+            self._refuse_ask(error, message)
+            return
         if snapshot.terminal is not None and message.response_id not in self._watched:
             self._say(terminal_message(message.response_id, snapshot.terminal))
 

@@ -3,11 +3,12 @@
 import pytest
 
 from streams.gateway.batches import run as run_module
+from streams.gateway.batches import tending as tending_module
 from streams.gateway.batches.core import Status
 from streams.gateway.batches.run import BatchRun, LostLease
 from streams.gateway.batches.tending import Tending
 from streams.gateway.files import sweeping
-from streams.gateway.files.port import CONDEMNED_KEPT_MS, StoredFile, blob_of
+from streams.gateway.files.port import CONDEMNED_KEPT_MS, Share, StoredFile, blob_of
 from tests.unit.streams.gateway.batch_stories import Story, custom_ids, line
 
 PART = "batches/batch_0123/1.output"
@@ -119,3 +120,18 @@ async def test_a_database_that_knows_few_of_the_files_removes_none() -> None:
     await story.files.begin("acme", "file-0")
     await tending(story).once()
     assert len(story.blobs.names()) == 3
+
+
+async def test_what_all_tenants_have_of_files_is_measured_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    story, at_ms = Story(), 0
+    monkeypatch.setattr(tending_module, "monotonic_ms", lambda: at_ms)
+    measured: list[Share] = []
+    tends = Tending(story.files, story.batches, story.blobs, 30, measured.append)
+    await story.upload(b"12345")
+    await tends.once()
+    await story.upload(b"678", "file-2", "beta")
+    await tends.once()
+    assert measured == [Share(1, 5)]
+    at_ms = tending_module.MEASURED_EVERY_MS
+    await tends.once()
+    assert measured == [Share(1, 5), Share(2, 8)]
