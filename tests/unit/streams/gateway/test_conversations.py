@@ -14,8 +14,7 @@ from schemas.endings import EndingCode
 from streams.gateway.service import conversations
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import NewTurn
-from streams.settings import Settings
-from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, memory_log, serving, until
+from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 from tests.unit.streams.gateway.http_clients import HELLO, client, sdk
 from tests.unit.streams.gateway.socket_clients import dial, hear_until_terminal, say
 from tests.unit.streams.gateway.stored_stories import ADD, ask, ask_for_calls, completed, error_of, said
@@ -28,17 +27,6 @@ def strict(stack: Stack, api_key: str = KEY) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=f"{stack.url}/v1", api_key=api_key, max_retries=0, _strict_response_validation=True
     )  # fmt: skip
-
-
-@pytest.fixture
-def stored() -> MemoryStoredResponses:
-    return MemoryStoredResponses()
-
-
-@pytest.fixture
-async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncIterator[Stack]:
-    async with serving(settings, memory_log(settings), stored=stored) as served:
-        yield served
 
 
 @pytest.fixture

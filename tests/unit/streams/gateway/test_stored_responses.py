@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -49,17 +49,6 @@ from tests.unit.streams.gateway.stored_stories import (
 from tests.unit.streams.gateway.test_responses import HELLO, content_of, events_after, left_memory
 
 STRANGER = {"authorization": f"Bearer {OTHER_KEY}"}
-
-
-@pytest.fixture
-def stored() -> MemoryStoredResponses:
-    return MemoryStoredResponses()
-
-
-@pytest.fixture
-async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncIterator[Stack]:
-    async with serving(settings, memory_log(settings), stored=stored) as served:
-        yield served
 
 
 async def test_three_turns_go_on_by_id(stack: Stack) -> None:
