@@ -71,7 +71,7 @@ class ShownTurns(NamedTuple):
     all_turns: Turns
 
 
-class ConversationObjects:
+class Conversations:
     """A conversation with an owner is there for that end user's tokens and for API keys, one without for all of its
     tenant. Every method raises ApiError: 404 for what is not there or somebody else's, 503 while the database is away.
     """

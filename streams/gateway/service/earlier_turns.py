@@ -15,7 +15,7 @@ from streams.dialects.json_body import LARGE_CHARS
 from streams.dialects.neutral import NeutralRequest
 from streams.gateway.errors import ApiError
 from streams.gateway.history.replay import UnreadableEntry
-from streams.gateway.service.conversation_objects import ConversationObjects, Place
+from streams.gateway.service.conversations import Conversations, Place
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.large_work import LargeWork
 from streams.gateway.service.lookup import Lookup
@@ -69,10 +69,10 @@ class _CameToNothing(Exception):
         self.previous_response_id = previous_response_id
 
 
-class Conversations:
+class EarlierTurns:
     def __init__(
         self, kept: StoredReplays, lookup: Lookup, resumption: Resumption, patience: Patience, large_work: LargeWork,
-        max_bytes: int, places: ConversationObjects,
+        max_bytes: int, places: Conversations,
     ) -> None:  # fmt: skip
         self._kept = kept
         self._lookup = lookup

@@ -11,7 +11,7 @@ import pytest
 from openai.types.conversations import Conversation
 
 from schemas.endings import EndingCode
-from streams.gateway.service import conversations
+from streams.gateway.service import earlier_turns
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import NewTurn
 from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
@@ -377,7 +377,7 @@ async def test_one_beyond_a_requests_bounds_is_too_long_as_clients_know_it(
     conversation = (await api.conversations.create()).id
     for text in ("One", "Two"):
         await ask(stack, api, text, conversation=conversation)
-    monkeypatch.setattr(conversations, "MAX_TURNS", 1)
+    monkeypatch.setattr(earlier_turns, "MAX_TURNS", 1)
     with pytest.raises(openai.BadRequestError) as refused:
         await api.responses.create(model="small", input="Three", conversation=conversation)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "conversation")
