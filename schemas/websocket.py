@@ -56,7 +56,7 @@ class ToolResultMessage(_ClientMessage):
     results: list[ToolResult] = Field(min_length=1, max_length=MAX_TOOL_CALLS, description="One for each of its calls.")
     body: dict[str, Any] = Field(
         description="As that of `request`, without `messages` and `previous_response_id`. It is stored unless it says"
-        " otherwise, so that its own calls may be answered so, too."
+        " otherwise, so that its own calls may be answered so, too, and is a turn of that response's conversation."
     )
     idempotency_key: IdempotencyKey | None = Field(default=None, exclude_if=is_absent, description="As of a `request`.")
 
@@ -74,7 +74,7 @@ class EditMessage(_ClientMessage):
 
 
 class CancelMessage(_ClientMessage):
-    """Ends a response; its `terminal` still comes. Idempotent."""
+    """Ends a response; its `terminal` still comes to whoever watches it. Idempotent: of one that has ended it is told."""
 
     type: Literal["cancel"]
     response_id: Identifier

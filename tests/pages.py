@@ -1,6 +1,7 @@
 """The gateway's pages as their reader sees them, in a browser without a window."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ from tests.servers import until
 WIDE, NARROW = (1_100, 800), (360, 740)
 TIMEOUT_S = 60.0
 """Of anything that is waited for: far beyond what it takes, so that a busy machine fails no test."""
+
+
+async def beside(work: Callable[..., Any], *arguments: Any) -> Any:
+    """The browser is waited for in a thread: the gateway runs in this one."""
+    return await asyncio.to_thread(work, *arguments)
 
 
 class Page:

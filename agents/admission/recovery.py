@@ -118,7 +118,7 @@ class Rebuild:
             case Ending():
                 if prefix := self._prefixes.get(record.response_id):
                     return self._ended([record.response_id] if prefix.ending(record) else [])
-                remembered = record.attempt_id is None and written_at_ms + OUTCOME_KEEP_MS > self._now_ms
+                remembered = record.attempt_id is None and _known_until_ms(record, written_at_ms) > self._now_ms
                 return [_refused(record, written_at_ms)] if remembered else []
             case Frame() | Finishes():
                 return self._ended(self._finished(record))
@@ -162,14 +162,18 @@ def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
     )
 
 
+def _known_until_ms(refusal: Ending, written_at_ms: int) -> int:
+    """It does not tell the deadline. Lines of batches that were cancelled may wait for a day."""
+    return written_at_ms + (DAY_MS if refusal.code is EndingCode.CANCELLED else OUTCOME_KEEP_MS)
+
+
 def _refused(ending: Ending, written_at_ms: int) -> Restored:
     return Restored(
         response_id=ending.response_id,
         tenant_id=ending.scope.tenant_id,
         ended=True,
         tokens=0,
-        # An ending does not tell the deadline. Lines of batches that were cancelled may wait for a day.
-        deadline_ms=written_at_ms + (DAY_MS if ending.code is EndingCode.CANCELLED else OUTCOME_KEEP_MS),
+        deadline_ms=_known_until_ms(ending, written_at_ms),
         decision=None,
         refusal=Refusal(
             code=ending.code,

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from deploy.local.data_folder import DataFolder, RunRecord
-from deploy.local.plan import settings_with
-from streams.settings import Settings
+from deploy.local.plan import settings_of_folder, settings_with
+from deploy.paths import DEFAULT_DATA
+from streams.settings import Settings, load_settings
 
 app = typer.Typer(
     help="Serves language models as a streaming dataflow on Kafka.",
@@ -90,3 +91,14 @@ def development_key(folder: DataFolder, tenant: str) -> str:
 def settings_of(run: RunRecord) -> Settings:
     """What the running processes were started with."""
     return settings_with(run.environment)
+
+
+def settings_at(folder: DataFolder) -> Settings:
+    """Of the stack that runs there, else of what would. Where none is named, a file of settings may name the folder."""
+    if (run := run_of(folder)) is not None:
+        return settings_of(run)
+    if folder.path == DataFolder(DEFAULT_DATA).path:
+        settings = load_settings()
+        if "data_dir" in settings.model_fields_set:
+            return settings
+    return settings_of_folder(folder)

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of, undone_by_signals
+from deploy.cli.app import CommandError, DataOption, app, err, settings_at, undone_by_signals
 from deploy.local.data_folder import DataFolder
-from deploy.local.plan import settings_of_folder
 from deploy.paths import DEFAULT_DATA
 from streams.metadata.backup import Backup, back_up, restore
 from streams.metadata.engine import shown_address
@@ -22,9 +21,7 @@ def backup_database(
     """Backs the database up while gateways run: stored responses, conversations, idempotency keys, and what is known of
     files and batches. The files themselves lie in a folder, which you copy.
     """
-    folder = DataFolder(data)
-    run = run_of(folder)
-    settings = settings_of_folder(folder) if run is None else settings_of(run)
+    settings = settings_at(DataFolder(data))
     with undone_by_signals():
         made = back_up(settings.metadata, settings.data_dir, file)
     err.print(escape(f"{_told(made)} of {shown_address(settings.metadata, settings.data_dir)} are in {file}"))
@@ -40,8 +37,8 @@ def restore_database(
     folder = DataFolder(data)
     if folder.is_locked():
         raise CommandError(folder.why_locked())
-    with folder.lock(restores=True), undone_by_signals():
-        settings = settings_of_folder(folder)
+    settings = settings_at(folder)
+    with DataFolder(settings.data_dir).lock(restores=True), undone_by_signals():
         restored = restore(settings.metadata, settings.data_dir, file, replace=replace)
     err.print(escape(f"{_told(restored)} are restored into {shown_address(settings.metadata, settings.data_dir)}"))
 

@@ -16,13 +16,13 @@ from billing_jobs.cut import AnotherLog, Cut, CutPlanner, CutUnreadable, changed
 from billing_jobs.haste import Haste
 from billing_jobs.sink import GROUP
 from billing_jobs.store import ClickHouseStore, Database, OperatorsDecision, StoredPosition, StoreError
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
+from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, settings_at
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
 from streams.log.kafka import KafkaConsumer, client_config, log_id
 from streams.log.port import Committed, LogError, TopicPartition
 from streams.log.reading import read_offsets
-from streams.settings import Settings, load_settings
+from streams.settings import Settings
 
 GROUP_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
@@ -106,11 +106,6 @@ class Desk:
         self.store.decide(OperatorsDecision(place.topic, place.partition, next_offset, self.log_id, reason))
 
 
-def _settings(folder: DataFolder) -> Settings:
-    run = run_of(folder)
-    return load_settings() if run is None else settings_of(run)
-
-
 def _require_no_member(settings: Settings) -> None:
     group = f"{settings.region}.{GROUP}"
     admin = AdminClient({**client_config(settings.kafka, "sluice-billing"), "log_level": 0})
@@ -152,7 +147,7 @@ def _desk(settings: Settings) -> Iterator[Desk]:
 @billing.command()
 def inspect(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None:
     """Shows, per partition of the usage log, what the log keeps, what was committed and what the tables hold."""
-    with _desk(_settings(DataFolder(data))) as desk:
+    with _desk(settings_at(DataFolder(data))) as desk:
         positions = [desk.inspect(place) for place in desk.consumer.partitions(desk.topic)]
         log = desk.log_id
     names = ("partition", "begin", "end", "committed", "cut", "stored", "wrong")
@@ -191,7 +186,7 @@ def _decide(desk: Desk, partition: int, next_offset: int | None, verb: str, yes:
 @billing.command()
 def skip(partition: int, data: DataOption = DEFAULT_DATA, yes: YesOption = False) -> None:
     """Leaves the cut in the commit as it is and goes on behind it, or at the log's end, if that comes before."""
-    with _desk(_settings(DataFolder(data))) as desk:
+    with _desk(settings_at(DataFolder(data))) as desk:
         _decide(desk, partition, None, "skip", yes)
 
 
@@ -203,5 +198,5 @@ def recut(
     yes: YesOption = False,
 ) -> None:
     """Bills a partition again from an offset on."""
-    with _desk(_settings(DataFolder(data))) as desk:
+    with _desk(settings_at(DataFolder(data))) as desk:
         _decide(desk, partition, from_offset, "recut", yes)

@@ -6,9 +6,8 @@ import typer
 from pydantic import SecretStr
 from rich.markup import escape
 
-from deploy.cli.app import CommandError, DataOption, app, err, run_of, settings_of
+from deploy.cli.app import CommandError, DataOption, app, err, settings_at
 from deploy.local.data_folder import DataFolder
-from deploy.local.plan import settings_of_folder
 from deploy.paths import DEFAULT_DATA
 from streams.access import acls, producers_prefix, roles
 from streams.acl import apply_acls
@@ -61,17 +60,10 @@ def provision_cluster(
         raise CommandError(f"the cluster differs from what this version and its settings say\n{error}") from None
 
 
-def _settings(folder: DataFolder) -> Settings:
-    """Of the stack that runs there, else of what would. Where none is named, a file of settings may name the folder."""
-    if (run := run_of(folder)) is not None:
-        return settings_of(run)
-    return load_settings() if folder.path == DataFolder(DEFAULT_DATA).path else settings_of_folder(folder)
-
-
 @app.command("migrate")
 def migrate_database(data: DataOption = DEFAULT_DATA) -> None:
     """Brings the database of what is stored to this release: of the stack that runs there, else of the settings."""
-    settings = _settings(DataFolder(data))
+    settings = settings_at(DataFolder(data))
     changed = migrate(settings.metadata, settings.data_dir)
     where = shown_address(settings.metadata, settings.data_dir)
     err.print(escape(f"the tables of {where} are those of this release{'' if changed else ' already'}"))
@@ -86,7 +78,7 @@ def secret(
     if purpose not in PURPOSES:
         raise CommandError(f"no purpose {purpose!r}; there are: {', '.join(PURPOSES)}")
     folder = DataFolder(data)
-    settings = _settings(folder)
+    settings = settings_at(folder)
     if not settings.deployment_secret and folder.keys_file.exists():
         settings = settings.model_copy(update={"deployment_secret": SecretStr(folder.keys().deployment_secret)})
     print(settings.keyring(PURPOSES[purpose]).current.decode())

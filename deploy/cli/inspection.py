@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from confluent_kafka import (
@@ -12,8 +13,9 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as NativePartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from schemas.codec import Undecodable, decode
+from schemas.codec import Undecodable
 from schemas.worker import WorkerState
+from streams import heartbeats
 from streams.log.kafka import KafkaConsumer, client_config
 from streams.log.kafka.watch import asked_in_time
 from streams.log.port import TopicPartition
@@ -108,14 +110,8 @@ def worker_states(settings: KafkaSettings, topics: Topics) -> list[WorkerState]:
     try:
         offsets = kept_offsets(consumer, consumer.partitions(topics.workers.name))
         for record in read_offsets(consumer, offsets, time.monotonic() + CALL_TIMEOUT_S):
-            worker_id = (record.key or b"").decode(errors="replace")
-            if record.value is None:
-                states.pop(worker_id, None)
-                continue
-            try:
-                states[worker_id] = decode(WorkerState, record.value)
-            except Undecodable:
-                continue  # of another version
+            with suppress(Undecodable):
+                heartbeats.take(record, states)
     finally:
         consumer.close()
     return [states[worker_id] for worker_id in sorted(states)]

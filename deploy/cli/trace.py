@@ -10,14 +10,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, run_of, settings_of
+from deploy.cli.app import CommandError, DataOption, JsonOption, app, err, out, settings_at
 from deploy.cli.log_search import CLOCKS_APART_MS, LogSearch
 from deploy.cli.timeline import Timeline
 from deploy.local.data_folder import DataFolder
 from deploy.paths import DEFAULT_DATA
 from streams.ids import ResponseId, parse_response_id
 from streams.log.kafka import KafkaConsumer
-from streams.settings import Settings, load_settings
+from streams.settings import Settings
 
 TIMEOUT_S = 30.0
 HOURS = 1.0
@@ -36,8 +36,7 @@ def trace(
     timeout: Annotated[float, typer.Option(min=0.1, help="How many seconds to read at most.")] = TIMEOUT_S,
 ) -> None:
     """Shows what happened to one response step by step, while it runs or after it, as long as the log keeps it."""
-    run = run_of(DataFolder(data))
-    settings = load_settings() if run is None else settings_of(run)
+    settings = settings_at(DataFolder(data))
     now_ms = time.time_ns() // 1_000_000
     wanted = _checked(response_id, settings, now_ms)
     with closing(KafkaConsumer(settings.kafka, None, "sluice-trace")) as consumer:

@@ -12,10 +12,11 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
@@ -127,8 +128,9 @@ class FolderBlobs:
     async def delete_under(self, name: str) -> None:
         await self._run(lambda: shutil.rmtree(self._folder / name, onerror=_unless_gone))
 
-    async def left_under(self, name: str) -> list[str]:
-        return await self._run(lambda: _left_under(self._folder / name, time.time() - LEFT_AFTER_S))
+    async def left_under(self, name: str, after: str = "", limit: int | None = None) -> list[str]:
+        folder, before_s = self._folder / name, time.time() - LEFT_AFTER_S
+        return await self._run(lambda: list(islice(_left_under(folder, before_s, after), limit)))
 
     async def tidy(self) -> None:
         await self._run(lambda: _remove_left(self._folder / UNFINISHED, time.time() - LEFT_AFTER_S))
@@ -257,10 +259,11 @@ def _unless_gone(_function: object, _path: object, failure: tuple[type[BaseExcep
         raise failure[1]
 
 
-def _left_under(folder: Path, before_s: float) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(each.name for each in folder.iterdir() if _written_s(each) < before_s)
+def _left_under(folder: Path, before_s: float, after: str) -> Iterator[str]:
+    if folder.is_dir():
+        for name in sorted(name for name in os.listdir(folder) if name > after):
+            if _written_s(folder / name) < before_s:
+                yield name
 
 
 def _written_s(path: Path) -> float:

@@ -63,10 +63,10 @@ class MemoryBlobs:
         for each in [each for each in blobs if each.startswith(f"{name}/")]:
             del blobs[each]
 
-    async def left_under(self, name: str) -> list[str]:
+    async def left_under(self, name: str, after: str = "", limit: int | None = None) -> list[str]:
         own = [each for each in self._at_hand() if each.startswith(f"{name}/")]
         young = {_behind(name, each) for each in own if each not in self._old}
-        return sorted({_behind(name, each) for each in own} - young)
+        return [each for each in sorted({_behind(name, each) for each in own} - young) if each > after][:limit]
 
     async def tidy(self) -> None:
         self._at_hand()

@@ -55,8 +55,10 @@ class Blobs(Protocol):
     async def delete_under(self, name: str) -> None:
         """All whose names begin with it and a slash."""
 
-    async def left_under(self, name: str) -> list[str]:
-        """What comes next in names that begin with it and a slash, where nothing was written for a day."""
+    async def left_under(self, name: str, after: str = "", limit: int | None = None) -> list[str]:
+        """What comes next in names that begin with it and a slash, where nothing was written for a day: in order, and
+        so many behind `after`.
+        """
 
     async def tidy(self) -> None:
         """Removes what writers that were killed have left, some time later."""

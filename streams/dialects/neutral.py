@@ -69,6 +69,7 @@ class NeutralRequest(BaseModel):
     turn: OwnTurn | None = Field(default=None, description="The last of `messages`; of what may be stored or go on.")
     previous_response_id: str | None = None
     conversation_id: str | None = Field(default=None, description="It is a turn of that, and goes on with its newest.")
+    turns_begun: int | None = Field(default=None, description="In that, when its newest was found; see `NewTurn`.")
     begins: bool = Field(default=False, description="It goes on with nothing that its conversation has said.")
     names: dict[str, str] = Field(default={}, description="Of its own for fields that have several in its dialect.")
 

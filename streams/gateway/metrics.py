@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from streams.gateway.batches.core import Batch
 from streams.gateway.fan_out.hub import Hub
+from streams.gateway.files.port import Share
 from streams.gateway.operations.recent import RecentAnswers
 
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
@@ -62,6 +64,29 @@ class GatewayMetrics:
         self.unreadable = Counter(
             "sluice_gateway_unreadable_records", "Records that went to dead letters.", registry=registry
         )
+        self.batches = Counter(
+            "sluice_gateway_batches", "Batches that were seen here to begin and to end, by their status then.",
+            ["status"], registry=registry,
+        )  # fmt: skip
+        self.batch_lines = Counter(
+            "sluice_gateway_batch_lines", "Lines of batches that ended, by what came of them.", ["outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self.running_batches = Gauge("sluice_gateway_running_batches", "Batches held here.", registry=registry)
+        self.files = Gauge("sluice_gateway_files", "Files of all tenants of the region.", registry=registry)
+        self.file_bytes = Gauge("sluice_gateway_file_bytes", "Their bytes.", registry=registry)
+
+    def batch_changed(self, before: Batch, after: Batch) -> None:
+        """By one gateway at a time, which holds it: what is counted by all of them is counted once, but for crashes."""
+        if after.status is not before.status:
+            self.batches.labels(after.status.value).inc()
+        for outcome in ("completed", "failed"):
+            # What is lost with an output file was counted.
+            self.batch_lines.labels(outcome).inc(max(0, getattr(after, outcome) - getattr(before, outcome)))
+
+    def files_held(self, held: Share) -> None:
+        self.files.set(held.files)
+        self.file_bytes.set(held.size_bytes)
 
 
 class HubCollector(Collector):

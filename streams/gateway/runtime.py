@@ -181,11 +181,14 @@ class GatewayRuntime:
             Services(
                 batches.batches, batches.files, batches.blobs,
                 LineLog(settings, settings.response_ids, self._producer, directory), self._results, settings.batches,
-                now_ms,
+                now_ms, changed=self._metrics.batch_changed,
             ),
             options.gateway_id,
         )  # fmt: skip
-        self._tending = Tending(batches.files, batches.batches, batches.blobs, settings.batches.kept_days)
+        self._metrics.running_batches.set_function(lambda: self._runner.running)
+        self._tending = Tending(
+            batches.files, batches.batches, batches.blobs, settings.batches.kept_days, self._metrics.files_held
+        )
         self._sockets = StreamEndpoint(self.gateway, options.allowed_origins)
         self._operations = Operations(
             settings.region, options.gateway_id, self._topics,

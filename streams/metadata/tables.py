@@ -81,7 +81,7 @@ FILES = Table(
     Column("begun_at_ms", BigInteger, nullable=False),
     Column("created_at_ms", BigInteger),  # when it was there; until then nobody sees it
     Column("expires_at_ms", BigInteger),
-    Column("gone_at_ms", BigInteger),  # nobody sees it any more; its blob may still be there
+    Column("gone_at_ms", BigInteger),  # nobody sees it any more; from then on its blob is deleted
     Column("purpose", Text, nullable=False, server_default=""),
     Column("filename", Text, nullable=False, server_default=""),
     Column("sha256", Text, nullable=False, server_default=""),

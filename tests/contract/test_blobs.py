@@ -278,3 +278,13 @@ async def test_what_nothing_was_written_to_for_a_day_is_left(blobs: Blobs, tmp_p
     pass_time(blobs, tmp_path / "blobs")
     await blobs.delete_under("batches/old")
     assert await blobs.left_under("batches") == ["new", "young"]
+
+
+async def test_what_is_left_is_told_in_slices(blobs: Blobs, tmp_path: Path) -> None:
+    for name in ("files/a", "files/c", "files/b", "files/d"):
+        await blobs.append(name, 0, b"x")
+    pass_time(blobs, tmp_path / "blobs")
+    await blobs.append("files/b", 1, b"x")
+    assert await blobs.left_under("files", limit=2) == ["a", "c"]
+    assert await blobs.left_under("files", "c", 2) == ["d"]
+    assert await blobs.left_under("files", "d", 2) == []

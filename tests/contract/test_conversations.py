@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.gateway.conversations.memory import MemoryConversations
-from streams.gateway.conversations.port import ConversationStore, NewConversation, size_bytes_of
+from streams.gateway.conversations.port import ConversationStore, Head, NewConversation, size_bytes_of
 from streams.gateway.conversations.sql import SqlConversations
 from streams.gateway.stored.memory import MemoryStoredResponses
-from streams.gateway.stored.port import Answer, Bounds, NewTurn, StoredResponses
+from streams.gateway.stored.port import Answer, Bounds, NewTurn, NotNewest, StoredResponses
 from streams.gateway.stored.sql import SqlStoredResponses
 from streams.metadata.database import Database
 from streams.topics import DAY_MS
@@ -51,14 +51,15 @@ async def begun(
 
 
 async def turn(
-    stores: Stores, name: str, previous: str | None = None, *, of: str = "c", tenant: str = "acme", at: int = 1,
-    title: str = "",
+    stores: Stores, name: str, previous: str | None = None, *, of: str | None = "c", tenant: str = "acme", at: int = 1,
+    title: str = "", begun: int | None = None,
 ) -> None:  # fmt: skip
-    await stores.responses.open(NewTurn(name, tenant, previous, at, FOR_GOOD, at, b"hi", of, title))
+    """`begun`: turns, when it was found what it goes on with."""
+    await stores.responses.open(NewTurn(name, tenant, previous, at, FOR_GOOD, at, b"hi", of, title, begun))
 
 
 async def head(stores: Stores, own_id: str = "", *, tenant: str = "acme") -> str | None:
-    return await stores.conversations.head(tenant, "c", own_id)
+    return (await stores.conversations.head(tenant, "c", own_id)).response_id
 
 
 async def listed(stores: Stores, owner: str | None = None, after: str | None = None, limit: int = 9) -> list[str]:
@@ -171,6 +172,48 @@ async def test_what_is_written_again_stands_where_it_stood(stores: Stores) -> No
     assert await head(stores, "r2") == "r1"
     assert await head(stores, "r1") is None
     assert await head(stores, "r9") == "r3"
+
+
+async def test_of_several_that_go_on_with_the_newest_turn_one_is_the_next(stores: Stores) -> None:
+    for name in "cd":
+        await begun(stores, name)
+    await turn(stores, "r1", begun=0)
+    assert await stores.conversations.head("acme", "c", "") == Head("r1", 1)
+    names = [f"s{number}" for number in range(9)]
+    outcomes = await asyncio.gather(
+        *(turn(stores, name, "r1", begun=1, at=50, title=name) for name in names),
+        *(turn(stores, f"of-d-{number}", of="d", begun=number) for number in (0, 7)), turn(stores, "alone", of=None),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert [type(each) for each in outcomes if each] == [NotNewest] * 9, "eight of `c`, and one of `d`"
+    [won] = [name for name, outcome in zip(names, outcomes, strict=False) if outcome is None]
+    assert await stores.conversations.head("acme", "c", "") == Head(won, 2)
+    after = await stores.conversations.one("acme", None, "c")
+    assert after is not None
+    assert (after.title, after.updated_at_ms) == (won, 50)
+    for name in names:
+        is_there = await stores.responses.one("acme", name, 51) is not None
+        assert is_there == (name == won), "what was refused left no row"
+    for name in ("of-d-0", "alone"):
+        assert await stores.responses.one("acme", name, 51) is not None, "nor keeps it others from anything"
+
+
+async def test_a_branch_is_begun_whatever_was_begun_meanwhile(stores: Stores) -> None:
+    await begun(stores, "c")
+    for name, previous in (("r1", None), ("r2", "r1"), ("r3", "r1")):
+        await turn(stores, name, previous)
+    assert await stores.conversations.head("acme", "c", "") == Head("r3", 3)
+    assert await stores.conversations.head("acme", "c", "r2") == Head("r1", None), "one that has its place keeps it"
+    await stores.responses.drop(["r3"])
+    assert await stores.conversations.head("acme", "c", "") == Head("r2", 3)
+    await turn(stores, "r4", "r2", begun=3)
+
+
+async def test_what_is_deleted_takes_its_next_turn_with_it(stores: Stores) -> None:
+    await begun(stores, "c")
+    await stores.conversations.delete("acme", None, "c")
+    await turn(stores, "late", begun=0)
+    assert await stores.responses.is_deleted("acme", "late")
 
 
 async def test_many_that_come_at_once_each_have_a_place(stores: Stores) -> None:
@@ -346,16 +389,36 @@ async def test_what_was_deleted_long_ago_is_purged_in_slices(tmp_path: Path, mon
     await database.close()
 
 
-async def test_two_gateways_over_one_file_agree_on_the_order_of_turns(tmp_path: Path) -> None:
-    databases = [database_in(tmp_path), database_in(tmp_path)]
-    gateways = [on(database) for database in databases]
+@pytest.fixture(params=KINDS[1:])
+async def gateways(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[list[Stores]]:
+    """Two, over one database."""
+    databases = [database_in(tmp_path, url_of(request)) for _ in range(2)]
+    yield [on(database) for database in databases]
+    for database in databases:
+        await database.close()
+
+
+async def test_two_gateways_over_one_database_agree_on_the_order_of_turns(gateways: list[Stores]) -> None:
     await begun(gateways[0], "c")
     await asyncio.gather(*(turn(gateways[number % 2], f"r{number}") for number in range(40)))
     [first, second] = [list((await each.conversations.turns("acme", "c", 99)).parents) for each in gateways]
     assert first == second
     assert len(first) == 40
-    for database in databases:
-        await database.close()
+
+
+async def test_at_two_gateways_one_turn_is_the_next(gateways: list[Stores]) -> None:
+    await begun(gateways[0], "c")
+    for number in range(20):
+        heads = [await each.conversations.head("acme", "c", "") for each in gateways]
+        assert heads[0] == heads[1]
+        both = (
+            turn(each, f"r{number}-{name}", heads[0].response_id, begun=heads[0].turns_begun)
+            for name, each in enumerate(gateways)
+        )
+        outcomes = await asyncio.gather(*both, return_exceptions=True)
+        assert sorted(type(each).__name__ for each in outcomes) == ["NoneType", "NotNewest"]
+    parents = (await gateways[1].conversations.turns("acme", "c", 99)).parents
+    assert list(parents.values()) == [*list(parents)[1:], None], "one branch"
 
 
 NAMES = st.sampled_from("abc")
@@ -363,7 +426,7 @@ TURNS = st.sampled_from("pqrstu")
 TENANTS = st.sampled_from(["acme", "beta"])
 OWNERS = st.sampled_from([None, "", "ada"])
 OPERATIONS = st.one_of(
-    st.tuples(st.just("turn"), TURNS, st.none() | TURNS, NAMES, TENANTS),
+    st.tuples(st.just("turn"), TURNS, st.none() | TURNS, NAMES, TENANTS, st.none() | st.integers(0, 4)),
     st.tuples(st.just("complete"), TURNS, TENANTS),
     st.tuples(st.just("drop"), TURNS),
     st.tuples(st.just("change"), TENANTS, OWNERS, NAMES, st.none() | st.just("title")),
@@ -378,8 +441,12 @@ OPERATIONS = st.one_of(
 async def done(stores: Stores, operation: Sequence[Any], at: int) -> object:
     name, *values = operation
     if name == "turn":
-        own, previous, of, tenant = values
-        await turn(stores, own, previous if previous and previous < own else None, of=of, tenant=tenant, at=at)
+        own, previous, of, tenant, count = values
+        previous = previous if previous and previous < own else None
+        try:
+            await turn(stores, own, previous, of=of, tenant=tenant, at=at, begun=count)
+        except NotNewest:
+            return "not the newest"
         return None
     if name == "complete":
         await stores.responses.complete([Answer(values[0], values[1], b"told", 4, at)])

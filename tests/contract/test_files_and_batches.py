@@ -47,6 +47,7 @@ class Stores:
         def work(connection: object) -> None:
             execute = connection.execute  # type: ignore[attr-defined]
             execute(update(FILES).values(begun_at_ms=files.begun_at_ms - LONG_AGO_MS))
+            execute(update(FILES).values(gone_at_ms=files.gone_at_ms - LONG_AGO_MS))
             execute(update(FILES).values(expires_at_ms=files.expires_at_ms - LONG_AGO_MS))
             execute(update(BATCHES).values(leased_until_ms=batches.leased_until_ms - LONG_AGO_MS))
             execute(update(BATCHES).values(ended_at_ms=batches.ended_at_ms - LONG_AGO_MS))
@@ -111,12 +112,15 @@ async def test_a_file_is_seen_once_it_is_complete(stores: Stores) -> None:
 
 async def test_a_file_of_another_tenant_is_as_unknown_as_none(stores: Stores) -> None:
     await add(stores, "f")
+    await stores.files.begin("beta", "begun")
     for tenant, file_id in (("beta", "f"), ("acme", "g")):
         assert await stores.files.one(tenant, file_id) is None
         assert await stores.files.delete(tenant, file_id) is Deletion.UNKNOWN
     assert await stores.files.page("beta", Page()) == []
     assert await stores.files.page("beta", Page(after="f")) is None
     assert await stores.files.held_bytes("beta") == 0
+    await add(stores, "of-beta", tenant="beta")
+    assert (await stores.files.held_bytes("beta"), await stores.files.held()) == (10, Share(2, 20)), "of all together"
 
 
 async def test_a_tenant_has_its_share_and_no_more(stores: Stores) -> None:
@@ -129,6 +133,27 @@ async def test_a_tenant_has_its_share_and_no_more(stores: Stores) -> None:
     assert sorted(await files.due(10)) == ["g", "h"]
     await files.begin("acme", "i")
     assert await files.complete(file("i"), Share(2, 20), None) is not None
+
+
+async def test_what_no_row_names_is_due_a_day_after_it_is_condemned_and_never_becomes_a_file(stores: Stores) -> None:
+    files = stores.files
+    await add(stores, "there")
+    await files.begin("acme", "begun")
+    ids = ["strange", "there", "begun", "late"]
+    assert await files.unknown(ids) == ["strange", "late"]
+    assert await files.unknown([]) == []
+    await files.condemn(ids)
+    await files.condemn([])
+    assert await files.due(10) == []
+    await files.begin("acme", "late")
+    assert await files.complete(file("late"), None, None) is None, "its writer hears that it took too long"
+    assert await files.complete(file("begun"), None, None) is not None
+    await stores.pass_time()
+    assert sorted(await files.due(10)) == ["late", "strange"]
+    assert await files.one("acme", "there") is not None
+    assert await files.held_bytes("") == 0
+    await files.drop(["late", "strange"])
+    assert await files.unknown(ids) == ["strange", "late"]
 
 
 async def test_files_are_listed_page_by_page(stores: Stores) -> None:

@@ -29,6 +29,7 @@ from streams.log.port import LogError, TopicPartition
 from streams.provisioning import wait_for_broker
 from tests.e2e.secured import PROCESSES, REGION, ROOT, SecuredStack
 from tests.e2e.stacks import LONG, TIMEOUT_S, body, is_scripted, user
+from tests.e2e.test_batches import begun, counts, ended, line, told
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
@@ -78,6 +79,23 @@ def test_a_signed_job_is_answered_to_its_tenant(secured: SecuredStack) -> None:
     produce(told, kafka, "What is the capital of France?", custom_id, max_tokens=12)
     result = await_result(told, kafka, custom_id, TIMEOUT_S)
     assert result.error is None
+
+
+def test_a_batch_is_answered_billed_and_another_one_is_cancelled(secured: SecuredStack) -> None:
+    with client_of(secured) as client:
+        batch = begun(client, *(line(f"line-{number}", max_tokens=4) for number in range(5)), "{broken")
+        done = ended(client, batch.id)
+        assert (done.status, counts(done)) == ("completed", (6, 5, 1))
+        answers = told(client, done.output_file_id)
+        assert sorted(each["custom_id"] for each in answers) == [f"line-{number}" for number in range(5)]
+        assert [each["error"]["code"] for each in told(client, done.error_file_id)] == ["invalid_json_line"]
+        ids = ", ".join(repr(each["response"]["request_id"]) for each in answers)
+        query = f"SELECT count() FROM usage WHERE lane = 'batch' AND response_id IN ({ids})"
+        until(lambda: secured.sql(query) in ([["5"]], [[5]]), "the lines are billed", TIMEOUT_S, every_s=0.5)
+        running = begun(client, *(line(f"long-{number}", **LONG) for number in range(3)))
+        until(lambda: client.batches.retrieve(running.id).status == "in_progress", "it runs", TIMEOUT_S, every_s=0.2)
+        client.batches.cancel(running.id)
+        assert ended(client, running.id).status == "cancelled"
 
 
 def test_an_answer_of_a_killed_worker_ends(secured: SecuredStack) -> None:

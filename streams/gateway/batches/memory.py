@@ -7,7 +7,7 @@ from typing import TypeVar
 from streams.clocks import now_ms
 from streams.gateway.batches.core import FINAL, Batch, Held
 from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
-from streams.gateway.files.port import UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
+from streams.gateway.files.port import CONDEMNED_KEPT_MS, UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.port import Claim
 from streams.metadata.unavailable import MetadataUnavailable
@@ -21,6 +21,8 @@ class _FileRow:
     begun_at_ms: int
     file: StoredFile | None = None
     is_gone: bool = False
+    kept_until_ms: int = 0
+    """Of one that is gone."""
 
 
 class MemoryFiles:
@@ -80,6 +82,11 @@ class MemoryFiles:
     async def held_bytes(self, tenant_id: str) -> int:
         return sum(file.size_bytes for file in self._there(tenant_id))
 
+    async def held(self) -> Share:
+        tenants = {row.tenant_id for row in self._at_hand().values()}
+        files = [file for tenant_id in tenants for file in self._there(tenant_id)]
+        return Share(len(files), sum(file.size_bytes for file in files))
+
     async def one(self, tenant_id: str, file_id: str) -> StoredFile | None:
         return next((file for file in self._there(tenant_id) if file.file_id == file_id), None)
 
@@ -102,7 +109,9 @@ class MemoryFiles:
         rows, now_ms = self._at_hand(), self.clock()
         found = []
         for file_id, row in rows.items():
-            late = row.file is None and row.begun_at_ms + UPLOADED_WITHIN_MS <= now_ms
+            late = row.file is None and not row.is_gone and row.begun_at_ms + UPLOADED_WITHIN_MS <= now_ms
+            if row.kept_until_ms > now_ms:
+                continue
             if late or row.is_gone or (row.file is not None and self._has_gone(row)):
                 row.is_gone = True
                 found.append(file_id)
@@ -113,6 +122,14 @@ class MemoryFiles:
         for file_id in file_ids:
             if (row := rows.get(file_id)) is not None and (row.is_gone or row.file is None):
                 del rows[file_id]
+
+    async def unknown(self, file_ids: Sequence[str]) -> list[str]:
+        return [each for each in file_ids if each not in self._at_hand()]
+
+    async def condemn(self, file_ids: Sequence[str]) -> None:
+        for file_id in await self.unknown(file_ids):
+            now_ms = self.clock()
+            self._rows[file_id] = _FileRow("", now_ms, is_gone=True, kept_until_ms=now_ms + CONDEMNED_KEPT_MS)
 
 
 @dataclass(slots=True)

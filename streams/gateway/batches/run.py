@@ -34,7 +34,7 @@ from streams.clocks import monotonic_ms
 from streams.gateway.batches import core
 from streams.gateway.batches.arrivals import Arrivals, Arrived
 from streams.gateway.batches.cancelling import Cancelling
-from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Held, Next, Part, Problem, Status, next_of
+from streams.gateway.batches.core import FINAL, SENT_TOGETHER, Batch, Held, Next, Part, Problem, Status, next_of
 from streams.gateway.batches.ends import Ends
 from streams.gateway.batches.line_log import LineLog
 from streams.gateway.batches.lines import Line
@@ -65,7 +65,9 @@ class LostLease(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`killed_after`: told of every step of the table above, for who kills there."""
+    """`killed_after`: told of every step of the table above, for who kills there. `changed`: told of every change of a
+    batch that this gateway holds, what it was and what it is.
+    """
 
     batches: Batches
     files: Files
@@ -75,6 +77,7 @@ class Services:
     options: BatchSettings
     clock_ms: Callable[[], int]
     killed_after: Callable[[int], None] = lambda _step: None
+    changed: Callable[[Batch, Batch], None] = lambda _before, _after: None
 
 
 class BatchRun:
@@ -222,6 +225,7 @@ class BatchRun:
             raise LostLease
         self._is_writing = False
         self._looked_at_ms = monotonic_ms()
+        self._services.changed(self.held.batch, held.batch)
         self.held = held
         self._arrivals.keep(self._is_awaited)
 

@@ -41,6 +41,11 @@ class Runner:
         self._leaving: set[BatchRun] = set()
         """Those that give up their places."""
 
+    @property
+    def running(self) -> int:
+        """Batches that are held here."""
+        return len(self._runs)
+
     def wake(self) -> None:
         """There may be something to do."""
         self._awoken.set()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from streams.clocks import now_ms
-from streams.gateway.conversations.port import DELETED_KEPT_MS, Conversation, NewConversation, Turns
+from streams.gateway.conversations.port import DELETED_KEPT_MS, Conversation, Head, NewConversation, Turns
 from streams.gateway.stored.memory import Kept, MemoryStoredResponses, Row
 from streams.gateway.stored.port import Bounds
 
@@ -76,12 +76,14 @@ class MemoryConversations:
         kept.expires_at_ms = kept.deleted_at_ms + DELETED_KEPT_MS
         return True
 
-    async def head(self, tenant_id: str, conversation_id: str, own_id: str) -> str | None:
+    async def head(self, tenant_id: str, conversation_id: str, own_id: str) -> Head:
         by_number = {row.number: row.turn for row in self._turns_of(tenant_id, conversation_id)}
         for turn in by_number.values():
             if turn.response_id == own_id:
-                return turn.previous_response_id
-        return by_number[max(by_number)].response_id if by_number else None
+                return Head(turn.previous_response_id, None)
+        kept = self._of(tenant_id, None, conversation_id)
+        turns_begun = None if kept is None else kept.turns
+        return Head(by_number[max(by_number)].response_id if by_number else None, turns_begun)
 
     async def is_turn(self, tenant_id: str, conversation_id: str, response_id: str) -> bool:
         return await self.conversation_of(tenant_id, response_id) == conversation_id

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, Connection, and_, bindparam, case, update
+from sqlalchemy import BindParameter, Connection, and_, bindparam, case, select, update
 
 from streams.gateway.conversations.port import DELETED_KEPT_MS
 from streams.gateway.stored.port import NewTurn
@@ -11,14 +11,13 @@ from streams.metadata.tables import CONVERSATIONS
 
 _C = CONVERSATIONS.c
 _AT: BindParameter[int] = bindparam("at_ms")
+_ONE = and_(
+    _C.conversation_id == bindparam("of_conversation"), _C.tenant_id == bindparam("of_tenant"),
+    _C.deleted_at_ms.is_(None),
+)  # fmt: skip
 _PLACE = (
     update(CONVERSATIONS)
-    .where(
-        and_(
-            _C.conversation_id == bindparam("of_conversation"), _C.tenant_id == bindparam("of_tenant"),
-            _C.deleted_at_ms.is_(None),
-        )
-    )
+    .where(_ONE)
     .values(
         turns=_C.turns + 1,
         updated_at_ms=case((_C.updated_at_ms < _AT, _AT), else_=_C.updated_at_ms),
@@ -27,6 +26,9 @@ _PLACE = (
     )
     .returning(_C.turns)
 )  # fmt: skip
+_PLACE_NEXT = _PLACE.where(_C.turns == bindparam("turns_begun"))
+"""The count stands in the row that the update locks: of several that have counted the same one takes the place."""
+_IS_THERE = select(_C.conversation_id).where(_ONE)
 
 
 class Placed(NamedTuple):
@@ -37,8 +39,8 @@ class Placed(NamedTuple):
     expires_at_ms: int | None = None
 
 
-def placed(connection: Connection, turns: Sequence[NewTurn]) -> dict[str, Placed]:
-    """Of those that are turns of conversations, by response id.
+def placed(connection: Connection, turns: Sequence[NewTurn]) -> dict[str, Placed | None]:
+    """Of those that are turns of conversations, by response id. One is None where another was begun before it.
 
     A row that is there already keeps the place that it has; the conversation has counted one more then, which tells
     nothing but an order.
@@ -52,12 +54,17 @@ def _name(turn: NewTurn) -> tuple[str, str]:
     return turn.conversation_id or "", turn.response_id
 
 
-def _place(connection: Connection, turn: NewTurn) -> Placed:
+def _place(connection: Connection, turn: NewTurn) -> Placed | None:
     values: dict[str, Any] = {
         "of_conversation": turn.conversation_id, "of_tenant": turn.tenant_id, "at_ms": turn.created_at_ms,
         "first_title": turn.title, "first_title_size": len(turn.title),
     }  # fmt: skip
-    number = connection.execute(_PLACE, values).scalar()
+    if turn.turns_begun is None:
+        number = connection.execute(_PLACE, values).scalar()
+    else:
+        number = connection.execute(_PLACE_NEXT, {**values, "turns_begun": turn.turns_begun}).scalar()
+        if number is None and connection.execute(_IS_THERE, values).first() is not None:
+            return None
     if number is None:
         return Placed(None, turn.created_at_ms, turn.created_at_ms + DELETED_KEPT_MS)
     return Placed(int(number))

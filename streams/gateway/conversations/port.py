@@ -60,6 +60,13 @@ class Turns(NamedTuple):
     tokens: int
 
 
+class Head(NamedTuple):
+    """Behind which a new turn stands, and how many were begun when that was so, as `NewTurn.turns_begun` takes it."""
+
+    response_id: str | None
+    turns_begun: int | None
+
+
 class ConversationStore(Protocol):
     """Of one region. Nothing of a tenant's is there for another; when something is deleted, its own clock says."""
 
@@ -84,8 +91,10 @@ class ConversationStore(Protocol):
     async def delete(self, tenant_id: str, owner: str | None, conversation_id: str) -> bool:
         """With all its turns, also those that have not ended. Whether it was there."""
 
-    async def head(self, tenant_id: str, conversation_id: str, own_id: str) -> str | None:
-        """Its newest turn that is there, whether it has ended or not; what `own_id` went on with if that is a turn."""
+    async def head(self, tenant_id: str, conversation_id: str, own_id: str) -> Head:
+        """Its newest turn that is there, whether it has ended or not; what `own_id` went on with if that is a turn,
+        which has its place.
+        """
 
     async def is_turn(self, tenant_id: str, conversation_id: str, response_id: str) -> bool: ...
 

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or
 from streams.gateway.conversations.port import (
     DELETED_KEPT_MS,
     Conversation,
+    Head,
     NewConversation,
     Turns,
     metadata_text,
@@ -104,15 +105,18 @@ class SqlConversations:
 
         return await self._database.write(work)
 
-    async def head(self, tenant_id: str, conversation_id: str, own_id: str) -> str | None:
+    async def head(self, tenant_id: str, conversation_id: str, own_id: str) -> Head:
         turns = _turns_of(tenant_id, conversation_id)
         own = select(_R.previous_response_id).where(_R.response_id == own_id, turns)
         newest = select(_R.response_id).where(turns).order_by(_R.turn.desc()).limit(1)
+        begun = select(_C.turns).where(_C.conversation_id == conversation_id, _of(tenant_id, None))
 
-        def work(connection: Connection) -> str | None:
-            found = connection.execute(own).first() if own_id else None
-            found = found or connection.execute(newest).first()
-            return None if found is None else found[0]
+        def work(connection: Connection) -> Head:
+            if own_id and (found := connection.execute(own).first()) is not None:
+                return Head(found[0], None)
+            # Counted first: what is begun in between is found, and then counts as one more.
+            turns_begun = connection.execute(begun).scalar()
+            return Head(connection.execute(newest).scalar(), turns_begun)
 
         return await self._database.read(work)
 

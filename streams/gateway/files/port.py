@@ -8,7 +8,9 @@ the same.
 5. Its blob is deleted.
 6. Its row is dropped.
 
-Killed after 1 or 2, or after 4 or 5, the row is `due` in time, and who tends files takes steps 5 and 6.
+Killed after 1 or 2, or after 4 or 5, the row is `due` in time, and who tends files takes steps 5 and 6. Whoever was
+held up before 2 until the row was dropped writes a blob that no row names: it is found in time, and given a row of 4
+that is due in a day.
 """
 
 from collections.abc import Sequence
@@ -17,9 +19,12 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol
 
 from streams.blobs.port import name_of
+from streams.topics import DAY_MS
 
 UPLOADED_WITHIN_MS: Final = 2 * 3_600_000
 """Whoever has begun a file has completed it by then, has given up, or is dead."""
+CONDEMNED_KEPT_MS: Final = DAY_MS
+"""For whoever has restored an older database and misses something."""
 Purpose = Literal["batch", "batch_output"]
 Order = Literal["asc", "desc"]
 
@@ -37,7 +42,7 @@ class StoredFile:
 
 
 class Share(NamedTuple):
-    """What a tenant may have of files."""
+    """What a tenant may have of files, or has."""
 
     files: int
     size_bytes: int
@@ -74,6 +79,9 @@ class Files(Protocol):
     async def held_bytes(self, tenant_id: str) -> int:
         """Of all files that are there."""
 
+    async def held(self) -> Share:
+        """The same of all tenants, and how many files."""
+
     async def one(self, tenant_id: str, file_id: str) -> StoredFile | None: ...
 
     async def page(self, tenant_id: str, page: Page) -> Sequence[StoredFile] | None:
@@ -90,6 +98,12 @@ class Files(Protocol):
 
     async def drop(self, file_ids: Sequence[str]) -> None:
         """Of those that are due, deleted or not completed. One that is there stays."""
+
+    async def unknown(self, file_ids: Sequence[str]) -> list[str]:
+        """Those that no row names, whatever its step."""
+
+    async def condemn(self, file_ids: Sequence[str]) -> None:
+        """Those that no row names are due in a day, and whoever begins one of them meanwhile does not complete it."""
 
 
 def blob_of(file_id: str) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, true, tuple_, update
 
-from streams.gateway.files.port import UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
+from streams.gateway.files.port import CONDEMNED_KEPT_MS, UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.insertion import insertion_into
@@ -64,7 +64,10 @@ class SqlFiles:
         return await self._database.write(work)
 
     async def held_bytes(self, tenant_id: str) -> int:
-        return await self._database.read(lambda connection: _held(connection, tenant_id).size_bytes)
+        return (await self._database.read(lambda connection: _held(connection, _F.tenant_id == tenant_id))).size_bytes
+
+    async def held(self) -> Share:
+        return await self._database.read(lambda connection: _held(connection, true()))
 
     async def one(self, tenant_id: str, file_id: str) -> StoredFile | None:
         def work(connection: Connection) -> StoredFile | None:
@@ -108,9 +111,11 @@ class SqlFiles:
     async def due(self, limit: int) -> list[str]:
         def work(connection: Connection) -> list[str]:
             now_ms = database_now_ms(connection)
-            late = and_(_F.created_at_ms.is_(None), _F.begun_at_ms <= now_ms - UPLOADED_WITHIN_MS)
+            late = and_(
+                _F.created_at_ms.is_(None), _F.gone_at_ms.is_(None), _F.begun_at_ms <= now_ms - UPLOADED_WITHIN_MS
+            )
             expired = and_(_F.expires_at_ms <= now_ms, ~_IN_USE)
-            query = select(_F.file_id).where(or_(_F.gone_at_ms.is_not(None), late, expired)).limit(limit)
+            query = select(_F.file_id).where(or_(_F.gone_at_ms <= now_ms, late, expired)).limit(limit)
             found = list(connection.execute(query.with_for_update(skip_locked=True)).scalars())
             if found:
                 gone = update(FILES).where(_F.file_id.in_(found), _F.gone_at_ms.is_(None))
@@ -125,10 +130,25 @@ class SqlFiles:
         if file_ids:
             await self._database.write(lambda connection: connection.execute(deletion))
 
+    async def unknown(self, file_ids: Sequence[str]) -> list[str]:
+        query = select(_F.file_id).where(_F.file_id.in_(file_ids))
+        known = await self._database.read(lambda connection: {*connection.execute(query).scalars()})
+        return [each for each in file_ids if each not in known]
 
-def _held(connection: Connection, tenant_id: str) -> Share:
+    async def condemn(self, file_ids: Sequence[str]) -> None:
+        def work(connection: Connection) -> None:
+            now_ms = database_now_ms(connection)
+            gone = {"tenant_id": "", "begun_at_ms": now_ms, "gone_at_ms": now_ms + CONDEMNED_KEPT_MS}
+            rows = [{"file_id": each, **gone} for each in sorted(file_ids)]
+            connection.execute(insertion_into(connection, FILES).on_conflict_do_nothing(), rows)
+
+        if file_ids:
+            await self._database.write(work)
+
+
+def _held(connection: Connection, whose: ColumnElement[bool]) -> Share:
     """Expired ones among them, until they are deleted."""
-    own = and_(_F.tenant_id == tenant_id, _F.gone_at_ms.is_(None), _F.created_at_ms.is_not(None))
+    own = and_(whose, _F.gone_at_ms.is_(None), _F.created_at_ms.is_not(None))
     files, size_bytes = connection.execute(select(func.count(), func.sum(_F.size_bytes)).where(own)).one()
     return Share(files, int(size_bytes or 0))
 
@@ -136,5 +156,5 @@ def _held(connection: Connection, tenant_id: str) -> Share:
 def has_room(connection: Connection, tenant_id: str, share: Share, size_bytes: int = 1) -> bool:
     """For one more file, of so many bytes. Nobody else of the tenant takes it before the transaction ends."""
     lock_tenant(connection, "files", tenant_id)
-    held = _held(connection, tenant_id)
+    held = _held(connection, _F.tenant_id == tenant_id)
     return held.files < share.files and held.size_bytes + size_bytes <= share.size_bytes

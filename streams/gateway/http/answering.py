@@ -35,7 +35,7 @@ from streams.gateway.http.sse import SseResponse, departed
 from streams.gateway.http.whole import Gathered, told_whole
 from streams.gateway.idempotency.keyed import Keyed, understood
 from streams.gateway.request_headers import api_key_of, idempotency_key_of, traceparent_of
-from streams.gateway.service.conversations import HELD_PER_BYTE
+from streams.gateway.service.earlier_turns import HELD_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.lookup import Snapshot
 from streams.gateway.service.refusals import replay_unavailable, unavailable

@@ -9,7 +9,7 @@ from streams.dialects.responses.input_items import MAX_PAGE, Page
 from streams.gateway.http.conversations import MAX_SHOWN_TURNS, ConversationApi
 from streams.gateway.http.openapi import body_of
 from streams.gateway.http.response_routes import Limit, Order
-from streams.gateway.service.conversation_objects import Part
+from streams.gateway.service.conversations import Part
 from streams.gateway.service.service import Gateway
 
 _Listed = Annotated[int, Query(ge=1, le=MAX_PAGE)]

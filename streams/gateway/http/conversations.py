@@ -33,8 +33,8 @@ from streams.gateway.http.body import read_json_body
 from streams.gateway.http.dialects.responses import output_of
 from streams.gateway.http.whole import told_whole
 from streams.gateway.request_headers import api_key_of
-from streams.gateway.service.conversation_objects import Part, ShownTurns
-from streams.gateway.service.conversations import HELD_PER_BYTE, MAX_TURNS, READ_PER_BYTE
+from streams.gateway.service.conversations import Part, ShownTurns
+from streams.gateway.service.earlier_turns import HELD_PER_BYTE, MAX_TURNS, READ_PER_BYTE
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.port import StoredTurn

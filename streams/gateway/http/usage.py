@@ -21,6 +21,7 @@ USAGE_TIMEOUT_S = 10.0
 USAGE_AT_ONCE = 4
 """Billing answers one after another, and lets few wait."""
 USAGE_OF_TENANT = 8
+FIELDS = frozenset(("start_time", "end_time", "bucket_width", "group_by", "org_id"))
 
 _log = structlog.get_logger()
 
@@ -38,6 +39,8 @@ class UsageApi:
         org_id: str | None,
     ) -> Response:  # fmt: skip
         tenant = self._gateway.permitted(api_key_of(request.headers), KeyScope.USAGE).tenant
+        if unknown := next((name for name in request.query_params if name not in FIELDS), None):
+            raise ApiError(400, "unsupported_parameter", f"{unknown[:100]} is not supported.", param=unknown[:100])
         if org_id is not None and org_id != tenant.tenant_id:
             raise ApiError(404, "organization_not_found", f"No organisation {org_id[:100]!r}.", param="org_id")
         end_s = end_time if end_time is not None else now_ms() // 1_000

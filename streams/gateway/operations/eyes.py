@@ -6,9 +6,10 @@ from contextlib import ExitStack
 
 import structlog
 
-from schemas.codec import Undecodable, decode
+from schemas.codec import Undecodable
 from schemas.request import LANES
 from schemas.worker import WorkerState
+from streams import heartbeats
 from streams.access import process_roles
 from streams.log.port import LogConsumer, TopicPartition
 from streams.log.reading import read_offsets
@@ -60,12 +61,8 @@ class Eyes:
         start = max(first, self._read if self._read <= end else first)
         deadline_s = time.monotonic() + READ_TIMEOUT_S
         for record in read_offsets(self._reader, {self._heartbeats: range(start, end)}, deadline_s):
-            worker_id = (record.key or b"").decode(errors="replace")
-            if record.value is None:
-                self.workers.pop(worker_id, None)
-                continue
             try:
-                self.workers[worker_id] = decode(WorkerState, record.value)
+                heartbeats.take(record, self.workers)
             except Undecodable as error:
                 _log.warning("heartbeat_unreadable", offset=record.offset, why=str(error), repeats=True)
         self._read = end

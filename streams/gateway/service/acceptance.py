@@ -1,7 +1,8 @@
 """A request becomes a response: its id, its record on the log, its first viewer, and its row where it is stored.
 
-1. The request is produced, and its row opened beside it. Killed now, nobody was told an id: what reached the log ends
-   by itself, and a row that no response belongs to is dropped in time.
+1. The request is produced, and its row opened beside it, or before it where the row may be refused: of several that
+   were to be the next turn of a conversation one is. Killed now, nobody was told an id: what reached the log ends by
+   itself, and a row that no response belongs to is dropped in time.
 2. Both are acknowledged: it is accepted. Killed now, who reads its end next completes the row.
 
 A request with an idempotency key has its response id before that, which `once.py` gives it. What becomes of it is left
@@ -101,8 +102,8 @@ class Acceptance:
         stream.is_stored = asked.store and keyed_id is None
         follower = self._viewing.follow(response_id, partition, request.scope, 0)
         try:
-            await self._write(request, asked, value, in_turn=keyed_id is not None)
-        except (LogError, MetadataUnavailable, TimeoutError) as error:
+            await self._write(request, asked, value, in_turn=keyed_id is not None or asked.turns_begun is not None)
+        except (LogError, MetadataUnavailable, TimeoutError, ApiError) as error:
             refusal = _refusal_of(error, asked, response_id)
             if not isinstance(refusal, Unacknowledged):
                 self._forget(response_id, follower)
@@ -145,7 +146,8 @@ class Acceptance:
 
     async def _write(self, request: Request, asked: NeutralRequest, value: bytes, *, in_turn: bool) -> None:
         """To the log, and into the database where it is stored. `in_turn`: there first, since what is on the log is had
-        by its key, and was to be stored. Raises LogError, MetadataUnavailable, TimeoutError.
+        by its key, and was to be stored; or is the next turn of its conversation. Raises LogError, MetadataUnavailable,
+        TimeoutError, and ApiError as `StoredTurns.open`.
         """
         async with asyncio.timeout(ACKNOWLEDGE_TIMEOUT_S):
             if asked.store and in_turn:
@@ -229,6 +231,8 @@ class Acceptance:
 
 def _refusal_of(error: Exception, asked: NeutralRequest, response_id: str) -> ApiError | RequestError:
     """What its client is told; `Unacknowledged` where the log may have it."""
+    if isinstance(error, ApiError):
+        return error
     if isinstance(error, RecordTooLarge):
         if asked.previous_response_id is not None:
             return too_long("with the new input it is larger than a record may be", field_of(asked))

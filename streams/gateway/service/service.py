@@ -21,8 +21,8 @@ from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
-from streams.gateway.service.conversation_objects import ConversationObjects
 from streams.gateway.service.conversations import Conversations
+from streams.gateway.service.earlier_turns import EarlierTurns
 from streams.gateway.service.jobs import Jobs
 from streams.gateway.service.keys import Keys, Principal
 from streams.gateway.service.large_work import LargeWork
@@ -94,8 +94,8 @@ class Gateway:
         self._patience = Patience(settings.gateway.admission_timeout_ms)
         readings = Readings(ownership, follows)
         self._resumption = Resumption(hub, history, self._viewing, lookup, readings, self._patience, self._stored)
-        self.conversations = ConversationObjects(conversations, keeper.kept)
-        self._conversations = Conversations(
+        self.conversations = Conversations(conversations, keeper.kept)
+        self._earlier_turns = EarlierTurns(
             keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes,
             self.conversations,
         )  # fmt: skip
@@ -142,10 +142,10 @@ class Gateway:
     async def continued(
         self, principal: Principal, asked: _Chat, held: Hold, own_bytes: int, response_id: str = ""
     ) -> _Chat:
-        """See `Conversations.continued`; what goes on with nothing stays as it is."""
+        """See `EarlierTurns.continued`; what goes on with nothing stays as it is."""
         if asked.previous_response_id is None and asked.conversation_id is None:
             return asked
-        return await self._conversations.continued(principal, asked, held, own_bytes, response_id)
+        return await self._earlier_turns.continued(principal, asked, held, own_bytes, response_id)
 
     async def submit(
         self, principal: Principal, asked: NeutralRequest, *, traceparent: str = ""

@@ -19,9 +19,9 @@ from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.stream import Stream
 from streams.gateway.history.replay import Replay
 from streams.gateway.service.background import Background
-from streams.gateway.service.refusals import not_found, store_away, too_many_at_once
+from streams.gateway.service.refusals import conversation_in_progress, not_found, store_away, too_many_at_once
 from streams.gateway.stored.keeper import Keeper, replayed_ms
-from streams.gateway.stored.port import NewTurn, StoredTurn
+from streams.gateway.stored.port import NewTurn, NotNewest, StoredTurn
 from streams.gateway.stored.replays import MAX_READS_OF_TENANT, TURN_TIMEOUT_S
 from streams.gateway.stored.turns import may_be_stored, written
 from streams.ids import parse_response_id
@@ -100,7 +100,10 @@ class StoredTurns:
             raise store_away()
 
     async def open(self, request: Request, chat: NeutralRequest) -> None:
-        """Of this turn alone: neither those before it nor its instructions. Raises MetadataUnavailable."""
+        """Of this turn alone: neither those before it nor its instructions.
+
+        Raises MetadataUnavailable, and ApiError 409 where another one became the next turn of its conversation.
+        """
         accepted_at_ms = request.accepted_at_ms
         messages = chat.messages if chat.turn is None else chat.turn.messages
         in_conversation = chat.conversation_id is not None
@@ -110,7 +113,7 @@ class StoredTurns:
             expires_at_ms=KEPT_FOR_GOOD_MS if in_conversation else accepted_at_ms + self._kept_ms,
             look_at_ms=min(request.deadline_ms + LOOK_AFTER_DEADLINE_MS, accepted_at_ms + LOOK_AT_LATEST_AFTER_MS),
             input=written(messages), conversation_id=chat.conversation_id,
-            title=title_of(messages) if in_conversation else "",
+            title=title_of(messages) if in_conversation else "", turns_begun=chat.turns_begun,
         )  # fmt: skip
         opening = self._opening[turn.response_id] = asyncio.ensure_future(self._stored.open(turn))
         opening.add_done_callback(lambda _: self._opening.pop(turn.response_id))
@@ -119,6 +122,8 @@ class StoredTurns:
         except asyncio.CancelledError:
             opening.cancel()
             raise
+        except NotNewest:
+            raise conversation_in_progress(turn.conversation_id or "") from None
         except TooManyWait:
             raise
         except MetadataUnavailable:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from streams.clocks import now_ms
 from streams.gateway.conversations.port import DELETED_KEPT_MS, Conversation, size_bytes_of
-from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
+from streams.gateway.stored.port import Answer, Bounds, NewTurn, NotNewest, OpenTurn, StoredTurn
 from streams.metadata.unavailable import MetadataUnavailable
 
 
@@ -90,6 +90,8 @@ class MemoryStoredResponses:
         kept = self.conversations.get(turn.conversation_id or "")
         is_placed = kept is not None and kept.tenant_id == turn.tenant_id and kept.deleted_at_ms is None
         if kept is not None and is_placed:
+            if turn.turns_begun not in (None, kept.turns):
+                raise NotNewest
             kept.turns += 1
             at_ms = max(kept.shown.updated_at_ms, turn.created_at_ms)
             kept.shown = replace(kept.shown, updated_at_ms=at_ms, title=kept.shown.title or turn.title)

@@ -24,6 +24,14 @@ class NewTurn:
     """Of which it is a turn, the newest. If that is not there any more, all that is kept is that it is deleted."""
     title: str = ""
     """What the conversation is called by this turn, should it have no name."""
+    turns_begun: int | None = None
+    """In its conversation, when the newest of them was found that it goes on with. None: it goes on with one that its
+    client has named, whatever was begun since.
+    """
+
+
+class NotNewest(Exception):
+    """Another turn was begun in the conversation since the one was found that this goes on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,10 @@ class StoredResponses(Protocol):
         """By the clock of the store, which is the same for all gateways."""
 
     async def open(self, turn: NewTurn) -> None:
-        """On disk when it returns. One that is there already stays as it is."""
+        """On disk when it returns. One that is there already stays as it is.
+
+        Raises NotNewest, with nothing written: of several that were to be the next turn of a conversation one is.
+        """
 
     async def complete(self, answers: Sequence[Answer]) -> None:
         """Together. Of one that is complete, deleted or not there, nothing changes."""

@@ -1,6 +1,7 @@
 """Stored responses in the database, in SQL that SQLite and Postgres both speak."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -20,7 +21,7 @@ from sqlalchemy import (
 )
 
 from streams.gateway.conversations.placing import Placed, placed
-from streams.gateway.stored.port import Answer, Bounds, NewTurn, OpenTurn, StoredTurn
+from streams.gateway.stored.port import Answer, Bounds, NewTurn, NotNewest, OpenTurn, StoredTurn
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.insertion import insertion_into
@@ -64,26 +65,46 @@ def _with_its_conversation(table: FromClause) -> ColumnElement[bool]:
     )
 
 
+@dataclass(slots=True)
+class _Opening:
+    """Others are opened in its transaction, which one without a place does not keep from anything."""
+
+    turn: NewTurn
+    has_place: bool = True
+
+
 class SqlStoredResponses:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._opening = Together(
-            self._open, lambda turn: len(turn.input), max_rows=OPENED_TOGETHER, max_bytes=OPENED_TOGETHER_BYTES
+            self._open,
+            lambda opening: len(opening.turn.input),
+            max_rows=OPENED_TOGETHER,
+            max_bytes=OPENED_TOGETHER_BYTES,
         )
 
     async def now_ms(self) -> int:
         return await self._database.read(database_now_ms)
 
     async def open(self, turn: NewTurn) -> None:
-        await self._opening.add(turn)
+        opening = _Opening(turn)
+        await self._opening.add(opening)
+        if not opening.has_place:
+            raise NotNewest
 
-    async def _open(self, turns: Sequence[NewTurn]) -> None:
-        in_order = sorted(turns, key=lambda turn: turn.response_id)
+    async def _open(self, together: Sequence[_Opening]) -> None:
+        in_order = sorted(together, key=lambda opening: opening.turn.response_id)
 
         def work(connection: Connection) -> None:
-            places = placed(connection, turns)
-            rows = [_row(turn, places.get(turn.response_id, Placed(None))) for turn in in_order]
-            connection.execute(insertion_into(connection, STORED_RESPONSES).on_conflict_do_nothing(), rows)
+            places = placed(connection, [opening.turn for opening in in_order])
+            rows = []
+            for opening in in_order:
+                place = places.get(opening.turn.response_id, Placed(None))
+                opening.has_place = place is not None
+                if place is not None:
+                    rows.append(_row(opening.turn, place))
+            if rows:
+                connection.execute(insertion_into(connection, STORED_RESPONSES).on_conflict_do_nothing(), rows)
 
         await self._database.write(work)
 

@@ -1,17 +1,33 @@
 """From a message that asks for a response to the response: of a request, or of one in the place of another."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from schemas.websocket import EditMessage, RequestMessage
 from streams.dialects.openai_chat import parse_chat_request
+from streams.dialects.openai_generation import GenerationRequest
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.idempotency.keyed import CHATS, understood
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.service import Gateway
 from streams.gateway.tenant_shares import Hold
+from streams.gateway.websocket.client_messages import ResultsMessage
 from streams.gateway.websocket.refusal import invalid
 
 Asking = RequestMessage | EditMessage
+
+
+async def _inherited(gateway: Gateway, principal: Principal, message: Asking) -> str | None:
+    """The conversation of the response that made the calls, where these are results of some that are to be stored."""
+    body = message.body
+    if not isinstance(message, ResultsMessage) or body.get("conversation") is not None or body["store"] is not True:
+        return None
+    return await gateway.conversations.conversation_of(principal, body["previous_response_id"])
+
+
+def _parsed(body: Mapping[str, Any], inherited: str) -> GenerationRequest:
+    return parse_chat_request({**body, "conversation": inherited})
 
 
 async def accepted(
@@ -38,7 +54,10 @@ async def accepted(
         said = {name: value for name, value in body.items() if value is not None}
         body = {"store": True, **said, "previous_response_id": previous, "conversation": conversation}
     key = None if isinstance(message, EditMessage) else message.idempotency_key
-    parse = partial(understood, key, CHATS, {**body, "stream": True}, parse_chat_request)
+    # What it inherits is no part of what its key stands for.
+    inherited = await _inherited(gateway, principal, message)
+    read = partial(_parsed, inherited=inherited) if inherited else parse_chat_request
+    parse = partial(understood, key, CHATS, {**body, "stream": True}, read)
     chat, keyed = await gateway.in_turn(principal.tenant.tenant_id, parse, is_large=large)
     if isinstance(message, EditMessage) and conversation is not None and previous is None:
         chat = chat.model_copy(update={"begins": True})

@@ -21,6 +21,10 @@ class MessageError(RequestError):
         self.request_id = request_id
 
 
+class ResultsMessage(RequestMessage):
+    """Results of calls: a turn of the conversation of the response that made them, if that has one."""
+
+
 def read_message(text: str) -> ClientMessage:
     """Results of tools are read as the request that they are a short form of.
 
@@ -36,12 +40,12 @@ def read_message(text: str) -> ClientMessage:
     return _answering_calls(message) if isinstance(message, ToolResultMessage) else message
 
 
-def _answering_calls(message: ToolResultMessage) -> RequestMessage:
+def _answering_calls(message: ToolResultMessage) -> ResultsMessage:
     _refuse_twice_said(message, "results", "messages", "previous_response_id")
     results = [{"role": "tool", "tool_call_id": each.tool_call_id, "content": each.content} for each in message.results]
     said = {name: value for name, value in message.body.items() if value is not None}
     own = {"messages": results, "previous_response_id": message.response_id}
-    return RequestMessage(
+    return ResultsMessage(
         type="request", request_id=message.request_id, body={"store": True, **said, **own},
         idempotency_key=message.idempotency_key,
     )  # fmt: skip

@@ -314,9 +314,12 @@ class Socket:
 
     async def _cancel(self, principal: Principal, message: CancelMessage) -> None:
         try:
-            await self._gateway.cancel(principal, message.response_id)
+            snapshot = await self._gateway.cancel(principal, message.response_id)
         except ApiError as error:
             self._refuse_ask(error, message)
+            return
+        if snapshot.terminal is not None and message.response_id not in self._watched:
+            self._say(terminal_message(message.response_id, snapshot.terminal))
 
     def _start(self, work: Coroutine[Any, Any, None], share: ExitStack | None = None) -> None:
         task = asyncio.ensure_future(work)

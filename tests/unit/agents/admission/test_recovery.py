@@ -31,7 +31,7 @@ from streams.directory import Limits
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import LogError, LogRecord
 from streams.script_pipeline import ScriptPipeline
-from streams.topics import LONGEST_RESPONSE_MS
+from streams.topics import DAY_MS, LONGEST_RESPONSE_MS
 from tests.unit.agents.admission.world import Directory
 
 NOW = 1_790_000_000_000
@@ -130,6 +130,13 @@ def test_what_the_store_would_have_forgotten_is_left_out() -> None:
     assert set(rebuilt(*ended, refused, now_ms=NOW + OUTCOME_KEEP_MS - 1)) == {"r", "refused"}
     assert set(rebuilt(*ended, refused, now_ms=NOW + OUTCOME_KEEP_MS)) == {"r"}
     assert set(rebuilt(*ended, refused, now_ms=NOW + OUTCOME_KEEP_MS + 9)) == set()
+
+
+def test_lines_of_a_batch_that_were_cancelled_are_known_for_a_day() -> None:
+    cancelled = ending("line", EndingCode.CANCELLED)
+    for now_ms in (NOW + OUTCOME_KEEP_MS, NOW + DAY_MS - 1):
+        assert rebuilt(cancelled, now_ms=now_ms)["line"].deadline_ms == NOW + DAY_MS
+    assert rebuilt(cancelled, now_ms=NOW + DAY_MS) == {}
 
 
 def test_rows_of_responses_opened_before_the_window_are_left_out() -> None:

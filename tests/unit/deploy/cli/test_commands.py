@@ -12,16 +12,17 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
 
-from deploy.cli import cluster, inspection, lifecycle, overview, questions
+from deploy.cli import app, backup, cluster, inspection, lifecycle, overview, questions, trace
+from deploy.cli import billing as billing_commands
 from deploy.cli.app import CommandError
 from deploy.cli.inspection import without_credentials
 from deploy.local.data_folder import DataFolder, Keys, ProcessRecord, RunRecord
@@ -290,6 +291,53 @@ def test_where_nothing_runs_the_folder_counts_that_is_named(
     monkeypatch.setenv("SLUICE_DEPLOYMENT_SECRET", "e" * 40)
     cluster.secret("request-signing", folder.path)
     assert capsys.readouterr().out.strip() == "e" * 40
+
+
+COMMANDS: Mapping[str, tuple[object, Callable[[Path], object]]] = {
+    "trace": (trace, lambda data: trace.trace("resp_local-0_" + "0" * 32, data)),
+    "billing inspect": (billing_commands, billing_commands.inspect),
+    "billing skip": (billing_commands, lambda data: billing_commands.skip(0, data)),
+    "billing recut": (billing_commands, lambda data: billing_commands.recut(0, 0, data)),
+    "migrate": (cluster, cluster.migrate_database),
+    "secret": (cluster, lambda data: cluster.secret("billing", data)),
+    "backup": (backup, lambda data: backup.backup_database(data / "file", data)),
+    "restore": (backup, lambda data: backup.restore_database(data / "file", data)),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_the_settings_of_the_folder_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def ask(folder: DataFolder) -> NoReturn:
+        assert folder.path == tmp_path
+        raise Asked
+
+    module, run = COMMANDS[command]
+    monkeypatch.setattr(module, "settings_at", ask)
+    with pytest.raises(Asked):
+        run(tmp_path)
+
+
+def test_settings_are_of_the_stack_that_runs_else_of_the_folder_or_of_a_file_that_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "DEFAULT_DATA", tmp_path / "default")
+    named, default = DataFolder(tmp_path / "named"), DataFolder(tmp_path / "default")
+    for folder in (named, default):
+        assert app.settings_at(folder).data_dir == folder.path
+    config = tmp_path / "settings.toml"
+    own = f'region = "elsewhere"\ndata_dir = "{tmp_path / "of-the-file"}"'
+    config.write_text(LOCAL_CONFIG.read_text().replace('region = "local"', own))
+    monkeypatch.setenv("SLUICE_CONFIG", str(config))
+    for folder, data_dir in ((named, named.path), (default, tmp_path / "of-the-file")):
+        found = app.settings_at(folder)
+        assert (found.region, found.data_dir) == ("elsewhere", data_dir)
+    with running(named.path, DATA_DIR=str(named.path)):
+        assert app.settings_at(named).region == "local", "as its processes were started"
 
 
 def test_the_tables_of_the_stack_that_runs_are_made_by_one_command(

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import anthropic
 import pytest
 
+from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import Stack, gateway_settings, memory_log, serving
 from tests.unit.streams.gateway.messages_clients import package
@@ -19,8 +20,14 @@ def settings(redis_url: str) -> Settings:
 
 
 @pytest.fixture
-async def stack(settings: Settings) -> AsyncIterator[Stack]:
-    async with serving(settings, memory_log(settings)) as served:
+def stored() -> MemoryStoredResponses:
+    """What the served gateway keeps of responses and conversations."""
+    return MemoryStoredResponses()
+
+
+@pytest.fixture
+async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncIterator[Stack]:
+    async with serving(settings, memory_log(settings), stored=stored) as served:
         yield served
 
 

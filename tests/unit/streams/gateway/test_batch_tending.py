@@ -3,10 +3,12 @@
 import pytest
 
 from streams.gateway.batches import run as run_module
+from streams.gateway.batches import tending as tending_module
 from streams.gateway.batches.core import Status
 from streams.gateway.batches.run import BatchRun, LostLease
 from streams.gateway.batches.tending import Tending
-from streams.gateway.files.port import blob_of
+from streams.gateway.files import sweeping
+from streams.gateway.files.port import CONDEMNED_KEPT_MS, Share, StoredFile, blob_of
 from tests.unit.streams.gateway.batch_stories import Story, custom_ids, line
 
 PART = "batches/batch_0123/1.output"
@@ -65,3 +67,71 @@ async def test_parts_of_a_batch_that_is_open_stay_however_old_they_are() -> None
     assert story.blobs.names() == before
     await story.run()
     assert story.batch.status is Status.COMPLETED
+
+
+async def test_blobs_of_files_that_no_row_names_go_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    story, at_ms = Story(), 0
+    monkeypatch.setattr(sweeping, "monotonic_ms", lambda: at_ms)
+    await story.create(line("a"))
+    await story.run()
+    kept = story.blobs.names()
+    assert len(kept) == 2, "what was asked, and the answers"
+    for name in ("files/file-late", "files/notes.txt"):
+        story.blobs.change(name, b"x")
+    tends = tending(story)
+    await tends.once()
+    assert story.blobs.names() == sorted([*kept, "files/file-late", "files/notes.txt"]), "it may be written yet"
+    story.blobs.pass_time()
+    await tends.once()
+    assert "files/file-late" in story.blobs.names(), "it looks once an hour"
+    at_ms = sweeping.REST_MS
+    await tends.once()
+    assert "files/file-late" in story.blobs.names(), "for a day whoever misses it can find it"
+    story.now_ms += CONDEMNED_KEPT_MS
+    await tends.once()
+    assert story.blobs.names() == sorted([*kept, "files/notes.txt"])
+    assert await story.files.unknown(["file-late"]) == ["file-late"], "nor is there a row of it"
+
+
+async def test_all_of_many_blobs_are_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
+    story = Story()
+    for number in range(7):
+        file_id = f"file-{number}"
+        story.blobs.change(blob_of(file_id), b"x")
+        if number not in (2, 5):
+            await story.files.begin("acme", file_id)
+            await story.files.complete(StoredFile(file_id, "acme", "", "batch", 1, "", 0, None), None, None)
+    story.blobs.pass_time()
+    looks = sweeping.Sweeping(story.files, story.blobs)
+    for _ in range(4):
+        await looks.look()
+    assert await story.files.unknown(["file-2", "file-5"]) == []
+    story.files.clock = lambda: story.now_ms + CONDEMNED_KEPT_MS
+    assert sorted(await story.files.due(9)) == ["file-2", "file-5"]
+
+
+async def test_a_database_that_knows_few_of_the_files_removes_none() -> None:
+    """It waits for its backup, or is another one."""
+    story = Story()
+    for number in range(3):
+        story.blobs.change(blob_of(f"file-{number}"), b"x")
+    story.blobs.pass_time()
+    await story.files.begin("acme", "file-0")
+    await tending(story).once()
+    assert len(story.blobs.names()) == 3
+
+
+async def test_what_all_tenants_have_of_files_is_measured_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    story, at_ms = Story(), 0
+    monkeypatch.setattr(tending_module, "monotonic_ms", lambda: at_ms)
+    measured: list[Share] = []
+    tends = Tending(story.files, story.batches, story.blobs, 30, measured.append)
+    await story.upload(b"12345")
+    await tends.once()
+    await story.upload(b"678", "file-2", "beta")
+    await tends.once()
+    assert measured == [Share(1, 5)]
+    at_ms = tending_module.MEASURED_EVERY_MS
+    await tends.once()
+    assert measured == [Share(1, 5), Share(2, 8)]

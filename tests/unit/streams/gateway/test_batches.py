@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from openai.types import Batch, FileDeleted, FileObject
+from prometheus_client import Counter
 
 from schemas.batch import LineCancel
 from schemas.request import Request
@@ -108,6 +109,12 @@ async def lines_of(api: openai.AsyncOpenAI, file_id: str | None) -> dict[str, di
     return {each["custom_id"]: each for each in map(json.loads, content.text.splitlines())}
 
 
+def counted(counter: Counter) -> dict[str, float]:
+    """By its label."""
+    samples = [sample for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total")]
+    return {"".join(sample.labels.values()): sample.value for sample in samples}
+
+
 async def test_a_batch_from_its_file_to_its_answers(stack: Stack) -> None:
     ids = custom_ids(20)
     async with sdk(stack) as api, playing(stack, lambda custom_id: "overloaded" if custom_id == "line-3" else None):
@@ -133,6 +140,9 @@ async def test_a_batch_from_its_file_to_its_answers(stack: Stack) -> None:
         assert errors[""]["error"]["code"] == "invalid_json_line"
         made = await api.files.retrieve(done.output_file_id or "")
         assert (made.purpose, made.expires_at is not None) == ("batch_output", True)
+    metrics = stack.runtime.gateway.metrics
+    assert counted(metrics.batches) == {"in_progress": 1, "finalizing": 1, "completed": 1}
+    assert counted(metrics.batch_lines) == {"completed": 19, "failed": 2}
 
 
 async def test_lines_go_through_the_intake_signed_in_the_batch_lane_and_nothing_of_them_is_followed(

@@ -29,17 +29,6 @@ PAGES = "/api/conversations"
 
 
 @pytest.fixture
-def stored() -> MemoryStoredResponses:
-    return MemoryStoredResponses()
-
-
-@pytest.fixture
-async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncIterator[Stack]:
-    async with serving(settings, memory_log(settings), stored=stored) as served:
-        yield served
-
-
-@pytest.fixture
 async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     async with client(stack) as given:
         yield given

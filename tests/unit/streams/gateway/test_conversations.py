@@ -11,11 +11,10 @@ import pytest
 from openai.types.conversations import Conversation
 
 from schemas.endings import EndingCode
-from streams.gateway.service import conversations
+from streams.gateway.service import earlier_turns
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import NewTurn
-from streams.settings import Settings
-from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, memory_log, serving, until
+from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 from tests.unit.streams.gateway.http_clients import HELLO, client, sdk
 from tests.unit.streams.gateway.socket_clients import dial, hear_until_terminal, say
 from tests.unit.streams.gateway.stored_stories import ADD, ask, ask_for_calls, completed, error_of, said
@@ -28,17 +27,6 @@ def strict(stack: Stack, api_key: str = KEY) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=f"{stack.url}/v1", api_key=api_key, max_retries=0, _strict_response_validation=True
     )  # fmt: skip
-
-
-@pytest.fixture
-def stored() -> MemoryStoredResponses:
-    return MemoryStoredResponses()
-
-
-@pytest.fixture
-async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncIterator[Stack]:
-    async with serving(settings, memory_log(settings), stored=stored) as served:
-        yield served
 
 
 @pytest.fixture
@@ -239,6 +227,64 @@ async def test_while_its_last_turn_runs_another_one_is_told_so(stack: Stack, api
     assert [text for _, text in said(asked)] == ["One", "1", "Two"]
 
 
+def in_one_moment(stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests each has found what it goes on with before the other one is written."""
+    both, opened = asyncio.Barrier(2), stored.open
+
+    async def open_together(turn: NewTurn) -> None:
+        async with both:
+            monkeypatch.setattr(stored, "open", opened)
+        await opened(turn)
+
+    monkeypatch.setattr(stored, "open", open_together)
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["", "with keys"])
+async def test_of_two_in_one_moment_one_is_the_next_turn(
+    stack: Stack, api: openai.AsyncOpenAI, stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    conversation = (await api.conversations.create()).id
+    await ask(stack, api, "One", ["1"], conversation=conversation)
+    before = len(stack.pipeline.requests())
+    in_one_moment(stored, monkeypatch)
+    async with client(stack) as http:
+
+        async def post(text: str) -> httpx.Response:
+            headers = {"idempotency-key": text} if keyed else {}
+            body = {"model": "small", "input": text, "conversation": conversation}
+            return await http.post("/v1/responses", json=body, headers=headers)
+
+        asking = {text: asyncio.ensure_future(post(text)) for text in ("Two", "Zwei")}
+        request = await stack.pipeline.next_request()
+        [_, _, (_, text)] = said(request)
+        other = "Zwei" if text == "Two" else "Two"
+        refused = await asking[other]
+        status, code, _, param = error_of(refused)
+        assert (status, code, param) == (409, "conversation_in_progress", "conversation")
+        assert int(refused.headers["retry-after-ms"]) > 0
+        assert len(stack.pipeline.requests()) == before + 1, "the log has nothing of it"
+        stack.pipeline.start(request)
+        stack.pipeline.release(request, 1, ["2"])
+        stack.pipeline.end(request, 2)
+        assert (await asking[text]).status_code == 200
+        again = asyncio.ensure_future(post(other))
+        assert [each for _, each in said(await stack.pipeline.answer(["3"]))] == ["One", "1", text, "2", other]
+        assert (await again).status_code == 200, "nor does its key stand for anything"
+
+
+async def test_a_branch_begins_though_another_turn_begins_in_that_moment(
+    stack: Stack, api: openai.AsyncOpenAI, stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = (await api.conversations.create()).id
+    first, _ = await ask(stack, api, "One", ["1"], conversation=conversation)
+    in_one_moment(stored, monkeypatch)
+    named = {"conversation": conversation, "previous_response_id": first.id}
+    both = asyncio.gather(*(api.responses.create(model="small", input=text, **named) for text in ("Two", "Zwei")))
+    for _ in range(2):
+        await stack.pipeline.answer(["2"])
+    assert {each.previous_response_id for each in await both} == {first.id}
+
+
 async def test_a_newest_turn_that_is_dropped_meanwhile_is_passed_over(
     stack: Stack, api: openai.AsyncOpenAI, stored: MemoryStoredResponses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +377,7 @@ async def test_one_beyond_a_requests_bounds_is_too_long_as_clients_know_it(
     conversation = (await api.conversations.create()).id
     for text in ("One", "Two"):
         await ask(stack, api, text, conversation=conversation)
-    monkeypatch.setattr(conversations, "MAX_TURNS", 1)
+    monkeypatch.setattr(earlier_turns, "MAX_TURNS", 1)
     with pytest.raises(openai.BadRequestError) as refused:
         await api.responses.create(model="small", input="Three", conversation=conversation)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "conversation")

@@ -68,6 +68,18 @@ async def test_usage_is_asked_for_the_keys_own_tenant(stack: Stack) -> None:
             assert answer.json()["error"]["param"] == query.split("=")[0]
 
 
+async def test_what_nobody_knows_of_usage_is_refused_by_name(stack: Stack) -> None:
+    async with client(stack) as http:
+        for name in ("group_by[]", "models", "limit"):
+            answer = await http.get("/v1/usage", params={"start_time": 0, "end_time": 3_600, name: "model"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
+            assert error["message"] == f"{name} is not supported."
+        refused = await http.get("/v1/usage", params={"models": "x"}, headers={"authorization": "Bearer nobody"})
+        assert refused.status_code == 401, "whoever may not ask learns nothing"
+    assert stack.usage.asked == []
+
+
 async def test_health_docs_and_the_page_need_no_key(stack: Stack) -> None:
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
         assert (await http.get("/healthz")).text == "ok"

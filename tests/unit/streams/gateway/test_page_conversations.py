@@ -1,7 +1,6 @@
 """What the chat page sends for what its reader does, against a pipeline that the test plays."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from schemas.endings import EndingCode
 from schemas.request import Request
 from streams.gateway.errors import ApiError
 from tests.browser import DRIVER, WHY_NOT, headless_browser
-from tests.pages import ChatPage
+from tests.pages import ChatPage, beside
 from tests.servers import until as wait_until
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack
 from tests.unit.streams.gateway.http_clients import client
@@ -26,11 +25,6 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(DRIVER is None, reaso
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     with headless_browser(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
-
-
-async def beside(work: Callable[..., Any], *arguments: Any) -> Any:
-    """The browser is waited for in a thread: the gateway runs in this one."""
-    return await asyncio.to_thread(work, *arguments)
 
 
 @pytest.fixture
@@ -146,3 +140,26 @@ async def test_who_deletes_a_conversation_deletes_what_the_gateway_stored_of_it(
     assert await conversations_of(stack) == []
     with pytest.raises(ApiError, match="No response"):
         await gateway.input_of(principal, response_id)
+
+
+async def test_a_new_chat_that_is_deleted_before_it_has_its_place_leaves_nothing(stack: Stack, page: ChatPage) -> None:
+    late = (
+        "const plain = fetch; window.fetch = async (path, options) => {"
+        " const answer = await plain(path, options);"
+        " if (options?.method === 'POST' && path.endsWith('/api/conversations'))"
+        " await new Promise(done => { window.arrive = done; });"
+        " if (options?.method === 'DELETE') window.isRemoved = true;"
+        " return answer; };"
+    )
+    await beside(page.run, late)
+    await beside(page.ask, "One?")
+    await beside(wait_until, lambda: page.run("return !!window.arrive"), "the gateway has given it a place", 20)
+    assert len(await conversations_of(stack)) == 1
+    await beside(page.delete)
+    await beside(page.until_shows)
+    await beside(page.run, "window.arrive()")
+    await beside(wait_until, lambda: page.run("return window.isRemoved"), "its place is given back", 20)
+    assert await conversations_of(stack) == []
+    assert await beside(lambda: page.conversations) == ["New chat"]
+    assert stack.pipeline.requests() == []
+    assert await beside(page.complaints) == []

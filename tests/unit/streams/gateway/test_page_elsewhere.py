@@ -11,14 +11,13 @@ from selenium.webdriver.common.keys import Keys
 
 from schemas.request import Request
 from streams.gateway.stored.memory import MemoryStoredResponses
-from streams.settings import Settings
 from tests.browser import DRIVER, WHY_NOT, headless_browser
-from tests.pages import TIMEOUT_S, ChatPage
+from tests.pages import TIMEOUT_S, ChatPage, beside
 from tests.servers import until as wait_until
-from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, memory_log, serving, until
+from tests.unit.streams.gateway.gateway_stack import KEY, OTHER_KEY, Stack, until
 from tests.unit.streams.gateway.http_clients import client, sdk
 from tests.unit.streams.gateway.stored_stories import ask, completed, said
-from tests.unit.streams.gateway.test_page_conversations import asked, beside
+from tests.unit.streams.gateway.test_page_conversations import asked
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(DRIVER is None, reason=WHY_NOT)]
 PAGES = "/api/conversations"
@@ -37,17 +36,6 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """A browser that shares nothing with the first."""
     with headless_browser(tmp_path_factory.mktemp("elsewhere")) as browser:
         yield browser
-
-
-@pytest.fixture
-def stored() -> MemoryStoredResponses:
-    return MemoryStoredResponses()
-
-
-@pytest.fixture
-async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncIterator[Stack]:
-    async with serving(settings, memory_log(settings), stored=stored) as served:
-        yield served
 
 
 async def entered(stack: Stack, browser: Chrome, folder: Path, key: str = KEY) -> ChatPage:

@@ -1,15 +1,13 @@
 """What a model or a person writes is drawn as text and Markdown on the chat page, and never runs."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
 
 from tests.browser import DRIVER, WHY_NOT, headless_browser
-from tests.pages import ChatPage
+from tests.pages import ChatPage, beside
 from tests.servers import until as wait_until
 from tests.unit.streams.gateway.gateway_stack import KEY, Stack
 
@@ -56,11 +54,6 @@ print("<b>")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     with headless_browser(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
-
-
-async def beside(work: Callable[..., Any], *arguments: Any) -> Any:
-    """The browser is waited for in a thread: the gateway runs in this one."""
-    return await asyncio.to_thread(work, *arguments)
 
 
 async def answered(stack: Stack, browser: Chrome, folder: Path, question: str, *tokens: str) -> ChatPage:

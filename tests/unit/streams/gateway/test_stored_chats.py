@@ -96,6 +96,27 @@ async def test_results_on_a_socket_go_on_with_the_response_that_made_the_calls(s
         assert [message.role for message in (await answering).messages][3:] == ["tool", "assistant", "user"]
 
 
+@pytest.mark.parametrize("stored", [True, False], ids=["", "not stored"])
+async def test_results_on_a_socket_stay_in_the_conversation_of_the_calls(stack: Stack, stored: bool) -> None:
+    async with client(stack) as http, dial(stack) as socket:
+        conversation = (await http.post("/v1/conversations", json={})).json()["id"]
+        await say(socket, type="request", request_id="r1", body={**HELLO, "conversation": conversation})
+        calling = asyncio.ensure_future(call_tools(stack))
+        await hear_until_terminal(socket)
+        called = (await calling).response_id
+        results = [{"tool_call_id": call_id(called, 0, call), "content": "12 °C"} for call in (0, 1)]
+        asks = {"type": "tool_result", "response_id": called, "results": results, "idempotency_key": "k"}
+        for request_id in ("r2", "again"):
+            await say(socket, **asks, request_id=request_id, body={"model": "small", "store": stored})
+            if request_id == "r2":
+                answered = await stack.pipeline.answer(["Cold."])
+            seen, _ = await hear_until_terminal(socket)
+            assert seen[0].response_id == answered.response_id, "its key stands for it, there or elsewhere"
+        told = (await http.get(f"/api/conversations/{conversation}")).json()
+        ours = [called, answered.response_id] if stored else [called]
+        assert [turn["response_id"] for turn in told["turns"]] == ours
+
+
 def test_null_says_nothing_of_whether_it_is_stored() -> None:
     result = {"tool_call_id": "c", "content": ""}
     for store, stored in ((None, True), (False, False)):

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -16,7 +16,7 @@ from streams.dialects.responses.numbering import LAST, number_of
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.history import replay as replay_module
 from streams.gateway.http import answering
-from streams.gateway.service import cancellation, conversations, resumption
+from streams.gateway.service import cancellation, earlier_turns, resumption
 from streams.gateway.stored import keeper as keeper_module
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.gateway.stored.port import Bounds
@@ -49,17 +49,6 @@ from tests.unit.streams.gateway.stored_stories import (
 from tests.unit.streams.gateway.test_responses import HELLO, content_of, events_after, left_memory
 
 STRANGER = {"authorization": f"Bearer {OTHER_KEY}"}
-
-
-@pytest.fixture
-def stored() -> MemoryStoredResponses:
-    return MemoryStoredResponses()
-
-
-@pytest.fixture
-async def stack(settings: Settings, stored: MemoryStoredResponses) -> AsyncIterator[Stack]:
-    async with serving(settings, memory_log(settings), stored=stored) as served:
-        yield served
 
 
 async def test_three_turns_go_on_by_id(stack: Stack) -> None:
@@ -340,7 +329,7 @@ async def test_who_waits_for_an_earlier_turn_holds_no_more_with_every_look(
     async with serving(settings, memory_log(settings), stored=stored) as stack, sdk(stack) as api:
         first, _ = await ask(stack, api, "France?")
         second, _ = await ask(stack, api, "Italy?", previous_response_id=first.id)
-        going_on = stack.runtime.gateway._conversations
+        going_on = stack.runtime.gateway._earlier_turns
         tell = going_on._told
         held_bytes: list[int] = []
 
@@ -365,19 +354,19 @@ async def test_a_conversation_beyond_a_requests_bounds_is_too_long_as_clients_kn
         first, _ = await ask(stack, api, "x" * 500)
         second, _ = await ask(stack, api, "y" * 500, previous_response_id=first.id)
         body = {**HELLO, "previous_response_id": second.id}
-        monkeypatch.setattr(conversations, "MAX_TURNS", 1)
+        monkeypatch.setattr(earlier_turns, "MAX_TURNS", 1)
         status, code, message, param = error_of(await http.post("/v1/responses", json=body))
         assert (status, code, param) == (400, "context_length_exceeded", "previous_response_id")
         assert "maximum number of tokens allowed" in message
         assert "more than 1 turns" in message
         monkeypatch.undo()
-        monkeypatch.setattr(stack.runtime.gateway._conversations, "_max_bytes", 900)
+        monkeypatch.setattr(stack.runtime.gateway._earlier_turns, "_max_bytes", 900)
         status, code, message, param = error_of(await http.post("/v1/responses", json=body))
         assert (status, code, param) == (400, "context_length_exceeded", "previous_response_id")
         assert "larger than a request may be" in message
         monkeypatch.undo()
         assert len(stack.pipeline.requests()) == 2
-        monkeypatch.setattr(conversations, "READ_PER_BYTE", 0)
+        monkeypatch.setattr(earlier_turns, "READ_PER_BYTE", 0)
         status, code, message, param = error_of(await http.post("/v1/responses", json=body))
         assert (status, code, param) == (400, "context_length_exceeded", "previous_response_id")
         assert "with its reasoning" in message

@@ -147,6 +147,21 @@ async def test_cancel_reaches_control_and_ends_with_the_terminal(stack: Stack) -
     assert (seen[-1].code, seen[-1].error.code) == ("cancelled", "cancelled")
 
 
+async def test_a_cancel_of_what_has_ended_is_told_how_it_ended(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        answering = asyncio.ensure_future(stack.pipeline.answer(["Hi"]))
+        seen, _ = await hear_until_terminal(socket)
+        request = await answering
+        for _ in range(2):
+            await say(socket, type="cancel", response_id=request.response_id)
+            assert await hear(socket) == seen[-1]
+    async with dial(stack) as socket:
+        await say(socket, type="cancel", response_id=request.response_id)
+        assert await hear(socket) == seen[-1], "also on a socket that never had it"
+    assert stack.pipeline.cancels() == []
+
+
 async def test_a_client_that_closes_cancels_by_default(stack: Stack) -> None:
     async with dial(stack) as socket:
         await say(socket, type="request", request_id="r1", body=HELLO)

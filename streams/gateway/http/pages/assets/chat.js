@@ -200,7 +200,8 @@ async function rename(id, title) {
 
 async function remove(id) {
   const isNew = id === current.id && current.place === "new";
-  if (!isNew && !(await shelf.remove(id))) return refresh();
+  if (isNew) shelf.discard(current);
+  else if (!(await shelf.remove(id))) return refresh();
   const run = answering.of({id});
   if (run) {
     answering.stop(run);

@@ -14,6 +14,7 @@ export class Shelf {
   #looks = 0;
   #reads = 0;
   #placing = new Map();
+  #unwanted = new WeakSet();
   #isOver = false;
   /** `{id, title}` of what the gateway keeps, the newest first, and whether it has more. */
   listed = [];
@@ -88,14 +89,24 @@ export class Shelf {
   async #placed(conversation) {
     if (conversation.place === "page") return null;
     if (this.isAway) await this.refresh();
+    if (this.#unwanted.has(conversation)) return null;
     if (!this.isAway && conversation.place === "new") {
       const id = await this.#tried("kept", () => this.#calls.create(conversation.title));
+      if (this.#unwanted.has(conversation)) {
+        if (id) await this.#tried("deleted", () => this.#calls.remove(id));
+        return null;
+      }
       if (id) Object.assign(conversation, {id, place: "kept"});
       else if (!this.isAway) return this.#calmed().failure;
     }
     if (this.isAway) this.leave(conversation);
     else this.#first(conversation);
     return null;
+  }
+
+  /** Of a new one nothing is to be kept: a place that is on its way to it is given back once it is there. */
+  discard(conversation) {
+    this.#unwanted.add(conversation);
   }
 
   /** It goes on in this page alone, with what is here of it, beside what the gateway has. */
