@@ -21,7 +21,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
-from gpu_consumers.engines.simulated_answers import Answer
+from gpu_consumers.engines.simulated_answers import Answer, OtherAnswer
 from gpu_consumers.engines.simulated_blocks import KvBlocks, prefix_blocks
 from gpu_consumers.engines.simulated_logprobs import Likelihoods
 from gpu_consumers.engines.simulated_regex import CannotSay
@@ -134,7 +134,13 @@ class SimulatedCore:
             self._refuse(request, "the prompt needs more KV blocks than there are")
             return
         try:
-            answers = [self._answer(request, choice) for choice in range(request.choices)]
+            answers = [self._answer(request, choice) for choice in request.open_choices]
+            if (accepted := request.accepted) is not None:
+                for answer in answers:
+                    answer.pass_by(accepted.token_ids[answer.choice], accepted.chars[answer.choice])
+        except OtherAnswer:
+            self._refuse(request, "it was begun by an engine of other settings")
+            return
         except CannotSay as error:
             self._refuse(request, str(error), "tools" if self._speech.called(request) else "structured_outputs")
             return
@@ -298,8 +304,8 @@ class SimulatedCore:
                 return
         running.block_room -= 1
         answer = running.answer
-        produced = answer.produced = answer.produced + 1
-        finish: FinishReason = answer.finish_at_target if produced >= answer.target_tokens else ""
+        answer.produced += 1
+        finish = answer.finish_due
         if answer.is_plain and finish != "stop":
             token_ids, text, text_ends = answer.next_token()
             deltas.append(

@@ -373,9 +373,7 @@ class Worker:
                 fold = PartitionReadBack([effect])
                 for record in region.log.records(TOPICS.generated.name, effect.partition)[fold.next_offset : fold.end]:
                     for answer in fold.fold(record.offset, record.value):
-                        core.read_back(
-                            answer.ask.response_id, answer.ask.attempt_id, answer.finding, answer.attempts, now_ms
-                        )
+                        core.read_back(answer, now_ms)
             case Submit(request):
                 self.submitted.append(request.request_id)
                 if self.engine is not None:
