@@ -342,8 +342,7 @@ class Attempts:
             return
         work.accepted = answer.accepted
         if answer.accepted is not None:
-            # Of those that were lost since it last said something.
-            work.losses = min(work.losses, answer.silent_attempts)
+            work.forgive_losses(answer.silent_attempts)
             work.begins_anew()
         if answer.finding == "ended":
             self._done(work, now_ms)
@@ -402,8 +401,7 @@ class Attempts:
             self._take_over(work, now_ms)
 
     def _ask_again(self, work: Work, now_ms: int) -> None:
-        work.must_take_over = True
-        work.claimed_as, work.is_counted, work.lacks_claim = "", False, True
+        work.asks_anew()
         self._wait(work, "claim", now_ms + RETRY_MS)
 
     # The engine
@@ -423,13 +421,17 @@ class Attempts:
             self.end(work, EndingCode.ENGINE_FAILED, now_ms)
 
     def cleared(self, work: Work, now_ms: int) -> None:
-        """It was tried alone, and got a token: it begins once more, beside others."""
+        """It was tried alone, and got a token: it begins once more, beside others, and was not lost until it does."""
         if work.phase is not Phase.RUNNING or not work.on_trial:
             return
         self._stop(work, "tried_alone")
         self._works.unset_attempt(work)
         work.is_cleared = True
-        self._try_again(work, "fresh", now_ms)
+        if work.claimed_as:
+            self._effects.append(self.asking.release(work))
+        work.asks_anew()
+        work.plan = "claim"
+        self._queue(work, now_ms, front=True)
 
     def engine_died(self, now_ms: int) -> None:
         """Every attempt in it is lost: tried again while no token of it was published, else taken over."""
@@ -448,15 +450,11 @@ class Attempts:
                 continue
             self._emission.account(work, "engine_died", now_ms)
             self._works.unset_attempt(work)
-            self._try_again(work, "again", now_ms)
-
-    def _try_again(self, work: Work, plan: Literal["fresh", "again"], now_ms: int) -> None:
-        """Its attempt has said nothing. Behind what others have said only a takeover counts."""
-        if work.accepted is not None:
-            self._take_over(work, now_ms)
-            return
-        work.plan = plan
-        self._queue(work, now_ms, front=True)
+            if work.accepted is not None:
+                self._take_over(work, now_ms)  # behind what others have said nothing else counts
+                continue
+            work.plan = "again"
+            self._queue(work, now_ms, front=True)
 
     # Deliveries
 

@@ -25,7 +25,9 @@ def why_interrupted(engine: EngineKind, work: Work, answer: ReadBack) -> str | N
     why = why_not_continued(engine, work.request)
     if not why and answer.attempts > MAX_ATTEMPTS:
         why = f"it was lost {answer.attempts - 1} times"
-    return f"{_INTERRUPTED} {answer.accepted.tokens} tokens of it came, and it is not continued: {why}." if why else None
+    return (
+        f"{_INTERRUPTED} {answer.accepted.tokens} tokens of it came, and it is not continued: {why}." if why else None
+    )
 
 
 def why_not_continued(engine: EngineKind, request: AdmittedRequest) -> str:

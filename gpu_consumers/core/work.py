@@ -69,7 +69,9 @@ class Work:
     must_take_over: bool = False
     cancelled: bool = False
     losses: int = 0
-    """How often it was lost with its worker or engine before it had said anything."""
+    """How often it was lost with its worker or engine before it had said anything, or anything more."""
+    most_losses: int | None = None
+    """Of an answer that has said something: so often, at most, it was lost since. Those before are forgiven."""
     lost_here: bool = False
     on_trial: bool = False
     """It is in the engine alone, as a suspect."""
@@ -149,6 +151,15 @@ class Work:
         """Those that are open when an attempt begins."""
         every = frozenset(range(self.request.choices))
         return every if self.accepted is None else every - self.accepted.ended
+
+    def asks_anew(self) -> None:
+        """It has no claim, and the attempts of this worker stand before whatever comes of the next."""
+        self.claimed_as, self.is_counted, self.lacks_claim, self.must_take_over = "", False, True, True
+
+    def forgive_losses(self, silent_attempts: int) -> None:
+        """It has said something, and then so many attempts nothing."""
+        self.most_losses = silent_attempts
+        self.losses = min(self.losses, silent_attempts)
 
     def begins_anew(self) -> None:
         """Its next attempt has said nothing."""

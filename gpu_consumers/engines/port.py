@@ -2,8 +2,9 @@
 `simulated_pooling`.
 
 Duties of every implementation, held by one contract suite: unless it is aborted, a request ends with one `error`, or
-with exactly one `finish` of each of its choices that has not ended, whose deltas arrive in order; after `abort` returns, no delta of that
-request is delivered; the text of all deltas is whole characters; callbacks run on the event loop that called `start`.
+with exactly one `finish` of each of its choices that has not ended before, whose deltas arrive in order; after `abort`
+returns, no delta of that request is delivered; the text of all deltas is whole characters; callbacks run on the event
+loop that called `start`.
 """
 
 from collections.abc import Callable, Sequence

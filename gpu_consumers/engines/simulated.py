@@ -28,7 +28,6 @@ from gpu_consumers.engines.simulated_regex import CannotSay
 from gpu_consumers.engines.simulated_speech import EndsWithResult, Speech
 from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Rules, StopStrings, Vocabulary
 from gpu_consumers.parsing.port import ParserNames
-from schemas.generated import FinishReason
 from schemas.request import Sampling
 
 _MAX_OVERDUE_STEPS: Final = 16
