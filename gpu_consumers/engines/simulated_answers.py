@@ -67,21 +67,22 @@ class Answer:
         self.position = position + 1
         return passage.tokens[position]
 
-    def pass_by(self, token_ids: Sequence[int], chars: int) -> None:
-        """Goes on behind these tokens, of whose text so much is known. Raises OtherAnswer where it would not have said
-        them.
+    def pass_by(self, token_ids: Sequence[int], chars: int) -> list[EngineDelta]:
+        """Goes on behind these tokens, of whose text so much is known. Returns its end, if it ends with them. Raises
+        OtherAnswer where it would not have said them.
         """
         beyond = Beyond(len(token_ids), chars)
+        news: list[EngineDelta] = []
         for token_id in token_ids:
             self.produced += 1
             said: list[EngineDelta] = []
-            finish = self._said(self.finish_due, 0, said)
-            if finish or self.last_token_id != token_id:
+            self._said(self.finish_due, 0, said)
+            if news or self.last_token_id != token_id:
                 raise OtherAnswer
-            for delta in said:
-                beyond.of(delta)
+            news += filter(None, map(beyond.of, said))
         if not beyond.is_reached:
             self.beyond, self.is_plain = beyond, False
+        return news
 
     @property
     def finish_due(self) -> FinishReason:
