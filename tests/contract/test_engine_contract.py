@@ -135,13 +135,13 @@ async def test_an_answer_is_continued_wherever_it_was_cut(client: Client, kind: 
 
 
 async def test_what_was_said_up_to_its_bound_only_ends(client: Client) -> None:
-    client.submit("bound-whole", max_tokens=12)
-    await client.ended("bound-whole")
-    accepted = Accepted([client.tokens("bound-whole")], [len(client.text("bound-whole"))])
+    client.submit("at-bound-whole", max_tokens=12)
+    await client.ended("at-bound-whole")
+    accepted = Accepted([client.tokens("at-bound-whole")], [len(client.text("at-bound-whole"))])
     sampling = Sampling.model_validate({"ignore_eos": True, "temperature": 0})
-    client.ask(EngineRequest("bound", [5, 6, 7, 8], sampling, 12, 1, "tenant", accepted=accepted))
-    await client.ended("bound")
-    assert (client.tokens("bound"), client.text("bound"), client.finish("bound")) == ([], "", "length")
+    client.ask(EngineRequest("at-bound", [5, 6, 7, 8], sampling, 12, 1, "tenant", accepted=accepted))
+    await client.ended("at-bound")
+    assert (client.tokens("at-bound"), client.text("at-bound"), client.finish("at-bound")) == ([], "", "length")
 
 
 async def test_abort_frees_blocks_and_nothing_follows(client: Client) -> None:
