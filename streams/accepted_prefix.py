@@ -127,14 +127,21 @@ class AcceptedPrefix:
         return True
 
 
-def fold_frame(prefixes: Mapping[str, AcceptedPrefix], frame: Frame) -> None:
-    """Folds in the rows of the responses in `prefixes` (by response id), in their order; other rows are passed over."""
+def fold_frame(prefixes: Mapping[str, AcceptedPrefix], frame: Frame) -> list[tuple[int, int]]:
+    """Folds in the rows of the responses in `prefixes` (by response id), in their order; other rows are passed over.
+
+    Returns which of the rows were accepted, and how many of the leading tokens of each had been before.
+    """
+    accepted = []
     for response_id, attempt_id in frame.spoilt:
         if (prefix := prefixes.get(response_id)) is not None:
             prefix.spoil(attempt_id)
-    for response_id, attempt_id, choice, first_sequence, tokens, finish in zip(
+    for row, (response_id, attempt_id, choice, first_sequence, tokens, finish) in enumerate(zip(
         frame.response_id, frame.attempt_id, frame.choice, frame.first_sequence, frame.token_ids, frame.finish,
         strict=True,
-    ):  # fmt: skip
+    )):  # fmt: skip
         if (prefix := prefixes.get(response_id)) is not None:
-            prefix.row(attempt_id, choice, first_sequence, len(tokens), finish)
+            verdict, known = prefix.row(attempt_id, choice, first_sequence, len(tokens), finish)
+            if verdict is RowVerdict.ACCEPTED:
+                accepted.append((row, known))
+    return accepted

@@ -22,7 +22,8 @@ class Asking:
         if work.plan == "claim" and not work.must_take_over and work.phase is not Phase.RUNNING:
             # Nothing of this worker's attempts stands there yet.
             work.generated_end = max(work.request.opened_offset, self._generated_ends.get(work.partition, 0))
-        return AskClaim(work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms))
+        most_begun = None if work.most_losses is None else work.most_losses + work.is_counted
+        return AskClaim(work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms), most_begun)
 
     @staticmethod
     def finish(work: Work, now_ms: int) -> FinishClaim:

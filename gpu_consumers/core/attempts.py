@@ -6,6 +6,8 @@ from typing import Literal
 
 from gpu_consumers.core.asking import Asking
 from gpu_consumers.core.claims import Claim
+from gpu_consumers.core.config import EngineKind
+from gpu_consumers.core.continuation import MAX_ATTEMPTS, why_interrupted
 from gpu_consumers.core.effects import (
     Abort,
     AskClaim,
@@ -24,7 +26,7 @@ from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
 from gpu_consumers.core.scheduler import Queued
 from gpu_consumers.core.slots import MAX_HOLD_MS, Slots
-from gpu_consumers.core.takeover import Finding
+from gpu_consumers.core.takeover import ReadBack
 from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta
 from schemas.control import AttemptVoid
@@ -32,8 +34,6 @@ from schemas.endings import EndingCode
 from streams.deadlines import Deadlines
 
 RETRY_MS = 1_000
-MAX_ATTEMPTS = 12
-"""In the log, of one response that says nothing. A second bound, for when the claims have lost their count."""
 _LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
 _LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
 _TOO_LARGE = "The answer says more at once than the log takes in one record."
@@ -50,7 +50,9 @@ class Attempts:
         emission: Emission,
         effects: list[Effect],
         mint_attempt_id: Callable[[], str],
+        engine: EngineKind,
     ) -> None:
+        self._engine = engine
         self._works = works
         self._slots = slots
         self._remembered = remembered
@@ -334,24 +336,26 @@ class Attempts:
         self._works.set_phase(work, Phase.FENCING)
         self._emission.fence(work, "takeover", now_ms)
 
-    def read_back(self, response_id: str, attempt_id: str, finding: Finding, attempts: int, now_ms: int) -> None:
-        """The answer to `AskReadBack`: what the log says, and how many attempts it holds, this one included."""
-        work = self._works.of_attempt(response_id, attempt_id)
+    def read_back(self, answer: ReadBack, now_ms: int) -> None:
+        work = self._works.of_attempt(answer.ask.response_id, answer.ask.attempt_id)
         if work is None or work.phase is not Phase.READING:
             return
-        if finding == "ended":
+        work.accepted = answer.accepted
+        if answer.accepted is not None:
+            work.forgive_losses(answer.silent_attempts)
+            work.begins_anew()
+        if answer.finding == "ended":
             self._done(work, now_ms)
-        elif finding == "superseded":
+        elif answer.finding == "superseded":
             self._wait(work, "claim", now_ms + RETRY_MS)
         elif work.cancelled:
             self.end(work, EndingCode.CANCELLED, now_ms)
         elif work.request.deadline_ms <= now_ms:
             self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
-        elif finding == "interrupted" or len(work.prompt) < work.prompt_tokens:
-            # Without its prompt it is one of those that ended, which an older attempt's tokens precede.
-            self.end(work, EndingCode.GENERATION_INTERRUPTED, now_ms)
-        elif work.losses >= MAX_LOSSES or attempts > MAX_ATTEMPTS:
-            work.losses = max(work.losses, attempts - 1)
+        elif (why := why_interrupted(self._engine, work, answer)) is not None:
+            self.end(work, EndingCode.GENERATION_INTERRUPTED, now_ms, message=why)
+        elif work.losses >= MAX_LOSSES or answer.attempts > MAX_ATTEMPTS:
+            work.losses = max(work.losses, answer.silent_attempts)
             self._fail_lost(work, now_ms)
         else:
             work.plan = "generate"
@@ -397,8 +401,7 @@ class Attempts:
             self._take_over(work, now_ms)
 
     def _ask_again(self, work: Work, now_ms: int) -> None:
-        work.must_take_over = True
-        work.claimed_as, work.is_counted, work.lacks_claim = "", False, True
+        work.asks_anew()
         self._wait(work, "claim", now_ms + RETRY_MS)
 
     # The engine
@@ -418,17 +421,20 @@ class Attempts:
             self.end(work, EndingCode.ENGINE_FAILED, now_ms)
 
     def cleared(self, work: Work, now_ms: int) -> None:
-        """It was tried alone, and got a token: it begins once more, beside others."""
+        """It was tried alone, and got a token: it begins once more, beside others, and was not lost until it does."""
         if work.phase is not Phase.RUNNING or not work.on_trial:
             return
         self._stop(work, "tried_alone")
         self._works.unset_attempt(work)
         work.is_cleared = True
-        work.plan = "fresh"
+        if work.claimed_as:
+            self._effects.append(self.asking.release(work))
+        work.asks_anew()
+        work.plan = "claim"
         self._queue(work, now_ms, front=True)
 
     def engine_died(self, now_ms: int) -> None:
-        """Every attempt in it is lost: tried again while no token of it was published, else taken over and ended."""
+        """Every attempt in it is lost: tried again while no token of it was published, else taken over."""
         self._emission.publish_held()
         self.engine_ready = False
         for work in [work for work in self._works.by_response.values() if work.phase is Phase.RUNNING]:
@@ -444,6 +450,9 @@ class Attempts:
                 continue
             self._emission.account(work, "engine_died", now_ms)
             self._works.unset_attempt(work)
+            if work.accepted is not None:
+                self._take_over(work, now_ms)  # behind what others have said nothing else counts
+                continue
             work.plan = "again"
             self._queue(work, now_ms, front=True)
 

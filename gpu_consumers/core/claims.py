@@ -22,6 +22,9 @@ class AskClaim:
 
     `generated_end`: the response's partition of `generated` reaches at least so far, and nothing of an attempt under
     this claim stands before it. The first claim keeps it. All is forgotten `keep_ms` later.
+
+    `most_begun`, of an answer that has said something: so often, at most, it has entered an engine since. Those before
+    are not counted any more.
     """
 
     response_id: str
@@ -29,6 +32,7 @@ class AskClaim:
     purpose: Literal["begin", "take", "look"] = "begin"
     generated_end: int = 0
     keep_ms: int = KEPT_BEYOND_DEADLINE_MS
+    most_begun: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Claim:
     """`fresh`: nobody had it. `expired`: it is ours now, but `previous_attempt_id` was begun. `leased`: another worker
     has it for at least `retry_in_ms`. `finished`: its terminal is in the log.
 
-    `begun`: how often it has entered an engine and neither ended nor been released, this time not counted.
+    `begun`: how often it has entered an engine and neither ended nor been released, nor said anything since, as far as
+    that was told (`AskClaim.most_begun`); this time not counted.
     """
 
     state: ClaimState
@@ -126,6 +131,8 @@ class ClaimTable:
             if held.incarnation not in ("", incarnation) and left_ms > 0:
                 return Claim("leased", held.attempt_id, left_ms, held.begun, held.generated_end)
             previous = held.attempt_id
+        if ask.most_begun is not None:
+            held.begun = min(held.begun, ask.most_begun)
         answer = Claim(state, previous, 0, held.begun, held.generated_end)
         held.incarnation, held.attempt_id = incarnation, ask.attempt_id
         if ask.purpose == "begin" and previous != ask.attempt_id:

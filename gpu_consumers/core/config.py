@@ -6,13 +6,15 @@ from typing import Literal, Protocol
 from schemas.request import Lane
 from streams.topics import Topics
 
+EngineKind = Literal["vllm", "simulated"]
+
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
     worker_id: str
     pool: str
     model: str
-    engine: Literal["vllm", "simulated"]
+    engine: EngineKind
     topics: Topics
     home_partitions: tuple[int, ...]
     lease_ms: int

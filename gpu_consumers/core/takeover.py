@@ -1,14 +1,13 @@
-"""What a worker does with responses that other attempts may have begun. Pure.
+"""What a worker does with responses that other attempts may have begun. Pure."""
 
-The seam for continuation: a finding `interrupted` will become prompt + accepted tokens, on the same fences.
-"""
-
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from gpu_consumers.core.effects import AskReadBack
+from gpu_consumers.engines.port import Accepted
 from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Ending, Fence, Frame, Opened
 from streams.accepted_prefix import AcceptedPrefix, fold_frame
@@ -21,16 +20,47 @@ FEW_ASKS = 8
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """The answer to an ask. `attempts` counts those that the log holds, its own included.
+    """The answer to an ask. `attempts` counts those that the log holds, its own included; `silent_attempts` those
+    before its own of which nothing was accepted, since something last was.
 
     `ended`: there is a terminal. `superseded`: the own fence was not found, or does not count. `generate`: nothing was
-    accepted, the fenced attempt may begin. `interrupted`: tokens were accepted, or the end of a choice.
+    accepted, the fenced attempt may begin. `interrupted`: tokens were `accepted`, or the end of a choice.
     """
 
     ask: AskReadBack
     finding: Finding
     attempts: int = 0
-    accepted_tokens: int = 0
+    silent_attempts: int = 0
+    accepted: Accepted | None = None
+
+
+class _Response:
+    """What the log has of one response so far."""
+
+    def __init__(self, choices: int) -> None:
+        self.prefix = AcceptedPrefix(choices)
+        self.token_ids = [array("I") for _ in range(choices)]
+        self.chars = [0] * choices
+        self.attempts_before = 0
+        """Those until something was last accepted, with the one that said it."""
+
+    def accept(self, frame: Frame, row: int, known: int) -> None:
+        choice, ends = frame.choice[row], frame.text_ends[row]
+        self.token_ids[choice].extend(frame.token_ids[row][known:])
+        self.chars[choice] += len(frame.text[row]) - (ends[known - 1] if known else 0)
+        self.attempts_before = self.prefix.attempts
+
+    def answer(self, ask: AskReadBack) -> ReadBack:
+        prefix = self.prefix
+        if prefix.terminal is not None:
+            return ReadBack(ask, "ended", prefix.attempts)
+        if prefix.attempt_id != ask.attempt_id:
+            return ReadBack(ask, "superseded", prefix.attempts)
+        silent = prefix.attempts - 1 - self.attempts_before
+        if not prefix.accepted_tokens and not prefix.finished:
+            return ReadBack(ask, "generate", prefix.attempts, silent)
+        accepted = Accepted(self.token_ids, self.chars, frozenset(prefix.finished))
+        return ReadBack(ask, "interrupted", prefix.attempts, silent, accepted)
 
 
 class PartitionReadBack:
@@ -45,6 +75,7 @@ class PartitionReadBack:
         latest = {ask.response_id: ask for ask in asks}
         self._later = deque(sorted(latest.values(), key=lambda ask: ask.first_offset))
         self._asks: dict[str, AskReadBack] = {}
+        self._responses: dict[str, _Response] = {}
         self._prefixes: dict[str, AcceptedPrefix] = {}
         self.next_offset = self._later[0].first_offset
         self.rows_folded = 0
@@ -58,7 +89,7 @@ class PartitionReadBack:
         """Forgets the asks that nobody waits for any more."""
         self._later = deque(ask for ask in self._later if is_wanted(ask))
         for response_id in [each for each, ask in self._asks.items() if not is_wanted(ask)]:
-            del self._asks[response_id], self._prefixes[response_id]
+            self._forget(response_id)
 
     def fold(self, offset: int, value: bytes | None) -> list[ReadBack]:
         """Takes the next record; returns what is answered by it."""
@@ -66,7 +97,8 @@ class PartitionReadBack:
         while self._later and self._later[0].first_offset <= offset:
             ask = self._later.popleft()
             self._asks[ask.response_id] = ask
-            self._prefixes[ask.response_id] = AcceptedPrefix(ask.choices)
+            response = self._responses[ask.response_id] = _Response(ask.choices)
+            self._prefixes[ask.response_id] = response.prefix
         self.next_offset = offset + 1
         if not self._asks or value is None:
             return answers
@@ -80,7 +112,8 @@ class PartitionReadBack:
         if isinstance(record, Fence):
             asked = self._asks.get(record.response_id)
             if asked is not None and asked.attempt_id == record.attempt_id:
-                answers.append(self._answer(asked))
+                answers.append(self._responses[record.response_id].answer(asked))
+                self._forget(record.response_id)
         return answers
 
     def pass_by(self, offset: int) -> list[ReadBack]:
@@ -89,14 +122,15 @@ class PartitionReadBack:
         missed = [ask for ask in (*self._asks.values(), *self._later) if ask.fence_offset < offset]
         self._later = deque(ask for ask in self._later if ask.fence_offset >= offset)
         for ask in missed:
-            self._asks.pop(ask.response_id, None)
-            self._prefixes.pop(ask.response_id, None)
+            if ask.response_id in self._asks:
+                self._forget(ask.response_id)
         return [ReadBack(ask, "superseded") for ask in missed]
 
     def _fold(self, record: Opened | Fence | Frame | Ending, offset: int) -> None:
         if isinstance(record, Frame):
             self.rows_folded += len(record)
-            fold_frame(self._prefixes, record)
+            for row, known in fold_frame(self._prefixes, record):
+                self._responses[record.response_id[row]].accept(record, row, known)
             return
         self.rows_folded += 1
         prefix = self._prefixes.get(record.response_id)
@@ -107,14 +141,5 @@ class PartitionReadBack:
         elif isinstance(record, Ending):
             prefix.ending(record)
 
-    def _answer(self, ask: AskReadBack) -> ReadBack:
-        del self._asks[ask.response_id]
-        prefix = self._prefixes.pop(ask.response_id)
-        finding: Finding
-        if prefix.terminal is not None:
-            finding = "ended"
-        elif prefix.attempt_id != ask.attempt_id:
-            finding = "superseded"
-        else:
-            finding = "interrupted" if prefix.accepted_tokens or prefix.finished else "generate"
-        return ReadBack(ask, finding, prefix.attempts, prefix.accepted_tokens)
+    def _forget(self, response_id: str) -> None:
+        del self._asks[response_id], self._responses[response_id], self._prefixes[response_id]

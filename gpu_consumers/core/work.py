@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from gpu_consumers.engines.port import EngineRequest
+from gpu_consumers.engines.port import Accepted, EngineRequest
 from schemas.base import Scope
 from schemas.request import LANES, AdmittedRequest, Lane
 from streams.log.offset_tracker import OffsetTracker
@@ -69,7 +69,9 @@ class Work:
     must_take_over: bool = False
     cancelled: bool = False
     losses: int = 0
-    """How often it was lost with its worker or engine before it had said anything."""
+    """How often it was lost with its worker or engine before it had said anything, or anything more."""
+    most_losses: int | None = None
+    """Of an answer that has said something: so often, at most, it was lost since. Those before are forgiven."""
     lost_here: bool = False
     on_trial: bool = False
     """It is in the engine alone, as a suspect."""
@@ -82,6 +84,8 @@ class Work:
     submitted_at_ms: int = 0
     first_token_at_ms: int = 0
     last_token_at_ms: int = 0
+    accepted: Accepted | None = None
+    """What attempts before the current one have said, which goes on from there."""
     next_sequence: int = 1
     """Of the next token that is published."""
     generated_tokens: int = 0
@@ -114,7 +118,7 @@ class Work:
     @property
     def has_said_nothing(self) -> bool:
         """Nothing of the current attempt was published, neither a token nor the end of a choice."""
-        return self.next_sequence == 1 and len(self.open_choices) == self.request.choices
+        return self.next_sequence == self._first_sequence and self.open_choices == self._choices
 
     def engine_request(self) -> EngineRequest:
         request = self.request
@@ -131,17 +135,37 @@ class Work:
             choices=request.choices,
             input_ends=request.input_ends,
             dimensions=request.dimensions,
+            accepted=self.accepted,
         )
 
     def read_whole(self, begun_offset: int | None) -> None:
         """Of the attempts that precede its own, none is to be left out."""
         self.reads_from = self.request.opened_offset if begun_offset is None else begun_offset
 
+    @property
+    def _first_sequence(self) -> int:
+        return 1 if self.accepted is None else 1 + self.accepted.tokens
+
+    @property
+    def _choices(self) -> frozenset[int]:
+        """Those that are open when an attempt begins."""
+        every = frozenset(range(self.request.choices))
+        return every if self.accepted is None else every - self.accepted.ended
+
+    def asks_anew(self) -> None:
+        """It has no claim, and the attempts of this worker stand before whatever comes of the next."""
+        self.claimed_as, self.is_counted, self.lacks_claim, self.must_take_over = "", False, True, True
+
+    def forgive_losses(self, silent_attempts: int) -> None:
+        """It has said something, and then so many attempts nothing."""
+        self.most_losses = silent_attempts
+        self.losses = min(self.losses, silent_attempts)
+
     def begins_anew(self) -> None:
         """Its next attempt has said nothing."""
-        self.next_sequence = 1
+        self.next_sequence = self._first_sequence
         self.generated_tokens = 0
-        self.open_choices = frozenset(range(self.request.choices))
+        self.open_choices = self._choices
         self.cached_tokens = 0
         self.first_token_at_ms = self.last_token_at_ms = 0
 

@@ -17,7 +17,7 @@ from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.lanes import Lanes
 from gpu_consumers.core.remembered import MAX_RECENT, Remembered
 from gpu_consumers.core.slots import Slots
-from gpu_consumers.core.takeover import Finding
+from gpu_consumers.core.takeover import ReadBack
 from gpu_consumers.core.work import Work, Works
 from gpu_consumers.engines.port import EngineDelta, EngineStats
 from schemas.base import Scope
@@ -44,7 +44,7 @@ class WorkerCore:
         self._remembered = Remembered()
         self._emission = Emission(config, self._works, observer, self._effects)
         self._attempts = Attempts(
-            self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
+            self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id, config.engine
         )
         self._scopes: dict[Scope, Scope] = {}
 
@@ -157,9 +157,9 @@ class WorkerCore:
         """The answer to `AskClaim`; None when the store did not answer."""
         self._attempts.claimed(response_id, attempt_id, claim, now_ms)
 
-    def read_back(self, response_id: str, attempt_id: str, finding: Finding, attempts: int, now_ms: int) -> None:
-        """The answer to `AskReadBack`: what the log says, and how many attempts it holds, this one included."""
-        self._attempts.read_back(response_id, attempt_id, finding, attempts, now_ms)
+    def read_back(self, answer: ReadBack, now_ms: int) -> None:
+        """The answer to `AskReadBack`: what the log says."""
+        self._attempts.read_back(answer, now_ms)
 
     def is_read_back(self, response_id: str, attempt_id: str) -> bool:
         """Whether the answer to this `AskReadBack` is still waited for."""

@@ -10,13 +10,16 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from gpu_consumers.engines.port import EngineDelta
+from gpu_consumers.engines.beyond import Beyond
+from gpu_consumers.engines.port import Accepted, EngineDelta, EngineRequest
 from gpu_consumers.parsing.fold import Fold
 from gpu_consumers.parsing.port import ParserNames
 from gpu_consumers.parsing.rows import Row
 from schemas.generated import FinishReason
 from schemas.logprobs import RowLogprobs
 
+REPLAYED_AT_ONCE: Final = 16
+"""Tokens of an answer that is continued: they are folded in turns like those that are new."""
 TURN_S: Final = 0.004
 """How long the loop does nothing else at a time, and one token more: with long arguments some parsers take
 milliseconds for one."""
@@ -37,16 +40,17 @@ class Step(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Answers:
-    """Those to one request: their folds, made as they begin, and the steps that wait.
+    """Those to one request: their folds, made as they begin, and the steps that wait; `beyond`, of choices that are
+    continued, says what is news.
 
     `spent_s` is how long reading them has taken, and at least what the least has taken of those that waited meanwhile.
     """
 
     request_id: str
     new_fold: Callable[[], Fold]
-    choices: int
+    open_choices: set[int]
+    beyond: dict[int, Beyond] = field(default_factory=dict)
     folds: dict[int, Fold] = field(default_factory=dict)
-    over: set[int] = field(default_factory=set)
     steps: deque[Step] = field(default_factory=deque)
     spent_s: float = 0.0
 
@@ -71,8 +75,21 @@ class Folding:
     def is_behind(self) -> bool:
         return bool(self._waiting)
 
-    def begin(self, request_id: str, new_fold: Callable[[], Fold], choices: int = 1) -> None:
-        self._answers[request_id] = _Answers(request_id, new_fold, choices)
+    def begin(self, request: EngineRequest, new_fold: Callable[[], Fold]) -> None:
+        """What is accepted of it is folded before anything that is put."""
+        answers = _Answers(request.request_id, new_fold, set(request.open_choices))
+        self._answers[request.request_id] = answers
+        if request.accepted is not None:
+            self._replay(answers, request.accepted, asks_logprobs=request.sampling.logprobs is not None)
+
+    def _replay(self, answers: _Answers, accepted: Accepted, *, asks_logprobs: bool) -> None:
+        for choice in answers.open_choices:
+            token_ids = accepted.token_ids[choice]
+            answers.beyond[choice] = Beyond(len(token_ids), accepted.chars[choice])
+            for begin in range(0, len(token_ids), REPLAYED_AT_ONCE):
+                tokens = token_ids[begin : begin + REPLAYED_AT_ONCE]
+                nothing: RowLogprobs = [[("", 0.0)] for _ in tokens] if asks_logprobs else None
+                self.put(answers.request_id, Step(tokens, "", False, 0, choice, nothing))
 
     def put(self, request_id: str, step: Step) -> None:
         """Of a request that was begun; nothing is said of one that is over."""
@@ -125,7 +142,7 @@ class Folding:
 
     def _folded(self, answers: _Answers, step: Step) -> list[EngineDelta]:
         request_id = answers.request_id
-        if step.choice in answers.over:
+        if step.choice not in answers.open_choices:
             return []
         try:
             fold = answers.folds.get(step.choice)
@@ -143,7 +160,9 @@ class Folding:
             ]
         if fold.is_over:
             self._end(answers, step)
-        return as_deltas(request_id, step.choice, rows, step.cached_tokens)
+        deltas = as_deltas(request_id, step.choice, rows, step.cached_tokens)
+        beyond = answers.beyond.get(step.choice)
+        return deltas if beyond is None else [*filter(None, map(beyond.of, deltas))]
 
     def _log_once(self, error: str) -> None:
         """Without its message, which may hold what the model said."""
@@ -155,9 +174,9 @@ class Folding:
 
     def _end(self, answers: _Answers, step: Step) -> None:
         """The choice of this step is over."""
-        answers.over.add(step.choice)
+        answers.open_choices.remove(step.choice)
         del answers.folds[step.choice]
-        if len(answers.over) == answers.choices:
+        if not answers.open_choices:
             self.drop(answers.request_id)
         if not step.finish:
             self._stopped.append((answers.request_id, step.choice))

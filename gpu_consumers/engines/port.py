@@ -2,8 +2,9 @@
 `simulated_pooling`.
 
 Duties of every implementation, held by one contract suite: unless it is aborted, a request ends with one `error`, or
-with exactly one `finish` of each of its choices, whose deltas arrive in order; after `abort` returns, no delta of that
-request is delivered; the text of all deltas is whole characters; callbacks run on the event loop that called `start`.
+with exactly one `finish` of each of its choices that has not ended before, whose deltas arrive in order; after `abort`
+returns, no delta of that request is delivered; the text of all deltas is whole characters; callbacks run on the event
+loop that called `start`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,21 @@ from schemas.request import Sampling, Tool, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """What is said already of an answer that is to be continued: by choice its tokens, how many characters of their
+    text, and whether it has ended.
+    """
+
+    token_ids: Sequence[Sequence[int]]
+    chars: Sequence[int]
+    ended: frozenset[int] = frozenset()
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """`request_id` is unique for the life of the engine; `priority` is lower for what goes first. `tools` are told to
     the model by the prompt already: here they say what to look for in the answer, and by what to bind it. The answer
@@ -26,6 +42,9 @@ class EngineRequest:
     With `input_ends` nothing is generated: each part of the prompt that ends there becomes a vector, cut to
     `dimensions`. These are given in their order once all are there, as the tokens of the one choice, of kind
     `embedding`.
+
+    With `accepted` it goes on where that leaves off, and gives what lies beyond: as if all had been generated here, and
+    as much of it held back. `max_tokens` still bounds the whole of each choice.
     """
 
     request_id: str
@@ -40,6 +59,13 @@ class EngineRequest:
     choices: int = 1
     input_ends: Sequence[int] = ()
     dimensions: int | None = None
+    accepted: Accepted | None = None
+
+    @property
+    def open_choices(self) -> list[int]:
+        """Those of which there is something to say."""
+        ended = () if self.accepted is None else self.accepted.ended
+        return [choice for choice in range(self.choices) if choice not in ended]
 
     @property
     def inputs(self) -> list[list[int]]:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import random
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -20,15 +21,22 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest, EngineStats, OnDied, OnStep
-from gpu_consumers.engines.simulated_answers import Answer
+from gpu_consumers.engines.port import (
+    Accepted,
+    EngineDelta,
+    EngineDied,
+    EngineRequest,
+    EngineStats,
+    OnDied,
+    OnStep,
+)
+from gpu_consumers.engines.simulated_answers import Answer, OtherAnswer
 from gpu_consumers.engines.simulated_blocks import KvBlocks, prefix_blocks
 from gpu_consumers.engines.simulated_logprobs import Likelihoods
 from gpu_consumers.engines.simulated_regex import CannotSay
 from gpu_consumers.engines.simulated_speech import EndsWithResult, Speech
 from gpu_consumers.engines.simulated_text import EOS_TOKEN_ID, Rules, StopStrings, Vocabulary
 from gpu_consumers.parsing.port import ParserNames
-from schemas.generated import FinishReason
 from schemas.request import Sampling
 
 _MAX_OVERDUE_STEPS: Final = 16
@@ -113,7 +121,7 @@ class SimulatedCore:
         self._prefill: list[tuple[float, int, _Running]] = []
         self._steps: dict[int, list[_Running]] = {}
         self._step_order: list[int] = []
-        self._refused: list[EngineDelta] = []
+        self._at_once: list[EngineDelta] = []
         self._running = 0
         self._submitted = 0
         self._order = count()
@@ -134,19 +142,26 @@ class SimulatedCore:
             self._refuse(request, "the prompt needs more KV blocks than there are")
             return
         try:
-            answers = [self._answer(request, choice) for choice in range(request.choices)]
+            answers = [self._answer(request, choice) for choice in request.open_choices]
+            if request.accepted is not None:
+                answers = self._continued(answers, request.accepted)
+        except OtherAnswer:
+            self._refuse(request, "it was begun by an engine of other settings")
+            return
         except CannotSay as error:
             self._refuse(request, str(error), "tools" if self._speech.called(request) else "structured_outputs")
             return
         prefix = prefix_blocks(request.prompt_token_ids, request.cache_salt, self.settings.block_tokens)
-        choices = self._requests[request.request_id] = {}
+        choices: dict[int, _Running] = {}
+        if answers:
+            self._requests[request.request_id] = choices
         for answer in answers:
             running = choices[answer.choice] = _Running(request, next(self._order), prefix, answer)
             heappush(self._waiting, (request.priority, running.order, running))
         self._fill(now_s)
 
     def abort(self, request_id: str, now_s: float) -> None:
-        self._refused = [refusal for refusal in self._refused if refusal.request_id != request_id]
+        self._at_once = [delta for delta in self._at_once if delta.request_id != request_id]
         for running in self._requests.pop(request_id, {}).values():
             self._drop(running)
         self._fill(now_s)
@@ -160,7 +175,7 @@ class SimulatedCore:
         """None when nothing will ever be due without another call."""
         if self.hangs:
             return None
-        if self._refused:
+        if self._at_once:
             return 0.0
         due = min(
             self._prefill[0][0] if self._prefill else float("inf"),
@@ -172,7 +187,7 @@ class SimulatedCore:
         """The deltas due by `now_s`, oldest first. Raises EngineDied."""
         if self.hangs:
             return []
-        deltas, self._refused = self._refused, []
+        deltas, self._at_once = self._at_once, []
         if now_s < self._not_before_s:
             return deltas
         while self._prefill and self._prefill[0][0] <= now_s:
@@ -198,7 +213,7 @@ class SimulatedCore:
         return deltas
 
     def _refuse(self, request: EngineRequest, why: str, param: str | None = None) -> None:
-        self._refused.append(EngineDelta.failure(request.request_id, why, param))
+        self._at_once.append(EngineDelta.failure(request.request_id, why, param))
 
     def _answer(self, request: EngineRequest, choice: int) -> Answer:
         """Raises CannotSay."""
@@ -236,6 +251,16 @@ class SimulatedCore:
             StopStrings.of(sampling) if fold is None else None,
             None if sampling.logprobs is None else Likelihoods(name, sampling.logprobs, self.vocabulary),
         )
+
+    def _continued(self, answers: Sequence[Answer], accepted: Accepted) -> list[Answer]:
+        """Those of which there is more than an end. Raises OtherAnswer."""
+        open_ones = []
+        for answer in answers:
+            ends = answer.pass_by(accepted.token_ids[answer.choice], accepted.chars[answer.choice])
+            self._at_once += ends
+            if not ends:
+                open_ones.append(answer)
+        return open_ones
 
     def _fill(self, now_s: float) -> None:
         """Moves waiting requests into free slots, best first, while their prompts have room."""
@@ -298,8 +323,8 @@ class SimulatedCore:
                 return
         running.block_room -= 1
         answer = running.answer
-        produced = answer.produced = answer.produced + 1
-        finish: FinishReason = answer.finish_at_target if produced >= answer.target_tokens else ""
+        answer.produced += 1
+        finish = answer.finish_due
         if answer.is_plain and finish != "stop":
             token_ids, text, text_ends = answer.next_token()
             deltas.append(

@@ -1,9 +1,10 @@
 """One answer of the simulated engine, token by token: what the story says, as far as its request permits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpu_consumers.engines.beyond import Beyond
 from gpu_consumers.engines.folding import as_deltas
 from gpu_consumers.engines.port import EngineDelta
 from gpu_consumers.engines.simulated_logprobs import Likelihoods
@@ -24,6 +25,10 @@ _MAX_LEFT_OUT: Final = 512
 """Forbidden tokens passed over in search of one that may be said."""
 
 
+class OtherAnswer(Exception):
+    """What is to be continued was begun by an engine of other settings."""
+
+
 @dataclass(slots=True, eq=False)
 class Answer:
     """To one choice of a request. `produced` tokens of it are said; it ends with `target_tokens`, or before."""
@@ -42,6 +47,9 @@ class Answer:
     produced: int = 0
     passage: Passage = field(default_factory=lambda: Passage([], []))
     position: int = 0
+    last_token_id: int = 0
+    beyond: Beyond | None = None
+    """While the answer is continued, and what was accepted of it is not all passed by."""
     is_plain: bool = field(init=False)
     """Nothing is looked at but the story, until the answer ends by itself. Asked for each token, so kept at hand."""
 
@@ -59,11 +67,45 @@ class Answer:
         self.position = position + 1
         return passage.tokens[position]
 
+    def pass_by(self, token_ids: Sequence[int], chars: int) -> list[EngineDelta]:
+        """Goes on behind these tokens, of whose text so much is known. Returns its end, if it ends with them. Raises
+        OtherAnswer where it would not have said them.
+        """
+        beyond = Beyond(len(token_ids), chars)
+        news: list[EngineDelta] = []
+        for token_id in token_ids:
+            self.produced += 1
+            said: list[EngineDelta] = []
+            self._said(self.finish_due, 0, said)
+            if news or self.last_token_id != token_id:
+                raise OtherAnswer
+            news += filter(None, map(beyond.of, said))
+        if not beyond.is_reached:
+            self.beyond, self.is_plain = beyond, False
+        return news
+
+    @property
+    def finish_due(self) -> FinishReason:
+        """How it ends with the token that is produced last, whatever that is."""
+        return self.finish_at_target if self.produced >= self.target_tokens else ""
+
     def say(self, finish: FinishReason, cached_tokens: int, deltas: list[EngineDelta]) -> FinishReason:
         """Adds what comes of the next token, which is in `produced`, and returns how the answer ends with it. `finish`:
         how it ends in any case.
         """
+        beyond = self.beyond
+        if beyond is None:
+            return self._said(finish, cached_tokens, deltas)
+        said: list[EngineDelta] = []
+        finish = self._said(finish, cached_tokens, said)
+        deltas += filter(None, map(beyond.of, said))
+        if beyond.is_reached:
+            self.beyond = None
+        return finish
+
+    def _said(self, finish: FinishReason, cached_tokens: int, deltas: list[EngineDelta]) -> FinishReason:
         token_id, text, finish = self._by_the_rules(finish)
+        self.last_token_id = token_id
         sampling = self.sampling
         ends_it = token_id == EOS_TOKEN_ID or token_id in sampling.stop_token_ids
         by_token = ends_it and finish == "stop"

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from gpu_consumers.engines.port import EngineDelta, EngineRequest
+from gpu_consumers.engines.beyond import Beyond
+from gpu_consumers.engines.port import Accepted, EngineDelta, EngineRequest
 from schemas.vectors import as_text
 
 MAX_ROW_CHARS: Final = 32_768
@@ -32,6 +33,7 @@ class Vectors:
         self._dimensions = request.dimensions
         self._texts = [""] * len(request.input_ends)
         self._missing = len(self._texts)
+        self._accepted = request.accepted
 
     @property
     def are_complete(self) -> bool:
@@ -43,7 +45,7 @@ class Vectors:
         self._missing -= 1
 
     def rows(self) -> list[EngineDelta]:
-        """All of them, in the order of the inputs; the last row finishes the request."""
+        """In the order of the inputs, all that are not accepted; the last row finishes the request."""
         rows: list[EngineDelta] = []
         begin = 0
         while begin < len(self._texts):
@@ -56,7 +58,13 @@ class Vectors:
             begin += len(ends)
             rows.append(EngineDelta(self._request_id, 0, [0] * len(ends), text, ends, kind="embedding"))
         rows[-1].finish = "stop"
-        return rows
+        return rows if self._accepted is None else _beyond(rows, self._accepted)
+
+
+def _beyond(rows: list[EngineDelta], accepted: Accepted) -> list[EngineDelta]:
+    """An engine embeds all inputs anew: they are few, and nobody knows which took long."""
+    beyond = Beyond(accepted.tokens, sum(accepted.chars))
+    return [news for row in rows if (news := beyond.of(row)) is not None]
 
 
 def next_step(rows: list[EngineDelta]) -> tuple[list[EngineDelta], list[EngineDelta]]:

@@ -1,4 +1,8 @@
-"""The engine port over vLLM for models that chat: answers, folded where they have tools or reasoning."""
+"""The engine port over vLLM for models that chat: answers, folded where they have tools or reasoning, or are continued.
+
+To continue an answer vLLM gets the prompt and what was said as one prompt. Its text is made here then, from the first
+token on: that of a prompt which ends in the middle of a character, or of a stop string, would be another.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,7 +18,7 @@ from gpu_consumers.engines.vllm_options import generating
 from gpu_consumers.engines.vllm_sampling import sampling_arguments, sampling_params
 from gpu_consumers.parsing.grammars import Inexpressible
 from gpu_consumers.parsing.port import ParserNames
-from gpu_consumers.parsing.vllm_parsers import Reading, VllmParsers
+from gpu_consumers.parsing.vllm_parsers import Reading, VllmParsers, plain_reading
 from schemas.generated import FinishReason
 from schemas.logprobs import TokenLogprobs
 
@@ -91,17 +95,22 @@ class VllmEngine(VllmBase):
 
         llm = self._llm
         request = live.request
-        prompt = self._tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None)
         try:
             if request.sampling.logprobs is not None and self._texts is None:
                 self._texts = TokenTexts(llm.get_tokenizer())
-            arguments = sampling_arguments(request.sampling, request.max_tokens)
+            said = [] if request.accepted is None else request.accepted.token_ids[0]
+            prompt = self._tokens_input([*request.prompt_token_ids, *said], cache_salt=request.cache_salt or None)
+            arguments = sampling_arguments(request.sampling, request.max_tokens, len(said))
             collect = self._collect
-            if self._parser_names.are_needed(request):
+            if request.accepted is not None or self._parser_names.are_needed(request):
                 reading = await self._begin_folding(live)
                 live.to_blame = reading.to_blame or live.to_blame
                 arguments |= reading.arguments
                 collect = self._collect_ids
+            if len(said) >= request.max_tokens:
+                self._folding.put(live.id, Step([], "length", by_token=False, cached_tokens=0))
+                self._flush_soon()
+                return
             params = self._sampling_params(arguments, request.choices)
             if live.to_blame is not None:
                 # Otherwise vLLM would validate the structure in this loop, for as long as that takes.
@@ -136,10 +145,15 @@ class VllmEngine(VllmBase):
         return self._live.get(live.id) is live
 
     async def _begin_folding(self, live: _Live) -> Reading:
-        assert self._parsers is not None
-        reading = await asyncio.to_thread(self._parsers.reading, live.request)
+        request = live.request
+        if self._parser_names.are_needed(request):
+            assert self._parsers is not None
+            reading = await asyncio.to_thread(self._parsers.reading, request)
+        else:
+            reading = await asyncio.to_thread(plain_reading, request, self._llm.get_tokenizer())
         if self._is_live(live):
-            self._folding.begin(live.id, reading.new_fold, live.request.choices)
+            self._folding.begin(request, reading.new_fold)
+            self._flush_soon()
         return reading
 
     def _collect(self, live: _Live, output: Any) -> None:

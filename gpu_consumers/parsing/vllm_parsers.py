@@ -22,6 +22,8 @@ from schemas.request import Tool, ToolChoice
 _NOISY: Final = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
 """They log what they cannot parse, with every token: a hostile answer would write megabytes."""
 
+_TEXT_IS_MADE_HERE: Final[dict[str, Any]] = {"stop": [], "detokenize": False}
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -32,6 +34,23 @@ class Reading:
     arguments: dict[str, Any]
     new_fold: Callable[[], Fold]
     to_blame: str | None = None
+
+
+def plain_reading(request: EngineRequest, tokenizer: Any) -> Reading:
+    """Of an answer that is all text."""
+    from vllm.sampling_params import SamplingParams
+
+    sampling = request.sampling
+    shown = SamplingParams(
+        skip_special_tokens=sampling.skip_special_tokens,
+        spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+    )
+
+    def new_fold() -> Fold:
+        text_of = _Detokenizer(tokenizer, request.prompt_token_ids, shown).text_of
+        return Fold(text_of, HermesParser(reasoning=False, calls=False), sampling)
+
+    return Reading(dict(_TEXT_IS_MADE_HERE), new_fold)
 
 
 class VllmParsers:
@@ -69,7 +88,7 @@ class VllmParsers:
         is_forced = calls and request.tool_choice is not None and request.tool_choice.mode in ("required", "named")
         made = self._must_call if is_forced else self._may_call if calls else self._without_calls
         chat = self._adjusted(made, request, request.tools if calls else ())
-        arguments: dict[str, Any] = {"stop": [], "detokenize": False}
+        arguments = dict(_TEXT_IS_MADE_HERE)
         to_blame = None
         schema = self.names.schema_beside_calls(request)
         if schema is not None:

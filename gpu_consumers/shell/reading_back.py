@@ -109,6 +109,12 @@ class ReadingBack:
     def _answered(self, answers: list[ReadBack]) -> None:
         for answer in answers:
             ask = answer.ask
-            _log.info("taken_over", response_id=ask.response_id, finding=answer.finding, attempts=answer.attempts)
-            self._core.read_back(ask.response_id, ask.attempt_id, answer.finding, answer.attempts, self._now_ms())
+            _log.info(
+                "taken_over",
+                response_id=ask.response_id,
+                finding=answer.finding,
+                attempts=answer.attempts,
+                accepted_tokens=0 if answer.accepted is None else answer.accepted.tokens,
+            )
+            self._core.read_back(answer, self._now_ms())
         self._after_event()

@@ -16,7 +16,7 @@ from streams.script_pipeline import Answer, Script, ScriptPipeline
 _log = structlog.get_logger()
 
 # KEYS: claim, own lease.
-# ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end.
+# ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end, most_begun (or empty).
 # A claim is a hash: incarnation (empty: released), attempt, pool, begun, generated_end; or finished, which is kept for
 # longest, and alone.
 _CLAIM = Script("""
@@ -38,6 +38,10 @@ else
   redis.call('HSET', KEYS[1], 'generated_end', ARGV[8])
 end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3], 'pool', ARGV[7])
+if ARGV[9] ~= '' and begun > tonumber(ARGV[9]) then
+  begun = tonumber(ARGV[9])
+  redis.call('HSET', KEYS[1], 'begun', ARGV[9])
+end
 if ARGV[6] == 'begin' and previous ~= ARGV[3] then redis.call('HINCRBY', KEYS[1], 'begun', 1) end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return {state, previous, 0, begun, generated_end}
@@ -146,6 +150,7 @@ class RedisClaims:
                     ask.purpose,
                     self._pool,
                     ask.generated_end,
+                    "" if ask.most_begun is None else ask.most_begun,
                 ],
             )
             for ask in asks

@@ -72,7 +72,8 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
         for what, incarnation, response_id, number in script:
             store, attempt_id = stores[incarnation], f"att_{number}"
             if what in ("begin", "take", "look"):
-                ask = AskClaim(response_id, attempt_id, what, generated_end=number)
+                most_begun = number if number < 3 else None
+                ask = AskClaim(response_id, attempt_id, what, generated_end=number, most_begun=most_begun)
                 [found] = await store.claim([ask])
                 expected = table.claim(incarnation, ask, 0)
                 assert found is not None

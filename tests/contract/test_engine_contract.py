@@ -11,9 +11,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from gpu_consumers.engines.port import Engine, EngineDied
+from gpu_consumers.engines.port import Accepted, Engine, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.vllm_engine import VllmEngine
+from schemas.request import Sampling
 from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client, contexts_left_open
 
 
@@ -102,6 +103,45 @@ async def test_a_stop_token_ends_the_answer(client: Client) -> None:
     assert client.finish("stop-token") == "stop"
     assert client.tokens("stop-token") == tokens[: tokens.index(tokens[30]) + 1]
     assert client.stopped_by("stop-token") == tokens[30]
+
+
+CONTINUED: dict[str, dict[str, object]] = {
+    "plain": {},
+    "stopped": {"stop": ["nowhere", "to be sought"]},
+    "shown": {"include_stop_str_in_output": True, "stop": ["nowhere at all"]},
+    "likely": {"logprobs": 2},
+    "bounded": {"min_tokens": 30, "ignore_eos": False, "repetition_penalty": 1.3},
+}
+
+
+@pytest.mark.parametrize("kind", CONTINUED)
+async def test_an_answer_is_continued_wherever_it_was_cut(client: Client, kind: str) -> None:
+    prompt = list(range(40, 70))
+    client.submit(f"{kind}-whole", prompt=prompt, max_tokens=48, **CONTINUED[kind])  # type: ignore[arg-type]
+    await client.ended(f"{kind}-whole")
+    deltas = client.deltas[f"{kind}-whole"]
+    sampling = Sampling.model_validate({"ignore_eos": True, "temperature": 0, **CONTINUED[kind]})
+    for cut in (1, 2, 13, len(deltas) - 1):
+        first, name = deltas[:cut], f"{kind}-{cut}"
+        said = [token for delta in first for token in delta.token_ids]
+        accepted = Accepted([said], [sum(len(delta.text) for delta in first)])
+        client.ask(EngineRequest(name, prompt, sampling, 48, 1, "tenant", accepted=accepted))
+        await client.ended(name)
+        assert said + client.tokens(name) == client.tokens(f"{kind}-whole"), cut
+        assert "".join(delta.text for delta in first) + client.text(name) == client.text(f"{kind}-whole"), cut
+        assert client.finish(name) == client.finish(f"{kind}-whole")
+        told = [len(delta.logprobs or ()) for delta in client.deltas[name]]
+        assert sum(told) == (len(client.tokens(name)) if kind == "likely" else 0)
+
+
+async def test_what_was_said_up_to_its_bound_only_ends(client: Client) -> None:
+    client.submit("at-bound-whole", max_tokens=12)
+    await client.ended("at-bound-whole")
+    accepted = Accepted([client.tokens("at-bound-whole")], [len(client.text("at-bound-whole"))])
+    sampling = Sampling.model_validate({"ignore_eos": True, "temperature": 0})
+    client.ask(EngineRequest("at-bound", [5, 6, 7, 8], sampling, 12, 1, "tenant", accepted=accepted))
+    await client.ended("at-bound")
+    assert (client.tokens("at-bound"), client.text("at-bound"), client.finish("at-bound")) == ([], "", "length")
 
 
 async def test_abort_frees_blocks_and_nothing_follows(client: Client) -> None:

@@ -74,13 +74,17 @@ def prepared(
     embeddings: bool = False,
     ends_in_order: bool = False,
     gateways: int = 1,
+    workers: int = 1,
 ) -> Iterator[Stack]:
     """A stack of these tenants that takes requests, until the block ends; in order, that takes seconds longer.
 
     `seed`: of its ports. Two that begin at once by the same one would want the same.
     """
     options = replace(
-        simulated(engine), environment={**PATIENCE, **environment}, embeddings=embeddings, gateways=gateways
+        simulated(engine, workers=workers),
+        environment={**PATIENCE, **environment},
+        embeddings=embeddings,
+        gateways=gateways,
     )
     with Stack(folder, options, seed=seed) as stack:
         _prepare(stack)

@@ -28,8 +28,13 @@ class LogView:
     @property
     def usage_of(self) -> dict[str, dict[str, Any]]:
         """By response, of which each has one choice."""
+        return {event["response_id"]: event for event in self.usage_events.values()}
+
+    @property
+    def usage_events(self) -> dict[str, dict[str, Any]]:
+        """By their ids, one for each choice."""
         events = (json.loads(value) for values in self.usage.values() for value in values)
-        return {event["response_id"]: event for event in events}
+        return {event["usage_id"]: event for event in events}
 
 
 def read_topic(stack: Stack, topic: str) -> list[tuple[bytes, dict[str, Any]]]:
@@ -120,7 +125,7 @@ def judge(stack: Stack, seen: Seen) -> Counter[str]:
 
 
 def billed_once(stack: Stack, usage: dict[str, dict[str, Any]]) -> None:
-    """ClickHouse holds exactly the usage events of the log, one row each."""
+    """ClickHouse holds exactly these usage events, one row each."""
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
         counted = 0

@@ -60,7 +60,7 @@ def test_what_one_release_began_the_other_finishes(stack: Stack, package: Path, 
         traffic.until_answered(ANSWERS, 60, "completed", "safety_halted")
         endings = judge(stack, traffic.finish(120))
     allowed = {"completed", "safety_halted", "prompt_refused"}
-    if name == "worker-1":  # the release before does not see the claims of this one
+    if name == "worker-1":  # the release before does not see the claims of this one, and continues no answer
         allowed |= {"generation_interrupted"}
     assert set(endings) <= allowed, endings
 

@@ -72,6 +72,8 @@ class Region:
     claims_lost: bool = False
     requests: dict[str, AdmittedRequest] = field(default_factory=dict)
     poison: dict[int, bool] = field(default_factory=dict)
+    poison_after: int = 0
+    """So many tokens of an answer are harmless."""
     """First tokens of prompts that kill the engine, before they get a token; True: and its worker."""
     voids_are_late: bool = False
     """Until `say_voids`, as when post-safety is away."""
@@ -212,7 +214,7 @@ class Region:
 class Worker:
     """One incarnation: the core, an engine, and the shell's duties done one effect at a time.
 
-    `embeds`: makes an engine in the place of the one that generates.
+    `engine`: for which it takes the one that it has. `embeds`: makes one in the place of that which generates.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class Worker:
         *,
         max_running: int = 4,
         coalesce_ms: int = COALESCE_MS,
+        engine: Literal["simulated", "vllm"] = "simulated",
         embeds: Callable[[], Any] | None = None,
     ) -> None:
         self.region = region
@@ -233,6 +236,7 @@ class Worker:
             worker_id=worker_id,
             max_running=max_running,
             coalesce_ms=coalesce_ms,
+            engine=engine,
             dimensions=0 if embeds is None else DIMENSIONS,
         )
         self.core = WorkerCore(config, lambda: f"att_{next(region.ids)}")
@@ -331,7 +335,7 @@ class Worker:
         live = [running for choices in engine._requests.values() for running in choices.values()]
         for running in live:
             kills_worker = self.region.poison.get(running.request.prompt_token_ids[0])
-            if kills_worker is not None:
+            if kills_worker is not None and running.answer.produced >= self.region.poison_after:
                 self.killed_with.append(sum(other.answer.produced > 0 for other in live))
                 if kills_worker:
                     raise Died
@@ -373,9 +377,7 @@ class Worker:
                 fold = PartitionReadBack([effect])
                 for record in region.log.records(TOPICS.generated.name, effect.partition)[fold.next_offset : fold.end]:
                     for answer in fold.fold(record.offset, record.value):
-                        core.read_back(
-                            answer.ask.response_id, answer.ask.attempt_id, answer.finding, answer.attempts, now_ms
-                        )
+                        core.read_back(answer, now_ms)
             case Submit(request):
                 self.submitted.append(request.request_id)
                 if self.engine is not None:
@@ -448,6 +450,7 @@ class Fleet:
 
     def run_until_told(self, response_id: str, tokens: int) -> None:
         while len(self.region.tokens.get(response_id, ())) < tokens:
+            assert self.region.terminal(response_id) is None
             self.run(20)
             self.region.judge()
 

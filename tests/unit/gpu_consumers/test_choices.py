@@ -49,7 +49,7 @@ def test_an_answer_ends_with_the_last_of_its_choices() -> None:
 
 def test_a_response_is_done_once_all_ends_are_in_the_log() -> None:
     """The end of its first choice is acknowledged, that of its last is lost."""
-    fleet = Fleet("a")
+    fleet = Fleet("a", engine="vllm")
     response_id, attempt_id = fleet.told_here(choices=2)
     sent = fleet.region.log.script.records_passed("a-producer")
     # Its first end, the account behind the last, and that last end, in the order in which they are sent.
@@ -80,7 +80,7 @@ def test_rows_that_waited_leave_in_the_order_of_their_numbers() -> None:
 
 def test_a_choice_that_has_ended_is_something_said() -> None:
     """Another attempt would end that choice once more, which nobody believes."""
-    fleet = Fleet("a", "b")
+    fleet = Fleet("a", "b", engine="vllm")
     response_id, attempt_id = fleet.told_here(choices=2)
     says(fleet, attempt_id, 0, "", "stop")
     fleet.workers["a"].kill_engine = True

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from gpu_consumers.core.effects import AskReadBack
-from gpu_consumers.core.takeover import Finding
+from gpu_consumers.core.takeover import Finding, ReadBack
 from gpu_consumers.shell import reading_back
 from gpu_consumers.shell.reading_back import ReadingBack
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
@@ -65,9 +65,10 @@ class Heard:
     answers: dict[str, Finding] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 
-    def read_back(self, response_id: str, _attempt_id: str, finding: Finding, _attempts: int, _now_ms: int) -> None:
+    def read_back(self, answer: ReadBack, _now_ms: int) -> None:
+        response_id = answer.ask.response_id
         assert response_id not in self.answers, "answered once"
-        self.answers[response_id] = finding
+        self.answers[response_id] = answer.finding
 
     def is_read_back(self, response_id: str, _attempt_id: str) -> bool:
         return response_id not in self.answers and response_id not in self.ended

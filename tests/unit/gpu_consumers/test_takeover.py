@@ -1,8 +1,11 @@
 """What a worker decides after reading back."""
 
+from array import array
+
 from gpu_consumers.core.effects import AskReadBack
 from gpu_consumers.core.frames import FrameColumns
 from gpu_consumers.core.takeover import PartitionReadBack, ReadBack
+from gpu_consumers.engines.port import Accepted
 from schemas.base import Scope
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, FinishReason, Frame, Opened
@@ -93,9 +96,12 @@ def test_a_fence_that_is_not_there_is_superseded() -> None:
     assert decide(OPENED) == "superseded"
 
 
-def test_tokens_are_counted_for_the_continuation_to_come() -> None:
+def test_what_was_accepted_is_told_by_choice_and_which_attempts_were_silent() -> None:
     answer = read_back(OPENED, fence("old", "fresh"), frame("old", 1, 3), frame("old", 4, 2), fence("mine"))
-    assert (answer.accepted_tokens, answer.attempts) == (5, 2)
+    assert answer.accepted == Accepted([array("I", [7] * 5)], [5])
+    assert (answer.attempts, answer.silent_attempts) == (2, 0)
+    silent = read_back(OPENED, fence("old", "fresh"), frame("old", 1, 3), fence("idle"), fence("mine"))
+    assert (silent.attempts, silent.silent_attempts) == (3, 1)
 
 
 def takeovers(count: int, tokens: int) -> tuple[list[bytes], list[AskReadBack]]:

@@ -3,12 +3,15 @@
 import dataclasses
 
 from gpu_consumers.core.claims import ClaimTable
+from gpu_consumers.core.continuation import MAX_ATTEMPTS
 from gpu_consumers.core.effects import (
     AskClaim,
 )
 from gpu_consumers.core.slots import MAX_LOOKS
+from gpu_consumers.core.work import MAX_LOSSES
 from gpu_consumers.core.worker_core import WorkerCore
 from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Ending
 from schemas.request import Lane
 from streams.log.memory import Fault, FaultKind
 from streams.log.port import Committed, TopicPartition
@@ -21,7 +24,7 @@ from tests.unit.gpu_consumers.fleet import (
 )
 
 
-def test_a_dead_workers_answer_ends_as_interrupted_by_the_next_worker() -> None:
+def test_a_dead_workers_answer_is_continued_by_the_next_worker() -> None:
     fleet = Fleet("a")
     begun = fleet.region.request(max_tokens=200)
     fleet.run(1_000)
@@ -31,10 +34,10 @@ def test_a_dead_workers_answer_ends_as_interrupted_by_the_next_worker() -> None:
     assert fleet.region.terminal(begun) is None
     fleet.settle()
     check(fleet.region)
-    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    assert fleet.region.terminal(begun) is EndingCode.COMPLETED
 
 
-def test_a_dead_workers_answer_ends_while_the_next_workers_engine_is_still_loading() -> None:
+def test_a_dead_workers_answer_is_continued_once_the_next_workers_engine_has_loaded() -> None:
     fleet = Fleet("a")
     begun = fleet.region.request(max_tokens=200)
     fleet.run(1_000)
@@ -43,29 +46,29 @@ def test_a_dead_workers_answer_ends_while_the_next_workers_engine_is_still_loadi
     heir = fleet.start("b")
     heir.engine_starts = False
     fleet.run(LEASE_MS + 200)
-    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    told = len(fleet.region.tokens[begun])
     assert not heir.submitted
     heir.engine_starts = True
+    fleet.run(200)
+    assert len(fleet.region.tokens[begun]) > told
     fleet.settle()
     check(fleet.region)
-    assert {fleet.region.terminal(response_id) for response_id in unheard} == {EndingCode.COMPLETED}
+    assert {fleet.region.terminal(response_id) for response_id in (begun, *unheard)} == {EndingCode.COMPLETED}
 
 
-def test_a_dead_workers_answer_ends_while_the_next_worker_is_full_and_has_a_backlog() -> None:
+def test_a_dead_workers_answer_is_the_next_that_a_full_worker_with_a_backlog_goes_on_with() -> None:
     fleet = Fleet("a", "b", max_running=1)
-    begun = [fleet.region.request(max_tokens=5_000, partition=partition) for partition in (0, 1)]
+    begun = [fleet.region.request(max_tokens=600, partition=partition) for partition in (0, 1)]
     fleet.run(1_000)
-    for _ in range(30):
-        fleet.region.request(partition=0)
-        fleet.region.request(partition=1)
+    backlog = [fleet.region.request(partition=number % 2) for number in range(60)]
     fleet.run(200)
     fleet.crash("a")
-    fleet.run(LEASE_MS + 200)
-    assert {fleet.region.terminal(response_id) for response_id in begun} == {
-        EndingCode.GENERATION_INTERRUPTED,
-        None,  # of the worker that lives
-    }
-    assert len(fleet.region.open_responses()) == 61
+    while not all(fleet.region.terminal(response_id) for response_id in begun):
+        fleet.run(500)
+    assert sum(fleet.region.terminal(response_id) is not None for response_id in backlog) <= 2
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in (*begun, *backlog)} == {EndingCode.COMPLETED}
 
 
 def test_a_dead_workers_answer_that_said_nothing_waits_for_the_engine_alone() -> None:
@@ -138,7 +141,7 @@ def test_after_a_revoke_the_worker_goes_on_and_the_next_owner_waits() -> None:
     assert fleet.region.commits_checked > 0
 
 
-def test_a_dead_engines_requests_begin_again_or_end() -> None:
+def test_a_dead_engines_requests_begin_again_or_go_on() -> None:
     fleet = Fleet("a", max_running=2)
     begun = fleet.region.request(max_tokens=100)
     fleet.run(300)
@@ -147,11 +150,11 @@ def test_a_dead_engines_requests_begin_again_or_end() -> None:
     fleet.run(20)
     fleet.settle()
     check(fleet.region)
-    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    assert fleet.region.terminal(begun) is EndingCode.COMPLETED
     assert fleet.region.terminal(fresh) is EndingCode.COMPLETED
 
 
-def test_a_worker_that_leaves_without_an_engine_gives_back_what_said_nothing() -> None:
+def test_a_worker_that_leaves_without_an_engine_gives_back_what_was_in_it() -> None:
     fleet = Fleet("a")
     begun = fleet.region.request(max_tokens=100)
     fleet.run(300)
@@ -167,8 +170,9 @@ def test_a_worker_that_leaves_without_an_engine_gives_back_what_said_nothing() -
     fleet.start("b")
     fleet.run(LEASE_MS // 4)
     assert fleet.region.terminal(silent) is EndingCode.COMPLETED
-    assert fleet.region.terminal(begun) is EndingCode.GENERATION_INTERRUPTED
+    fleet.settle()
     check(fleet.region)
+    assert fleet.region.terminal(begun) is EndingCode.COMPLETED
 
 
 def test_an_engine_that_keeps_dying_fails_the_request_in_the_end() -> None:
@@ -180,17 +184,17 @@ def test_an_engine_that_keeps_dying_fails_the_request_in_the_end() -> None:
     assert fleet.region.terminal(response_id) is EndingCode.ENGINE_FAILED
 
 
-def test_an_undelivered_frame_stops_its_attempts_and_a_takeover_ends_them() -> None:
+def test_an_undelivered_frame_stops_its_attempts_and_a_takeover_continues_them() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=100)
     fleet.region.log.inject(Fault(FaultKind.FAIL, "a-producer", 10))
     fleet.settle()
     check(fleet.region)
-    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     assert not fleet.region.log.pending_faults()
 
 
-def test_a_fresh_fence_after_lost_claims_is_void_and_the_worker_ends_what_it_cut_off() -> None:
+def test_a_fresh_fence_after_lost_claims_is_void_and_the_worker_continues_what_it_cut_off() -> None:
     """`a` is a zombie: it lost its partitions and its claim, and was stopped while `b` began anew."""
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=300)
@@ -204,7 +208,7 @@ def test_a_fresh_fence_after_lost_claims_is_void_and_the_worker_ends_what_it_cut
     fleet.workers["a"] = zombie
     fleet.settle()
     check(fleet.region)
-    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
 
 
 def test_a_worker_that_drains_keeps_nothing_from_others_that_it_starts_no_more() -> None:
@@ -259,7 +263,79 @@ def test_handed_over_work_is_taken_without_waiting_for_the_lease() -> None:
     leaving._run_effects()
     leaving.producer.flush(1)
     assert leaving.core.unfinished_attempts == 0
+    told = len(fleet.region.tokens[response_id])
     fleet.start("b")
     fleet.run(500)
+    assert len(fleet.region.tokens[response_id]) > told
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_an_answer_goes_on_however_many_workers_are_lost_with_it() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300, choices=2)
+    for round_number in range(MAX_LOSSES + 2):
+        fleet.run_until_told(response_id, 40 * (round_number + 1))
+        fleet.crash("a")
+        fleet.start("a")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    assert len(fleet.region.of_choice[response_id, 0]) == 300
+
+
+def test_who_kills_engines_in_the_middle_of_its_answer_is_found_and_the_others_are_answered_in_full() -> None:
+    fleet = Fleet("a", max_running=8)
+    [worker] = fleet.all
+    fleet.region.poison_after = 30
+    killer = fleet.poison(fleet.region.request(max_tokens=100))
+    others = [fleet.region.request(max_tokens=400) for _ in range(5)]
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert {fleet.region.terminal(each) for each in others} == {EndingCode.COMPLETED}
+    assert worker.deaths <= MAX_LOSSES + 1
+
+
+def test_who_kills_workers_in_the_middle_of_its_answer_is_found() -> None:
+    fleet = Fleet("a", "b")
+    fleet.region.poison_after = 30
+    killer = fleet.poison(fleet.region.request(max_tokens=100), kills_worker=True)
+    other = fleet.region.request(max_tokens=400)
+    fleet.settle("ab")
+    check(fleet.region)
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert fleet.region.terminal(other) is EndingCode.COMPLETED
+
+
+def test_what_only_its_engine_knows_is_lost_with_it_and_its_client_is_told_why() -> None:
+    fleet = Fleet("a", engine="vllm")
+    penalised = fleet.region.request(max_tokens=300, presence_penalty=1.0)
+    greedy = fleet.region.request(max_tokens=300, temperature=0)
+    fleet.run(500)
+    fleet.crash("a")
+    fleet.start("a")
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(greedy) is EndingCode.COMPLETED
+    [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    assert (ending.response_id, ending.code) == (penalised, EndingCode.GENERATION_INTERRUPTED)
+    told = len(fleet.region.tokens[penalised])
+    assert ending.message.endswith(
+        f"{told} tokens of it came, and it is not continued: penalties count what the engine has said."
+    )
+
+
+def test_an_answer_is_not_continued_for_ever() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=2_000)
+    for round_number in range(MAX_ATTEMPTS):
+        fleet.run_until_told(response_id, 10 * (round_number + 1))
+        fleet.crash("a")
+        fleet.start("a")
+    fleet.settle()
     check(fleet.region)
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
+    assert ending.message.endswith("it is not continued: it was lost 12 times.")

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
 from gpu_consumers.core.claims import ClaimTable
+from schemas.endings import EndingCode
 from schemas.request import LANES, Lane
 from streams.log.memory import Fault, FaultKind
 from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
@@ -139,3 +140,5 @@ def test_whatever_fails_nothing_is_lost_and_nothing_is_said_twice(
         worker.engine_starts = True
     fleet.settle("ab")
     check(fleet.region)
+    endings = {fleet.region.terminal(response_id) for response_id in fleet.region.requests}
+    assert fleet.region.claims_lost or EndingCode.GENERATION_INTERRUPTED not in endings

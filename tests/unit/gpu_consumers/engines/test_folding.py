@@ -6,7 +6,8 @@ from functools import partial
 
 from structlog.testing import capture_logs
 
-from gpu_consumers.engines.folding import TURN_S, Folding, Step
+from gpu_consumers.engines.folding import REPLAYED_AT_ONCE, TURN_S, Folding, Step
+from gpu_consumers.engines.port import Accepted, EngineRequest
 from gpu_consumers.parsing.fold import Fold
 from gpu_consumers.parsing.port import ParserNames, Piece
 from schemas.generated import FinishReason
@@ -35,7 +36,7 @@ def folding(choices: int = 1, **takes_s: float) -> Folding:
     clock = [0.0]
     folding = Folding(ParserNames(tool="hermes"), lambda: clock[0])
     for name, each_s in takes_s.items():
-        folding.begin(name, partial(fold, clock, each_s), choices)
+        folding.begin(EngineRequest(name, [1], Sampling(), 99, choices=choices), partial(fold, clock, each_s))
     return folding
 
 
@@ -144,3 +145,27 @@ def test_of_what_is_dropped_nothing_more_is_told() -> None:
     some.drop("gone")
     some.put("gone", step("b"))
     assert some.turn() == []
+
+
+def test_what_is_continued_is_read_from_its_beginning_and_told_from_where_it_was_cut() -> None:
+    whole = "all that was said, and all that is said now"
+    replayed = Folding(ParserNames(), lambda: 0.0)
+    accepted = Accepted([[ord(char) for char in whole[:20]], [ord("x")]], [20, 1], frozenset({1}))
+    request = EngineRequest("r", [1], Sampling(), 99, choices=2, accepted=accepted)
+    replayed.begin(request, partial(fold, [0.0], 0.0))
+    assert replayed.is_behind
+    replayed.put("r", step(whole[20:], "stop"))
+    assert "".join(delta.text for delta in replayed.turn()) == whole[20:]
+    assert not replayed.is_behind
+
+
+def test_replays_share_the_time_with_what_is_new() -> None:
+    clock = [0.0]
+    several = Folding(ParserNames(), lambda: clock[0])
+    accepted = Accepted([[ord("a")] * 100 * REPLAYED_AT_ONCE], [100 * REPLAYED_AT_ONCE])
+    several.begin(EngineRequest("long", [1], Sampling(), 9_999, accepted=accepted), partial(fold, clock, TURN_S / 9))
+    several.begin(EngineRequest("new", [1], Sampling(), 9), partial(fold, clock, 0.0))
+    several.put("new", step("b"))
+    told = [delta for _ in range(2) for delta in several.turn()]
+    assert [delta.request_id for delta in told] == ["new"]
+    assert several.is_behind

@@ -1,0 +1,145 @@
+"""SIGKILL of workers, again and again, under answers of every kind: each client sees the one that was never cut.
+
+`KILLS=500` for more of them; the seed is printed.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+import openai
+import pytest
+
+from deploy.local.runner import Stack
+from tests.e2e.stacks import ENGINE, openai_client, prepared, user
+from tests.faults.history import billed_once, view
+from tests.servers import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3_600)]
+
+KILLS = int(os.environ.get("KILLS", "6"))
+SEED = int(os.environ.get("SEED", "12"))
+SLOW = {**ENGINE, "inter_token_ms": 40.0, "min_output_tokens": 150, "max_output_tokens": 250}
+CLIENTS = 12
+BETWEEN_S = (0.5, 3.0)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "note": {"type": "string", "minLength": 200}},
+            "required": ["city", "note"],
+        },
+    },
+}
+FORM = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 200}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"stop": ["the silver dragon 🐉, who was mean", "nowhere"]},
+    {"n": 2, "seed": 5},
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "form", "schema": FORM, "strict": True}}},
+    {"logprobs": True, "top_logprobs": 2},
+]
+
+
+@dataclass
+class Told:
+    """What a client was told of one answer, by choice."""
+
+    response_id: str = ""
+    texts: dict[int, str] = field(default_factory=dict)
+    calls: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, str] = field(default_factory=dict)
+    likely: list[tuple[str, float]] = field(default_factory=list)
+
+    def same(self, other: "Told") -> bool:
+        return (self.texts, self.calls, self.ends, self.likely) == (other.texts, other.calls, other.ends, other.likely)
+
+
+def ask(client: openai.OpenAI, number: int) -> Told:
+    told = Told()
+    fields = KINDS[number % len(KINDS)]
+    stream = client.chat.completions.create(
+        model="default", messages=user(f"Story {number}, please."), stream=True, max_tokens=400, **fields
+    )
+    for chunk in stream:
+        told.response_id = chunk.id
+        for choice in chunk.choices:
+            index = choice.index
+            told.texts[index] = told.texts.get(index, "") + (choice.delta.content or "")
+            for call in choice.delta.tool_calls or ():
+                assert call.function is not None
+                own = (call.function.name or "") + (call.function.arguments or "")
+                told.calls[index] = told.calls.get(index, "") + own
+            if choice.logprobs is not None:
+                told.likely += [(each.token, each.logprob) for each in choice.logprobs.content or ()]
+            if choice.finish_reason is not None:
+                told.ends[index] = choice.finish_reason
+    return told
+
+
+class Clients:
+    """Each asks one question after the other, until they are to stop."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._stopping = Event()
+        self._pool = ThreadPoolExecutor(CLIENTS)
+        self.told: dict[int, Told] = {}
+        self._work: list[Future[None]] = [self._pool.submit(self._ask, number) for number in range(CLIENTS)]
+
+    def _ask(self, first: int) -> None:
+        number = first
+        with openai_client(self._stack) as client:
+            while not self._stopping.is_set():
+                self.told[number] = ask(client, number)
+                number += CLIENTS + 1
+
+    def finish(self) -> dict[int, Told]:
+        self._stopping.set()
+        for work in self._work:
+            work.result(180)
+        self._pool.shutdown()
+        return self.told
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with prepared(tmp_path_factory.mktemp("workers"), SLOW, seed=31, workers=2) as stack:
+        yield stack
+
+
+def test_every_answer_is_the_one_that_was_never_cut(stack: Stack) -> None:
+    rng = random.Random(SEED)
+    print(f"{KILLS} kills, seed {SEED}")
+    clients = Clients(stack)
+    for _ in range(KILLS):
+        Event().wait(rng.uniform(*BETWEEN_S))
+        name = rng.choice(["worker-1", "worker-2"])
+        stack.kill(name)
+        stack.wait_ready(60, name)
+    told = clients.finish()
+    log = view(stack)
+    usage = log.usage_of
+    continued = [number for number, each in told.items() if usage[each.response_id]["attempts"] > 1]
+    assert len(continued) >= min(KILLS, 6)
+    for each in told.values():
+        [terminal] = [json.loads(value) for value in log.terminals[each.response_id]]
+        assert terminal["code"] == "completed"
+    with openai_client(stack) as client, ThreadPoolExecutor(CLIENTS) as pool:
+        undisturbed = dict(zip(continued, pool.map(lambda number: ask(client, number), continued), strict=True))
+    for number in continued:
+        assert told[number].same(undisturbed[number]), (number, told[number], undisturbed[number])
+    until(lambda: len(view(stack).terminals) == len(told) + len(continued), "all are in the log", 60)
+    billed_once(stack, view(stack).usage_events)
