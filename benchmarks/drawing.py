@@ -5,16 +5,17 @@ The same figures give the same files, byte for byte. Each file carries what it s
 
 import json
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from benchmarks.plots import Bars, Lines, plots
+from benchmarks.plots import Bars, Lines, Pairs, plots
 
 SIZE_INCHES = (7.0, 4.0)
-COLOURS = {"pipeline": "#1f5fa8", "thin server": "#b8602a"}
+COLOURS = {"pipeline": "#1f5fa8", "thin server": "#b8602a", "fair": "#1f5fa8", "first come": "#b8602a"}
 DASHES = {"p50": "-", "p99": ":"}
 SETTINGS = {
     "svg.hashsalt": "sluice",
@@ -27,7 +28,7 @@ SETTINGS = {
 }
 
 
-def draw(shown: Lines | Bars, file: Path) -> None:
+def draw(shown: Lines | Bars | Pairs, file: Path) -> None:
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
         figure.patch.set_facecolor("white")
@@ -35,6 +36,8 @@ def draw(shown: Lines | Bars, file: Path) -> None:
         axes.set_title(shown.title, loc="left")
         if isinstance(shown, Lines):
             _draw_lines(axes, shown)
+        elif isinstance(shown, Pairs):
+            _draw_pairs(axes, shown)
         else:
             _draw_bars(axes, shown)
         metadata = {"Date": None, "Creator": None, "Description": json.dumps(asdict(shown))}
@@ -64,6 +67,20 @@ def _draw_bars(axes: matplotlib.axes.Axes, shown: Bars) -> None:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("µs")
+
+
+def _draw_pairs(axes: matplotlib.axes.Axes, shown: Pairs) -> None:
+    for offset, (policy, values_ms) in zip((-0.2, 0.2), shown.policies_ms.items(), strict=True):
+        places = [number + offset for number in range(len(values_ms))]
+        bars = axes.barh(places, values_ms, height=0.38, color=COLOURS[policy], label=policy)
+        axes.bar_label(bars, [f"{value_ms:,.0f}" for value_ms in values_ms], padding=3)
+    axes.set_yticks(range(len(shown.situations)), [textwrap.fill(each, 34) for each in shown.situations])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xscale("log")
+    axes.margins(x=0.15)
+    axes.set_xlabel("ms")
+    axes.legend(frameon=False)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the plots show, taken from the saved figures; `drawing.py` draws it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,24 @@ class Bars:
     bars_us: dict[str, float]
 
 
-def plots(content: Mapping[str, Any]) -> dict[str, Lines | Bars]:
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Milliseconds by situation, of each policy."""
+
+    title: str
+    situations: list[str]
+    policies_ms: dict[str, list[float]]
+
+
+def plots(content: Mapping[str, Any]) -> dict[str, Lines | Bars | Pairs]:
     """By file name. `content`: as results.json has it; what was not measured is not shown."""
-    shown: dict[str, Lines | Bars] = {}
+    shown: dict[str, Lines | Bars | Pairs] = {}
     if "bursts" in content["reports"]:
         values = {figure["name"]: figure["value"] for figure in content["reports"]["bursts"]["figures"]}
         shown["first_token"] = _over_load(values, "first token", "First token of requests that come at once")
         shown["between_chunks"] = _over_load(values, "between chunks", "Time between chunks of requests at once")
+    if "fairness" in content["reports"]:
+        shown["fairness"] = _first_tokens_beside(content["reports"]["fairness"]["figures"])
     if cpu_us := costs(content)["cpu_us_per"].get("token"):
         ranked = sorted(cpu_us.items(), key=lambda item: -item[1])
         shown["cpu_per_token"] = Bars("CPU time per token delivered, 1,000 streams", dict(ranked))
@@ -47,3 +58,15 @@ def _over_load(values: Mapping[str, float], what: str, title: str) -> Lines:
         for rank in ("p50", "p99")
     }
     return Lines(title, sizes, lines_ms)
+
+
+def _first_tokens_beside(figures: Sequence[Mapping[str, Any]]) -> Pairs:
+    """All situations that were measured in milliseconds, in their order."""
+    policies_ms: dict[str, list[float]] = {}
+    situations: list[str] = []
+    for figure in figures:
+        policy, _, situation = figure["name"].partition(": ")
+        if figure["unit"] == "ms":
+            policies_ms.setdefault(policy, []).append(figure["value"])
+            situations += [] if situation in situations else [situation]
+    return Pairs("First token p99 before and since tenants share", situations, policies_ms)

@@ -110,6 +110,8 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         coalesce_ms=worker.coalesce_ms,
         coalesce_rows_per_s=worker.coalesce_rows_per_s,
         dimensions=0 if model.embedding is None else model.embedding.dimensions,
+        headroom=worker.headroom,
+        lanes=settings.lanes,
     )
 
 

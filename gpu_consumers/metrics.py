@@ -2,6 +2,7 @@
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from gpu_consumers.core.scheduler import Why
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import Lane
 
@@ -28,6 +29,9 @@ class WorkerMetrics:
         self._queue_time = Histogram(
             "sluice_worker_queue_seconds", "From read to start", ["lane"], buckets=_SECONDS, registry=registry
         )
+        self._started = Counter(
+            "sluice_worker_started", "Requests given a slot, by what gave it", ["lane", "by"], registry=registry
+        )
         self._ttft = Histogram(
             "sluice_worker_time_to_first_token_seconds", "From acceptance to the first token published", ["lane"],
             buckets=_SECONDS, registry=registry,
@@ -50,7 +54,8 @@ class WorkerMetrics:
         )
         self.engine_deaths = Counter("sluice_worker_engine_deaths", "Deaths of the engine", registry=registry)
 
-    def started(self, lane: Lane, waited_ms: int) -> None:
+    def started(self, lane: Lane, why: Why, waited_ms: int) -> None:
+        self._started.labels(lane.value, why).inc()
         self._queue_time.labels(lane.value).observe(waited_ms / 1_000)
 
     def first_token(self, lane: Lane, since_accepted_ms: int) -> None:

@@ -35,6 +35,7 @@ MAX_TOOL_CALLS = 128
 MAX_TOOL_NAME_CHARS = 128
 MAX_CALLED_NAME_CHARS = 1_024
 MAX_CALL_ID_CHARS = 128
+MAX_WEIGHT = 100
 
 
 class Lane(StrEnum):
@@ -312,6 +313,10 @@ class AdmittedRequest(ScopedRecord):
     tool_choice: ToolChoice | None = Field(default=None, exclude_if=is_absent, description="As in `request`.")
     choices: int = Field(default=1, ge=1, le=MAX_CHOICES, exclude_if=is_one, description="As in `request`.")
     max_tokens: TokenCount = Field(description="Output bound of each choice, after the context window and limits.")
+    weight: int = Field(
+        default=1, ge=1, le=MAX_WEIGHT, exclude_if=is_one,
+        description="Its tenant's part of a lane, beside those of the others.",
+    )  # fmt: skip
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds
     admitted_at_ms: Milliseconds

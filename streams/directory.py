@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from schemas.request import Dimensions, Lane
+from schemas.request import MAX_WEIGHT, Dimensions, Lane
 
 ParserName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{0,64}$")]
 MAX_OUTPUT_DENY_CHARS = 500_000
@@ -111,6 +111,10 @@ class Tenant(BaseModel):
 
     tenant_id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
     tier: Literal["free", "paid", "premium"] = "free"
+    weight: int = Field(
+        default=1, ge=1, le=MAX_WEIGHT,
+        description="Where tenants wait for the same workers: its part of their tokens, beside those of the others.",
+    )  # fmt: skip
     limits: Limits = Limits()
     policy: SafetyPolicy = SafetyPolicy()
     models: list[str] = Field(default_factory=list, description="Models it may use; empty: all.")

@@ -31,6 +31,7 @@ from pydantic_settings import (
 from streams.directory import Model, Pool
 from streams.ids import ResponseIds
 from streams.keyring import Keyring, Purpose, derived_keyring
+from streams.lane_policy import LANE_POLICIES, LanePolicies
 from streams.log.port import MAX_RECORD_BYTES
 from streams.secret_files import FilePath, Secret
 from streams.topics import LONGEST_RESPONSE_MS, Partitions, Topics
@@ -330,8 +331,12 @@ class WorkerSettings(_Section):
         default=10_000, ge=1, description="Unfinished of all lanes, and in any partition from its oldest unfinished on."
     )
     max_uncommitted_bytes: int = Field(default=268_435_456, ge=1)
+    headroom: float = Field(
+        default=3 / 64, ge=0, le=0.5,
+        description="The part of `max_running` kept free for who holds little, so that nobody waits behind a flood.",
+    )  # fmt: skip
     healthy_buffer: int = Field(
-        default=8, ge=0, description="Answers beyond `max_running`, of a lane and those above, that wait in the engine."
+        default=8, ge=0, description="Answers beyond `max_running` that wait in the engine, where none is kept free."
     )
     coalesce_ms: int = Field(
         default=45, ge=0, description="Steps that follow each other within it leave as one frame, under pressure only."
@@ -556,6 +561,7 @@ class Settings(BaseSettings):
     admission: AdmissionSettings = AdmissionSettings()
     post_safety: PostSafetySettings = PostSafetySettings()
     worker: WorkerSettings = WorkerSettings()
+    lanes: LanePolicies = LANE_POLICIES
     billing: BillingSettings = BillingSettings()
     metadata: MetadataSettings = MetadataSettings()
     files: FileSettings = FileSettings()

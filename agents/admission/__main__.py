@@ -149,7 +149,9 @@ def _services(
         tokenizers={model.name: tokenizer_of(model) for model in catalog.models()},
         quota=quota,
         workers=workers,
-        queue_bound=QueueBound(settings.admission.max_queued_tokens, settings.admission.max_queued_requests),
+        queue_bound=QueueBound(
+            settings.admission.max_queued_tokens, settings.admission.max_queued_requests, settings.lanes
+        ),
         phrases=PromptPolicies(),
         trust_window_ms=settings.admission.trust_window_ms,
         clock_ms=now_ms,

@@ -71,6 +71,7 @@ class Publication:
                 sampling=admission.request.sampling,
                 generated_partition=decision.generated_partition,
                 opened_offset=opened_offset,
+                weight=self._weight(admission.scope.tenant_id),
             )
             await self.publisher.publish(
                 self.topics.lane(decision.pool, decision.lane).name,
@@ -82,6 +83,11 @@ class Publication:
             if noting is not None:
                 await noting
         # 3. The caller acknowledges the event.
+
+    def _weight(self, tenant_id: str) -> int:
+        """As it is now: of what was put into the lane twice, the worker goes by the copy that it read first."""
+        tenant = self.directory.tenant(tenant_id)
+        return 1 if tenant is None else tenant.weight
 
     async def _output_policy(self, tenant_id: str, now_ms: int) -> str:
         """A crash behind it: the phrases stand on `policies`, and nobody names them yet."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from schemas.request import Lane
 from schemas.worker import WorkerState
 from streams.ids import stable_partition
+from streams.lane_policy import LANE_POLICIES, LanePolicies
 
 PICKUP_MS = 250
 """A heartbeat may miss what was routed so shortly before it: the worker had not read it yet."""
@@ -21,8 +22,6 @@ RUNNING_TOKENS = 256
 """What a running answer is taken to weigh, in tokens still to be done."""
 MAX_ROUTED = 10_000
 
-QUEUE_SHARE: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
-"""How much of a pool's queue bound a lane may fill: the lowest priority is refused first."""
 OWN_SHARE, SHARE_OF_ALL_WITH_SOME = 0.5, 0.75
 """Of what a lane may fill, in tokens and in answers: how much may be one tenant's, and from how much on in all who has
 some is given none. So a few large requests leave half to others, and the last quarter to who has none yet.
@@ -71,10 +70,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class QueueBound:
-    """Of one pool, over all of its live workers."""
+    """Of one pool, over all of its live workers; `lanes` say how much of it each may fill, the lowest the least."""
 
     tokens: int
     answers: int
+    lanes: LanePolicies = LANE_POLICIES
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ def overloaded(loads: Sequence[Load], lane: Lane, bound: QueueBound) -> bool:
         load.state.lane_partitions.get(lane) for load in loads
     ):
         return True
-    share = QUEUE_SHARE[lane]
+    share = bound.lanes.of(lane).queue_share
     tokens, own_tokens = sum(load.queued_tokens for load in loads), sum(load.own_tokens for load in loads)
     answers, own_answers = sum(load.queued_answers for load in loads), sum(load.own_answers for load in loads)
     return bool(loads) and not (

@@ -24,7 +24,7 @@ from gpu_consumers.core.effects import (
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
-from gpu_consumers.core.scheduler import Queued
+from gpu_consumers.core.scheduler import Given
 from gpu_consumers.core.slots import MAX_HOLD_MS, Slots
 from gpu_consumers.core.takeover import ReadBack
 from gpu_consumers.core.work import ENGAGED, MAX_LOSSES, Phase, Work, Works
@@ -192,9 +192,10 @@ class Attempts:
             else:
                 self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LEFT_OUT)
 
-    def start(self, item: Queued, now_ms: int) -> None:
+    def start(self, given: Given, now_ms: int) -> None:
         """It has a slot."""
-        work = self._works.by_response[item.response_id]
+        work = self._works.by_response[given.item.response_id]
+        work.on_floor, work.told_beyond = given.on_floor, given.told_beyond
         if work.plan != "generate":
             work.attempt_id = self._mint()
         if work.plan == "fresh":
@@ -331,9 +332,9 @@ class Attempts:
         self._works.unset_attempt(work)
         work.attempt_id = self._mint()
         work.must_take_over = work.may_keep = True
-        work.begins_anew()
         self._works.set_attempt(work)
         self._works.set_phase(work, Phase.FENCING)
+        work.begins_anew()
         self._emission.fence(work, "takeover", now_ms)
 
     def read_back(self, answer: ReadBack, now_ms: int) -> None:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gpu_consumers.core.scheduler import Sizes, Why
 from schemas.request import Lane
+from streams.lane_policy import LANE_POLICIES, LanePolicies
 from streams.topics import Topics
 
 EngineKind = Literal["vllm", "simulated"]
@@ -26,17 +28,26 @@ class CoreConfig:
     coalesce_rows_per_s: int
     dimensions: int = 0
     """How many numbers the vectors of its engine have; 0: it gives text."""
+    headroom: float = 0.0
+    """The part of `max_running` that is kept free for who holds little."""
+    lanes: LanePolicies = LANE_POLICIES
 
     @property
     def embeds(self) -> bool:
         """Vectors are numbered like tokens, counted nowhere as such, and never joined to others in a row."""
         return self.dimensions > 0
 
+    @property
+    def sizes(self) -> Sizes:
+        """A vector takes its place for milliseconds: for these nothing is kept free."""
+        headroom = 0 if self.embeds else int(self.headroom * self.max_running)
+        return Sizes(self.max_running, headroom, self.healthy_buffer)
+
 
 class Observer(Protocol):
     """Told what metrics count; decides nothing."""
 
-    def started(self, lane: Lane, waited_ms: int) -> None: ...
+    def started(self, lane: Lane, why: Why, waited_ms: int) -> None: ...
 
     def first_token(self, lane: Lane, since_accepted_ms: int) -> None: ...
 
@@ -49,7 +60,7 @@ class Observer(Protocol):
 
 
 class NoObserver:
-    def started(self, lane: Lane, waited_ms: int) -> None: ...
+    def started(self, lane: Lane, why: Why, waited_ms: int) -> None: ...
 
     def first_token(self, lane: Lane, since_accepted_ms: int) -> None: ...
 

@@ -90,10 +90,13 @@ class Emission:
                 tokens += count
                 work.generated_tokens += count
                 work.last_token_at_ms = now_ms
+                if work.generated_tokens > work.told_beyond:
+                    self._works.has_grown(work)
             is_first = count and not work.first_token_at_ms
             if is_first:
                 work.first_token_at_ms = now_ms
                 work.cached_tokens = delta.cached_tokens
+                self._works.has_token(work)
                 self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
             if may_wait and not is_first and not delta.finish:
                 if waits is None:

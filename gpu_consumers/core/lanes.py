@@ -9,10 +9,6 @@ from schemas.request import LANES, Lane
 from streams.log.offset_tracker import OffsetTracker
 from streams.log.port import Committed, LogRecord, TopicPartition
 
-LANE_SHARES: dict[Lane, float] = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 0.8, Lane.BATCH: 0.5}
-"""The part of the bounds of uncommitted work that a lane and those below it may fill: the rest is for higher ones."""
-
-
 MAX_SPAN = 10
 """Times `max_uncommitted_records`: how far a partition is read beyond its oldest open record, whatever has ended."""
 
@@ -93,8 +89,8 @@ class Lanes:
     def over_share(self) -> set[TopicPartition]:
         """The assigned partitions of which no further records are to be read for now.
 
-        When the open records of a lane and those below it together fill its share of the bounds (`LANE_SHARES`), all
-        of these stop: whatever waits in lower lanes, a higher one has room of its own. Others stop alone (`held_up`).
+        When the open records of a lane and those below it together fill its `queue_share` of the bounds, all of
+        these stop: whatever waits in lower lanes, a higher one has room of its own. Others stop alone (`held_up`).
         """
         over = self.held_up()
         up_to_here: set[TopicPartition] = set()
@@ -105,7 +101,7 @@ class Lanes:
             records += sum(tracker.open_count for tracker in own.values())
             size_bytes += sum(tracker.open_bytes for tracker in own.values())
             up_to_here |= own.keys()
-            if self._fills(records, size_bytes, LANE_SHARES[lane]):
+            if self._fills(records, size_bytes, self._config.lanes.of(lane).queue_share):
                 over |= up_to_here
         return over
 

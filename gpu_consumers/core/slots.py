@@ -1,8 +1,6 @@
 """Who waits for a slot in the engine, and whom the claims are asked about meanwhile.
 
-A slot is an answer's place in the engine, in its batch or waiting for that. Lanes have their slots apart from those
-below them (`Scheduler.take`): what a lower lane has brought in, be it one request for many answers, waits in the engine
-for what comes later in a higher one. So there are never more in it than the slots and one request over, for each lane.
+A slot is an answer's place in the engine, in its batch or waiting for that; `scheduler.py` says who is given one.
 
 A suspect (`Work.is_suspect`) is first tried alone: others wait until the engine is empty, and until it has a token.
 That token is not published; then it waits like everybody else. So no answer dies with it. Suspects are tried in the
@@ -12,11 +10,13 @@ order of their lanes; when others have waited for them for long, those have a tu
 from collections import deque
 
 from gpu_consumers.core.claims import AskClaim
-from gpu_consumers.core.scheduler import Queued, Scheduler
+from gpu_consumers.core.fair_queue import NEVER, Queued
+from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
 from gpu_consumers.core.work import Work, Works
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
 from schemas.worker import MAX_TENANTS
+from streams.lane_policy import LanePolicies
 
 MAX_LOOKS = 128
 """Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
@@ -28,12 +28,11 @@ the engine does not get empty for them."""
 
 
 class Slots:
-    def __init__(self, slots: int, works: Works, dimensions: int = 0) -> None:
-        self._slots = slots
+    def __init__(self, sizes: Sizes, policies: LanePolicies, works: Works, dimensions: int = 0) -> None:
         self._works = works
         self._dimensions = dimensions
-        self._scheduler = Scheduler()
-        self._suspects = Scheduler()
+        self._scheduler = Scheduler(sizes, policies)
+        self._suspects = Scheduler(sizes, policies)
         self._holding_since_ms: int | None = None
         self._turn_until_ms = 0
         self._turns_left = 0
@@ -44,9 +43,13 @@ class Slots:
 
     def queue(self, work: Work, now_ms: int, *, front: bool) -> None:
         request = work.request
-        tokens = work.prompt_tokens + request.choices * request.max_tokens
+        most_output = request.choices * request.max_tokens
+        tokens = work.prompt_tokens + most_output
         tokens += weight_tokens(len(request.input_ends), request.dimensions or self._dimensions)
-        item = Queued(work.response_id, request.lane, tokens, now_ms, request.choices, request.scope.tenant_id)
+        item = Queued(
+            work.response_id, request.lane, tokens, now_ms, request.choices, request.scope.tenant_id,
+            work.prompt_tokens, most_output, request.weight,
+        )  # fmt: skip
         if work.is_suspect:
             self._suspects.add(item)
         else:
@@ -58,14 +61,22 @@ class Slots:
         self._scheduler.remove(work.response_id)
         self._suspects.remove(work.response_id)
 
-    def take(self, now_ms: int) -> list[Queued]:
-        """Whom the free slots are given to."""
+    def take(self, now_ms: int) -> Given | None:
+        """Whom the next free slot is given to. It is taken by whoever is told, before this is asked again."""
+        self._account()
         if not self._holds_others_up(now_ms):
-            return self._scheduler.take(self._slots, self._works.slots_taken)
-        if self._works.are_in_slots or not self._suspects:
-            return []
+            return self._scheduler.take(self._works.held, now_ms)
+        if self._works.are_in_slots or (suspect := self._suspects.take_first()) is None:
+            return None
         self._turns_left = MAX_TURNS
-        return self._suspects.take(1, {})
+        return Given(suspect, "order", on_floor=False, told_beyond=NEVER)
+
+    def _account(self) -> None:
+        """What the engine has done for whom since it was looked at last."""
+        for lane, response_id, output in self._works.take_left():
+            self._scheduler.left(lane, response_id, output)
+        for work in self._works.take_grown():
+            work.told_beyond = self._scheduler.grown(work.request.lane, work.response_id, work.generated_tokens)
 
     def _holds_others_up(self, now_ms: int) -> bool:
         if not self._suspects and not self._works.is_trial_on:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
+from gpu_consumers.core.fair_queue import NEVER
+from gpu_consumers.core.held import Held
 from gpu_consumers.engines.port import Accepted, EngineRequest
 from schemas.base import Scope
 from schemas.request import LANES, AdmittedRequest, Lane
@@ -89,6 +91,12 @@ class Work:
     next_sequence: int = 1
     """Of the next token that is published."""
     generated_tokens: int = 0
+    told_beyond: int = NEVER
+    """Of more tokens than these the scheduler is to be told."""
+    on_floor: bool = False
+    """It has its slot by its lane's floor."""
+    is_silent: bool = False
+    """It is in a slot, and has no token."""
     open_choices: frozenset[int] = frozenset()
     """Of the current attempt: those that the engine has not ended."""
     cached_tokens: int = 0
@@ -127,7 +135,7 @@ class Work:
             self.prompt.tolist(),
             request.sampling,
             request.max_tokens,
-            _PRIORITY[request.lane],
+            0 if self.on_floor else _PRIORITY[request.lane],
             request.scope.tenant_id,
             request.tools,
             request.tool_choice,
@@ -178,7 +186,9 @@ class Works:
         self.by_attempt: dict[str, Work] = {}
         # By response, how many it takes.
         self._in_slots: dict[str, int] = {}
-        self.slots_taken: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        self.held = Held()
+        self._left: list[tuple[Lane, str, int | None]] = []
+        self._grown: list[Work] = []
 
     @property
     def are_in_slots(self) -> bool:
@@ -201,10 +211,37 @@ class Works:
         """Each choice takes a slot."""
         had_slots = work.response_id in self._in_slots
         if phase in _IN_SLOT and not had_slots:
+            work.is_silent = True
+            self.held.silent[work.request.lane] += 1
             self._take_slots(work, work.request.choices)
         elif phase not in _IN_SLOT and had_slots:
-            self.slots_taken[work.request.lane] -= self._in_slots.pop(work.response_id)
+            self.has_token(work)
+            self._take_slots(work, -self._in_slots[work.response_id])
+            del self._in_slots[work.response_id]
+            output = work.generated_tokens if work.phase is Phase.RUNNING else None
+            self._left.append((work.request.lane, work.response_id, output))
         work.phase = phase
+
+    def has_token(self, work: Work) -> None:
+        """The engine has begun to answer it, or never will."""
+        if work.is_silent:
+            work.is_silent = False
+            self.held.silent[work.request.lane] -= 1
+
+    def has_grown(self, work: Work) -> None:
+        """It has more tokens than it was taken to come to."""
+        work.told_beyond = NEVER
+        self._grown.append(work)
+
+    def take_left(self) -> list[tuple[Lane, str, int | None]]:
+        """Who has left the engine since this was asked last, with how many tokens; None: it never entered."""
+        left, self._left = self._left, []
+        return left
+
+    def take_grown(self) -> list[Work]:
+        """As `take_left`; those may have left since."""
+        grown, self._grown = self._grown, []
+        return grown
 
     def end_choice(self, work: Work, choice: int) -> None:
         """The engine has ended one of its open choices: that slot is free, however long the others take."""
@@ -213,7 +250,7 @@ class Works:
 
     def _take_slots(self, work: Work, slots: int) -> None:
         self._in_slots[work.response_id] = self._in_slots.get(work.response_id, 0) + slots
-        self.slots_taken[work.request.lane] += slots
+        self.held.add(work.request.lane, work.request.scope.tenant_id, slots, on_floor=work.on_floor)
 
     def set_attempt(self, work: Work) -> None:
         """From now on its `attempt_id` stands for it."""

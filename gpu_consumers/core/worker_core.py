@@ -40,7 +40,7 @@ class WorkerCore:
         self._effects: list[Effect] = []
         self._works = Works()
         self._lanes = Lanes(config)
-        self._slots = Slots(config.max_running + config.healthy_buffer, self._works, config.dimensions)
+        self._slots = Slots(config.sizes, config.lanes, self._works, config.dimensions)
         self._remembered = Remembered()
         self._emission = Emission(config, self._works, observer, self._effects)
         self._attempts = Attempts(
@@ -145,10 +145,9 @@ class WorkerCore:
         self._emission.tick(now_ms)
         self._attempts.tick(now_ms)
         self._remembered.tick(now_ms)
-        if self._attempts.may_start:
-            for item in self._slots.take(now_ms):
-                self._observer.started(item.lane, now_ms - item.queued_at_ms)
-                self._attempts.start(item, now_ms)
+        while self._attempts.may_start and (given := self._slots.take(now_ms)) is not None:
+            self._observer.started(given.item.lane, given.why, now_ms - given.item.queued_at_ms)
+            self._attempts.start(given, now_ms)
         self._attempts.look_up(now_ms)
 
     # Answers to effects

@@ -101,6 +101,8 @@ class Region:
         partition: int = 0,
         choices: int = 1,
         inputs: int = 0,
+        tenant_id: str = SCOPE.tenant_id,
+        weight: int = 1,
         **sampling: Any,
     ) -> str:
         """With `inputs` so many texts of three tokens, to be embedded."""
@@ -108,7 +110,8 @@ class Region:
         response_id, generated_partition = f"resp_test-0_{number:032x}", number % 2
         prompt = [*range(10, 10 + 3 * inputs)] if inputs else [1_000 + number, 7, 8, 9]
         common: dict[str, Any] = {
-            "response_id": response_id, "scope": SCOPE, "endpoint": "embeddings" if inputs else "chat.completions",
+            "response_id": response_id, "scope": SCOPE.model_copy(update={"tenant_id": tenant_id}),
+            "endpoint": "embeddings" if inputs else "chat.completions",
             "model": "m", "requested_model": "m", "pool": "pool", "lane": lane, "reply_to": ReplyTo(partition=0),
             "max_tokens": 0 if inputs else max_tokens, "choices": choices, "accepted_at_ms": self.now_ms,
             "admitted_at_ms": self.now_ms, "deadline_ms": deadline_ms,
@@ -118,7 +121,7 @@ class Region:
         admitted = self.requests[response_id] = AdmittedRequest(
             **common, prompt_token_ids=prompt, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
-            generated_partition=generated_partition, opened_offset=offset,
+            generated_partition=generated_partition, opened_offset=offset, weight=weight,
         )  # fmt: skip
         self.log.append(TOPICS.lane("pool", lane).name, admitted.encode(), partition=partition)
         return response_id

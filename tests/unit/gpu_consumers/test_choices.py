@@ -149,7 +149,7 @@ def test_the_slot_of_a_choice_that_has_ended_is_free() -> None:
     says(fleet, attempt_id, 1, "b", "stop")
     fleet.run(200)
     assert len(worker.submitted) == 3
-    assert sum(worker.core._works.slots_taken.values()) == 1, "of the other that is left"
+    assert worker.core._works.held.total == 1, "of the other that is left"
 
 
 @pytest.mark.parametrize(

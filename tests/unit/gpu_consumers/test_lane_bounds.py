@@ -7,7 +7,6 @@ import hypothesis.strategies as st
 from hypothesis import example, given
 
 from gpu_consumers.core.config import CoreConfig
-from gpu_consumers.core.lanes import LANE_SHARES
 from gpu_consumers.core.worker_core import WorkerCore
 from gpu_consumers.engines.port import EngineStats
 from schemas.endings import EndingCode
@@ -118,6 +117,7 @@ def test_no_lane_takes_the_room_of_a_higher_one_and_each_is_read_while_it_has_ro
     config = dataclasses.replace(CONFIG, max_uncommitted_records=max_records, max_uncommitted_bytes=max_bytes)
     core = WorkerCore(config, lambda: "att_1")
     sources = {lane: TopicPartition(TOPICS.lane("pool", lane).name, 0) for lane in LANES}
+    shares = {lane: config.lanes.of(lane).queue_share for lane in LANES}
     core.assigned(dict.fromkeys(sources.values(), Committed(None)))
     read: dict[Lane, list[int]] = {lane: [] for lane in LANES}
 
@@ -127,8 +127,7 @@ def test_no_lane_takes_the_room_of_a_higher_one_and_each_is_read_while_it_has_ro
     for lane, size_bytes in arrivals:
         if sources[lane] in core.over_share():
             assert any(
-                len(up_to(blamed)) >= LANE_SHARES[blamed] * max_records
-                or sum(up_to(blamed)) >= LANE_SHARES[blamed] * max_bytes
+                len(up_to(blamed)) >= shares[blamed] * max_records or sum(up_to(blamed)) >= shares[blamed] * max_bytes
                 for blamed in LANES[: LANES.index(lane) + 1]
             )
             continue
@@ -137,5 +136,5 @@ def test_no_lane_takes_the_room_of_a_higher_one_and_each_is_read_while_it_has_ro
         read[lane].append(size_bytes)
         for checked in LANES:
             # The record that fills a share may reach beyond it.
-            assert len(up_to(checked)) < LANE_SHARES[checked] * max_records + 1
-            assert sum(up_to(checked)) < LANE_SHARES[checked] * max_bytes + 40
+            assert len(up_to(checked)) < shares[checked] * max_records + 1
+            assert sum(up_to(checked)) < shares[checked] * max_bytes + 40

@@ -1,34 +1,55 @@
-"""The scheduler against a plain list, and against an engine whose answers end one by one."""
+"""The scheduler against a plain model of lanes, floors and slots, and before an engine whose answers end one by one."""
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_consumers.core.scheduler import Queued, Scheduler
+from gpu_consumers.core.fair_queue import Queued
+from gpu_consumers.core.held import Held
+from gpu_consumers.core.scheduler import LARGE, Given, Scheduler, Sizes
 from schemas.request import LANES, Lane
+from streams.lane_policy import LANE_POLICIES
 
-SLOTS = 4
 MAX_CHOICES = 9
 TENANTS = ("acme", "beta")
+POLICIES = LANE_POLICIES
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """The model is one list in the order in which requests must leave, and the lane of each answer in the engine."""
+    """The model is what waits, and of each answer in the engine its lane, its tenant and whether it is on a floor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler()
         self.model: list[Queued] = []
-        self.in_engine: list[Lane] = []
+        self.in_engine: list[Given] = []
+        """Each as often as it has answers that have not ended."""
+        self.silent: set[str] = set()
         self.names = 0
         self.now_ms = 0
 
-    def held(self) -> dict[Lane, int]:
-        return {lane: self.in_engine.count(lane) for lane in LANES}
+    @initialize(sizes=st.sampled_from([Sizes(4), Sizes(1), Sizes(4, buffer=2), Sizes(20, 2, 8), Sizes(20, 0)]))
+    def begin(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.scheduler = Scheduler(sizes)
+        self.floors = {lane: int(POLICIES.of(lane).floor * sizes.batch) for lane in LANES}
+        self.begun_at_ms = dict.fromkeys(LANES, 0)
 
-    def held_from(self, lane: Lane) -> int:
-        """By it and those above it."""
-        return sum(LANES.index(each) <= LANES.index(lane) for each in self.in_engine)
+    def held(self) -> Held:
+        held = Held()
+        for given in self.in_engine:
+            held.add(given.item.lane, given.item.tenant_id, 1, on_floor=given.on_floor)
+        for given in {given.item.response_id: given for given in self.in_engine}.values():
+            held.silent[given.item.lane] += given.item.response_id in self.silent
+        return held
+
+    def starves(self, lane: Lane) -> bool:
+        waits = [queued for queued in self.model if queued.lane is lane]
+        patience_ms = POLICIES.of(lane).starves_after_ms
+        return (
+            bool(waits and patience_ms)
+            and not self.held().of_lane[lane]
+            and (self.now_ms - max(waits[0].queued_at_ms, self.begun_at_ms[lane]) >= patience_ms)
+        )
 
     @rule(
         lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(),
@@ -36,7 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )  # fmt: skip
     def add(self, lane: Lane, tokens: int, front: bool, choices: int, tenant_id: str) -> None:
         self.names += 1
-        queued = Queued(str(self.names), lane, tokens, self.now_ms, choices, tenant_id)
+        queued = Queued(str(self.names), lane, tokens, self.now_ms, choices, tenant_id, tokens, 10 * choices)
         self.scheduler.add(queued, front=front)
         self.model.insert(0 if front else len(self.model), queued)
 
@@ -48,20 +69,67 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        taken = self.scheduler.take(SLOTS, self.held())
-        assert taken == sorted(taken, key=lambda queued: LANES.index(queued.lane)), "the highest first"
-        for queued in taken:
-            assert queued == next(each for each in self.model if each.lane is queued.lane), "in the order of its lane"
-            assert self.held_from(queued.lane) < SLOTS, "nobody enters where there is no slot"
-            self.model.remove(queued)
-            self.in_engine += [queued.lane] * queued.slots
-        for queued in self.model:
-            assert self.held_from(queued.lane) >= SLOTS, "nobody waits for what a lower lane holds"
+        while (given := self.scheduler.take(self.held(), self.now_ms)) is not None:
+            self.judge(given)
+            self.model.remove(given.item)
+            self.in_engine += [given] * given.item.slots
+            self.silent.add(given.item.response_id)
+            self.begun_at_ms[given.item.lane] = self.now_ms
+        self.judge_who_waits()
+
+    def judge(self, given: Given) -> None:
+        held, lane, sizes = self.held(), given.item.lane, self.sizes
+        own = [each for each in self.model if each.lane is lane and each.tenant_id == given.item.tenant_id]
+        assert given.item is own[0], "of one tenant in order"
+        is_crowd = held.total > sizes.batch
+        assert given.on_floor == (given.why == "starving" or held.on_floor[lane] < self.floors[lane])
+        assert held.total < sizes.all or is_crowd
+        match given.why:
+            case "starving":
+                assert self.starves(lane)
+            case "floor":
+                assert held.of_lane[lane] < self.floors[lane]
+            case "headroom":
+                assert POLICIES.of(lane).waits_for_first_tokens
+                assert held.of_tenant(lane, given.item.tenant_id) < max(sizes.batch // LARGE, 1)
+                assert held.total >= sizes.shared or self.taken(lane) >= sizes.shared
+            case "order":
+                assert not any(self.starves(each) for each in LANES) or is_crowd
+                assert held.total < sizes.shared or is_crowd
+                assert self.taken(lane) < sizes.shared, "what lower lanes are kept is theirs"
+        if given.why in ("headroom", "order"):
+            assert all(LANES.index(lane) <= LANES.index(each.lane) for each in self.model), "in strict order"
+
+    def taken(self, lane: Lane) -> int:
+        """By it and those above it, and kept for those below."""
+        held, rank = self.held(), LANES.index(lane)
+        waits = {each: sum(queued.slots for queued in self.model if queued.lane is each) for each in LANES}
+        below = (min(self.floors[each], held.of_lane[each] + waits[each]) for each in LANES[rank + 1 :])
+        return sum(held.of_lane[each] for each in LANES[: rank + 1]) + sum(below)
+
+    def judge_who_waits(self) -> None:
+        held = self.held()
+        highest = min((queued.lane for queued in self.model), key=LANES.index, default=None)
+        for queued in (queued for queued in self.model if queued.lane is highest):
+            if held.total < self.sizes.shared:
+                assert self.taken(queued.lane) >= self.sizes.shared, "nobody waits beside a free slot that is for all"
+            silent = sum(held.silent[lane] for lane in LANES[: LANES.index(queued.lane) + 1])
+            if held.total > self.sizes.batch and self.taken(queued.lane) < self.sizes.shared:
+                assert silent, "nobody waits for a crowd of a lower lane"
 
     @precondition(lambda self: self.in_engine)
     @rule(data=st.data())
     def an_answer_ends(self, data: st.DataObject) -> None:
-        self.in_engine.remove(data.draw(st.sampled_from(self.in_engine)))
+        given = data.draw(st.sampled_from(self.in_engine))
+        self.in_engine.remove(given)
+        self.silent.discard(given.item.response_id)
+        if given not in self.in_engine:
+            self.scheduler.left(given.item.lane, given.item.response_id, 10)
+
+    @precondition(lambda self: self.silent)
+    @rule(data=st.data())
+    def it_says_something(self, data: st.DataObject) -> None:
+        self.silent.remove(data.draw(st.sampled_from(sorted(self.silent))))
 
     @rule(which=st.integers(0, 60))
     def remove(self, which: int) -> None:
@@ -71,13 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if expected is not None:
             self.model.remove(expected)
 
-    @rule(passed_ms=st.integers(0, 150))
+    @rule(passed_ms=st.sampled_from([1, 150, 6_000, 70_000]))
     def time_passes(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
-
-    @invariant()
-    def the_engine_holds_no_more_of_a_lane_than_its_slots_and_one_request_over(self) -> None:
-        assert max(self.held().values()) < SLOTS + MAX_CHOICES
 
     @invariant()
     def figures_agree(self) -> None:
@@ -97,3 +161,122 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+class Engine:
+    """Answers of one length: one of them ends with each call of `ends`, the oldest first."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.held = Held()
+        self.running: list[Given] = []
+        self.now_ms = 0
+        self.names = 0
+
+    def add(self, lane: Lane, count: int, tenant_id: str = "acme") -> None:
+        for _ in range(count):
+            self.names += 1
+            self.scheduler.add(Queued(f"r{self.names}", lane, 60, self.now_ms, 1, tenant_id, 10, 50))
+
+    def fill(self) -> list[Given]:
+        taken = []
+        while (given := self.scheduler.take(self.held, self.now_ms)) is not None:
+            self.held.add(given.item.lane, given.item.tenant_id, 1, on_floor=given.on_floor)
+            self.running.append(given)
+            taken.append(given)
+        return taken
+
+    def ends(self, after_ms: int = 100) -> list[Given]:
+        self.now_ms += after_ms
+        given = self.running.pop(0)
+        self.held.add(given.item.lane, given.item.tenant_id, -1, on_floor=given.on_floor)
+        self.scheduler.left(given.item.lane, given.item.response_id, 50)
+        return self.fill()
+
+    def share(self, lane: Lane) -> float:
+        return self.held.of_lane[lane] / self.held.total
+
+
+def test_each_lane_has_its_floor_beside_a_flood_of_those_above_it() -> None:
+    engine = Engine(Scheduler(Sizes(64, 3)))
+    engine.add(Lane.INTERACTIVE, 1_000)
+    engine.fill()
+    assert engine.share(Lane.INTERACTIVE) == 1
+    engine.add(Lane.STANDARD, 200)
+    engine.add(Lane.BATCH, 200)
+    for _ in range(300):
+        engine.ends()
+    held = engine.held
+    assert (held.of_lane[Lane.STANDARD], held.of_lane[Lane.BATCH], held.total) == (6, 6, 61)
+    assert all(given.on_floor for given in engine.running if given.item.lane is not Lane.INTERACTIVE)
+
+
+def test_a_floor_without_work_is_for_the_others() -> None:
+    engine = Engine(Scheduler(Sizes(64, 3)))
+    engine.add(Lane.INTERACTIVE, 500)
+    engine.add(Lane.BATCH, 2)
+    engine.fill()
+    for _ in range(100):
+        engine.ends()
+    assert engine.held.of_lane[Lane.INTERACTIVE] == 61
+
+
+def test_above_their_floors_lanes_are_in_strict_order() -> None:
+    engine = Engine(Scheduler(Sizes(64, 3)))
+    engine.add(Lane.BATCH, 1_000)
+    engine.fill()
+    engine.add(Lane.STANDARD, 200)
+    for _ in range(100):
+        for given in engine.ends():
+            assert given.item.lane is Lane.STANDARD or engine.held.of_lane[Lane.BATCH] <= 6
+    assert engine.held.of_lane[Lane.STANDARD] == 55
+
+
+def test_where_a_floor_is_no_whole_slot_a_lane_has_a_turn_when_it_has_been_patient() -> None:
+    engine = Engine(Scheduler(Sizes(4)))
+    engine.add(Lane.INTERACTIVE, 3_000)
+    engine.add(Lane.STANDARD, 100)
+    engine.add(Lane.BATCH, 100)
+    engine.fill()
+    begun_at_ms: dict[Lane, list[int]] = {lane: [0] for lane in LANES}
+    for _ in range(2_000):
+        for given in engine.ends():
+            begun_at_ms[given.item.lane].append(engine.now_ms)
+    for lane in (Lane.STANDARD, Lane.BATCH):
+        gaps = [later - earlier for earlier, later in zip(begun_at_ms[lane], begun_at_ms[lane][1:], strict=False)]
+        assert max(gaps) <= POLICIES.of(lane).starves_after_ms + 500
+        assert engine.now_ms - begun_at_ms[lane][-1] <= POLICIES.of(lane).starves_after_ms + 500
+
+
+def test_who_comes_beside_a_flood_has_a_slot_at_once() -> None:
+    engine = Engine(Scheduler(Sizes(64, 3)))
+    engine.add(Lane.STANDARD, 500, "flood")
+    engine.fill()
+    assert engine.held.total == 61
+    engine.add(Lane.STANDARD, 1, "small")
+    [given] = engine.fill()
+    assert (given.item.tenant_id, given.why) == ("small", "headroom")
+    assert not engine.ends(), "what was kept free is so again before the flood goes on"
+    engine.add(Lane.INTERACTIVE, 1, "urgent")
+    assert [given.item.tenant_id for given in engine.fill()] == ["urgent"]
+
+
+def test_nothing_that_nobody_waits_for_takes_what_is_kept_free() -> None:
+    engine = Engine(Scheduler(Sizes(64, 3)))
+    engine.add(Lane.BATCH, 100, "one")
+    engine.fill()
+    engine.add(Lane.BATCH, 1, "another")
+    assert not engine.fill()
+
+
+def test_tenants_that_fill_a_lane_together_share_also_what_is_kept_free() -> None:
+    """Whoever holds little is not next for that alone."""
+    engine = Engine(Scheduler(Sizes(64, 3)))
+    for tenant_id in ("a", "b", "c", "d", "e", "f", "g", "h"):
+        engine.add(Lane.STANDARD, 400, tenant_id)
+    engine.fill()
+    begun = dict.fromkeys("abcdefgh", 0)
+    for _ in range(800):
+        for given in engine.ends():
+            begun[given.item.tenant_id] += 1
+    assert max(begun.values()) - min(begun.values()) <= 8

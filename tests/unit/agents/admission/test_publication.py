@@ -52,3 +52,14 @@ async def test_what_is_refused_in_the_background_says_what_was_asked_for() -> No
     [later, at_once] = world.log.endings
     assert later.echo == '{"store":true}'
     assert b"echo" not in at_once.encode(), "its client is told at once, and there is nobody to come for it"
+
+
+async def test_the_weight_of_the_tenant_goes_with_the_work_unless_it_is_as_everybodys() -> None:
+    world = World()
+    world.beat()
+    await world.pipeline.handle_request(world.record(world.request()))
+    world.change(weight=7)
+    await world.pipeline.handle_request(world.record(world.request()))
+    [(_, plain), (_, heavy)] = world.log.of(AdmittedRequest, "local.inference.default.standard")
+    assert (plain.weight, heavy.weight) == (1, 7)
+    assert b"weight" not in plain.encode(), "the same bytes as before there was a weight"

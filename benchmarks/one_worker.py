@@ -1,0 +1,232 @@
+"""One worker in virtual time: its scheduler, its slots and the simulated engine, without log and claims' store.
+
+The same arrivals go through the scheduler of the worker or through what it replaced: strict lanes without floors, first
+come, first served in each.
+"""
+
+import random
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Protocol
+
+from gpu_consumers.core.fair_queue import NEVER, OUTPUT_COST, Queued
+from gpu_consumers.core.held import Held
+from gpu_consumers.core.scheduler import Given
+from gpu_consumers.engines.port import EngineRequest
+from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
+from schemas.request import LANES, Lane, Sampling
+
+CLAIM_S = 0.002
+"""From a slot to the engine: the claim's round trip."""
+WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_s: float
+    tenant_id: str
+    lane: Lane
+    prompt_tokens: int
+    max_tokens: int
+    weight: int = 1
+
+
+class Policy(Protocol):
+    def add(self, item: Queued) -> None: ...
+
+    def take(self, held: Held, now_ms: int) -> Given | None: ...
+
+    def grown(self, lane: Lane, response_id: str, output: int) -> int: ...
+
+    def left(self, lane: Lane, response_id: str, output: int | None) -> None: ...
+
+
+class FirstComeFirstServed:
+    """Strict lanes without floors; what lower ones hold counts against nobody."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._lanes: dict[Lane, OrderedDict[str, Queued]] = {lane: OrderedDict() for lane in LANES}
+
+    def add(self, item: Queued) -> None:
+        self._lanes[item.lane][item.response_id] = item
+
+    def take(self, held: Held, now_ms: int) -> Given | None:
+        above = 0
+        for lane, queue in self._lanes.items():
+            above += held.of_lane[lane]
+            if queue and above < self._slots:
+                return Given(queue.popitem(last=False)[1], "order", on_floor=False, told_beyond=NEVER)
+        return None
+
+    def grown(self, lane: Lane, response_id: str, output: int) -> int:
+        return NEVER
+
+    def left(self, lane: Lane, response_id: str, output: int | None) -> None: ...
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came of a run. Waits are from arrival to the first token."""
+
+    waits_ms: defaultdict[tuple[str, Lane], list[float]] = field(default_factory=lambda: defaultdict(list))
+    service: defaultdict[int, defaultdict[str, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+    """By window and tenant: tokens of prompts, and those of answers twice."""
+    slot_s: defaultdict[Lane, float] = field(default_factory=lambda: defaultdict(float))
+    """Time that answers of each lane were in the engine's batch or on their way into it."""
+    busy_s: float = 0.0
+    """Time that slots of the batch were in use."""
+    refused: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    item: Queued
+    arrival: Arrival
+    given: Given
+    output: int = 0
+    told_beyond: int = NEVER
+
+
+class OneWorker:
+    """`lets_in` stands for the door: whether a request may queue, beside what waits already."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: SimulatedEngineSettings,
+        seed: int,
+        lets_in: Callable[[Arrival, "Waiting"], bool] = lambda arrival, waiting: True,
+    ) -> None:
+        self._policy = policy
+        self._engine = SimulatedCore(engine)
+        self._batch = engine.max_running
+        self._held = Held()
+        self._random = random.Random(seed)
+        self._lets_in = lets_in
+        self._arrivals: dict[str, Arrival] = {}
+        self._live: dict[str, _Live] = {}
+        self._on_their_way: list[tuple[float, str]] = []
+        self._number = 0
+        self.waiting = Waiting()
+        self.seen = Seen()
+
+    def run(self, arrivals: Iterable[Arrival], until_s: float, *, from_s: float = 0.0) -> Seen:
+        """What came before `from_s` is served and not counted."""
+        coming = sorted(arrivals, key=lambda arrival: arrival.at_s)[::-1]
+        now_s = 0.0
+        while now_s < until_s:
+            due_s = self._engine.next_due_s
+            next_s = min(
+                coming[-1].at_s if coming else until_s,
+                self._on_their_way[0][0] if self._on_their_way else until_s,
+                until_s if due_s is None else due_s,
+                until_s,
+            )
+            if now_s >= from_s:
+                self._count_slots(max(next_s - now_s, 0.0))
+            now_s = max(next_s, now_s)
+            while coming and coming[-1].at_s <= now_s:
+                self._arrive(coming.pop())
+            while self._on_their_way and self._on_their_way[0][0] <= now_s:
+                self._enter(heappop(self._on_their_way)[1], now_s)
+            for delta in self._engine.step(now_s):
+                self._token(delta.request_id, len(delta.token_ids), delta.finish, now_s, from_s)
+            while (given := self._policy.take(self._held, int(now_s * 1_000))) is not None:
+                self._take(given, now_s)
+        return self.seen
+
+    def _count_slots(self, for_s: float) -> None:
+        self.seen.busy_s += for_s * self._engine.stats().running
+        for lane, slots in self._held.of_lane.items():
+            self.seen.slot_s[lane] += for_s * slots
+
+    def _arrive(self, arrival: Arrival) -> None:
+        if not self._lets_in(arrival, self.waiting):
+            self.seen.refused += 1
+            return
+        self._number += 1
+        name = f"r{self._number}"
+        item = Queued(
+            name, arrival.lane, arrival.prompt_tokens + arrival.max_tokens, int(arrival.at_s * 1_000), 1,
+            arrival.tenant_id, arrival.prompt_tokens, arrival.max_tokens, arrival.weight,
+        )  # fmt: skip
+        self._arrivals[name] = arrival
+        self.waiting.add(item, 1)
+        self._policy.add(item)
+
+    def _take(self, given: Given, now_s: float) -> None:
+        item = given.item
+        self.waiting.add(item, -1)
+        live = _Live(item, self._arrivals.pop(item.response_id), given, told_beyond=given.told_beyond)
+        self._live[item.response_id] = live
+        self._held.add(item.lane, item.tenant_id, 1, on_floor=given.on_floor)
+        self._held.silent[item.lane] += 1
+        heappush(self._on_their_way, (now_s + CLAIM_S, item.response_id))
+
+    def _enter(self, name: str, now_s: float) -> None:
+        live = self._live[name]
+        prompt = [self._random.randrange(10_000) for _ in range(live.item.prompt_tokens)]
+        priority = 0 if live.given.on_floor else LANES.index(live.item.lane)
+        self._engine.submit(EngineRequest(name, prompt, Sampling(), live.item.most_output, priority), now_s)
+
+    def _token(self, name: str, tokens: int, finish: str, now_s: float, from_s: float) -> None:
+        live = self._live[name]
+        item = live.item
+        counted = self.seen.service[int((now_s - from_s) // WINDOW_S)]
+        if not live.output:
+            self._held.silent[item.lane] -= 1
+            counted[item.tenant_id] += item.prompt_tokens
+            if live.arrival.at_s >= from_s:
+                self.seen.waits_ms[item.tenant_id, item.lane].append((now_s - live.arrival.at_s) * 1_000)
+        live.output += tokens
+        counted[item.tenant_id] += OUTPUT_COST * tokens
+        if live.output > live.told_beyond:
+            live.told_beyond = self._policy.grown(item.lane, name, live.output)
+        if finish:
+            del self._live[name]
+            self._held.add(item.lane, item.tenant_id, -1, on_floor=live.given.on_floor)
+            self._policy.left(item.lane, name, live.output)
+
+
+class Waiting:
+    """What waits for a slot, of all and of each tenant."""
+
+    def __init__(self) -> None:
+        self.tokens: defaultdict[str, int] = defaultdict(int)
+        self.answers: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, item: Queued, times: int) -> None:
+        for name in ("", item.tenant_id):
+            self.tokens[name] += times * item.tokens
+            self.answers[name] += times
+
+
+def steady(
+    rng: random.Random, tenant_id: str, lane: Lane, rate: float, until_s: float, *, since_s: float = 0.0,
+    prompt_tokens: tuple[int, int] = (50, 500), max_tokens: int = 512,
+) -> list[Arrival]:  # fmt: skip
+    """Poisson arrivals, `rate` a second."""
+    arrivals, at_s = [], since_s + rng.expovariate(rate)
+    while at_s < until_s:
+        arrivals.append(Arrival(at_s, tenant_id, lane, rng.randint(*prompt_tokens), max_tokens))
+        at_s += rng.expovariate(rate)
+    return arrivals
+
+
+def at_once(
+    rng: random.Random, tenant_id: str, lane: Lane, count: int, *, at_s: float = 0.0,
+    prompt_tokens: tuple[int, int] = (50, 500), max_tokens: int = 512, weight: int = 1,
+) -> list[Arrival]:  # fmt: skip
+    return [Arrival(at_s, tenant_id, lane, rng.randint(*prompt_tokens), max_tokens, weight) for _ in range(count)]
+
+
+def jain(shares: Mapping[str, float] | Iterable[float]) -> float:
+    """1: all have the same; 1/n: one of n has all."""
+    values = list(shares.values() if isinstance(shares, Mapping) else shares)
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

@@ -1,0 +1,131 @@
+"""A worker shares its slots between tenants and lanes, whatever came first and whatever ends how."""
+
+from schemas.endings import EndingCode
+from schemas.generated import GENERATED, Fence
+from schemas.request import LANES, Lane
+from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, Worker, check
+
+
+def begun(fleet: Fleet) -> list[str]:
+    """Whose answers were begun, in this order."""
+    fences = sorted(
+        fleet.region.records(TOPICS.generated.name, Fence, GENERATED), key=lambda fence: fence.stage_ms["worker"]
+    )
+    return [fence.scope.tenant_id for fence in fences]
+
+
+def served(worker: Worker, tenant_id: str) -> float:
+    worker.core.tick(worker.region.now_ms)
+    return worker.core._slots._scheduler._lanes[Lane.STANDARD].shared.served(tenant_id)
+
+
+def test_a_tenants_backlog_keeps_nobody_else_waiting() -> None:
+    fleet = Fleet("a", max_running=2)
+    flood = [fleet.region.request(tenant_id="flood") for _ in range(40)]
+    fleet.run(500)
+    small = [fleet.region.request(tenant_id="small") for _ in range(2)]
+    fleet.run(1_500)
+    assert [fleet.region.terminal(each) for each in small] == [EndingCode.COMPLETED] * 2
+    assert fleet.region.terminal(flood[-1]) is None
+    fleet.settle()
+    check(fleet.region)
+
+
+def test_the_weight_of_a_tenant_comes_with_its_requests() -> None:
+    fleet = Fleet("a", max_running=2)
+    for _ in range(25):
+        fleet.region.request(tenant_id="heavy", weight=4)
+        fleet.region.request(tenant_id="light")
+    fleet.settle()
+    order = begun(fleet)
+    assert order[:25].count("heavy") in range(19, 22)
+    assert len(order) == 50
+
+
+def test_who_reads_the_lane_after_a_crash_shares_it_too() -> None:
+    """What each was given before is lost: they begin anew, beside each other."""
+    fleet = Fleet("a", max_running=2)
+    for _ in range(40):
+        fleet.region.request(tenant_id="flood", max_tokens=30)
+    small = [fleet.region.request(tenant_id="small", max_tokens=30) for _ in range(6)]
+    fleet.run(300)
+    fleet.crash("a")
+    fleet.start("b")
+    fleet.settle("b")
+    check(fleet.region)
+    ended = [each for each in fleet.region.requests if fleet.region.terminal(each) is EndingCode.COMPLETED]
+    assert set(small) <= set(ended)
+    assert max(index for index, tenant_id in enumerate(begun(fleet)) if tenant_id == "small") < 25
+
+
+def test_an_answer_costs_what_it_came_to() -> None:
+    fleet = Fleet("a")
+    [worker] = fleet.all
+    long, short = fleet.region.request(max_tokens=700), fleet.region.request(tenant_id="short", max_tokens=700)
+    fleet.run(1_000)
+    expected = 4 + 2 * 257
+    assert (served(worker, "acme"), served(worker, "short")) == (expected, expected)
+    fleet.region.cancel(short)
+    fleet.run(100)
+    told = len(fleet.region.tokens[short])
+    assert 4 + 2 * told <= served(worker, "short") <= 4 + 2 * (told + 4), "its last tokens may be on their way"
+    fleet.run_until_told(long, tokens=300)
+    assert served(worker, "acme") > expected, "while it runs"
+    fleet.settle()
+    assert served(worker, "acme") == 4 + 2 * 700
+
+
+def test_what_was_not_ours_costs_nothing() -> None:
+    fleet = Fleet("a", max_running=1)
+    fleet.region.claims_up = False
+    fleet.region.request(tenant_id="acme")
+    fleet.settle()
+    assert served(fleet.all[0], "acme") == 4 + 2 * 12
+    fleet.region.claims_up = True
+    asked = fleet.region.request(tenant_id="other")
+    copy = fleet.region.requests[asked]
+    fleet.settle()
+    before = served(fleet.all[0], "other")
+    fleet.region.log.append(TOPICS.lane("pool", Lane.STANDARD).name, copy.encode(), partition=0)
+    fleet.run(500)
+    assert served(fleet.all[0], "other") == before, "the claims say that it has ended"
+
+
+def test_batch_work_goes_on_beside_a_flood_of_the_lanes_above_it_and_is_not_given_way_in_the_engine() -> None:
+    fleet = Fleet("a", max_running=20)
+    for _ in range(80):
+        fleet.region.request(Lane.INTERACTIVE, max_tokens=60)
+    fleet.run(500)
+    jobs = [fleet.region.request(Lane.BATCH, max_tokens=20) for _ in range(4)]
+    fleet.run(1_500)
+    [worker] = fleet.all
+    engine = worker.engine
+    assert engine is not None
+    running = [each.request for choices in engine._requests.values() for each in choices.values()]
+    assert {request.priority for request in running} == {0}
+    fleet.run(1_500)
+    assert [fleet.region.terminal(each) for each in jobs] == [EndingCode.COMPLETED] * 4
+    assert len([each for each in fleet.region.open_responses() if each not in jobs]) > 20
+    fleet.settle()
+    check(fleet.region)
+
+
+def test_whatever_becomes_of_answers_their_slots_are_free_again() -> None:
+    fleet = Fleet("a", "b", max_running=3)
+    ids = [
+        fleet.region.request(lane, max_tokens=40, choices=1 + number % 3, tenant_id=f"t{number % 4}")
+        for number, lane in enumerate(LANES * 10)
+    ]
+    fleet.run(400)
+    fleet.region.cancel(ids[0])
+    fleet.workers["a"].kill_engine = True
+    fleet.run(400)
+    fleet.crash("b")
+    fleet.settle("ab")
+    check(fleet.region)
+    for worker in fleet.workers.values():
+        held = worker.core._works.held
+        assert held.total == 0
+        assert not held._of_tenant
+        for counts in (held.of_lane, held.on_floor, held.silent):
+            assert set(counts.values()) == {0}
