@@ -4,23 +4,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Literal
 
+from gpu_consumers.core import effects
 from gpu_consumers.core.asking import Asking
 from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import EngineKind
 from gpu_consumers.core.continuation import MAX_ATTEMPTS, why_interrupted
-from gpu_consumers.core.effects import (
-    Abort,
-    AskClaim,
-    AskReadBack,
-    DeadLetterSent,
-    Effect,
-    EndingSent,
-    FenceSent,
-    FrameSent,
-    Receipt,
-    ReleaseClaim,
-    Submit,
-)  # fmt: skip
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
@@ -48,7 +36,7 @@ class Attempts:
         slots: Slots,
         remembered: Remembered,
         emission: Emission,
-        effects: list[Effect],
+        effects: list[effects.Effect],
         mint_attempt_id: Callable[[], str],
         engine: EngineKind,
     ) -> None:
@@ -106,7 +94,7 @@ class Attempts:
         """Takes it out of the engine, if it is there; the caller decides what becomes of it."""
         if work.phase is Phase.RUNNING:
             self._emission.drop_held(work)
-            self._effects.append(Abort(work.attempt_id))
+            self._effects.append(effects.Abort(work.attempt_id))
             self._emission.account(work, outcome, work.last_token_at_ms or work.submitted_at_ms)
 
     def _done(self, work: Work, now_ms: int) -> None:
@@ -243,7 +231,7 @@ class Attempts:
             self._looked_up(work, look, claim, now_ms)
         elif work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(ReleaseClaim(response_id, attempt_id, uncount=True))
+                self._effects.append(effects.ReleaseClaim(response_id, attempt_id, uncount=True))
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
         elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
@@ -285,10 +273,12 @@ class Attempts:
     def _fail_lost(self, work: Work, now_ms: int) -> None:
         self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LOST.format(losses=work.losses))
 
-    def _looked_up(self, work: Work | None, look: AskClaim, claim: Claim | None, now_ms: int) -> None:
+    def _looked_up(self, work: Work | None, look: effects.AskClaim, claim: Claim | None, now_ms: int) -> None:
         if work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(ReleaseClaim(look.response_id, look.attempt_id))  # nothing, where it is not ours
+                self._effects.append(
+                    effects.ReleaseClaim(look.response_id, look.attempt_id)
+                )  # nothing, where it is not ours
         elif not work.waits_for_claim:
             # It found a slot, or ended, before the answer came: that is what decides.
             return
@@ -412,7 +402,7 @@ class Attempts:
         work.begins_anew()
         work.submitted_at_ms = now_ms
         work.on_trial = work.is_suspect
-        self._effects.append(Submit(work.engine_request()))
+        self._effects.append(effects.Submit(work.engine_request()))
 
     def failed(self, work: Work, delta: EngineDelta, now_ms: int) -> None:
         """The engine refused or lost this request alone."""
@@ -459,41 +449,41 @@ class Attempts:
 
     # Deliveries
 
-    def delivered(self, receipt: Receipt, offset: int, now_ms: int) -> None:
+    def delivered(self, receipt: effects.Receipt, offset: int, now_ms: int) -> None:
         """Kafka acknowledged a record."""
-        if not isinstance(receipt, DeadLetterSent):
+        if not isinstance(receipt, effects.DeadLetterSent):
             self.asking.generated_ends({receipt.partition: offset + 1})
-        if isinstance(receipt, FenceSent):
+        if isinstance(receipt, effects.FenceSent):
             work = self._works.by_attempt.get(receipt.attempt_id)
             if work is not None and work.phase is Phase.FENCING:
                 self._works.set_phase(work, Phase.READING)
                 self._effects.append(
-                    AskReadBack(
+                    effects.AskReadBack(
                         work.response_id, work.attempt_id, work.partition, work.reads_from, offset, work.request.choices
                     )
                 )
-        elif isinstance(receipt, FrameSent):
+        elif isinstance(receipt, effects.FrameSent):
             self._emission.frame_settled()
             for attempt_id in receipt.finished:
                 work = self._works.by_attempt.get(attempt_id)
                 if work is not None and work.phase is Phase.CLOSING:
                     self._done(work, now_ms)
-        elif isinstance(receipt, EndingSent):
+        elif isinstance(receipt, effects.EndingSent):
             work = self._works.of_attempt(receipt.response_id, receipt.attempt_id)
             if work is not None and work.phase is Phase.CLOSING:
                 self._done(work, now_ms)
         else:
             receipt.tracker.finished(receipt.offset)
 
-    def undelivered(self, receipt: Receipt, now_ms: int, *, is_too_large: bool = False) -> None:
+    def undelivered(self, receipt: effects.Receipt, now_ms: int, *, is_too_large: bool = False) -> None:
         """Delivery failed for good: what follows it in the log would leave a gap, so its attempts are over.
 
         They begin again with a read-back. Those of a frame that is too large would write it again: they end. Raises
         RuntimeError for a dead letter: nothing else can be done with it.
         """
-        if isinstance(receipt, DeadLetterSent):
+        if isinstance(receipt, effects.DeadLetterSent):
             raise RuntimeError(f"the dead letter for offset {receipt.offset} could not be delivered")  # noqa: TRY004
-        if isinstance(receipt, FrameSent):
+        if isinstance(receipt, effects.FrameSent):
             self._emission.frame_settled()
             works = [self._works.by_attempt.get(attempt_id) for attempt_id in receipt.attempt_ids]
         else:
@@ -502,7 +492,7 @@ class Attempts:
             if work is None or work.phase is Phase.WAITING:
                 continue
             self._stop(work, "undelivered")
-            if is_too_large and isinstance(receipt, FrameSent):
+            if is_too_large and isinstance(receipt, effects.FrameSent):
                 self._works.set_phase(work, Phase.CLOSING)
                 self._emission.ending(work, EndingCode.ENGINE_FAILED, now_ms, message=_TOO_LARGE)
             else:

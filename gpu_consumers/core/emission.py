@@ -97,7 +97,8 @@ class Emission:
                 work.first_token_at_ms = now_ms
                 work.cached_tokens = delta.cached_tokens
                 self._works.has_token(work)
-                self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
+                if work.accepted is None:
+                    self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
             if may_wait and not is_first and not delta.finish:
                 if waits is None:
                     held.put(row, row_us)

@@ -47,7 +47,7 @@ class Slots:
         tokens = work.prompt_tokens + most_output
         tokens += weight_tokens(len(request.input_ends), request.dimensions or self._dimensions)
         item = Queued(
-            work.response_id, request.lane, tokens, now_ms, request.choices, request.scope.tenant_id,
+            work.response_id, request.lane, tokens, now_ms, work.slots, request.scope.tenant_id,
             work.prompt_tokens, most_output, request.weight,
         )  # fmt: skip
         if work.is_suspect:

@@ -151,6 +151,11 @@ class Work:
         self.reads_from = self.request.opened_offset if begun_offset is None else begun_offset
 
     @property
+    def slots(self) -> int:
+        """That its next attempt takes."""
+        return len(self._choices)
+
+    @property
     def _first_sequence(self) -> int:
         return 1 if self.accepted is None else 1 + self.accepted.tokens
 
@@ -208,12 +213,12 @@ class Works:
         return tokens // slots if slots else 0
 
     def set_phase(self, work: Work, phase: Phase) -> None:
-        """Each choice takes a slot."""
+        """Each choice that is to be generated takes a slot."""
         had_slots = work.response_id in self._in_slots
         if phase in _IN_SLOT and not had_slots:
             work.is_silent = True
             self.held.silent[work.request.lane] += 1
-            self._take_slots(work, work.request.choices)
+            self._take_slots(work, work.slots)
         elif phase not in _IN_SLOT and had_slots:
             self.has_token(work)
             self._take_slots(work, -self._in_slots[work.response_id])
