@@ -13,7 +13,7 @@ from streams.seldom import Seldom
 
 T = TypeVar("T")
 
-SETTLE_TIMEOUT_S = 5.0
+SETTLE_TIMEOUT_S = 15.0
 """How long a look-up is repeated while leaders move, as they do just after a topic was made or a broker came back."""
 
 logger = logging.getLogger(__name__)
