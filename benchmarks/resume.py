@@ -2,23 +2,26 @@
 
 Clients come back at 20 a second, a hundred tokens behind; 500 sockets come back at once; one gateway is killed under
 streams whose clients go on at the next one; one is stopped in order and started again. Nothing may be lost or doubled.
+
+`python -m benchmarks.resume [SOCKETS]`: only those that come back at once, three times, with the CPU time by process.
 """
 
 import asyncio
 import itertools
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, process_time
 
 import aiohttp
 import orjson
 
-from benchmarks.figures import Report, percentile
+from benchmarks.figures import Report, percentile, sample_processes
 from benchmarks.spoken import chat_body
-from benchmarks.stacks import MODEL, running_stack
+from benchmarks.stacks import MODEL, running_stack, stack_pids
 from deploy.local.runner import Stack, simulated
 
 GATEWAYS = 3
@@ -154,12 +157,14 @@ async def _come_back(stack: Stack, seconds: float, rng: random.Random) -> tuple[
 
 async def _come_back_at_once(stack: Stack, sockets: int) -> list[float]:
     """Milliseconds until each of so many sockets at another gateway has what was there when all came back."""
+    async with _running(stack, sockets, 60 * TOKENS_PER_S, first=0) as streams:
+        return await _catch_up(stack, streams)
+
+
+async def _catch_up(stack: Stack, streams: Sequence[Stream]) -> list[float]:
     url = _gateways(stack)[1]
     headers = {"Authorization": f"Bearer {stack.api_key()}"}
-    async with (
-        _running(stack, sockets, 60 * TOKENS_PER_S, first=0) as streams,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session,
-    ):
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
         opened = await asyncio.gather(
             *(session.ws_connect(f"{url}/v1/stream", compress=0, max_msg_size=0) for _ in streams)
         )
@@ -180,6 +185,27 @@ async def _come_back_at_once(stack: Stack, sockets: int) -> list[float]:
         for socket in opened:
             await socket.close()
     return waits_ms
+
+
+async def _print_at_once(stack: Stack, sockets: int) -> None:
+    """Three times; beside each process' CPU time what it takes in as long without anybody who comes back."""
+    pids = stack_pids(stack)
+
+    def sampled_ms() -> dict[str, float]:
+        of_stack = {name: sample.cpu_s * 1_000 for name, sample in sample_processes(pids).items()}
+        return of_stack | {"clients": process_time() * 1_000}
+
+    async with _running(stack, sockets, 60 * TOKENS_PER_S, first=0) as streams:
+        for _ in range(3):
+            idle_ms, idle_s = sampled_ms(), monotonic()
+            await asyncio.sleep(2)
+            before_ms, began_s = sampled_ms(), monotonic()
+            waits_ms = await _catch_up(stack, streams)
+            after_ms, share = sampled_ms(), (monotonic() - began_s) / (began_s - idle_s)
+            print(f"all caught up after {max(waits_ms):,.0f} ms, half of them after {percentile(waits_ms, 0.5):,.0f}")
+            for name, value_ms in after_ms.items():
+                usual_ms = (before_ms[name] - idle_ms[name]) * share
+                print(f"  {name}: {value_ms - before_ms[name]:,.0f} ms of CPU time, usually {usual_ms:,.0f}")
 
 
 async def _lose_a_gateway(stack: Stack, count: int, number: int) -> list[Stream]:
@@ -221,3 +247,9 @@ def run(*, short: bool, seed: int) -> Report:
         wrong = [stream.wrong for stream in streams if stream.wrong]
         report.notes += [f"{what}: {why[:200]}" for why in wrong[:3]]
     return report
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if sys.argv[1:] else 500
+    with running_stack(simulated(ENGINE, max_running=count + 64, gateways=GATEWAYS)) as running:
+        asyncio.run(_print_at_once(running, count))
