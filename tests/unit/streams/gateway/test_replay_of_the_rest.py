@@ -1,14 +1,16 @@
 """A replay for who has most of it already: what it has need not be unpacked, and nothing else changes."""
 
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.history import replay as replay_module
 from streams.gateway.history.replay import Replay, UnreadableEntry, pack
+from streams.gateway.history.turns import unpacked as unpack
 from tests.unit.streams.gateway.replays import span
 
 TEXT = "abcdefghijklmnopqrst"
@@ -52,8 +54,12 @@ def _tokens(replay: Replay) -> list[tuple[int, int, str]]:
 def test_what_its_reader_has_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a long answer costs little more than the end alone."""
     unpacked: list[int] = []
-    unpack = replay_module.unpacked
-    monkeypatch.setattr(replay_module, "unpacked", lambda each: unpacked.append(each[0]) or unpack(each))  # type: ignore[func-returns-value]
+
+    def counted(each: Any) -> Iterator[Span]:
+        unpacked.append(each[0])
+        return unpack(each)
+
+    monkeypatch.setattr("streams.gateway.history.replay.unpacked", counted)
     replay = Replay(17)
     for begin, end in pairwise(accumulate([1, 4, 4, 4, 4, 4])):
         replay.add_packed(pack(None, [span(begin, "x" * (end - begin))], None))
