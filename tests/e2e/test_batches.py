@@ -154,7 +154,8 @@ def test_texts_become_the_vectors_that_a_request_of_its_own_gives(stack: Stack, 
         "base64": demo.embeddings.create(model=EMBEDS, input=texts[0], encoding_format="base64"),
         "short": demo.embeddings.create(model=EMBEDS, input=texts[:2], dimensions=32, encoding_format="float"),
     }
-    assert {name: each.to_dict() for name, each in single.items()} == {name: answers[name] for name in single}
+    for name, each in single.items():
+        assert answers[name] == each.to_dict(warnings=False)
     for name in ("numbers", "short", "large"):
         CreateEmbeddingResponse.model_validate(answers[name], strict=True)
     assert len(answers["large"]["data"]) == 2_048

@@ -13,7 +13,7 @@ from openai.types.responses import Response
 from schemas.batch import BatchResult
 from schemas.endings import EndingCode
 from schemas.generated import Kind
-from schemas.request import ReplyTo
+from schemas.request import MAX_EMBEDDED_NUMBERS, MAX_INPUTS, ReplyTo
 from schemas.responses import Release
 from schemas.vectors import as_text
 from streams.dialects.openai_embeddings import echo_of, with_numbers
@@ -25,6 +25,7 @@ from streams.gateway.http.dialects.completions import COMPLETIONS
 from streams.gateway.http.dialects.embeddings import EMBEDDINGS
 from streams.gateway.http.dialects.port import Answer, Dialect
 from streams.gateway.http.dialects.responses import RESPONSES
+from streams.log.port import MAX_RECORD_BYTES
 from tests.unit.agents.post_safety.story import START_MS, TOPICS, Member, Row, World, ending, fence, frame, opened
 
 DIALECTS: Mapping[str, Dialect[Any]] = {
@@ -167,6 +168,14 @@ def test_vectors_come_as_base64_and_say_how_they_were_asked_for(encoding_format:
     if encoding_format == "float":
         answer = CreateEmbeddingResponse.model_validate(json.loads(json_bytes(body)), strict=True)
         assert [item.embedding for item in answer.data][1] == [1.0, 0.0]
+
+
+def test_the_most_vectors_that_may_be_asked_for_fit_a_record() -> None:
+    vectors = [as_text([0.0625] * (MAX_EMBEDDED_NUMBERS // MAX_INPUTS))] * MAX_INPUTS
+    world, _ = result_and_spans(Row("r1", 1, vectors, kind="embedding", finish="stop"), endpoint="embeddings", echo="")
+    [line] = world.answer("r1").results
+    assert b"result_too_large" not in line
+    assert len(line) < MAX_RECORD_BYTES * 3 // 4
 
 
 def test_vectors_that_were_halted_are_an_error() -> None:
