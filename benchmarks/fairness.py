@@ -199,7 +199,7 @@ def _decisions(report: Report) -> None:
 
 
 def run(*, short: bool, seed: int) -> Report:
-    seconds, windows = (30.0, 2) if short else (180.0, 8)
+    seconds, windows = (30.0, 2) if short else (120.0, 6)
     setting = {"max_running": BATCH, "headroom": SIZES.headroom, "seconds": seconds, "windows": windows, "seed": seed}
     report = Report("fairness", setting)
     _decisions(report)

@@ -170,7 +170,7 @@ class OneWorker:
 
     def _enter(self, name: str, now_s: float) -> None:
         live = self._live[name]
-        prompt = [self._random.randrange(10_000) for _ in range(live.item.prompt_tokens)]
+        prompt = self._random.choices(range(10_000), k=live.item.prompt_tokens)
         priority = 0 if live.given.on_floor else LANES.index(live.item.lane)
         self._engine.submit(EngineRequest(name, prompt, Sampling(), live.item.most_output, priority), now_s)
 

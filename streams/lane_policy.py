@@ -19,7 +19,7 @@ _Share = Annotated[
 ]
 _Floor = Annotated[
     float,
-    Field(ge=0, le=0.5, description="Of a worker's `max_running`: kept for it by the lanes above while it has work."),
+    Field(ge=0, le=0.5, description="Of a worker's `max_running`: while it holds less, it goes before lanes above it."),
 ]
 _Patience = Annotated[
     int,

@@ -12,9 +12,9 @@ et al., "Fairness in Serving Large Language Models" (OSDI 2024), with expected l
 - A tenant that comes to wait is lifted to the lowest counter of those who wait, or to that of who was given something
   last: having been away is no credit. Of equal counters who was served longest ago goes first.
 
-So between two tenants that both wait all the while, service by weight differs by what their requests in the engine may
-come to, and one more: U · (F + 1) / w, for U of the largest request, F in the engine and the smaller weight w (the
-paper's bound: what fits into a batch). A tenant is passed over only by those whose counter is not above its own, and
+So while two tenants both wait, the service by weight that they are given meanwhile differs by 2 · U · (F + 1) / w at
+most, for U of the largest request, F of them in the engine and the smaller weight w: as in the papers, by what may be
+on its way at once, however long they wait. A tenant is passed over only by those whose counter is not above its own, and
 each is charged for it, so none of them starves while counters are remembered.
 
 A decision takes O(log n) of n tenants, whatever waits. What a restart loses is the counters and the expected lengths:

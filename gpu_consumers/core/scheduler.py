@@ -1,10 +1,10 @@
 """Which of the requests that a worker has read enters the engine next. Pure: no I/O, no clock.
 
-Lanes are strictly ordered above their floors. Of a batch of `max_running` answers each lane is kept its floor by those
-above it, as far as it has work; where it holds less than that, it goes first. As many as the floor of what a lane has
-in the engine have the priority of the highest lane there, so that nobody who came over them is preferred to them. A
-lane that has nothing there, and of which nothing was begun for long (`starves_after_ms`), goes before all others once:
-so no lane starves, also where its floor comes to no whole slot. Within a lane the tenants share (`fair_queue.py`).
+Lanes are strictly ordered above their floors. A lane that holds less than its floor of a batch of `max_running` answers
+goes before those above it. As many as the floor of what a lane has in the engine have the priority of the highest lane
+there, so that nobody who came over them is preferred to them. A lane that has nothing there, and of which nothing was
+begun for long (`starves_after_ms`), goes before all others once: so no lane starves, also where its floor comes to no
+whole slot. Within a lane the tenants share (`fair_queue.py`).
 
 Some slots are kept free (`headroom`), because an answer that runs is not taken back: who comes beside a flood, in a
 lane above it or as a tenant that holds little, would wait for one to end. So nothing of lanes in which nobody waits for
@@ -12,9 +12,8 @@ first tokens takes them, and no tenant that holds an eighth of the batch; who do
 something is kept free, nothing waits in the engine, in which no tenants share; where nothing is, `buffer` answers do,
 so that no batch runs short.
 
-What lower lanes hold beyond their floors does not count against a lane: it waits for one answer to end, not for a crowd
-of them, which one request may ask for. While the engine holds more than its batch, a lane and those above it have one
-request wait in it, which the engine takes first.
+A lane waits for one answer of those below it to end, not for a crowd of them, which one request may ask for: while the
+engine holds more than its batch, a lane and those above it have one request wait in it, which the engine takes first.
 """
 
 from collections import Counter, OrderedDict
@@ -94,10 +93,6 @@ class _Lane:
     def oldest(self) -> Queued | None:
         return next(iter(self.in_order.values()), None)
 
-    def reserves(self, held: int) -> int:
-        """Of its floor, what it has work for."""
-        return min(self.floor, held + self.slots)
-
     def starves(self, now_ms: int) -> bool:
         if not self._starves_after_ms or (oldest := self.oldest) is None:
             return False
@@ -168,12 +163,8 @@ class Scheduler:
                 break
         else:
             return None
-        below = LANES[LANES.index(lane) + 1 :]
-        taken = above + sum(self._lanes[each].reserves(held.of_lane[each]) for each in below)
-        if taken >= sizes.all:
-            return None
-        is_crowded = held.total > sizes.batch and not silent
-        if taken < sizes.shared and (held.total < sizes.shared or is_crowded):
+        is_crowded = held.total > sizes.batch and above < sizes.shared and not silent
+        if held.total < sizes.shared or is_crowded:
             return self._give(item, "order", held, now_ms)
         is_small = queue.takes_headroom and held.of_tenant(lane, item.tenant_id) < self._large
         if is_small and held.total < sizes.all:

@@ -13,14 +13,17 @@ import pytest
 from benchmarks.__main__ import PLOTS, RESULTS
 from benchmarks.environments import FOLDER
 from benchmarks.figures import Report
-from benchmarks.plots import Bars, Lines, plots
+from benchmarks.plots import Bars, Lines, Pairs, plots
 from deploy.paths import ROOT
 
 PYTHON = FOLDER / "plots" / "bin" / "python"
 
 
 def measured() -> dict[str, Any]:
-    bursts, fan_out = Report("bursts", {}), Report("fan_out", {})
+    bursts, fan_out, fairness = Report("bursts", {}), Report("fan_out", {}), Report("fairness", {})
+    for policy, wait_ms in (("first come", 28_000.0), ("fair", 47.0)):
+        fairness.add(f"{policy}: first token p99 beside a flood", wait_ms, "ms")
+        fairness.add(f"{policy}: first token p99 beside a flood, over its calm", wait_ms / 47, "ratio")
     for number, server in enumerate(("thin server", "pipeline")):
         bursts.add(f"{server}: 20/s, first token p50", 23.0, "ms")
         for size in (8, 32):
@@ -31,7 +34,8 @@ def measured() -> dict[str, Any]:
     bursts.add_ratio("8 at once, first token p50, pipeline / thin server", of, over, 0.1)
     fan_out.add("CPU per token: kafka", 2.0, "µs")
     fan_out.add("CPU per token: gateway-1", 10.0, "µs")
-    return {"measured_on": "2026-11-22", "machine": {}, "reports": {r.name: r.as_json() for r in (bursts, fan_out)}}
+    reports = {report.name: report.as_json() for report in (bursts, fairness, fan_out)}
+    return {"measured_on": "2026-11-22", "machine": {}, "reports": reports}
 
 
 def test_they_show_bursts_by_server_and_percentile_and_what_a_token_costs() -> None:
@@ -44,9 +48,16 @@ def test_they_show_bursts_by_server_and_percentile_and_what_a_token_costs() -> N
     assert list(cpu.bars_us) == ["gateway-1", "kafka"]
 
 
+def test_they_show_first_tokens_before_and_since_tenants_share() -> None:
+    shown = plots(measured())["fairness"]
+    assert isinstance(shown, Pairs)
+    assert shown.situations == ["first token p99 beside a flood"]
+    assert shown.policies_ms == {"first come": [28_000.0], "fair": [47.0]}
+
+
 def test_what_was_not_measured_is_not_shown() -> None:
     content = measured()
-    del content["reports"]["bursts"]
+    del content["reports"]["bursts"], content["reports"]["fairness"]
     assert list(plots(content)) == ["cpu_per_token"]
 
 
@@ -66,5 +77,5 @@ def test_the_same_figures_give_the_same_files(tmp_path: Path) -> None:
         command = [str(PYTHON), "-m", "benchmarks.drawing", str(tmp_path / "results.json"), str(tmp_path / folder)]
         subprocess.run(command, cwd=ROOT, env=os.environ, check=True)
     drawn = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-    assert drawn.keys() == {"first_token.svg", "between_chunks.svg", "cpu_per_token.svg"}
+    assert drawn.keys() == {"first_token.svg", "between_chunks.svg", "cpu_per_token.svg", "fairness.svg"}
     assert drawn == {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}

@@ -250,6 +250,17 @@ def test_what_was_expected_too_much_is_given_back_and_who_comes_then_is_not_behi
     assert item.tenant_id == "late"
 
 
+@pytest.mark.parametrize("output", [0, 40, 300])
+def test_an_answer_costs_what_it_came_to(output: int) -> None:
+    queue = FairQueue()
+    queue.add(request("r1", output=400))
+    queue.take(request("r1", output=400))
+    queue.grown("r1", output)
+    assert queue.served("acme") >= 10 + OUTPUT_COST * max(output, FIRST_GUESS_TOKENS)
+    queue.left("r1", output)
+    assert queue.served("acme") == 10 + OUTPUT_COST * output
+
+
 def test_a_request_that_never_entered_costs_nothing() -> None:
     queue = FairQueue()
     queue.add(request("r1"))

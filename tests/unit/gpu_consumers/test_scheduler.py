@@ -92,27 +92,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             case "headroom":
                 assert POLICIES.of(lane).waits_for_first_tokens
                 assert held.of_tenant(lane, given.item.tenant_id) < max(sizes.batch // LARGE, 1)
-                assert held.total >= sizes.shared or self.taken(lane) >= sizes.shared
+                assert sizes.shared <= held.total < sizes.all
             case "order":
                 assert not any(self.starves(each) for each in LANES) or is_crowd
                 assert held.total < sizes.shared or is_crowd
-                assert self.taken(lane) < sizes.shared, "what lower lanes are kept is theirs"
+                assert self.taken(lane) < sizes.shared, "a crowd makes no more room than there is"
         if given.why in ("headroom", "order"):
             assert all(LANES.index(lane) <= LANES.index(each.lane) for each in self.model), "in strict order"
 
     def taken(self, lane: Lane) -> int:
-        """By it and those above it, and kept for those below."""
-        held, rank = self.held(), LANES.index(lane)
-        waits = {each: sum(queued.slots for queued in self.model if queued.lane is each) for each in LANES}
-        below = (min(self.floors[each], held.of_lane[each] + waits[each]) for each in LANES[rank + 1 :])
-        return sum(held.of_lane[each] for each in LANES[: rank + 1]) + sum(below)
+        """By it and those above it."""
+        held = self.held()
+        return sum(held.of_lane[each] for each in LANES[: LANES.index(lane) + 1])
 
     def judge_who_waits(self) -> None:
         held = self.held()
         highest = min((queued.lane for queued in self.model), key=LANES.index, default=None)
-        for queued in (queued for queued in self.model if queued.lane is highest):
-            if held.total < self.sizes.shared:
-                assert self.taken(queued.lane) >= self.sizes.shared, "nobody waits beside a free slot that is for all"
+        for queued in (each for each in self.model if each.lane is highest):
+            assert held.total >= self.sizes.shared, "nobody waits beside a free slot that is for all"
             silent = sum(held.silent[lane] for lane in LANES[: LANES.index(queued.lane) + 1])
             if held.total > self.sizes.batch and self.taken(queued.lane) < self.sizes.shared:
                 assert silent, "nobody waits for a crowd of a lower lane"

@@ -1,0 +1,40 @@
+"""The worker in virtual time serves what comes, and counts what it did."""
+
+import random
+
+import pytest
+
+from benchmarks.fairness import ENGINE, POLICIES, SIZES
+from benchmarks.one_worker import Arrival, OneWorker, at_once, jain, steady
+from schemas.request import Lane
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_that_comes_is_answered_and_the_same_seed_gives_the_same(policy: str) -> None:
+    def run() -> tuple[dict[str, int], float]:
+        rng = random.Random(3)
+        arrivals = [*steady(rng, "now and then", Lane.INTERACTIVE, 1.0, 10.0), *at_once(rng, "all", Lane.BATCH, 80)]
+        seen = OneWorker(POLICIES[policy](), ENGINE, 3).run(arrivals, 60.0)
+        answered = {tenant_id: len(waits) for (tenant_id, _), waits in seen.waits_ms.items()}
+        assert answered == {"now and then": len(arrivals) - 80, "all": 80}
+        return answered, seen.busy_s
+
+    assert run() == run()
+
+
+def test_slots_and_service_are_those_of_the_answers() -> None:
+    asked = [Arrival(0.0, "one", Lane.STANDARD, prompt_tokens=100, max_tokens=20)]
+    seen = OneWorker(POLICIES["fair"](), ENGINE, 3).run(asked, 10.0)
+    assert seen.service[0]["one"] == 100 + 2 * 20
+    [[wait_ms]] = seen.waits_ms.values()
+    assert 25 <= wait_ms <= 35, "two of a claim, twenty and the prompt's five of the engine"
+    assert seen.slot_s[Lane.STANDARD] == pytest.approx(wait_ms / 1_000 + 19 * 0.018, abs=0.01)
+
+
+def test_the_default_of_a_pool_keeps_something_free_and_uses_nineteen_of_twenty() -> None:
+    assert 0 < SIZES.headroom <= SIZES.batch // 20
+
+
+def test_the_index_of_jain() -> None:
+    assert jain([5, 5, 5, 5]) == 1
+    assert jain({"one": 8, "other": 0}) == 0.5
