@@ -74,7 +74,7 @@ class EditMessage(_ClientMessage):
 
 
 class CancelMessage(_ClientMessage):
-    """Ends a response; its `terminal` still comes to whoever watches it. Idempotent: of one that has ended it is told."""
+    """Ends a response; its `terminal` still comes to whoever watches it. Idempotent: what has ended tells its end."""
 
     type: Literal["cancel"]
     response_id: Identifier

@@ -14,8 +14,8 @@ et al., "Fairness in Serving Large Language Models" (OSDI 2024), with expected l
 
 So while two tenants both wait, the service by weight that they are given meanwhile differs by 2 · U · (F + 1) / w at
 most, for U of the largest request, F of them in the engine and the smaller weight w: as in the papers, by what may be
-on its way at once, however long they wait. A tenant is passed over only by those whose counter is not above its own, and
-each is charged for it, so none of them starves while counters are remembered.
+on its way at once, however long they wait. A tenant is passed over only by those whose counter is not above its own,
+and each is charged for it, so none of them starves while counters are remembered.
 
 A decision takes O(log n) of n tenants, whatever waits. What a restart loses is the counters and the expected lengths:
 at most what the bound says, once; the queue itself is read again.
