@@ -1,9 +1,10 @@
-"""What the claim store is asked and told of a piece of work."""
+"""What the claim store, and the log, are asked and told of a piece of work."""
 
 from collections.abc import Mapping
 from typing import Literal
 
 from gpu_consumers.core.claims import KEPT_BEYOND_DEADLINE_MS, AskClaim, FinishClaim, ReleaseClaim
+from gpu_consumers.core.effects import AskReadBack
 from gpu_consumers.core.work import Phase, Work
 
 
@@ -24,6 +25,12 @@ class Asking:
             work.generated_end = max(work.request.opened_offset, self._generated_ends.get(work.partition, 0))
         most_begun = None if work.most_losses is None else work.most_losses + work.is_counted
         return AskClaim(work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms), most_begun)
+
+    @staticmethod
+    def read_back(work: Work, fence_offset: int) -> AskReadBack:
+        return AskReadBack(
+            work.response_id, work.attempt_id, work.partition, work.reads_from, fence_offset, work.request.choices
+        )
 
     @staticmethod
     def finish(work: Work, now_ms: int) -> FinishClaim:

@@ -82,10 +82,12 @@ class Attempts:
         if work.phase is Phase.CLOSING:
             return
         self._emission.publish_held()
-        fenced = work.phase in (Phase.RUNNING, Phase.READING, Phase.FENCING)
+        # What waits behind its fence to generate may be another's by now.
+        fenced = work.phase in (Phase.RUNNING, Phase.READING, Phase.FENCING) or work.plan == "generate"
         self._stop(work, code.value)
+        self._slots.remove(work)
         if not fenced:
-            self._slots.remove(work)
+            self._works.unset_attempt(work)
             work.attempt_id = ""
         self._works.set_phase(work, Phase.CLOSING)
         self._emission.ending(work, code, now_ms, message=message, param=param)
@@ -207,7 +209,8 @@ class Attempts:
         if work.cancelled:
             self.end(work, EndingCode.CANCELLED, now_ms)
             return
-        if self.is_draining and not work.is_owed:
+        is_anothers = not work.is_own and work.plan != "claim"
+        if not self.may_start and (is_anothers or (self.is_draining and not work.is_owed)):
             self._give_back(work)
             return
         self._works.set_phase(work, Phase.QUEUED)
@@ -242,7 +245,9 @@ class Attempts:
         is_first = work.plan == "claim"
         if claim is None:
             # Without claims the fences alone decide; they are enough to be right.
-            if is_first and work.must_take_over:
+            if is_first and work.is_cleared:
+                self._take_over(work, now_ms)
+            elif is_first and work.must_take_over:
                 self._not_fresh(work, work.attempt_id, None, True, now_ms)
             else:
                 self._enter(work, now_ms)
@@ -421,7 +426,7 @@ class Attempts:
         if work.claimed_as:
             self._effects.append(self.asking.release(work))
         work.asks_anew()
-        work.plan = "claim"
+        work.plan, work.most_losses = "claim", work.losses  # also where the release comes behind the next claim
         self._queue(work, now_ms, front=True)
 
     def engine_died(self, now_ms: int) -> None:
@@ -430,6 +435,7 @@ class Attempts:
         self.engine_ready = False
         for work in [work for work in self._works.by_response.values() if work.phase is Phase.RUNNING]:
             if not work.has_said_nothing:
+                work.engine_deaths += 1
                 self._emission.account(work, "engine_died", now_ms)
                 self._take_over(work, now_ms)
                 continue
@@ -457,11 +463,7 @@ class Attempts:
             work = self._works.by_attempt.get(receipt.attempt_id)
             if work is not None and work.phase is Phase.FENCING:
                 self._works.set_phase(work, Phase.READING)
-                self._effects.append(
-                    effects.AskReadBack(
-                        work.response_id, work.attempt_id, work.partition, work.reads_from, offset, work.request.choices
-                    )
-                )
+                self._effects.append(self.asking.read_back(work, offset))
         elif isinstance(receipt, effects.FrameSent):
             self._emission.frame_settled()
             for attempt_id in receipt.finished:

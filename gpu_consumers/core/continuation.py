@@ -6,7 +6,7 @@ alone is lost with it: such an answer ends, and is told why.
 
 from gpu_consumers.core.config import EngineKind
 from gpu_consumers.core.takeover import ReadBack
-from gpu_consumers.core.work import Work
+from gpu_consumers.core.work import MAX_LOSSES, Work
 from schemas.endings import ENDINGS, EndingCode
 from schemas.request import AdmittedRequest
 
@@ -23,8 +23,10 @@ def why_interrupted(engine: EngineKind, work: Work, answer: ReadBack) -> str | N
     if answer.accepted is None:
         return None
     why = why_not_continued(engine, work.request)
+    if not why and work.engine_deaths >= MAX_LOSSES:
+        why = f"its engine died {work.engine_deaths} times"
     if not why and answer.attempts > MAX_ATTEMPTS:
-        why = f"it was lost {answer.attempts - 1} times"
+        why = f"it was begun {answer.attempts - 1} times"
     return (
         f"{_INTERRUPTED} {answer.accepted.tokens} tokens of it came, and it is not continued: {why}." if why else None
     )
@@ -40,6 +42,7 @@ def why_not_continued(engine: EngineKind, request: AdmittedRequest) -> str:
         (request.choices > 1, "several choices share one prompt"),
         (sampling.structured_outputs is not None, "its grammar would begin anew"),
         (tools is not None and tools.mode in ("required", "named"), "the grammar of its call would begin anew"),
+        (tools is not None and not tools.parallel, "the grammar of its call would begin anew"),
         (any(tool.strict for tool in request.tools), "the grammar of its calls would begin anew"),
         (bool(sampling.frequency_penalty or sampling.presence_penalty), "penalties count what the engine has said"),
         (sampling.repetition_detection is not None, "repetitions are sought in what the engine has said"),

@@ -223,7 +223,8 @@ class Emission:
             pool=self._config.pool,
             model=request.model,
             prompt_tokens=work.prompt_tokens,
-            cached_tokens=work.cached_tokens,
+            # Of an answer that is continued, more than the prompt may be found.
+            cached_tokens=min(work.cached_tokens, work.prompt_tokens),
             generated_tokens=tokens,
             engine_ms=max(now_ms - work.submitted_at_ms, 0),
             outcome=outcome,

@@ -74,6 +74,8 @@ class Work:
     """How often it was lost with its worker or engine before it had said anything, or anything more."""
     most_losses: int | None = None
     """Of an answer that has said something: so often, at most, it was lost since. Those before are forgiven."""
+    engine_deaths: int = 0
+    """Of this worker's engine, with an attempt in it that had said something."""
     lost_here: bool = False
     on_trial: bool = False
     """It is in the engine alone, as a suspect."""

@@ -18,6 +18,8 @@ class Beyond:
         self._chars = chars
         self._owed = ""
         """Text of known tokens that is not known: it goes with the next token."""
+        self.is_other = False
+        """More was said of the known tokens than is now: it was made by other parsers, and cannot be continued."""
 
     @property
     def is_reached(self) -> bool:
@@ -37,6 +39,8 @@ class Beyond:
         if not token_ids:
             self._owed = text
             return replace(delta, token_ids=[], text="", text_ends=[], logprobs=None) if delta.finish else None
+        if not delta.finish and said + self._chars > (delta.text_ends[known - 1] if known else 0):
+            self.is_other = True
         moved = len(self._owed) - said
         self._owed = ""
         ends = [max(end + moved, 0) for end in delta.text_ends[known:]]

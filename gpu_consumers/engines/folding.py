@@ -162,7 +162,14 @@ class Folding:
             self._end(answers, step)
         deltas = as_deltas(request_id, step.choice, rows, step.cached_tokens)
         beyond = answers.beyond.get(step.choice)
-        return deltas if beyond is None else [*filter(None, map(beyond.of, deltas))]
+        if beyond is None:
+            return deltas
+        news = [*filter(None, map(beyond.of, deltas))]
+        if beyond.is_other:
+            self.drop(request_id)
+            self._stopped.append((request_id, None))
+            return [EngineDelta(request_id, step.choice, [], "", [], error="it was begun by other parsers")]
+        return news
 
     def _log_once(self, error: str) -> None:
         """Without its message, which may hold what the model said."""

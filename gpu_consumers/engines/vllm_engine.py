@@ -106,6 +106,9 @@ class VllmEngine(VllmBase):
                 reading = await self._begin_folding(live)
                 live.to_blame = reading.to_blame or live.to_blame
                 arguments |= reading.arguments
+                if said and reading.arguments.get("structured_outputs"):
+                    self._fail(live, "its grammar cannot begin in the middle")
+                    return
                 collect = self._collect_ids
             if len(said) >= request.max_tokens:
                 self._folding.put(live.id, Step([], "length", by_token=False, cached_tokens=0))

@@ -338,4 +338,4 @@ def test_an_answer_is_not_continued_for_ever() -> None:
     check(fleet.region)
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
     [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
-    assert ending.message.endswith("it is not continued: it was lost 12 times.")
+    assert ending.message.endswith("it is not continued: it was begun 12 times.")
