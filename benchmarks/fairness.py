@@ -121,7 +121,7 @@ def _backlogs(report: Report, windows: int, seed: int) -> None:
         asked: list[Arrival] = []
         for number, weight in enumerate(weights):
             prompt, bound = SHAPES[number % len(SHAPES)]
-            count = 50 * windows * (5 if number == 0 else 1) * weight
+            count = 80 * windows * (5 if number == 0 else 1) * weight
             more = {"prompt_tokens": prompt, "max_tokens": bound, "weight": weight}
             asked += at_once(rng, f"t{number}", Lane.STANDARD, count, **more)  # type: ignore[arg-type]
         return asked

@@ -14,14 +14,16 @@ et al., "Fairness in Serving Large Language Models" (OSDI 2024), with expected l
 
 So while two tenants both wait, the service by weight that they are given meanwhile differs by 2 · U · (F + 1) / w at
 most, for U of the largest request, F of them in the engine and the smaller weight w: as in the papers, by what may be
-on its way at once, however long they wait. A tenant is passed over only by those whose counter is not above its own,
-and each is charged for it, so none of them starves while counters are remembered.
+on its way at once, however long they wait. `peek_near` adds what it lets be ahead. A tenant is passed over only by
+those whose counter is not above its own, but for that, and each is charged for it: so none of them starves while
+counters are remembered.
 
 A decision takes O(log n) of n tenants, whatever waits. What a restart loses is the counters and the expected lengths:
 at most what the bound says, once; the queue itself is read again.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -129,6 +131,21 @@ class FairQueue:
         """Who is next."""
         entry = self._head()
         return None if entry is None else next(iter(entry[3].waiting.values()))
+
+    def peek_near(self, may: Callable[[str], bool], ahead: float) -> Queued | None:
+        """The next of the tenants that `may`, unless its counter is further ahead of the lowest. Those before it that
+        may not are looked at one by one.
+        """
+        if (first := self._head()) is None:
+            return None
+        passed = []
+        while (entry := self._head()) is not None and not may(entry[3].tenant_id):
+            passed.append(heappop(self._heap))
+        for each in passed:
+            heappush(self._heap, each)
+        if entry is None or entry[0] > first[0] + ahead:
+            return None
+        return next(iter(entry[3].waiting.values()))
 
     def take(self, item: Queued) -> int:
         """It enters the engine. Returns up to how many tokens of output it is charged: `grown` is told of more."""

@@ -8,7 +8,7 @@ whole slot. Within a lane the tenants share (`fair_queue.py`).
 
 Some slots are kept free (`headroom`), because an answer that runs is not taken back: who comes beside a flood, in a
 lane above it or as a tenant that holds little, would wait for one to end. So nothing of lanes in which nobody waits for
-first tokens takes them, and no tenant that holds an eighth of the batch; who does, does it when it is next. Where
+first tokens takes them, and no tenant that holds an eighth of the batch or was given much more than others. Where
 something is kept free, nothing waits in the engine, in which no tenants share; where nothing is, `buffer` answers do,
 so that no batch runs short.
 
@@ -27,6 +27,11 @@ from streams.lane_policy import LANE_POLICIES, LanePolicies
 
 LARGE = 8
 """A tenant is large in a lane when it holds one part in so many of the batch there."""
+
+BURST_TOKENS = 4_096
+"""Of service, by which a small tenant may be ahead of who is next, and still take what is kept free: a few requests
+that it made just before. Without it these would wait for large ones that may not take it. With no bound, who holds few
+slots because its prompts are long would take it for ever."""
 
 Why = Literal["order", "floor", "starving", "headroom"]
 
@@ -166,10 +171,14 @@ class Scheduler:
         is_crowded = held.total > sizes.batch and above < sizes.shared and not silent
         if held.total < sizes.shared or is_crowded:
             return self._give(item, "order", held, now_ms)
-        is_small = queue.takes_headroom and held.of_tenant(lane, item.tenant_id) < self._large
-        if is_small and held.total < sizes.all:
-            return self._give(item, "headroom", held, now_ms)
-        return None
+        if not queue.takes_headroom or held.total >= sizes.all:
+            return None
+
+        def is_small(tenant_id: str) -> bool:
+            return held.of_tenant(lane, tenant_id) < self._large
+
+        small = queue.shared.peek_near(is_small, BURST_TOKENS)
+        return None if small is None else self._give(small, "headroom", held, now_ms)
 
     def take_first(self) -> Queued | None:
         """Removes and returns the oldest of the highest lane, whatever is held."""

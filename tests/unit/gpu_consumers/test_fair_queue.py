@@ -17,6 +17,7 @@ from schemas.request import Lane
 
 WEIGHTS = {"acme": 1, "beta": 1, "chip": 3}
 SLOTS = 2
+AHEAD = 700
 MAX_PROMPT, MAX_OUTPUT, MAX_CHOICES = 50, 400, 3
 LARGEST = MAX_PROMPT + OUTPUT_COST * MAX_OUTPUT * MAX_CHOICES
 
@@ -84,6 +85,21 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.running[item.response_id] = _Running(item, enters, self.queue.take(item))
         self.look_at_who_waits()
 
+    @precondition(lambda self: len(self.running) < SLOTS)
+    @rule(without=st.sampled_from(sorted(WEIGHTS)))
+    def take_near(self, without: str) -> None:
+        waiting = [tenant_id for tenant_id, items in self.waiting.items() if items]
+        item = self.queue.peek_near(lambda tenant_id: tenant_id != without, AHEAD)
+        counters = {tenant_id: self.queue.served(tenant_id) for tenant_id in waiting if tenant_id != without}
+        lowest = min(map(self.queue.served, waiting), default=0.0)
+        if item is None:
+            assert not counters or min(counters.values()) > lowest + AHEAD
+            return
+        assert counters[item.tenant_id] == min(counters.values()) <= lowest + AHEAD
+        assert item is self.waiting[item.tenant_id].pop(0)
+        self.running[item.response_id] = _Running(item, True, self.queue.take(item))
+        self.look_at_who_waits()
+
     @precondition(lambda self: self.running)
     @rule(data=st.data(), tokens=st.integers(1, 200))
     def an_answer_grows(self, data: st.DataObject, tokens: int) -> None:
@@ -143,7 +159,7 @@ class FairQueueMachine(RuleBasedStateMachine):
                 self.since.pop(pair, None)
                 continue
             apart = self.service(pair[0]) - self.service(pair[1])
-            assert abs(apart - self.since.setdefault(pair, apart)) <= 2 * LARGEST * (SLOTS + 1)
+            assert abs(apart - self.since.setdefault(pair, apart)) <= 2 * (LARGEST * (SLOTS + 1) + AHEAD)
 
 
 TestFairQueueMachine = FairQueueMachine.TestCase

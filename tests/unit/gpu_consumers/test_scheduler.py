@@ -253,7 +253,12 @@ def test_who_comes_beside_a_flood_has_a_slot_at_once() -> None:
     engine.add(Lane.STANDARD, 1, "small")
     [given] = engine.fill()
     assert (given.item.tenant_id, given.why) == ("small", "headroom")
-    assert not engine.ends(), "what was kept free is so again before the flood goes on"
+    engine.add(Lane.STANDARD, 1, "small")
+    [again] = engine.fill()
+    assert (again.item.tenant_id, again.why) == ("small", "headroom"), "though the flood is next"
+    for _ in range(2):
+        assert not engine.ends(), "what was kept free is so again before the flood goes on"
+    assert [given.item.tenant_id for given in engine.ends()] == ["flood"]
     engine.add(Lane.INTERACTIVE, 1, "urgent")
     assert [given.item.tenant_id for given in engine.fill()] == ["urgent"]
 
