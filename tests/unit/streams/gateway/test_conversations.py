@@ -278,7 +278,7 @@ async def test_a_branch_begins_though_another_turn_begins_in_that_moment(
     conversation = (await api.conversations.create()).id
     first, _ = await ask(stack, api, "One", ["1"], conversation=conversation)
     in_one_moment(stored, monkeypatch)
-    named = {"conversation": conversation, "previous_response_id": first.id}
+    named: Any = {"conversation": conversation, "previous_response_id": first.id}
     both = asyncio.gather(*(api.responses.create(model="small", input=text, **named) for text in ("Two", "Zwei")))
     for _ in range(2):
         await stack.pipeline.answer(["2"])
