@@ -51,8 +51,7 @@ class Attempts:
         self.asking = Asking()
         self.keeping = Keeping(works, self.asking, effects)
         self.deadlines = Deadlines()
-        self.engine_ready = False
-        self.is_draining = False
+        self.engine_ready = self.is_draining = False
 
     # Begun and ended
 

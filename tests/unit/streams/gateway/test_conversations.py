@@ -278,14 +278,8 @@ async def test_a_branch_begins_though_another_turn_begins_in_that_moment(
     conversation = (await api.conversations.create()).id
     first, _ = await ask(stack, api, "One", ["1"], conversation=conversation)
     in_one_moment(stored, monkeypatch)
-    both = asyncio.gather(
-        *(
-            api.responses.create(
-                model="small", input=text, previous_response_id=first.id, extra_body={"conversation": conversation}
-            )
-            for text in ("Two", "Zwei")
-        )
-    )
+    named: Any = {"conversation": conversation, "previous_response_id": first.id}
+    both = asyncio.gather(*(api.responses.create(model="small", input=text, **named) for text in ("Two", "Zwei")))
     for _ in range(2):
         await stack.pipeline.answer(["2"])
     assert {each.previous_response_id for each in await both} == {first.id}

@@ -96,8 +96,8 @@ async def test_results_on_a_socket_go_on_with_the_response_that_made_the_calls(s
         assert [message.role for message in (await answering).messages][3:] == ["tool", "assistant", "user"]
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["", "not stored"])
-async def test_results_on_a_socket_stay_in_the_conversation_of_the_calls(stack: Stack, stored: bool) -> None:
+@pytest.mark.parametrize("is_turn", [True, False], ids=["", "not stored"])
+async def test_results_on_a_socket_stay_in_the_conversation_of_the_calls(stack: Stack, is_turn: bool) -> None:
     async with client(stack) as http, dial(stack) as socket:
         conversation = (await http.post("/v1/conversations", json={})).json()["id"]
         await say(socket, type="request", request_id="r1", body={**HELLO, "conversation": conversation})
@@ -107,13 +107,13 @@ async def test_results_on_a_socket_stay_in_the_conversation_of_the_calls(stack: 
         results = [{"tool_call_id": call_id(called, 0, call), "content": "12 °C"} for call in (0, 1)]
         asks = {"type": "tool_result", "response_id": called, "results": results, "idempotency_key": "k"}
         for request_id in ("r2", "again"):
-            await say(socket, **asks, request_id=request_id, body={"model": "small", "store": stored})
+            await say(socket, **asks, request_id=request_id, body={"model": "small", "store": is_turn})
             if request_id == "r2":
                 answered = await stack.pipeline.answer(["Cold."])
             seen, _ = await hear_until_terminal(socket)
             assert seen[0].response_id == answered.response_id, "its key stands for it, there or elsewhere"
         told = (await http.get(f"/api/conversations/{conversation}")).json()
-        ours = [called, answered.response_id] if stored else [called]
+        ours = [called, answered.response_id] if is_turn else [called]
         assert [turn["response_id"] for turn in told["turns"]] == ours
 
 
