@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from redis.asyncio.client import Pipeline
+from redis.asyncio.client import Pipeline, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from streams.gateway.fan_out.pump import Pump
@@ -31,7 +31,9 @@ class Outage:
         async def fail(*_: Any, **__: Any) -> None:
             raise RedisConnectionError("away")
 
-        self._patch.__enter__().setattr(Pipeline, "execute", fail)
+        patch = self._patch.__enter__()
+        patch.setattr(Redis, "eval", fail)
+        patch.setattr(Pipeline, "execute", fail)
 
     def __exit__(self, *_: object) -> None:
         self._patch.__exit__(None, None, None)
