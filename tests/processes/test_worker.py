@@ -100,7 +100,7 @@ async def test_a_partition_that_cannot_be_read_holds_up_neither_other_takeovers_
 ) -> None:
     monkeypatch.setattr("gpu_consumers.shell.reading_back.PATIENCE_S", 3_600)
     async with worker(region, "a", drain_timeout_s=0.2):
-        ids = [await region.request(max_tokens=50_000) for _ in range(4)]
+        ids = [await region.request(max_tokens=2_000) for _ in range(4)]
         await region.until(lambda: all(region.accepted(response_id) > 3 for response_id in ids))
     async with worker(region, "b", drain_timeout_s=0.2) as heir:
         heir.worker._reading_back.reader = lambda: HangsOnPartition0(region.kafka, None, "b-read-back")
@@ -252,7 +252,7 @@ async def test_a_killed_process_loses_nothing_and_a_stopped_one_leaves_cleanly(r
     victim = start_process(region, tmp_path, "victim")
     heir = None
     try:
-        begun = await region.request(max_tokens=3_000)
+        begun = await region.request(max_tokens=1_000)
         await region.until(lambda: region.accepted(begun) > 10)
         victim.kill()
         waiting = await region.request()
