@@ -155,36 +155,39 @@ async def _come_back(stack: Stack, seconds: float, rng: random.Random) -> tuple[
     return waits_ms, failed
 
 
-async def _come_back_at_once(stack: Stack, sockets: int) -> list[float]:
-    """Milliseconds until each of so many sockets at another gateway has what was there when all came back."""
-    async with _running(stack, sockets, 60 * TOKENS_PER_S, first=0) as streams:
-        return await _catch_up(stack, streams)
-
-
-async def _catch_up(stack: Stack, streams: Sequence[Stream]) -> list[float]:
-    url = _gateways(stack)[1]
+@asynccontextmanager
+async def _opened(stack: Stack, count: int) -> AsyncIterator[list[aiohttp.ClientWebSocketResponse]]:
+    """So many sockets at another gateway than the first."""
+    url = f"{_gateways(stack)[1]}/v1/stream"
     headers = {"Authorization": f"Bearer {stack.api_key()}"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
-        opened = await asyncio.gather(
-            *(session.ws_connect(f"{url}/v1/stream", compress=0, max_msg_size=0) for _ in streams)
-        )
-        began_s = monotonic()
-
-        async def catch_up(stream: Stream, socket: aiohttp.ClientWebSocketResponse) -> float:
-            until = stream.last
-            ask = {"type": "resume", "response_id": stream.response_id, "starting_after": until - BEHIND}
-            await socket.send_str(orjson.dumps(ask).decode())
-            async for frame in socket:
-                message = orjson.loads(frame.data)
-                if message["type"] == "delta" and message["sequence_number"] >= until:
-                    return (monotonic() - began_s) * 1_000
-            return float("inf")
-
-        async with asyncio.timeout(END_TIMEOUT_S):
-            waits_ms = await asyncio.gather(*map(catch_up, streams, opened))
+        opened = await asyncio.gather(*(session.ws_connect(url, compress=0, max_msg_size=0) for _ in range(count)))
+        yield opened
         for socket in opened:
             await socket.close()
-    return waits_ms
+
+
+async def _catch_up(streams: Sequence[Stream], opened: Sequence[aiohttp.ClientWebSocketResponse]) -> list[float]:
+    """Milliseconds until each of these has what was there when all came back."""
+    began_s = monotonic()
+
+    async def catch_up(stream: Stream, socket: aiohttp.ClientWebSocketResponse) -> float:
+        until = stream.last
+        ask = {"type": "resume", "response_id": stream.response_id, "starting_after": until - BEHIND}
+        await socket.send_str(orjson.dumps(ask).decode())
+        async for frame in socket:
+            message = orjson.loads(frame.data)
+            if message["type"] == "delta" and message["sequence_number"] >= until:
+                return (monotonic() - began_s) * 1_000
+        return float("inf")
+
+    async with asyncio.timeout(END_TIMEOUT_S):
+        return await asyncio.gather(*map(catch_up, streams, opened))
+
+
+async def _come_back_at_once(stack: Stack, sockets: int) -> list[float]:
+    async with _running(stack, sockets, 60 * TOKENS_PER_S, first=0) as streams, _opened(stack, sockets) as opened:
+        return await _catch_up(streams, opened)
 
 
 async def _print_at_once(stack: Stack, sockets: int) -> None:
@@ -199,12 +202,14 @@ async def _print_at_once(stack: Stack, sockets: int) -> None:
         for _ in range(3):
             idle_ms, idle_s = sampled_ms(), monotonic()
             await asyncio.sleep(2)
-            before_ms, began_s = sampled_ms(), monotonic()
-            waits_ms = await _catch_up(stack, streams)
-            after_ms, share = sampled_ms(), (monotonic() - began_s) / (began_s - idle_s)
+            usual, usual_s = sampled_ms(), monotonic() - idle_s
+            async with _opened(stack, sockets) as opened:
+                before_ms, began_s = sampled_ms(), monotonic()
+                waits_ms = await _catch_up(streams, opened)
+                after_ms, share = sampled_ms(), (monotonic() - began_s) / usual_s
             print(f"all caught up after {max(waits_ms):,.0f} ms, half of them after {percentile(waits_ms, 0.5):,.0f}")
             for name, value_ms in after_ms.items():
-                usual_ms = (before_ms[name] - idle_ms[name]) * share
+                usual_ms = (usual[name] - idle_ms[name]) * share
                 print(f"  {name}: {value_ms - before_ms[name]:,.0f} ms of CPU time, usually {usual_ms:,.0f}")
 
 
