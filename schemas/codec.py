@@ -1,10 +1,9 @@
 """Decoding with a reason: why a record cannot be read, in words that go to dead letters."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from orjson import loads
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from schemas.base import SCHEMA_VERSION
@@ -35,22 +34,6 @@ def decode(schema: type[T] | TypeAdapter[T], value: bytes | None) -> T:
     except ValidationError as error:
         raise _explain(error, value) from None
     raise TypeError(f"{schema} is no schema")
-
-
-def reader_of(schema: TypeAdapter[T]) -> Callable[[bytes], T]:
-    """The record in a value, or ValueError, for which `decode` has the words. Takes half as long, since pydantic copies
-    a value to find out which of several schemas it is of; what it alone refuses or understands is left to it. A number
-    beyond 64 bits may be rounded.
-    """
-    validate, validate_json = schema.validate_python, schema.validate_json
-
-    def read(value: bytes) -> T:
-        try:
-            return validate(loads(value))
-        except ValueError:
-            return validate_json(value)
-
-    return read
 
 
 def decode_object(schema: type[_Model], record: Mapping[str, Any]) -> _Model:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from schemas.codec import Undecodable, decode, reader_of
+from schemas.codec import Undecodable, decode
 from schemas.responses import RESPONSES, Release, Started, Terminal
 from streams.gateway.fan_out.following import Following
 from streams.gateway.fan_out.hub import Hub
@@ -24,7 +24,7 @@ MAX_UNWRITTEN_BYTES = 64 * 1024 * 1024
 """Of the records that they are about."""
 
 _log = structlog.get_logger()
-_read = reader_of(RESPONSES)
+_validate: Callable[[bytes], Started | Release | Terminal] = RESPONSES.validate_json
 
 
 def _unheard(_stream: Stream) -> None:
@@ -116,7 +116,7 @@ class Pump:
         hub = self._hub
         for record in records:
             try:
-                event = _read(record.value or b"")
+                event = _validate(record.value or b"")
             except ValueError:
                 self._refuse(record, _why(record.value))
             else:

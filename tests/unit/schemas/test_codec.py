@@ -1,19 +1,15 @@
 """A record that cannot be read gets a reason that names fields and never shows values."""
 
 import json
-from collections.abc import Callable
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from schemas.base import Record
-from schemas.codec import Undecodable, decode, reader_of
+from schemas.codec import Undecodable, decode
 from schemas.generated import GENERATED, Frame
 from schemas.request import Request
-from schemas.responses import RESPONSES, Release, Started, Terminal
+from schemas.responses import RESPONSES, Release
 from tests.unit.schemas.examples import EXAMPLES
 
 REQUEST = next(example for example in EXAMPLES if isinstance(example, Request))
@@ -103,48 +99,6 @@ def test_a_release_whose_columns_disagree_is_refused(change: dict[str, object]) 
     with pytest.raises(Undecodable) as refusal:
         decode(RESPONSES, json.dumps(value).encode())
     assert refusal.value.reason == "invalid"
-
-
-READ = reader_of(RESPONSES)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-
-
-def told(read: Callable[[bytes], object], value: bytes) -> object:
-    """What comes of it; None where it is refused."""
-    try:
-        return read(value)
-    except ValueError:
-        return None
-
-
-@given(st.sampled_from([e for e in EXAMPLES if type(e) in (Started, Release, Terminal)]), st.data())
-def test_a_reader_takes_what_decoding_takes_and_refuses_what_it_refuses(example: Record, data: st.DataObject) -> None:
-    record = json.loads(example.encode())
-    field = data.draw(st.sampled_from(sorted(record)))
-    if isinstance(record[field], list) and record[field] and data.draw(st.booleans()):
-        record[field][-1] = data.draw(JSON)
-    else:
-        record[field] = data.draw(JSON)
-    value = json.dumps(record).encode()
-    assert repr(told(READ, value)) == repr(told(RESPONSES.validate_json, value))
-
-
-@given(st.binary(max_size=40) | st.sampled_from([b"", b"{}", b"null", b"[1", b'{"type":"started"']))
-def test_a_reader_refuses_what_is_no_record(value: bytes) -> None:
-    with pytest.raises(ValidationError):
-        READ(value)
-
-
-def test_what_one_parser_alone_understands_is_read_all_the_same() -> None:
-    """Otherwise it would be a record that cannot be read and of which nobody can say why."""
-    value = RELEASE.encode()[:-1] + b',"unknown":NaN}'
-    with pytest.raises(ValueError, match="unexpected"):
-        orjson.loads(value)
-    assert READ(value) == RELEASE
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1)
