@@ -72,8 +72,12 @@ def _draw_bars(axes: matplotlib.axes.Axes, shown: Bars) -> None:
 def _draw_pairs(axes: matplotlib.axes.Axes, shown: Pairs) -> None:
     for offset, (policy, values_ms) in zip((-0.2, 0.2), shown.policies_ms.items(), strict=True):
         places = [number + offset for number in range(len(values_ms))]
-        bars = axes.barh(places, values_ms, height=0.38, color=COLOURS[policy], label=policy)
-        axes.bar_label(bars, [f"{value_ms:,.0f}" for value_ms in values_ms], padding=3)
+        lengths_ms = [value_ms or 0.0 for value_ms in values_ms]
+        bars = axes.barh(places, lengths_ms, height=0.38, color=COLOURS[policy], label=policy)
+        axes.bar_label(bars, ["" if each is None else f"{each:,.0f}" for each in values_ms], padding=3)
+        for place, value_ms in zip(places, values_ms, strict=True):
+            if value_ms is None:
+                axes.text(0.01, place, "never", va="center", transform=axes.get_yaxis_transform())
     axes.set_yticks(range(len(shown.situations)), [textwrap.fill(each, 34) for each in shown.situations])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

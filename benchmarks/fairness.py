@@ -104,7 +104,11 @@ def _floods(report: Report, seconds: float, seed: int) -> None:
             come = _at_the_door if flood == "door" else _served
             seen = come(policy, arrivals(flood), until_s, seed)
             name = f"{policy}: first token p99 of nine tenants, {title}"
-            p99_ms = percentile(_waits_ms(seen, Lane.STANDARD, without="flood"), 0.99)
+            waits_ms = _waits_ms(seen, Lane.STANDARD, without="flood")
+            if not waits_ms:
+                report.notes.append(f"{policy}: none of nine tenants was ever served, {title}.")
+                continue
+            p99_ms = percentile(waits_ms, 0.99)
             report.add(name, p99_ms, "ms")
             goal = 1.2 if policy == "fair" else None
             report.add(f"{name}, over its calm", p99_ms / calm_ms, "ratio", goal, spread=0.1 if goal else None)

@@ -27,11 +27,11 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Milliseconds by situation, of each policy."""
+    """Milliseconds by situation, of each policy; None: it never comes."""
 
     title: str
     situations: list[str]
-    policies_ms: dict[str, list[float]]
+    policies_ms: dict[str, list[float | None]]
 
 
 def plots(content: Mapping[str, Any]) -> dict[str, Lines | Bars | Pairs]:
@@ -62,11 +62,13 @@ def _over_load(values: Mapping[str, float], what: str, title: str) -> Lines:
 
 def _first_tokens_beside(figures: Sequence[Mapping[str, Any]]) -> Pairs:
     """All situations that were measured in milliseconds, in their order."""
-    policies_ms: dict[str, list[float]] = {}
-    situations: list[str] = []
+    found: dict[str, dict[str, float]] = {}
     for figure in figures:
         policy, _, situation = figure["name"].partition(": ")
         if figure["unit"] == "ms":
-            policies_ms.setdefault(policy, []).append(figure["value"])
-            situations += [] if situation in situations else [situation]
+            found.setdefault(policy, {})[situation] = figure["value"]
+    situations = [*max(found.values(), key=lambda own_ms: len(own_ms))]
+    policies_ms: dict[str, list[float | None]] = {
+        policy: [own_ms.get(situation) for situation in situations] for policy, own_ms in found.items()
+    }
     return Pairs("First token p99 before and since tenants share", situations, policies_ms)

@@ -55,6 +55,16 @@ def test_they_show_first_tokens_before_and_since_tenants_share() -> None:
     assert shown.policies_ms == {"first come": [28_000.0], "fair": [47.0]}
 
 
+def test_who_was_never_served_keeps_its_place() -> None:
+    content = measured()
+    fairness = content["reports"]["fairness"]
+    backlog = {"name": "fair: first token p99 behind a backlog", "value": 50.0, "unit": "ms"}
+    fairness["figures"].append(backlog)
+    shown = plots(content)["fairness"]
+    assert isinstance(shown, Pairs)
+    assert shown.policies_ms == {"first come": [28_000.0, None], "fair": [47.0, 50.0]}
+
+
 def test_what_was_not_measured_is_not_shown() -> None:
     content = measured()
     del content["reports"]["bursts"], content["reports"]["fairness"]
