@@ -280,9 +280,8 @@ class Attempts:
     def _looked_up(self, work: Work | None, look: effects.AskClaim, claim: Claim | None, now_ms: int) -> None:
         if work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(
-                    effects.ReleaseClaim(look.response_id, look.attempt_id)
-                )  # nothing, where it is not ours
+                # Does nothing where it is not ours.
+                self._effects.append(effects.ReleaseClaim(look.response_id, look.attempt_id))
         elif not work.waits_for_claim:
             # It found a slot, or ended, before the answer came: that is what decides.
             return

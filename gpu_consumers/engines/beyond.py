@@ -5,6 +5,7 @@ told apart: an engine that seeks stop strings itself gives a token before all of
 with it.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gpu_consumers.engines.port import EngineDelta
@@ -25,6 +26,10 @@ class Beyond:
     def is_reached(self) -> bool:
         """Whatever comes now is news."""
         return not (self._tokens or self._chars or self._owed)
+
+    def among(self, deltas: Iterable[EngineDelta]) -> list[EngineDelta]:
+        """What is news of the next deltas."""
+        return [*filter(None, map(self.of, deltas))]
 
     def of(self, delta: EngineDelta) -> EngineDelta | None:
         """What is news of the next delta; None where nothing is. A `finish` always is."""

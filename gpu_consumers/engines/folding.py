@@ -164,7 +164,7 @@ class Folding:
         beyond = answers.beyond.get(step.choice)
         if beyond is None:
             return deltas
-        news = [*filter(None, map(beyond.of, deltas))]
+        news = beyond.among(deltas)
         if beyond.is_other:
             self.drop(request_id)
             self._stopped.append((request_id, None))

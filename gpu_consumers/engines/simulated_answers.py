@@ -79,7 +79,7 @@ class Answer:
             self._said(self.finish_due, 0, said)
             if news or self.last_token_id != token_id:
                 raise OtherAnswer
-            news += filter(None, map(beyond.of, said))
+            news += beyond.among(said)
         if not beyond.is_reached:
             self.beyond, self.is_plain = beyond, False
         return news
@@ -98,7 +98,7 @@ class Answer:
             return self._said(finish, cached_tokens, deltas)
         said: list[EngineDelta] = []
         finish = self._said(finish, cached_tokens, said)
-        deltas += filter(None, map(beyond.of, said))
+        deltas += beyond.among(said)
         if beyond.is_reached:
             self.beyond = None
         return finish

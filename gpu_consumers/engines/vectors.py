@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpu_consumers.engines.beyond import Beyond
-from gpu_consumers.engines.port import Accepted, EngineDelta, EngineRequest
+from gpu_consumers.engines.port import EngineDelta, EngineRequest
 from schemas.vectors import as_text
 
 MAX_ROW_CHARS: Final = 32_768
@@ -58,13 +58,10 @@ class Vectors:
             begin += len(ends)
             rows.append(EngineDelta(self._request_id, 0, [0] * len(ends), text, ends, kind="embedding"))
         rows[-1].finish = "stop"
-        return rows if self._accepted is None else _beyond(rows, self._accepted)
-
-
-def _beyond(rows: list[EngineDelta], accepted: Accepted) -> list[EngineDelta]:
-    """An engine embeds all inputs anew: they are few, and nobody knows which took long."""
-    beyond = Beyond(accepted.tokens, sum(accepted.chars))
-    return [news for row in rows if (news := beyond.of(row)) is not None]
+        if (accepted := self._accepted) is None:
+            return rows
+        # An engine embeds all inputs anew: they are few, and nobody knows which took long.
+        return Beyond(accepted.tokens, sum(accepted.chars)).among(rows)
 
 
 def next_step(rows: list[EngineDelta]) -> tuple[list[EngineDelta], list[EngineDelta]]:

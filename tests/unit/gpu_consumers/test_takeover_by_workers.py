@@ -272,15 +272,19 @@ def test_handed_over_work_is_taken_without_waiting_for_the_lease() -> None:
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
 
 
-def test_an_answer_goes_on_however_many_workers_are_lost_with_it() -> None:
-    fleet = Fleet("a")
-    response_id = fleet.region.request(max_tokens=300, choices=2)
-    for round_number in range(MAX_LOSSES + 2):
-        fleet.run_until_told(response_id, 40 * (round_number + 1))
+def lost_again_and_again(fleet: Fleet, response_id: str, times: int, tokens_each: int) -> None:
+    for number in range(1, times + 1):
+        fleet.run_until_told(response_id, tokens_each * number)
         fleet.crash("a")
         fleet.start("a")
     fleet.settle()
     check(fleet.region)
+
+
+def test_an_answer_goes_on_however_many_workers_are_lost_with_it() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300, choices=2)
+    lost_again_and_again(fleet, response_id, MAX_LOSSES + 2, 40)
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
     assert len(fleet.region.of_choice[response_id, 0]) == 300
 
@@ -330,12 +334,7 @@ def test_what_only_its_engine_knows_is_lost_with_it_and_its_client_is_told_why()
 def test_an_answer_is_not_continued_for_ever() -> None:
     fleet = Fleet("a")
     response_id = fleet.region.request(max_tokens=2_000)
-    for round_number in range(MAX_ATTEMPTS):
-        fleet.run_until_told(response_id, 10 * (round_number + 1))
-        fleet.crash("a")
-        fleet.start("a")
-    fleet.settle()
-    check(fleet.region)
+    lost_again_and_again(fleet, response_id, MAX_ATTEMPTS, 10)
     assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
     [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
     assert ending.message.endswith("it is not continued: it was begun 12 times.")
