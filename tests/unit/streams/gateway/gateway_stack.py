@@ -320,6 +320,11 @@ class Stack:
     def websocket_url(self) -> str:
         return f"ws://127.0.0.1:{self.port}/v1/stream"
 
+    def has_released(self, request: Request) -> bool:
+        """The gateway has read text of it; memory may have let go of it since."""
+        stream = self.runtime.hub.get(request.response_id)
+        return stream is not None and (stream.next_sequence or 1) > 1
+
 
 def memory_log(settings: Settings) -> MemoryLog:
     log = MemoryLog(now_ms)

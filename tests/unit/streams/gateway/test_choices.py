@@ -216,7 +216,7 @@ async def test_while_they_run_all_of_them_are_shown(stack: Stack) -> None:
         request = await stack.pipeline.next_request()
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["Rom"], [("content", 0, 1)])
-        await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.spans, "it has begun")
+        await until(lambda: stack.has_released(request), "it has begun")
         shown = (await http.get(f"/v1/chat/completions/{request.response_id}")).json()
         stack.pipeline.end(request, 2, EndingCode.CANCELLED, finish_reasons=["stop"] * 3)
         await asking

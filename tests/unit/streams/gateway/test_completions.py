@@ -121,7 +121,7 @@ async def test_a_completion_is_shown_as_it_runs_and_never_to_another_tenant(stac
         path = f"/v1/completions/{request.response_id}"
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, [" upon"])
-        await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.spans, "it has begun")
+        await until(lambda: stack.has_released(request), "it has begun")
         shown = (await http.get(path)).json()
         other = await http.get(path, headers={"authorization": f"Bearer {OTHER_KEY}"})
         stack.pipeline.end(request, 2)

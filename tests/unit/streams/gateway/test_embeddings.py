@@ -87,7 +87,7 @@ async def test_vectors_that_are_not_all_there_are_not_told(stack: Stack) -> None
         stack.pipeline.start(request)
         stack.pipeline.say(request, 1, "embedding", *TEXTS[:2])
         path = f"/v1/embeddings/{request.response_id}"
-        await until(lambda: (s := stack.runtime.hub.get(request.response_id)) and s.spans, "it has begun")
+        await until(lambda: stack.has_released(request), "it has begun")
         running = (await http.get(path)).json()
         stack.pipeline.end(request, 3, EndingCode.ENGINE_FAILED)
         assert (await asking).status_code == 502
