@@ -24,7 +24,11 @@ class Asking:
             # Nothing of this worker's attempts stands there yet.
             work.generated_end = max(work.request.opened_offset, self._generated_ends.get(work.partition, 0))
         most_begun = None if work.most_losses is None else work.most_losses + work.is_counted
-        return AskClaim(work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms), most_begun)
+        # What is planned as a claim is taken over first, if anybody had it, also this worker.
+        held_as = "" if work.plan == "claim" else work.claimed_as
+        return AskClaim(
+            work.response_id, attempt_id, purpose, work.generated_end, _keep_ms(work, now_ms), most_begun, held_as
+        )
 
     @staticmethod
     def read_back(work: Work, fence_offset: int) -> AskReadBack:

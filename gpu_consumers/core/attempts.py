@@ -233,7 +233,7 @@ class Attempts:
             self._looked_up(work, look, claim, now_ms)
         elif work is None:
             if claim is not None and claim.state in ("fresh", "expired"):
-                self._effects.append(effects.ReleaseClaim(response_id, attempt_id, uncount=True))
+                self._effects.append(effects.ReleaseClaim(response_id, attempt_id, uncount=claim.counted))
         elif work.phase is Phase.CLAIMING and work.attempt_id == attempt_id:
             self._begin(work, claim, now_ms)
         elif work.phase is Phase.RUNNING and attempt_id in (work.attempt_id, work.claimed_as):
@@ -247,7 +247,7 @@ class Attempts:
             if is_first and work.is_cleared:
                 self._take_over(work, now_ms)
             elif is_first and work.must_take_over:
-                self._not_fresh(work, work.attempt_id, None, True, now_ms)
+                self._not_fresh(work, work.attempt_id, None, now_ms)
             else:
                 self._enter(work, now_ms)
         elif (claim.state == "fresh" and not (is_first and work.must_take_over)) or (
@@ -259,7 +259,7 @@ class Attempts:
             work.claimed_as, work.is_counted, work.lacks_claim = work.attempt_id, True, False
             self._enter(work, now_ms)
         else:
-            self._not_fresh(work, work.attempt_id, claim, True, now_ms)
+            self._not_fresh(work, work.attempt_id, claim, now_ms)
 
     def _enter(self, work: Work, now_ms: int) -> None:
         if work.losses >= MAX_LOSSES:
@@ -291,9 +291,9 @@ class Attempts:
             elif claim is None:
                 self._slots.look_again(work, now_ms + RETRY_MS)
         else:
-            self._not_fresh(work, look.attempt_id, claim, False, now_ms)
+            self._not_fresh(work, look.attempt_id, claim, now_ms)
 
-    def _not_fresh(self, work: Work, asked_as: str, claim: Claim | None, counted: bool, now_ms: int) -> None:
+    def _not_fresh(self, work: Work, asked_as: str, claim: Claim | None, now_ms: int) -> None:
         """Somebody has, had or may have begun it."""
         if claim is None:
             self._wait(work, "claim", now_ms + RETRY_MS)
@@ -307,7 +307,7 @@ class Attempts:
         else:
             work.claimed_as, work.lacks_claim = asked_as, False
             work.losses = max(work.losses, claim.begun - work.is_counted)
-            work.is_counted |= counted
+            work.is_counted |= claim.counted
             known_from = claim.generated_end if claim.state == "expired" else 0
             work.reads_from = max(work.request.opened_offset, known_from)
             self._take_over(work, now_ms)

@@ -17,8 +17,9 @@ KEPT_BEYOND_DEADLINE_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class AskClaim:
-    """`begin`: claims it, and counts that it enters an engine. `take`: claims it, without counting. `look`: as `take`,
-    but what nobody had is left alone: it is told as `fresh`, and is not ours.
+    """`begin`: claims it, and counts that it enters an engine, but where another attempt than `held_as` had it: that is
+    taken over first, and may wait then. `take`: claims it, without counting. `look`: as `take`, but what nobody had is
+    left alone: it is told as `fresh`, and is not ours.
 
     `generated_end`: the response's partition of `generated` reaches at least so far, and nothing of an attempt under
     this claim stands before it. The first claim keeps it. All is forgotten `keep_ms` later.
@@ -33,6 +34,8 @@ class AskClaim:
     generated_end: int = 0
     keep_ms: int = KEPT_BEYOND_DEADLINE_MS
     most_begun: int | None = None
+    held_as: str = ""
+    """The attempt under which it is ours already, and may enter an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Claim:
     has it for at least `retry_in_ms`. `finished`: its terminal is in the log.
 
     `begun`: how often it has entered an engine and neither ended nor been released, nor said anything since, as far as
-    that was told (`AskClaim.most_begun`); this time not counted.
+    that was told (`AskClaim.most_begun`); this time not counted. `counted`: this time is, from now on.
     """
 
     state: ClaimState
@@ -66,6 +69,7 @@ class Claim:
     retry_in_ms: int = 0
     begun: int = 0
     generated_end: int = 0
+    counted: bool = False
 
 
 class ClaimsUnavailable(Exception):
@@ -133,9 +137,11 @@ class ClaimTable:
             previous = held.attempt_id
         if ask.most_begun is not None:
             held.begun = min(held.begun, ask.most_begun)
-        answer = Claim(state, previous, 0, held.begun, held.generated_end)
+        is_to_enter = state == "fresh" or previous in (ask.held_as, ask.attempt_id)
+        counted = ask.purpose == "begin" and is_to_enter
+        answer = Claim(state, previous, 0, held.begun, held.generated_end, counted)
         held.incarnation, held.attempt_id = incarnation, ask.attempt_id
-        if ask.purpose == "begin" and previous != ask.attempt_id:
+        if counted and previous != ask.attempt_id:
             held.begun += 1
         return answer
 

@@ -16,7 +16,8 @@ from streams.script_pipeline import Answer, Script, ScriptPipeline
 _log = structlog.get_logger()
 
 # KEYS: claim, own lease.
-# ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end, most_begun (or empty).
+# ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end, most_begun (or empty),
+# held_as (or empty).
 # A claim is a hash: incarnation (empty: released), attempt, pool, begun, generated_end; or finished, which is kept for
 # longest, and alone.
 _CLAIM = Script("""
@@ -42,9 +43,10 @@ if ARGV[9] ~= '' and begun > tonumber(ARGV[9]) then
   begun = tonumber(ARGV[9])
   redis.call('HSET', KEYS[1], 'begun', ARGV[9])
 end
-if ARGV[6] == 'begin' and previous ~= ARGV[3] then redis.call('HINCRBY', KEYS[1], 'begun', 1) end
+local counted = ARGV[6] == 'begin' and (state == 'fresh' or previous == ARGV[10] or previous == ARGV[3])
+if counted and previous ~= ARGV[3] then redis.call('HINCRBY', KEYS[1], 'begun', 1) end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-return {state, previous, 0, begun, generated_end}
+return {state, previous, 0, begun, generated_end, counted and 1 or 0}
 """)
 
 # KEYS: claim. ARGV: incarnation, keep_ms.
@@ -114,7 +116,7 @@ class RedisClaims:
         is_ours = claim.state == "expired" or ask.purpose != "look"
         if earlier.state == "leased" and is_ours:
             try:
-                await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, uncount=ask.purpose == "begin")])
+                await self.release([ReleaseClaim(ask.response_id, ask.attempt_id, uncount=claim.counted)])
             except ClaimsUnavailable as error:
                 # Who is told `leased` asks again, and gives it back then.
                 _log.warning("claims_unavailable", what="give way", error=str(error), repeats=True)
@@ -122,6 +124,8 @@ class RedisClaims:
             [taken] = await _claims(self._ask([replace(ask, purpose="take")]))
             if taken is None or taken.state == "leased":
                 return taken
+        elif earlier.state == "expired":
+            return replace(earlier, counted=claim.counted)
         return earlier
 
     def _look_before(self, asks: Sequence[AskClaim]) -> list[Awaitable[Answer]]:
@@ -151,6 +155,7 @@ class RedisClaims:
                     self._pool,
                     ask.generated_end,
                     "" if ask.most_begun is None else ask.most_begun,
+                    ask.held_as,
                 ],
             )
             for ask in asks
@@ -187,7 +192,10 @@ class RedisClaims:
 
 async def _claims(calls: Iterable[Awaitable[Answer]]) -> list[Claim | None]:
     answers = await _each(calls)
-    return [None if isinstance(answer, ClaimsUnavailable) else Claim(*answer) for answer in answers]
+    return [
+        None if isinstance(answer, ClaimsUnavailable) else Claim(*answer[:5], *map(bool, answer[5:]))
+        for answer in answers
+    ]
 
 
 async def _each(calls: Iterable[Awaitable[Any]]) -> list[Any]:

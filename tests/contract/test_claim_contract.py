@@ -73,7 +73,10 @@ def test_redis_decides_as_the_table_does(redis_url: str, script: list[Step]) -> 
             store, attempt_id = stores[incarnation], f"att_{number}"
             if what in ("begin", "take", "look"):
                 most_begun = number if number < 3 else None
-                ask = AskClaim(response_id, attempt_id, what, generated_end=number, most_begun=most_begun)
+                held_as = f"att_{number ^ 1}" if number > 1 else ""
+                ask = AskClaim(
+                    response_id, attempt_id, what, generated_end=number, most_begun=most_begun, held_as=held_as
+                )
                 [found] = await store.claim([ask])
                 expected = table.claim(incarnation, ask, 0)
                 assert found is not None
@@ -110,11 +113,12 @@ async def test_one_renewal_keeps_everything_and_its_absence_loses_everything(red
     for _ in range(4):
         await asyncio.sleep(0.15)
         await holder.renew()
-    leased = [claim for claim in await other.claim(requests) if claim is not None]
+    anew = [AskClaim(f"r{number}", f"new{number}") for number in range(50)]
+    leased = [claim for claim in await other.claim(anew) if claim is not None]
     assert [claim.state for claim in leased] == ["leased"] * 50
     assert all(0 < claim.retry_in_ms <= 400 for claim in leased)
     await asyncio.sleep(leased[0].retry_in_ms / 1_000 + 0.02)
-    assert await other.claim(requests) == [Claim("expired", f"att{number}", begun=1) for number in range(50)]
+    assert await other.claim(anew) == [Claim("expired", f"att{number}", begun=1) for number in range(50)]
 
 
 async def test_what_nobody_began_is_left_alone_by_who_asks_for_begun_work_only(redis: Redis, region: str) -> None:
@@ -124,7 +128,25 @@ async def test_what_nobody_began_is_left_alone_by_who_asks_for_begun_work_only(r
     assert [claim and claim.state for claim in await heir.claim(asked)] == ["leased", "fresh"]
     await asyncio.sleep(0.15)
     assert await heir.claim(asked) == [Claim("expired", "att_old", begun=1), Claim("fresh")]
-    assert await holder.claim([AskClaim("unheard", "att")]) == [Claim("fresh")]
+    assert await holder.claim([AskClaim("unheard", "att")]) == [Claim("fresh", counted=True)]
+
+
+async def test_what_another_has_begun_is_counted_once_it_enters_and_not_while_it_waits_for_that(
+    redis: Redis, region: str
+) -> None:
+    """Whoever takes it over may be lost meanwhile, with another request in its engine."""
+    holder, heir, third = (claims(redis, region, name, lease_ms=100) for name in ("a/1", "b/1", "c/1"))
+    assert await holder.claim([AskClaim("r", "att_a")]) == [Claim("fresh", counted=True)]
+    await asyncio.sleep(0.15)
+    assert await heir.claim([AskClaim("r", "att_b")]) == [Claim("expired", "att_a", begun=1)]
+    await asyncio.sleep(0.15)
+    assert await third.claim([AskClaim("r", "att_c")]) == [Claim("expired", "att_b", begun=1)]
+    enters = AskClaim("r", "att_d", held_as="att_c")
+    assert await third.claim([enters]) == [Claim("expired", "att_c", begun=1, counted=True)]
+    assert await third.claim([enters]) == [Claim("expired", "att_d", begun=2, counted=True)], (
+        "told twice, it enters once"
+    )
+    assert await third.claim([AskClaim("r", "att_e", "take", held_as="att_d")]) == [Claim("expired", "att_d", begun=2)]
 
 
 async def test_a_worker_that_was_overtaken_cannot_call_the_work_finished(redis: Redis, region: str) -> None:
@@ -134,7 +156,7 @@ async def test_a_worker_that_was_overtaken_cannot_call_the_work_finished(redis: 
     assert await heir.claim([AskClaim("r", "att_heir")]) == [Claim("expired", "att_zombie", begun=1)]
     await zombie.finish([FinishClaim("r")])
     await asyncio.sleep(0.15)
-    assert await third.claim([AskClaim("r", "att_third")]) == [Claim("expired", "att_heir", begun=2)]
+    assert await third.claim([AskClaim("r", "att_third")]) == [Claim("expired", "att_heir", begun=1)]
 
 
 async def test_a_claim_is_of_the_response_whichever_pool_asks(redis: Redis, region: str) -> None:
@@ -149,7 +171,7 @@ async def test_a_claim_is_of_the_response_whichever_pool_asks(redis: Redis, regi
 async def test_a_late_release_frees_no_newer_claim(redis: Redis, region: str) -> None:
     holder, other = claims(redis, region, "a/1"), claims(redis, region, "b/1")
     await holder.claim([AskClaim("r", "att_old")])
-    await holder.claim([AskClaim("r", "att_new")])
+    await holder.claim([AskClaim("r", "att_new", held_as="att_old")])
     await holder.release([ReleaseClaim("r", "att_old")])
     assert await other.claim([AskClaim("r", "att")]) == [Claim("leased", "att_new", ANY_MS, 2)]
     await holder.release([ReleaseClaim("r", "att_new", uncount=True)])
@@ -199,7 +221,7 @@ async def test_what_a_worker_of_the_release_before_holds_is_left_to_it_while_it_
     assert claim is not None
     assert claim.state == "expired"
     assert claim.begun == 0, "who gave way has begun nothing"
-    assert await store.claim([ask]) == [Claim("leased", "att_last", ANY_MS, int(purpose == "begin"), 5)]
+    assert await store.claim([ask]) == [Claim("leased", "att_last", ANY_MS, 0, 5)]
 
 
 async def test_a_claim_that_cannot_be_given_back_to_the_release_before_is_given_back_with_the_next_ask(
@@ -259,7 +281,7 @@ async def test_all_calls_of_a_store_share_one_connection(redis: Redis, region: s
     assert len(await redis.client_list()) == connections
     assert await store.claim([AskClaim("r", "att"), AskClaim("s", "att")]) == [
         Claim("finished"),
-        Claim("expired", "att", begun=1),
+        Claim("expired", "att", begun=1, counted=True),
     ]
 
 
@@ -289,4 +311,4 @@ async def test_the_script_survives_a_flushed_script_cache(redis: Redis, redis_ur
     await store.claim([AskClaim("r1", "att1")])
     with sync_redis.Redis.from_url(redis_url) as admin:
         admin.script_flush()
-    assert await store.claim([AskClaim("r2", "att2")]) == [Claim("fresh")]
+    assert await store.claim([AskClaim("r2", "att2")]) == [Claim("fresh", counted=True)]

@@ -105,6 +105,33 @@ def test_what_killed_two_workers_waits_until_nobody_can_die_with_it() -> None:
     assert fleet.region.terminal(late) is EndingCode.COMPLETED
 
 
+def test_who_waits_behind_a_suspect_is_not_blamed_for_the_worker_that_is_lost_with_it() -> None:
+    fleet = Fleet("x")
+    killer = fleet.region.request()
+    while not fleet.all[0].submitted:
+        fleet.run(20)
+    fleet.crash("x")
+    second = fleet.start("y")
+    second.engine_starts = False
+    fleet.run(LEASE_MS + 500)
+    innocent = fleet.region.request()
+    fleet.run(40)
+    second.engine_starts = True
+    while len(second.submitted) < 2:
+        fleet.run(20)
+    fleet.crash("y")
+    fleet.poison(killer, kills_worker=True)
+    third = fleet.start("z")
+    while fleet.workers:
+        fleet.run(20)
+    assert len(third.submitted) == 1
+    assert fleet.region.claims._held[innocent].begun == 1, "lost with the second worker alone"
+    fleet.settle("z")
+    check(fleet.region)
+    assert fleet.region.terminal(killer) is EndingCode.ENGINE_FAILED
+    assert fleet.region.terminal(innocent) is EndingCode.COMPLETED
+
+
 def test_others_do_not_wait_for_ever_for_a_suspects_moment() -> None:
     fleet = Fleet("a")
     killer = fleet.poison(fleet.region.request(), kills_worker=True)
