@@ -58,6 +58,8 @@ class Queued:
     most_output: int = 0
     """Tokens of all its answers together; 0: it gives none, as vectors."""
     weight: int = 1
+    queued_before_ms: int = 0
+    """So much earlier it was queued first: it was another's meanwhile, or taken over, or its engine was lost."""
 
 
 @dataclass(slots=True, eq=False)

@@ -101,7 +101,8 @@ class _Lane:
     def starves(self, now_ms: int) -> bool:
         if not self._starves_after_ms or (oldest := self.oldest) is None:
             return False
-        return now_ms - max(oldest.queued_at_ms, self._begun_at_ms) >= self._starves_after_ms
+        since_ms = max(oldest.queued_at_ms - oldest.queued_before_ms, self._begun_at_ms)
+        return now_ms - since_ms >= self._starves_after_ms
 
 
 class Scheduler:

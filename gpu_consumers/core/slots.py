@@ -46,9 +46,11 @@ class Slots:
         most_output = request.choices * request.max_tokens
         tokens = work.prompt_tokens + most_output
         tokens += weight_tokens(len(request.input_ends), request.dimensions or self._dimensions)
+        if work.queued_first_ms is None:
+            work.queued_first_ms = now_ms
         item = Queued(
             work.response_id, request.lane, tokens, now_ms, work.slots, request.scope.tenant_id,
-            work.prompt_tokens, most_output, request.weight,
+            work.prompt_tokens, most_output, request.weight, now_ms - work.queued_first_ms,
         )  # fmt: skip
         if work.is_suspect:
             self._suspects.add(item)

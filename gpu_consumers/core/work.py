@@ -84,6 +84,7 @@ class Work:
     generated_end: int = 0
     """What is known of its partition of `generated` before any attempt of this worker: it reaches so far."""
     reads_from: int = 0
+    queued_first_ms: int | None = None
     retry_at_ms: int = 0
     submitted_at_ms: int = 0
     first_token_at_ms: int = 0

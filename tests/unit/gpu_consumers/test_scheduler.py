@@ -48,16 +48,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         return (
             bool(waits and patience_ms)
             and not self.held().of_lane[lane]
-            and (self.now_ms - max(waits[0].queued_at_ms, self.begun_at_ms[lane]) >= patience_ms)
+            and (
+                self.now_ms - max(waits[0].queued_at_ms - waits[0].queued_before_ms, self.begun_at_ms[lane])
+                >= patience_ms
+            )
         )
 
     @rule(
         lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(),
-        choices=st.integers(1, MAX_CHOICES), tenant_id=st.sampled_from(TENANTS),
+        choices=st.integers(1, MAX_CHOICES), tenant_id=st.sampled_from(TENANTS), before_ms=st.sampled_from([0, 6_000]),
     )  # fmt: skip
-    def add(self, lane: Lane, tokens: int, front: bool, choices: int, tenant_id: str) -> None:
+    def add(self, lane: Lane, tokens: int, front: bool, choices: int, tenant_id: str, before_ms: int) -> None:
         self.names += 1
-        queued = Queued(str(self.names), lane, tokens, self.now_ms, choices, tenant_id, tokens, 10 * choices)
+        queued = Queued(
+            str(self.names), lane, tokens, self.now_ms, choices, tenant_id, tokens, 10 * choices,
+            queued_before_ms=before_ms,
+        )  # fmt: skip
         self.scheduler.add(queued, front=front)
         self.model.insert(0 if front else len(self.model), queued)
 

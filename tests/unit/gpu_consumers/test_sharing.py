@@ -1,9 +1,15 @@
 """A worker shares its slots between tenants and lanes, whatever came first and whatever ends how."""
 
+from array import array
+
+from gpu_consumers.core.scheduler import Sizes
+from gpu_consumers.core.slots import Slots
+from gpu_consumers.core.work import Work, Works
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Fence
 from schemas.request import LANES, Lane
-from tests.unit.gpu_consumers.fleet import TOPICS, Fleet, Worker, check
+from streams.lane_policy import LANE_POLICIES
+from tests.unit.gpu_consumers.fleet import SCOPE, TOPICS, Fleet, Worker, check
 
 
 def begun(fleet: Fleet) -> list[str]:
@@ -108,6 +114,23 @@ def test_batch_work_goes_on_beside_a_flood_of_the_lanes_above_it_and_is_not_give
     assert len([each for each in fleet.region.open_responses() if each not in jobs]) > 20
     fleet.settle()
     check(fleet.region)
+
+
+def test_a_lane_has_starved_since_its_work_was_queued_first_whatever_that_was_taken_out_for() -> None:
+    region, works = Fleet().region, Works()
+    slots = Slots(Sizes(4), LANE_POLICIES, works)
+    for lane in (Lane.BATCH, Lane.INTERACTIVE):
+        response_id = region.request(lane)
+        works.by_response[response_id] = Work(region.requests[response_id], array("I", [7]), 1, SCOPE)
+    job, chat = works.by_response.values()
+    starves_after_ms = LANE_POLICIES.of(Lane.BATCH).starves_after_ms
+    slots.queue(job, 0, front=False)
+    slots.remove(job)
+    slots.queue(job, starves_after_ms - 1, front=True)
+    slots.queue(chat, starves_after_ms - 1, front=False)
+    given = slots.take(starves_after_ms)
+    assert given is not None
+    assert (given.item.response_id, given.why) == (job.response_id, "starving")
 
 
 def test_whatever_becomes_of_answers_their_slots_are_free_again() -> None:
