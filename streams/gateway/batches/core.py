@@ -350,7 +350,7 @@ def _next_of_running(held: Held, now_ms: int, most_in_flight: int) -> Next:
 
 def is_read_first(held: Held, following: Next, now_ms: int) -> bool:
     """Whether all that the log has by now is read before that is done: lines that are on their way, and may have been
-    answered in time, would be told as lines that did not run.
+    answered in time, would be told as lines that did not run, or written again. Nobody may have held it for long.
     """
-    ends_lines = following in (Next.CLOSE, Next.SWEEP, Next.ASSEMBLE)
-    return ends_lines and held.progress.in_flight > 0 and now_ms < held.batch.expires_at_ms + READ_WAIT_MS
+    is_of_unheard = following in (Next.RESEND, Next.CLOSE, Next.SWEEP, Next.ASSEMBLE)
+    return is_of_unheard and held.progress.in_flight > 0 and now_ms < held.batch.expires_at_ms + READ_WAIT_MS

@@ -141,11 +141,13 @@ class BatchRun:
 
     async def _following(self) -> Next:
         following = self._next()
-        if following in (Next.SEND, Next.COLLECT) and not self._knows_log:
+        if following in (Next.SEND, Next.RESEND, Next.COLLECT) and not self._knows_log:
             await self._know_log()
             following = self._next()
-        is_read_first = core.is_read_first(self.held, following, self._services.clock_ms())
-        return Next.COLLECT if is_read_first and not await self._has_read_all() else following
+        if not core.is_read_first(self.held, following, self._services.clock_ms()):
+            self._unread = None
+            return following
+        return following if await self._has_read_all() else Next.COLLECT
 
     def _next(self) -> Next:
         return next_of(self.held, self._services.clock_ms(), self._services.options.lines_in_flight)

@@ -170,7 +170,7 @@ def test_time_ends_what_nothing_else_ends() -> None:
 
 def test_before_lines_on_their_way_are_ended_what_the_log_has_is_read_unless_it_never_says() -> None:
     held = core.sent(validated(begun()), 10, 1)
-    for following in (Next.CLOSE, Next.SWEEP, Next.ASSEMBLE):
+    for following in (Next.RESEND, Next.CLOSE, Next.SWEEP, Next.ASSEMBLE):
         assert core.is_read_first(held, following, WINDOW_MS + EXPIRY_WAIT_MS)
         assert not core.is_read_first(held, following, WINDOW_MS + READ_WAIT_MS)
         assert not core.is_read_first(validated(begun()), following, WINDOW_MS)

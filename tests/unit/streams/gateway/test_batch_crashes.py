@@ -343,6 +343,21 @@ async def test_lines_that_nothing_is_heard_of_are_written_again_under_their_ids(
     await all_ended_once(story, 10, 2)
 
 
+async def test_what_was_answered_while_nobody_held_it_for_long_is_read_before_anything_is_written_again() -> None:
+    """As where many batches take turns, or no gateway was there: most of what is on its way has ended meanwhile."""
+    story = Story(outcome=goes_wrong, lines_in_flight=4)
+    await story.create(*map(line, custom_ids(10)))
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 4)
+    story.play(most=3)
+    story.now_ms += STALLED_AFTER_MS
+    story.answers = True
+    await story.run()
+    written = Counter(request.response_id for request in story.requests())
+    assert sorted(written.values()) == [1] * 10
+    await all_ended_once(story, 10, 0)
+
+
 async def test_where_the_log_is_another_one_what_was_on_its_way_is_written_to_it_at_once() -> None:
     story = Story(outcome=goes_wrong, lines_in_flight=4)
     await story.create(*map(line, custom_ids(10)))
