@@ -29,7 +29,7 @@ from typing import Final
 
 import structlog
 
-from streams.blobs.port import BlobChanged, BlobMissing, Blobs, name_of
+from streams.blobs.port import BlobChanged, BlobMissing, Blobs, BlobsUnavailable, name_of
 from streams.clocks import monotonic_ms
 from streams.gateway.batches import core
 from streams.gateway.batches.arrivals import Arrivals, Arrived
@@ -457,9 +457,12 @@ class BatchRun:
         try:
             output_id = await making.file_of(self.held, OUTPUT)
             error_id = await making.file_of(self.held, ERRORS)
-        except (BlobMissing, BlobChanged):
+        except BlobMissing:
             await self._lose_output()
             return
+        except BlobChanged as changed:
+            # By a former holder, whose write comes late: behind what counts, which is whole.
+            raise BlobsUnavailable(f"{changed} was written to while it was read") from None
         services.killed_after(8)
         await self._change(lambda held, now_ms: core.finished(held, output_id, error_id, now_ms))
         services.killed_after(9)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streams.blobs import memory as memory_blobs
 from streams.blobs.memory import MemoryBlobs
 from streams.blobs.port import BlobMissing, BlobsUnavailable
 from streams.gateway.batches import arrivals, core
@@ -244,6 +245,31 @@ async def test_a_part_that_is_gone_fails_its_batch(step: int) -> None:
     assert story.batch.status is Status.FAILED
     assert [each.code for each in story.batch.problems] == ["output_lost"]
     assert story.batch.output_file_id is None
+
+
+async def test_a_former_holders_write_that_comes_while_files_are_made_takes_nothing_from_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class WrittenLate(MemoryBlobs):
+        is_late = False
+
+        async def read(self, name: str, begin: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
+            async for piece in super().read(name, begin, end):
+                yield piece
+                if end is not None and not self.is_late:
+                    self.is_late = True
+                    await self.append(name, end, b"what nobody was told of")
+
+    monkeypatch.setattr(memory_blobs, "CHUNK_BYTES", 64)
+    story = Story()
+    story.blobs = WrittenLate()
+    await story.create(*map(line, custom_ids(5)))
+    with pytest.raises(BlobsUnavailable):
+        await story.run()
+    assert story.batch.status.value == "finalizing"
+    await story.run()
+    assert story.batch.status is Status.COMPLETED
+    assert sorted(each["custom_id"] for each in await story.told(story.batch.output_file_id)) == custom_ids(5)
 
 
 async def test_an_output_file_that_a_crash_left_unfinished_is_made_anew() -> None:
