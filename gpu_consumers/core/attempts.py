@@ -81,8 +81,9 @@ class Attempts:
         if work.phase is Phase.CLOSING:
             return
         self._emission.publish_held()
-        # What waits behind its fence to generate may be another's by now.
-        fenced = work.phase in (Phase.RUNNING, Phase.READING, Phase.FENCING) or work.plan == "generate"
+        # What waits to generate, behind its fence or once more behind that of a lost engine, may be another's by now.
+        waits = work.plan == "generate" or (work.plan == "again" and work.phase is Phase.QUEUED)
+        fenced = waits or work.phase in (Phase.RUNNING, Phase.READING, Phase.FENCING)
         self._stop(work, code.value)
         self._slots.remove(work)
         if not fenced:
@@ -175,8 +176,8 @@ class Attempts:
                 self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
         for response_id in self._slots.hopeless(now_ms):
             work = self._works.by_response[response_id]
-            if work.plan == "claim":
-                # It may be another's by now, and the claims do not answer: it leaves the others a turn.
+            if work.plan in ("claim", "fresh"):
+                # It may be another's by now, and has no fence that would tell: it leaves the others a turn.
                 self._wait(work, "claim", now_ms + MAX_HOLD_MS)
             else:
                 self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LEFT_OUT)

@@ -212,6 +212,36 @@ def test_a_suspect_that_others_leave_no_moment_gives_up_after_three_turns_of_the
     assert all("no moment" in ending_of(fleet, each).message for each in gave_up)
 
 
+def test_a_frozen_worker_that_wakes_gives_up_no_suspect_that_another_goes_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = _fleet_of_suspects(monkeypatch, [Lane.BATCH] * 50)
+    suspects = list(fleet.region.requests)
+    long = fleet.region.request(Lane.STANDARD, max_tokens=5_000, partition=1)
+    fleet.run(MAX_HOLD_MS + 5_000, 100)
+    slots = fleet.workers["a"].core._slots
+    while slots._turns_left or slots._holding_since_ms is None:
+        if not slots._scheduler:
+            fleet.region.request(Lane.STANDARD, max_tokens=2, partition=1)
+        fleet.run(1_000, 100)
+    waiting = [each for each in suspects if fleet.region.terminal(each) is None]
+    frozen = fleet.workers.pop("a")
+    frozen.lanes.drop()
+    fleet.run(MAX_HOLD_MS, 100)
+    fleet.each["max_running"] = 64
+    fleet.start("b")
+    fleet.run(900, 100)
+    taken = [each for each in waiting if fleet.region.prefixes[each].attempts > 1]
+    assert taken
+    frozen.core.tick(fleet.region.now_ms)
+    frozen._run_effects()
+    frozen.producer.poll()
+    fleet.region.cancel(long)
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in taken} == {EndingCode.COMPLETED}
+
+
 def test_suspects_wait_for_one_that_is_tried_however_long_its_engine_takes() -> None:
     """As when it hangs: its engine is ended then, and the turn is the next one's."""
     fleet = Fleet("a", max_running=8)
