@@ -134,9 +134,9 @@ class BatchRun:
         try:
             await self._do(following)
         except BlobMissing:
-            await self._break("input_file_missing", "The batch's input file is not there any more.")
+            await self.break_off("input_file_missing", "The batch's input file is not there any more.")
         except BlobChanged:
-            await self._break("input_file_changed", "The batch's input file is not what it was.")
+            await self.break_off("input_file_changed", "The batch's input file is not what it was.")
         return following is not Next.TIDY and following is not Next.NOTHING
 
     async def _following(self) -> Next:
@@ -198,7 +198,8 @@ class BatchRun:
         problem = Problem(code=code, message=message)
         await self._change(lambda held, now_ms: core.lost(held, problem, now_ms))
 
-    async def _break(self, code: str, message: str) -> None:
+    async def break_off(self, code: str, message: str) -> None:
+        """Nothing more is begun: it ends with what was answered. Asked for again, it ends without files."""
         await self._close_source()
         problem = Problem(code=code, message=message)
         _log.error("batch_broken", batch_id=self.batch_id, why=code)

@@ -148,7 +148,7 @@ class Runner:
 
     async def _fail(self, run: BatchRun) -> None:
         try:
-            await run.give_up("internal_error", "The batch met a fault of the service.")
+            await run.break_off("internal_error", "The batch met a fault of the service.")
         except PASSING as error:
             _log.warning("batch_waits", batch_id=run.batch_id, why=str(error)[:200], repeats=True)
             run.doubt()

@@ -96,3 +96,30 @@ async def test_while_a_step_takes_long_its_batch_is_held_on(monkeypatch: pytest.
 
         await until(has_ended, "it goes on")
     assert (story.batch.status, story.batch.completed) == (Status.COMPLETED, 8)
+
+
+async def test_a_defect_of_ours_ends_a_batch_with_what_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = LineLog.publish
+    published: list[int] = []
+
+    async def breaks(log: LineLog, lines: Sequence[SignedLine]) -> list[SignedLine]:
+        if published:
+            raise ZeroDivisionError
+        published.append(len(lines))
+        return await publish(log, lines)
+
+    monkeypatch.setattr(LineLog, "publish", breaks)
+    story = Story(lines_in_flight=4)
+    await story.create(*map(line, custom_ids(8)))
+    async with beside(asyncio.ensure_future(Runner(services_of(story), "gateway").run())):
+
+        def has_ended() -> bool:
+            story.play()
+            return not story.batch.is_open
+
+        await until(has_ended, "it ends")
+    batch = story.batch
+    assert (batch.status, batch.completed, [each.code for each in batch.problems]) == (
+        Status.FAILED, 4, ["internal_error"],
+    )  # fmt: skip
+    assert len(await story.told(batch.output_file_id)) == 4
