@@ -1,7 +1,7 @@
 """Reads the results of lines, once for all batches that this gateway holds, outside of any group."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -42,6 +42,10 @@ class Results:
         self._topic = topic
         self._thread: ConsumerThread | None = None
         self._followers: dict[str, Follower] = {}
+        self._latecomers: dict[str, Follower] = {}
+        """Reading has not gone back for them yet."""
+        self._rounds_ends: dict[int, int] = {}
+        """By partition, where the log ended when reading went back last. What is read by then ends a round."""
         self._reached: list[int] = []
         self._has_moved = False
         self._wanted = asyncio.Event()
@@ -54,34 +58,53 @@ class Results:
         return [ends[place] for place in places]
 
     def follow(self, follower: Follower) -> None:
-        """From its positions on, whatever was read for others meanwhile."""
-        positions = follower.positions
+        """From its positions on, whatever was read for others meanwhile.
+
+        Reading goes back for it once it is where the log ended when it went back last: where batches take turns they
+        come one by one, each from far behind, and it would never get to what is new.
+        """
+        self._followers.pop(follower.batch_id, None)
+        self._latecomers[follower.batch_id] = follower
         if not self._followers:
-            self._reached = list(positions)
-        size = max(len(self._reached), len(positions))
-        known = [*self._reached, *[0] * (size - len(self._reached))]
-        wanted = [*positions, *[0] * (size - len(positions))]
-        self._reached = [min(pair) for pair in zip(known, wanted, strict=True)]
-        self._followers[follower.batch_id] = follower
-        self._has_moved = True
+            self._go_back()
         self._wanted.set()
+
+    def _go_back(self) -> None:
+        """To where the latecomers are told from."""
+        for follower in self._latecomers.values():
+            positions = follower.positions
+            if not self._followers:
+                self._reached = list(positions)
+            size = max(len(self._reached), len(positions))
+            known = [*self._reached, *[0] * (size - len(self._reached))]
+            wanted = [*positions, *[0] * (size - len(positions))]
+            self._reached = [min(pair) for pair in zip(known, wanted, strict=True)]
+            self._followers[follower.batch_id] = follower
+        self._latecomers.clear()
+        self._rounds_ends = {}
+        self._has_moved = True
 
     def leave(self, follower: Follower) -> None:
         """Whoever follows in its stead is told on."""
-        if self._followers.get(follower.batch_id) is follower:
-            del self._followers[follower.batch_id]
+        for known in (self._followers, self._latecomers):
+            if known.get(follower.batch_id) is follower:
+                del known[follower.batch_id]
 
-    def reached(self) -> tuple[int, ...]:
-        """By partition: all that stands below was told to who follows."""
-        return tuple(self._reached)
+    def reached(self, follower: Follower) -> tuple[int, ...]:
+        """By partition: all that stands below was told to it."""
+        is_late = self._latecomers.get(follower.batch_id) is follower
+        return follower.positions if is_late else tuple(self._reached)
 
-    async def unread(self) -> dict[int, int]:
-        """By partition, where that ends what stands on the log now and was not told yet. Raises LogError."""
-        thread = self._open()
+    async def unread(self, follower: Follower) -> dict[int, int]:
+        """By partition, where that ends what stands on the log now and was not told to it yet. Raises LogError."""
+        return await self._above(self._open(), self.reached(follower))
+
+    async def _above(self, thread: ConsumerThread, positions: Sequence[int]) -> dict[int, int]:
+        """Where those partitions end that have something there. Raises LogError."""
         found: dict[int, int] = {}
-        for number in range(len(self._reached)):
+        for number, at in enumerate(positions):
             first, end = await thread.watermarks(TopicPartition(self._topic, number))
-            if max(first, self._reached[number]) < end:
+            if max(first, at) < end:
                 found[number] = end
         return found
 
@@ -100,6 +123,9 @@ class Results:
                 await asyncio.sleep(RETRY_S)
 
     async def _read_some(self) -> None:
+        is_round_over = all(self._reached[number] >= end for number, end in self._rounds_ends.items())
+        if self._latecomers and (is_round_over or not self._followers):
+            self._go_back()
         if not self._followers:
             self._wanted.clear()
             if self._thread is not None:
@@ -110,7 +136,11 @@ class Results:
             self._has_moved = False
             places = {TopicPartition(self._topic, number): offset for number, offset in enumerate(self._reached)}
             await thread.assign(places)
-        for record in await thread.poll(POLL_S):
+            self._rounds_ends = await self._above(thread, self._reached)
+        records = await thread.poll(POLL_S)
+        if not records:
+            self._rounds_ends = {}  # Nothing more is there: the log has let go of it.
+        for record in records:
             if self._has_moved:
                 return  # It comes again, and what stands before it comes first.
             self._tell(record)

@@ -166,8 +166,8 @@ class BatchRun:
     async def _has_read_all(self) -> bool:
         """Whether all was told that stood on the log when this was first asked."""
         if self._unread is None:
-            self._unread = await self._services.results.unread()
-        reached = self._services.results.reached()
+            self._unread = await self._services.results.unread(self)
+        reached = self._services.results.reached(self)
         self._unread = {number: end for number, end in self._unread.items() if reached[number] < end}
         return not self._unread
 
@@ -378,7 +378,7 @@ class BatchRun:
 
     async def _look_on(self) -> None:
         """As `_look`; who holds it next reads results on from where this one has read them, if none waits here."""
-        reached, positions = self._services.results.reached(), self.positions
+        reached, positions = self._services.results.reached(self), self.positions
         if self._arrivals or reached == positions or any(map(int.__lt__, reached, positions)):
             await self._look()
         else:
@@ -387,7 +387,7 @@ class BatchRun:
     async def _save_arrived(self) -> None:
         arrived = self._arrivals.first()
         # Where more waits its place is not passed: whoever holds the batch next would not read it.
-        positions = self._services.results.reached() if len(arrived) == len(self._arrivals) else None
+        positions = self._services.results.reached(self) if len(arrived) == len(self._arrivals) else None
         told = await asyncio.to_thread(self._ends().told, arrived)
         await self._save(told, positions=positions)
         self._arrivals.written(arrived)

@@ -108,10 +108,10 @@ class StoryResults:
         if self._follower is follower:
             self._follower = None
 
-    def reached(self) -> tuple[int, ...]:
+    def reached(self, _follower: Follower) -> tuple[int, ...]:
         return tuple(self._reached)
 
-    async def unread(self) -> dict[int, int]:
+    async def unread(self, _follower: Follower) -> dict[int, int]:
         return {number: end for number, end in enumerate(await self.ends()) if self._reached[number] < end}
 
     def read(self) -> None:

@@ -88,12 +88,13 @@ async def test_a_batch_that_ended_before_its_file_was_read_sets_no_other_batch_b
     await story.create(line("line-0"))
     await story.batches.tell("acme", "batch_0123", event)
     results = Results(no_reader, story.topics.batch_results.name)
-    results.follow(Other())
+    other = Other()
+    results.follow(other)
     services, _ = story.services()
     (held,) = await story.batches.claim("gateway", 1)
     run = BatchRun(held, replace(services, results=results))
     while await run.step():
-        assert results.reached() == Other.positions
+        assert results.reached(other) == Other.positions
     await run.close()
-    assert results.reached() == Other.positions
+    assert results.reached(other) == Other.positions
     assert story.batch.status.value == status

@@ -70,7 +70,7 @@ async def test_each_batch_is_told_its_own_results_from_its_positions_on() -> Non
         write(log, "one", 5, 6)
         await until(lambda: len(one.told) == 4, "it is told what stands behind its positions")
         assert sorted(one.told) == [1, 2, 5, 6]
-        assert results.reached() == (4, 3)
+        assert results.reached(one) == (4, 3)
 
 
 async def test_who_comes_later_is_told_what_was_read_before_it_came() -> None:
@@ -82,7 +82,7 @@ async def test_who_comes_later_is_told_what_was_read_before_it_came() -> None:
         write(log, "one", 2, 3)
         await until(lambda: len(one.told) == 2, "the first is told")
         results.follow(two)
-        assert results.reached() == (0, 0), "nothing is told as read that it was not told"
+        assert results.reached(two) == (0, 0), "nothing is told as read that it was not told"
         await until(lambda: len(two.told) == 2, "the second is told")
         write(log, "one", 4)
         await until(lambda: 4 in one.told, "and it goes on")
@@ -93,6 +93,34 @@ async def test_who_comes_later_is_told_what_was_read_before_it_came() -> None:
         results.follow(again)
         await until(lambda: again.told, "who comes back is told from its positions on")
         await until(lambda: sorted(again.told) == [4, 5], "all of it")
+
+
+async def test_many_that_come_one_by_one_from_far_behind_keep_nobody_from_what_is_new() -> None:
+    log, polls = a_log(), 0
+    write(log, "late-0", 0)
+    write(log, "other", *range(600))
+    write(log, "one", 0)
+
+    class Counting(PatientConsumer):
+        def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+            nonlocal polls
+            records = super().poll(max_records, timeout_s)
+            polls += bool(records)
+            return records
+
+    async with reading(log, Counting) as results:
+        one = Follower("one", (0, 0))
+        results.follow(one)
+        late = [Follower(f"late-{number}", (0, 0)) for number in range(100)]
+        for comer in late:
+            seen = polls
+            await until(lambda: one.told or polls > seen, "reading goes on")  # noqa: B023 - awaited here
+            if one.told:
+                break
+            results.follow(comer)
+        assert one.told
+        results.follow(late[0])
+        await until(lambda: late[0].told, "and those are told then")
 
 
 async def test_nothing_more_is_read_while_somebody_has_enough() -> None:
@@ -151,8 +179,9 @@ async def test_what_stands_on_the_log_and_was_not_told_yet_is_known() -> None:
     log = a_log()
     write(log, "one", 0, 1, 2)
     results = Results(lambda: PatientConsumer(log, None, "reader", "earliest"), TOPIC)
-    results.follow(Follower("one", (2, 0)))
-    assert await results.unread() == {1: 1}
+    one = Follower("one", (2, 0))
+    results.follow(one)
+    assert await results.unread(one) == {1: 1}
     write(log, "one", 4)
-    assert await results.unread() == {0: 3, 1: 1}
+    assert await results.unread(one) == {0: 3, 1: 1}
     await results.close()

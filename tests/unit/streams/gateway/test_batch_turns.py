@@ -35,7 +35,7 @@ class NoResults:
 
     def leave(self, follower: Follower) -> None: ...
 
-    def reached(self) -> tuple[int, ...]:
+    def reached(self, _follower: Follower) -> tuple[int, ...]:
         return (0,) * SETTINGS.topics.batch_results.partitions
 
     async def read(self) -> None:
