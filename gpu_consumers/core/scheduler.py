@@ -78,6 +78,8 @@ class _Lane:
         self.slots = 0
         self._starves_after_ms = starves_after_ms
         self._begun_at_ms = 0
+        self._begun_last = "", 0
+        """What was begun last, and when something was before that."""
 
     def add(self, item: Queued, *, front: bool) -> None:
         self.shared.add(item, front=front)
@@ -91,8 +93,14 @@ class _Lane:
         del self.in_order[item.response_id]
         self.slots -= item.slots
 
-    def begins(self, now_ms: int) -> None:
+    def begins(self, item: Queued, now_ms: int) -> None:
+        self._begun_last = item.response_id, self._begun_at_ms
         self._begun_at_ms = now_ms
+
+    def never_entered(self, response_id: str) -> None:
+        """It had a slot, but was another's, or is taken over first: that was no turn of the lane's."""
+        if self._begun_last[0] == response_id:
+            self._begun_at_ms = self._begun_last[1]
 
     @property
     def oldest(self) -> Queued | None:
@@ -202,7 +210,10 @@ class Scheduler:
 
     def left(self, lane: Lane, response_id: str, output: int | None) -> None:
         """It has left the engine with so many tokens; None: it has not been in it."""
-        self._lanes[lane].shared.left(response_id, output)
+        queue = self._lanes[lane]
+        queue.shared.left(response_id, output)
+        if output is None:
+            queue.never_entered(response_id)
 
     def waiting_ids(self) -> list[str]:
         """Of every request, as they came."""
@@ -238,7 +249,7 @@ class Scheduler:
         queue = self._lanes[item.lane]
         on_floor = why == "starving" or held.on_floor[item.lane] < queue.floor
         told_beyond = queue.shared.take(item)
-        queue.begins(now_ms)
+        queue.begins(item, now_ms)
         self._discard(item)
         return Given(item, why, on_floor, told_beyond)
 

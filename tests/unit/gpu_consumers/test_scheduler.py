@@ -1,5 +1,7 @@
 """The scheduler against a plain model of lanes, floors and slots, and before an engine whose answers end one by one."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -249,6 +251,23 @@ def test_where_a_floor_is_no_whole_slot_a_lane_has_a_turn_when_it_has_been_patie
         gaps = [later - earlier for earlier, later in zip(begun_at_ms[lane], begun_at_ms[lane][1:], strict=False)]
         assert max(gaps) <= POLICIES.of(lane).starves_after_ms + 500
         assert engine.now_ms - begun_at_ms[lane][-1] <= POLICIES.of(lane).starves_after_ms + 500
+
+
+def test_a_turn_that_comes_to_nothing_is_not_a_lanes_turn() -> None:
+    """What it was given for is taken over from a lost worker first, and waits for a slot once more."""
+    engine = Engine(Scheduler(Sizes(4)))
+    engine.add(Lane.INTERACTIVE, 100)
+    engine.fill()
+    engine.add(Lane.BATCH, 2)
+    starves_after_ms = POLICIES.of(Lane.BATCH).starves_after_ms
+    [given] = engine.ends(starves_after_ms)
+    assert (given.item.lane, given.why) == (Lane.BATCH, "starving")
+    engine.running.remove(given)
+    engine.held.add(Lane.BATCH, "acme", -1, on_floor=given.on_floor)
+    engine.scheduler.left(Lane.BATCH, given.item.response_id, None)
+    engine.scheduler.add(replace(given.item, queued_at_ms=engine.now_ms, queued_before_ms=starves_after_ms), front=True)
+    assert [again.item.response_id for again in engine.fill()] == [given.item.response_id]
+    assert [next_one.item.lane for next_one in engine.ends()] == [Lane.INTERACTIVE]
 
 
 def test_who_comes_beside_a_flood_has_a_slot_at_once() -> None:
