@@ -94,7 +94,7 @@ class Gateway:
         self._patience = Patience(settings.gateway.admission_timeout_ms)
         readings = Readings(ownership, follows)
         self._resumption = Resumption(hub, history, self._viewing, lookup, readings, self._patience, self._stored)
-        self.conversations = Conversations(conversations, keeper.kept)
+        self.conversations = Conversations(conversations, keeper.kept, keys)
         self._earlier_turns = EarlierTurns(
             keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes,
             self.conversations,
