@@ -14,19 +14,24 @@ TENANT_HEADER = "sluice-tenant"
 CUSTOM_ID_HEADER = "sluice-custom-id"
 EXPIRES_HEADER = "sluice-expires-ms"
 CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+EMBEDDINGS_URL = "/v1/embeddings"
+RESPONSES_URL = "/v1/responses"
+ENDPOINTS = (CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, RESPONSES_URL)
+"""What a job, or a line of a batch, may ask."""
 
 
 class BatchJob(Record):
     """The value of a record on `intake.batch`. Record headers carry tenant, key id, custom id, expiry and signature.
 
-    `body` is the body of `POST /v1/chat/completions`; the same checks apply, and the same names in errors. The other
-    fields are those of a line of OpenAI's batch files; what is not among them is refused.
+    `body` is the body of a `POST` to `url`; the same checks apply, and the same names in errors. The other fields are
+    those of a line of OpenAI's batch files; what is not among them is refused.
     """
 
     type: Literal["job"] = "job"
     custom_id: Identifier | None = Field(default=None, description="If given, that of the record's header.")
     method: str = Field(default="POST", json_schema_extra={"const": "POST"})
-    url: str = Field(default=CHAT_URL, json_schema_extra={"const": CHAT_URL})
+    url: str = Field(default=CHAT_URL, json_schema_extra={"enum": [*ENDPOINTS]})
     body: dict[str, Any]
 
 
@@ -103,5 +108,6 @@ class BatchResult(Record):
     vectors_as: Literal["float"] | None = Field(
         default=None,
         exclude_if=is_absent,
-        description="How a line of `/v1/embeddings` is to be told its vectors, which are base64 here; null: so.",
+        description="How what asked `/v1/embeddings` is to be told its vectors, which are base64 here, as numbers need"
+        " more room than a record has; null: as they stand here.",
     )

@@ -1,9 +1,9 @@
 """The one way to Redis: bounded in connections and in time, and every command can be cancelled."""
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -11,33 +11,60 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from streams.loop_time import Within
 from streams.settings import RedisSettings
 
 
-class _CancellableWrites(AbstractConnection):
-    """redis-py bounds a write by `asyncio.wait_for`, which on Python 3.11 drops a cancellation that comes as the write
+class _Bounded(AbstractConnection):
+    """Each step has its time, of which a loop that is late uses up no more than a part (`Within`): an answer that came
+    meanwhile is read, and who asked is not told that there is none.
+
+    redis-py bounds a write by `asyncio.wait_for`, which on Python 3.11 drops a cancellation that comes as the write
     ends (https://github.com/python/cpython/issues/86296): the task lives on, and who waits for its end waits forever.
     """
+
+    async def _connect(self) -> None:
+        timeout_s, self.socket_connect_timeout = self.socket_connect_timeout, None
+        try:
+            async with Within(timeout_s):
+                await super()._connect()  # type: ignore[no-untyped-call, safe-super]
+        finally:
+            self.socket_connect_timeout = timeout_s
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         # Also of connecting again, if it must: then all of it has this time together.
         timeout_s, self.socket_timeout = self.socket_timeout, None
         try:
-            async with asyncio.timeout(timeout_s):
+            async with Within(timeout_s):
                 await super().send_packed_command(command, check_health)
         except TimeoutError:
             raise RedisTimeoutError("Timeout writing to socket") from None
         finally:
             self.socket_timeout = timeout_s
 
+    async def read_response(
+        self, disable_decoding: bool = False, timeout: float | None = None, *, disconnect_on_error: bool = True,
+        push_request: bool | None = False,
+    ) -> Any:  # fmt: skip
+        timeout_s, self.socket_timeout = self.socket_timeout, None
+        try:
+            async with Within(timeout_s if timeout is None else None):
+                return await super().read_response(
+                    disable_decoding, timeout, disconnect_on_error=disconnect_on_error, push_request=push_request
+                )
+        except TimeoutError:
+            raise RedisTimeoutError(f"Timeout reading from {self._host_error()}") from None
+        finally:
+            self.socket_timeout = timeout_s
 
-class _Tcp(_CancellableWrites, Connection): ...
+
+class _Tcp(_Bounded, Connection): ...
 
 
-class _Tls(_CancellableWrites, SSLConnection): ...
+class _Tls(_Bounded, SSLConnection): ...
 
 
-class _UnixSocket(_CancellableWrites, UnixDomainSocketConnection): ...
+class _UnixSocket(_Bounded, UnixDomainSocketConnection): ...
 
 
 _CONNECTIONS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _UnixSocket}

@@ -155,23 +155,27 @@ async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> 
         # is never admitted, and what has ended stays as it ended.
         return Refused(genuine, CANCELLED)
     try:
-        chat = await readers.read(job.tenant_id, job.value, job.custom_id)
+        asked = await readers.read(job.tenant_id, job.value, job.custom_id)
     except Undecodable as error:
         refusal = invalid(None, f"The job cannot be read: {error}")
         return Refused(genuine, refusal, buried=Buried(error.reason, error.detail))
     except RequestError as error:
         return Refused(genuine, Refusal(code=error.code, message=error.message[:MAX_MESSAGE_CHARS], param=error.param))
-    end_user = end_user_pseudonym(services.pseudonym_secret, job.tenant_id, chat.user)
+    end_user = end_user_pseudonym(services.pseudonym_secret, job.tenant_id, asked.user)
     return Request(
         response_id=genuine.response_id,
         scope=genuine.scope.model_copy(update={"end_user": end_user}),
-        endpoint=chat.endpoint,
-        model=chat.model,
-        messages=chat.messages,
-        sampling=chat.sampling,
-        tools=chat.tools,
-        tool_choice=chat.tool_choice,
-        choices=chat.choices,
+        endpoint=asked.endpoint,
+        model=asked.model,
+        messages=asked.messages,
+        prompt=asked.prompt,
+        inputs=asked.inputs,
+        dimensions=asked.dimensions,
+        sampling=asked.sampling,
+        tools=asked.tools,
+        tool_choice=asked.tool_choice,
+        choices=asked.choices,
+        echo=asked.echo,
         service_tier="batch",
         reply_to=genuine.reply_to,
         accepted_at_ms=record.timestamp_ms,

@@ -1,10 +1,10 @@
 """What whoever waits for a whole result is answered: the object of the endpoint that was asked. Pure.
 
-The same as that endpoint gives over HTTP, but for vectors, which stay base64: as numbers no record would hold the most
-that may be asked for.
+The same as that endpoint gives over HTTP, but for vectors, which stay base64 where they are many: as numbers no record
+would hold the most that may be asked for.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -12,6 +12,7 @@ from agents.post_safety.state import Tally
 from schemas.endings import EndingCode
 from schemas.generated import Opened
 from schemas.responses import Terminal
+from schemas.vectors import numbers_of
 from streams.dialects.openai_completion import Ended, completion_object
 from streams.dialects.openai_embeddings import embeddings_object
 from streams.dialects.openai_logprobs import joined, text_logprobs
@@ -19,6 +20,9 @@ from streams.dialects.openai_text_completion import text_completion_object
 from streams.dialects.responses.objects import About, ended_object, read_echo
 from streams.dialects.responses.output import Output
 from streams.dialects.said import said
+
+MOST_NUMBERS: Final = 100_000
+"""Of a result, so that they fit a record whatever they are, and hold up no other answer while they are written."""
 
 
 def is_of_vectors(opened: Opened) -> bool:
@@ -49,6 +53,13 @@ def body_of(opened: Opened, terminal: Terminal, tallies: list[Tally]) -> dict[st
         ],
         **ended,
     )
+
+
+def with_numbers_if_few(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Vectors as who asks for no format has them over HTTP; None where they are too many."""
+    if sum(len(each["embedding"]) * 3 // 16 for each in body["data"]) > MOST_NUMBERS:
+        return None
+    return {**body, "data": [{**each, "embedding": numbers_of(each["embedding"])} for each in body["data"]]}
 
 
 def _response(opened: Opened, terminal: Terminal, tally: Tally) -> dict[str, Any]:

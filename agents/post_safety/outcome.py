@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from agents.post_safety.bodies import body_of, is_answer, is_of_vectors
+from agents.post_safety.bodies import body_of, is_answer, is_of_vectors, with_numbers_if_few
 from agents.post_safety.effects import NOWHERE, Effect, Emit
 from agents.post_safety.state import Response, Tally
 from schemas.batch import BatchError, BatchResponse, BatchResult
@@ -78,8 +78,9 @@ def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
     )
     yield Emit("usage", ending.response_id, event)
     if ending.reply_to.results_topic is not None:
-        # Admission has read the body of a job, and says itself what that calls the field; of a line its gateway has.
-        names = OF_ENDPOINTS.get(ending.endpoint, {}) if ending.reply_to.is_untold else {}
+        # What admission finds in the body of a job it names as that does, and as a chat's whatever that asks.
+        is_read_by_admission = ending.endpoint == "chat.completions" and not ending.reply_to.is_untold
+        names = {} if is_read_by_admission else OF_ENDPOINTS.get(ending.endpoint, {})
         yield _result(ending, error=_error_of(terminal, names))
 
 
@@ -205,8 +206,11 @@ def _result_of_response(opened: Opened, terminal: Terminal, tallies: list[Tally]
     if ENDINGS[terminal.code].is_error or not is_answer(opened, terminal.code):
         return _result(opened, error=_error_of(terminal, OF_ENDPOINTS.get(opened.endpoint, {})))
     body = body_of(opened, terminal, tallies)
-    response = BatchResponse(status_code=200, request_id=opened.response_id, body=body)
     are_numbers = is_of_vectors(opened) and format_in(opened.echo) == "float"
+    # A gateway writes the numbers of its lines itself, as many as they are.
+    if are_numbers and not opened.reply_to.is_untold and (as_numbers := with_numbers_if_few(body)) is not None:
+        body, are_numbers = as_numbers, False
+    response = BatchResponse(status_code=200, request_id=opened.response_id, body=body)
     return _result(opened, response=response, vectors_as="float" if are_numbers else None)
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from schemas.batch import CHAT_URL, JobCancel
 from schemas.codec import Undecodable
-from streams.dialects.batch_line import parse_job
+from streams.dialects.batch_line import MOST_VALUES_OF_ANY, parse_job
 from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import RequestError
 
@@ -86,7 +86,7 @@ def jobs_of(lines: Iterable[bytes | None], run: str = "") -> Iterator[Job | Brok
 def read_line(number: int, line: bytes, run: str = "") -> Job | Broken:
     """With every check that admission makes of a job by itself. Where the line has no `custom_id`, its number is it."""
     try:
-        told = parse_json_object(line)
+        told = parse_json_object(line, MOST_VALUES_OF_ANY)
     except RequestError as error:
         return Broken(number, error.message)
     custom_id = told.pop("custom_id", None)

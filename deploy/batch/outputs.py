@@ -16,6 +16,7 @@ import orjson
 
 from deploy.batch.lines import beside, custom_id_of, key_of
 from schemas.batch import BatchResult
+from streams.dialects.openai_embeddings import with_numbers
 
 _BLOCK_BYTES = 65_536
 
@@ -48,6 +49,8 @@ def output_line(result: BatchResult) -> bytes:
     """As in OpenAI's output and error files, with the job's name on Kafka beside."""
     told: dict[str, Any] = {"id": result.id, "custom_id": custom_id_of(result.custom_id), "job": result.custom_id}
     told |= result.model_dump(mode="json", include={"response", "error", "left_out"})
+    if result.vectors_as == "float":
+        told["response"]["body"] = with_numbers(told["response"]["body"])
     return orjson.dumps(told) + b"\n"
 
 

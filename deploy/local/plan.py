@@ -22,6 +22,7 @@ from deploy.local.kafka_broker import KafkaNode, run_command
 from deploy.local.ports import free_ports, is_free, owner
 from deploy.paths import ROOT
 from streams.directory import Pool
+from streams.gateway.dismissal import DISMISSAL_S
 from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings, reachable
 
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
@@ -426,5 +427,6 @@ def _python_processes(settings: Settings, options: Options, gateways: list[int],
         name = f"gateway-{index}"
         environment = {**one_thread, "SLUICE_GATEWAY__GATEWAY_ID": name, "SLUICE_GATEWAY__PORT": str(port)}
         gateway = process(name, Stage.GATEWAYS, "streams.gateway", environment)
-        specs.append(replace(gateway, stop_timeout_s=gateway.stop_timeout_s + settings.gateway.leave_ms / 1_000))
+        leaves_s = settings.gateway.leave_ms / 1_000 + DISMISSAL_S
+        specs.append(replace(gateway, stop_timeout_s=gateway.stop_timeout_s + leaves_s))
     return specs

@@ -128,9 +128,10 @@ class FolderBlobs:
     async def delete_under(self, name: str) -> None:
         await self._run(lambda: shutil.rmtree(self._folder / name, onerror=_unless_gone))
 
-    async def left_under(self, name: str, after: str = "", limit: int | None = None) -> list[str]:
-        folder, before_s = self._folder / name, time.time() - LEFT_AFTER_S
-        return await self._run(lambda: list(islice(_left_under(folder, before_s, after), limit)))
+    async def left_under(self, name: str, at_once: int) -> AsyncGenerator[list[str], None]:
+        slices = _left_under(self._folder / name, time.time() - LEFT_AFTER_S, at_once)
+        while (left := await self._run(lambda: next(slices, None))) is not None:
+            yield left
 
     async def tidy(self) -> None:
         await self._run(lambda: _remove_left(self._folder / UNFINISHED, time.time() - LEFT_AFTER_S))
@@ -259,11 +260,12 @@ def _unless_gone(_function: object, _path: object, failure: tuple[type[BaseExcep
         raise failure[1]
 
 
-def _left_under(folder: Path, before_s: float, after: str) -> Iterator[str]:
+def _left_under(folder: Path, before_s: float, at_once: int) -> Iterator[list[str]]:
+    """The folder is read once: what is held of it does not grow with it."""
     if folder.is_dir():
-        for name in sorted(name for name in os.listdir(folder) if name > after):
-            if _written_s(folder / name) < before_s:
-                yield name
+        with os.scandir(folder) as entries:
+            while names := [entry.name for entry in islice(entries, at_once)]:
+                yield [name for name in names if _written_s(folder / name) < before_s]
 
 
 def _written_s(path: Path) -> float:

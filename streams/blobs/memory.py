@@ -63,10 +63,13 @@ class MemoryBlobs:
         for each in [each for each in blobs if each.startswith(f"{name}/")]:
             del blobs[each]
 
-    async def left_under(self, name: str, after: str = "", limit: int | None = None) -> list[str]:
+    async def left_under(self, name: str, at_once: int) -> AsyncGenerator[list[str], None]:
         own = [each for each in self._at_hand() if each.startswith(f"{name}/")]
         young = {_behind(name, each) for each in own if each not in self._old}
-        return [each for each in sorted({_behind(name, each) for each in own} - young) if each > after][:limit]
+        names = list(dict.fromkeys(_behind(name, each) for each in own))
+        for begin in range(0, len(names), at_once):
+            self._at_hand()
+            yield [each for each in names[begin : begin + at_once] if each not in young]
 
     async def tidy(self) -> None:
         self._at_hand()

@@ -55,9 +55,9 @@ class Blobs(Protocol):
     async def delete_under(self, name: str) -> None:
         """All whose names begin with it and a slash."""
 
-    async def left_under(self, name: str, after: str = "", limit: int | None = None) -> list[str]:
-        """What comes next in names that begin with it and a slash, where nothing was written for a day: in order, and
-        so many behind `after`.
+    def left_under(self, name: str, at_once: int) -> AsyncGenerator[list[str], None]:
+        """What comes next in names that begin with it and a slash, where nothing was written for a day: in one pass and
+        no order, each time what is left of so many names. What is written or deleted meanwhile may be told or not.
         """
 
     async def tidy(self) -> None:

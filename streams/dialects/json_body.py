@@ -51,8 +51,7 @@ def parse_json_object(raw: bytes | str, most_values: int = MAX_VALUES) -> dict[s
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode()
-        if has_more_values(text, most_values):
-            _refuse(f"more than {most_values} values")
+        refuse_more_values(text, most_values)
         # orjson is strict about syntax, encoding and depth; the second pass sees what it hides: repeated keys.
         orjson.loads(raw)
         value = json.loads(text, object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant)
@@ -69,6 +68,12 @@ def parse_json_object(raw: bytes | str, most_values: int = MAX_VALUES) -> dict[s
     if not isinstance(value, dict):
         _refuse("expected an object")
     return value
+
+
+def refuse_more_values(text: str, most_values: int) -> None:
+    """Raises RequestError as `parse_json_object` does."""
+    if has_more_values(text, most_values):
+        _refuse(f"more than {most_values} values")
 
 
 def _refuse(why: str) -> NoReturn:

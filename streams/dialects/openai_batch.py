@@ -6,14 +6,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from schemas.batch import CHAT_URL
+from schemas.batch import ENDPOINTS
 from streams.dialects.fields import WIRE, NotOffered, asked, invalid, unsupported, validated
 from streams.dialects.openai_schema import body_schema
 
-COMPLETIONS_URL: Final = "/v1/completions"
-EMBEDDINGS_URL: Final = "/v1/embeddings"
-RESPONSES_URL: Final = "/v1/responses"
-ENDPOINTS: Final = (CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, RESPONSES_URL)
 LONGEST_WINDOW_S: Final = 24 * 3_600
 SHORTEST_WINDOW_S: Final = 60
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,4})([hms])")

@@ -120,6 +120,7 @@ class GatewayRuntime:
         self._settings = settings
         self._topics = settings.topics
         self._redis = redis
+        self._is_running = False
         self._tracing = tracing
         self.hub = Hub(
             max_lag_bytes=options.viewer_lag_bytes,
@@ -222,9 +223,11 @@ class GatewayRuntime:
             self.followed.read(), self.followed.ask(), self._watches.tend(self.hub),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]
+        self._is_running = True
         try:
             await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._is_running = False
             for loop in loops:
                 loop.cancel()
             outcomes = await asyncio.gather(*loops, return_exceptions=True)
@@ -233,7 +236,11 @@ class GatewayRuntime:
                 raise outcome
 
     async def stop(self) -> None:
-        """No new requests; whoever is connected is told to come back elsewhere, before the server hangs up."""
+        """No new requests; whoever is connected is told to come back elsewhere, before the server hangs up: viewers
+        some at a time, as long as there is something to tell the others.
+        """
+        if self._is_running:
+            await self.gateway.dismiss()
         await asyncio.gather(self.gateway.stop(), self._sockets.go_away(FAREWELL_TIMEOUT_S))
 
     async def close(self) -> None:

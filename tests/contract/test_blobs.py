@@ -5,7 +5,7 @@ import hashlib
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -264,27 +264,73 @@ def pass_time(blobs: Blobs, folder: Path) -> None:
         os.utime(path, (1, 1))
 
 
+async def left_under(blobs: Blobs, name: str) -> list[str]:
+    return sorted([each async for left in blobs.left_under(name, 2) for each in left])
+
+
 async def test_what_nothing_was_written_to_for_a_day_is_left(blobs: Blobs, tmp_path: Path) -> None:
-    assert await blobs.left_under("batches") == []
+    assert await left_under(blobs, "batches") == []
     for name in ("batches/old/1.output", "batches/old/1.errors", "batches/young/1.output", "files/a"):
         await blobs.append(name, 0, b"x")
-    assert await blobs.left_under("batches") == []
+    assert await left_under(blobs, "batches") == []
     pass_time(blobs, tmp_path / "blobs")
     await blobs.append("batches/young/1.output", 1, b"x")
     await blobs.append("batches/new/1.output", 0, b"x")
-    assert await blobs.left_under("batches") == ["old"]
+    assert await left_under(blobs, "batches") == ["old"]
     await blobs.append("batches/old/2.output", 0, b"x")
-    assert await blobs.left_under("batches") == []
+    assert await left_under(blobs, "batches") == []
     pass_time(blobs, tmp_path / "blobs")
     await blobs.delete_under("batches/old")
-    assert await blobs.left_under("batches") == ["new", "young"]
+    assert await left_under(blobs, "batches") == ["new", "young"]
 
 
-async def test_what_is_left_is_told_in_slices(blobs: Blobs, tmp_path: Path) -> None:
-    for name in ("files/a", "files/c", "files/b", "files/d"):
+async def test_what_is_left_is_told_in_slices_of_what_is_looked_at(blobs: Blobs, tmp_path: Path) -> None:
+    for name in ("files/a", "files/c", "files/b", "files/d", "files/e"):
         await blobs.append(name, 0, b"x")
     pass_time(blobs, tmp_path / "blobs")
     await blobs.append("files/b", 1, b"x")
-    assert await blobs.left_under("files", limit=2) == ["a", "c"]
-    assert await blobs.left_under("files", "c", 2) == ["d"]
-    assert await blobs.left_under("files", "d", 2) == []
+    told = [left async for left in blobs.left_under("files", 2)]
+    assert len(told) == 3, "so that no slice takes long, however few of a large folder are left"
+    assert sorted(each for left in told for each in left) == ["a", "c", "d", "e"]
+
+
+async def test_what_is_deleted_between_two_slices_hides_nothing(blobs: Blobs, tmp_path: Path) -> None:
+    for number in range(20):
+        await blobs.append(f"batches/{number}/1.output", 0, b"x")
+    pass_time(blobs, tmp_path / "blobs")
+    told: set[str] = set()
+    async for left in blobs.left_under("batches", 3):
+        told |= {*left}
+        for each in left:
+            await blobs.delete_under(f"batches/{each}")
+    assert told == {str(number) for number in range(20)}
+
+
+async def test_a_folder_is_read_once_and_no_further_than_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a million files."""
+    blobs, scandir, opened, read = blobs_in(tmp_path), os.scandir, 0, 0
+
+    @contextmanager
+    def counted(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        nonlocal opened
+        opened += 1
+
+        def entries() -> Iterator[os.DirEntry[str]]:
+            nonlocal read
+            for entry in found:
+                read += 1
+                yield entry
+
+        with scandir(folder) as found:
+            yield entries()
+
+    for number in range(10):
+        await blobs.append(f"files/{number}", 0, b"x")
+    pass_time(blobs, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", counted)
+        read_by_then = [read async for _ in blobs.left_under("files", 3)]
+    blobs.close()
+    assert (opened, read_by_then) == (1, [3, 6, 9, 10])

@@ -12,12 +12,12 @@ from streams.clocks import now_ms
 from streams.gateway.batches import core
 from streams.gateway.batches.core import Batch, Held, Part, Problem, Status
 from streams.gateway.batches.memory import MemoryBatches, MemoryFiles
-from streams.gateway.batches.port import LEASE_MS, Batches, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Batches, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.batches.sql import SqlBatches
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile
 from streams.gateway.files.sql import SqlFiles
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
-from streams.gateway.idempotency.port import Claim, IdempotencyKeys
+from streams.gateway.idempotency.port import Claim, IdempotencyKeys, KeyReused, KeyUnknown
 from streams.gateway.idempotency.sql import SqlIdempotencyKeys
 from streams.metadata.database import Database
 from streams.metadata.tables import BATCHES, FILES

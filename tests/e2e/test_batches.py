@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from deploy.local.runner import Stack
-from tests.e2e.records import usage_rows
+from tests.e2e.records import result, signature, submit, usage_rows
 from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, prepared, user
 from tests.faults.history import read_topic
 from tests.servers import until
@@ -206,6 +207,32 @@ def test_responses_are_whole_and_nothing_of_them_is_stored(stack: Stack, demo: o
     with pytest.raises(openai.NotFoundError):
         demo.responses.retrieve(plain.id)
     assert not is_told_elsewhere(stack, plain.id, bound.id)
+
+
+def test_a_producers_job_is_answered_as_its_endpoint_answers(stack: Stack, demo: openai.OpenAI) -> None:
+    texts = ["Hello", "Once upon a time"]
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"model": "default", "prompt": "Once", "max_tokens": 3},
+        "/v1/responses": {"model": "default", "input": "Hello!", "instructions": "Be brief."},
+        "/v1/embeddings": {"model": EMBEDS, "input": texts},
+    }
+    names = {url: f"job-{uuid.uuid4().hex}" for url in asked}
+    for url, custom_id in names.items():
+        value = json.dumps({"url": url, "body": asked[url]}).encode()
+        submit(stack, custom_id, value, signature(stack, custom_id, value))
+    lines = {url: result(stack, custom_id) for url, custom_id in names.items()}
+    text, response, vectors = (lines[url]["response"]["body"] for url in asked)
+    completion = Completion.model_validate(text, strict=True)
+    assert (completion.object, is_scripted(completion.choices[0].text)) == ("text_completion", True)
+    told = Response.model_validate(response, strict=True)
+    assert (told.status, told.instructions, response["store"]) == ("completed", "Be brief.", False)
+    assert is_scripted(told.output_text)
+    single = demo.embeddings.create(model=EMBEDS, input=texts, encoding_format="float")
+    assert vectors == single.to_dict(warnings=False)
+    of_jobs = f"response_id IN ({', '.join(repr(each['id']) for each in lines.values())})"
+    until(lambda: len(usage_rows(stack, of_jobs)) == len(lines), "the jobs are billed", TIMEOUT_S, every_s=0.5)
+    billed = {(row["lane"], row["endpoint"]) for row in usage_rows(stack, of_jobs)}
+    assert billed == {("batch", "completions"), ("batch", "responses"), ("batch", "embeddings")}
 
 
 def test_a_batch_that_is_cancelled_keeps_what_was_answered(stack: Stack, demo: openai.OpenAI) -> None:

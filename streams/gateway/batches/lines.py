@@ -1,19 +1,15 @@
 """The lines of a batch's file: cut from pieces, and read. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from schemas.batch import CHAT_URL
-from streams.dialects.batch_line import parse_unstored_chat, parse_unstored_response
+from streams.dialects.batch_line import ASKS, MOST_VALUES_OF_ANY
 from streams.dialects.fields import WIRE, asked, validated
-from streams.dialects.json_body import MAX_VALUES, parse_json_object
+from streams.dialects.json_body import parse_json_object
 from streams.dialects.neutral import NeutralRequest, RequestError
-from streams.dialects.openai_batch import COMPLETIONS_URL, EMBEDDINGS_URL, RESPONSES_URL
-from streams.dialects.openai_embeddings import MOST_VALUES, echo_of, parse_embeddings_request
-from streams.dialects.openai_text_completion import parse_completion_request
 
 MAX_CUSTOM_ID_CHARS: Final = 128
 _IN_FILES: Final = "a line's result stands in the batch's files, and is not stored"
@@ -112,7 +108,7 @@ class _Fields(BaseModel):
 
 def read_line(raw: bytes | None, endpoint: str) -> Asked:
     """Raises BrokenLine."""
-    asks = _ASKS[endpoint]
+    asks = ASKS[endpoint]
     if raw is None:
         raise BrokenLine("line_too_long", "The line is longer than a request may be.")
     try:
@@ -130,41 +126,10 @@ def read_line(raw: bytes | None, endpoint: str) -> Asked:
     if fields.url != endpoint:
         raise BrokenLine("invalid_url", f"url: the batch's endpoint is {endpoint}.", "url", custom_id)
     try:
-        return Asked(custom_id, asks.parse(fields.body))
+        return Asked(custom_id, asks.parse(fields.body, _IN_FILES))
     except RequestError as error:
         param = None if error.param is None else f"body.{error.param}"
         raise BrokenLine(error.code.value, error.message, param, custom_id) from None
-
-
-def _chat(body: dict[str, Any]) -> NeutralRequest:
-    """Raises RequestError."""
-    return parse_unstored_chat(body, _IN_FILES)
-
-
-def _response(body: dict[str, Any]) -> NeutralRequest:
-    """Raises RequestError."""
-    return parse_unstored_response(body, _IN_FILES)
-
-
-def _embeddings(body: dict[str, Any]) -> NeutralRequest:
-    """Raises RequestError."""
-    wanted = parse_embeddings_request(body)
-    return wanted.model_copy(update={"echo": echo_of(wanted.encoding_format)})
-
-
-class _Asks(NamedTuple):
-    """How the lines of an endpoint are read. `parse` raises RequestError."""
-
-    parse: Callable[[dict[str, Any]], NeutralRequest]
-    most_values: int = MAX_VALUES
-
-
-_ASKS: Final[Mapping[str, _Asks]] = {
-    CHAT_URL: _Asks(_chat),
-    COMPLETIONS_URL: _Asks(parse_completion_request),
-    EMBEDDINGS_URL: _Asks(_embeddings, MOST_VALUES),
-    RESPONSES_URL: _Asks(_response),
-}
 
 
 def custom_id_in(given: dict[str, Any]) -> str:
@@ -178,6 +143,6 @@ def custom_id_of(raw: bytes | None) -> str:
     if raw is None:
         return ""
     try:
-        return custom_id_in(parse_json_object(raw, max(each.most_values for each in _ASKS.values())))
+        return custom_id_in(parse_json_object(raw, MOST_VALUES_OF_ANY))
     except RequestError:
         return ""

@@ -6,10 +6,11 @@ from typing import TypeVar
 
 from streams.clocks import now_ms
 from streams.gateway.batches.core import FINAL, Batch, Held
-from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Event, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.files.port import CONDEMNED_KEPT_MS, UPLOADED_WITHIN_MS, Deletion, Page, Share, StoredFile
+from streams.gateway.idempotency.decision import made_before
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
-from streams.gateway.idempotency.port import Claim
+from streams.gateway.idempotency.port import Claim, KeyUnknown
 from streams.metadata.unavailable import MetadataUnavailable
 
 _T = TypeVar("_T")
@@ -179,15 +180,13 @@ class MemoryBatches:
         if claim is None:
             return await self._create(batch, window_ms, most_open, most_kept, share)
         held = await self._keys.claim(claim)
-        if held.response_id == claim.response_id:
+        if (batch_id := made_before(claim, held)) is None:
             try:
                 return await self._create(batch, window_ms, most_open, most_kept, share)
             except Exception:
                 await self._keys.drop(claim, held)
                 raise
-        if held.digest != claim.digest:
-            raise KeyReused
-        made = await self.one(claim.tenant_id, held.response_id)
+        made = await self.one(claim.tenant_id, batch_id)
         if made is None:
             raise KeyUnknown
         return made

@@ -28,14 +28,6 @@ class NoRoom(Exception):
     """The tenant's files have reached its share: where would those of the batch be?"""
 
 
-class KeyReused(Exception):
-    """A claim's key stands for another request."""
-
-
-class KeyUnknown(Exception):
-    """A claim's key stands for a batch that is not kept any more."""
-
-
 class Batches(Protocol):
     """Of one region, for all its gateways. Nothing of a tenant's is there for another; the clock is the store's own."""
 

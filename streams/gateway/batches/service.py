@@ -16,12 +16,12 @@ from streams.blobs.port import BlobMissing, Blobs, BlobsUnavailable
 from streams.dialects.openai_batch import BatchBody
 from streams.gateway.batches import core
 from streams.gateway.batches.core import FINAL, Batch, Status
-from streams.gateway.batches.port import Batches, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import Batches, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.batches.runner import Runner
 from streams.gateway.errors import ApiError
 from streams.gateway.files.port import Deletion, Files, Page, Share, StoredFile, blob_of
 from streams.gateway.idempotency.keyed import Keyed
-from streams.gateway.idempotency.port import Claim
+from streams.gateway.idempotency.port import Claim, KeyReused, KeyUnknown
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import key_reused, key_unknown, unavailable

@@ -6,16 +6,15 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, delete, func, select, tuple_, update
 
 from streams.gateway.batches.core import FINAL, Batch, Held, Progress
-from streams.gateway.batches.port import LEASE_MS, Event, KeyReused, KeyUnknown, NoRoom, NoSuchFile, TooManyBatches
+from streams.gateway.batches.port import LEASE_MS, Event, NoRoom, NoSuchFile, TooManyBatches
 from streams.gateway.files.port import Page, Share
 from streams.gateway.files.sql import has_room, is_there
-from streams.gateway.idempotency.port import KEPT_MS, Claim
-from streams.gateway.idempotency.sql import claimed
+from streams.gateway.idempotency.port import Claim, KeyUnknown
+from streams.gateway.idempotency.sql import claimed_before
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
 from streams.metadata.tables import BATCHES, FILES
 from streams.metadata.tenant_lock import lock_tenant
-from streams.metadata.unavailable import MetadataUnavailable
 
 _B = BATCHES.c
 _BY_AGE: Final = (_B.created_at_ms, _B.batch_id)
@@ -183,14 +182,9 @@ def _made_before(connection: Connection, claim: Claim) -> Batch | None:
 
     Raises KeyReused, KeyUnknown.
     """
-    held = claimed(connection, [claim], KEPT_MS).get((claim.tenant_id, claim.key))
-    if held is None:
-        raise MetadataUnavailable("a key was forgotten while it was claimed")
-    if held.response_id == claim.response_id:
+    if (batch_id := claimed_before(connection, claim)) is None:
         return None
-    if held.digest != claim.digest:
-        raise KeyReused
-    query = select(_B.batch).where(_B.batch_id == held.response_id, _B.tenant_id == claim.tenant_id)
+    query = select(_B.batch).where(_B.batch_id == batch_id, _B.tenant_id == claim.tenant_id)
     if (found := connection.execute(query).scalar()) is None:
         raise KeyUnknown
     return Batch.model_validate_json(bytes(found))

@@ -5,6 +5,7 @@ that were killed or late.
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Final
 
 import structlog
@@ -55,7 +56,6 @@ class Tending:
 
     async def once(self) -> None:
         """Raises MetadataUnavailable, BlobsUnavailable."""
-        await self._sweeping.look()
         for _ in range(MAX_SLICES):
             due = await self._files.due(AT_ONCE)
             for file_id in due:
@@ -69,6 +69,7 @@ class Tending:
         await self._remove_parts()
         await self._blobs.tidy()
         await self._measure()
+        await self._sweeping.look()  # Once an hour, and all of it: where there are many, nothing else waits for it.
 
     async def _measure(self) -> None:
         if self._measured_ms is None or monotonic_ms() - self._measured_ms >= MEASURED_EVERY_MS:
@@ -78,7 +79,8 @@ class Tending:
     async def _remove_parts(self) -> None:
         """Of batches that are over: who was held up beyond its lease may have written them anew when they were gone."""
         # Which there are is asked first: a batch that is begun later has none among them.
-        left = [each for each in await self._blobs.left_under("batches") if _ID.fullmatch(each)]
-        for begin in range(0, min(len(left), AT_ONCE * MAX_SLICES), AT_ONCE):
-            for batch_id in await self._batches.over_among(left[begin : begin + AT_ONCE]):
-                await self._blobs.delete_under(name_of("batches", batch_id))
+        async with aclosing(self._blobs.left_under("batches", AT_ONCE)) as slices:
+            async for left in slices:
+                batch_ids = [each for each in left if _ID.fullmatch(each)]
+                for batch_id in await self._batches.over_among(batch_ids) if batch_ids else ():
+                    await self._blobs.delete_under(name_of("batches", batch_id))

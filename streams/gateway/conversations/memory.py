@@ -5,6 +5,9 @@ from dataclasses import replace
 
 from streams.clocks import now_ms
 from streams.gateway.conversations.port import DELETED_KEPT_MS, Conversation, Head, NewConversation, Turns
+from streams.gateway.idempotency.decision import made_before
+from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
+from streams.gateway.idempotency.port import Claim, KeyUnknown
 from streams.gateway.stored.memory import Kept, MemoryStoredResponses, Row
 from streams.gateway.stored.port import Bounds
 
@@ -12,8 +15,9 @@ from streams.gateway.stored.port import Bounds
 class MemoryConversations:
     """Beside stored responses in memory, and away when they are. `skew_ms`: by so much its clock is ahead."""
 
-    def __init__(self, stored: MemoryStoredResponses) -> None:
+    def __init__(self, stored: MemoryStoredResponses, keys: MemoryIdempotencyKeys | None = None) -> None:
         self._stored = stored
+        self._keys = MemoryIdempotencyKeys() if keys is None else keys
         self.skew_ms = 0
 
     def _kept(self) -> dict[str, Kept]:
@@ -32,11 +36,17 @@ class MemoryConversations:
             if turn.conversation_id in conversation_ids and turn.tenant_id == tenant_id and row.deleted_at_ms is None:
                 yield row
 
-    async def create(self, new: NewConversation) -> None:
-        shown = Conversation(
-            new.conversation_id, new.owner, new.title, dict(new.metadata), new.created_at_ms, new.created_at_ms
-        )
-        self._kept()[new.conversation_id] = Kept(new.tenant_id, new.opening, shown)
+    async def create(self, new: NewConversation, claim: Claim | None = None) -> Conversation:
+        conversations = self._kept()
+        made = None if claim is None else made_before(claim, await self._keys.claim(claim))
+        if made is None:
+            shown = new.begun()
+            conversations[new.conversation_id] = Kept(new.tenant_id, new.opening, shown)
+            return shown
+        kept = self._of(new.tenant_id, new.owner, made)
+        if kept is None:
+            raise KeyUnknown
+        return kept.shown
 
     async def one(self, tenant_id: str, owner: str | None, conversation_id: str) -> Conversation | None:
         kept = self._of(tenant_id, owner, conversation_id)

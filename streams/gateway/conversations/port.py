@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from streams.gateway.idempotency.port import Claim
 from streams.gateway.stored.port import Bounds
 from streams.topics import DAY_MS
 
@@ -30,6 +31,12 @@ class NewConversation:
     metadata: Mapping[str, str]
     created_at_ms: int
     opening: bytes
+
+    def begun(self) -> "Conversation":
+        """As it is before anything has happened in it."""
+        return Conversation(
+            self.conversation_id, self.owner, self.title, dict(self.metadata), self.created_at_ms, self.created_at_ms
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,12 @@ class Head(NamedTuple):
 class ConversationStore(Protocol):
     """Of one region. Nothing of a tenant's is there for another; when something is deleted, its own clock says."""
 
-    async def create(self, new: NewConversation) -> None:
-        """On disk when it returns."""
+    async def create(self, new: NewConversation, claim: Claim | None = None) -> Conversation:
+        """On disk when it returns. `claim`: of a key that is to stand for it from then on; where it stands for one of
+        the same owner already, that is told as it is now, and none is made.
+
+        Raises KeyReused, and KeyUnknown where that one is gone or somebody else's.
+        """
 
     async def one(self, tenant_id: str, owner: str | None, conversation_id: str) -> Conversation | None:
         """None: not there, deleted, or somebody else's."""

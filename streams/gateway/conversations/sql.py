@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, insert, or_, select, update
 
 from streams.gateway.conversations.port import (
     DELETED_KEPT_MS,
@@ -15,6 +15,8 @@ from streams.gateway.conversations.port import (
     metadata_text,
     size_bytes_of,
 )
+from streams.gateway.idempotency.port import Claim, KeyUnknown
+from streams.gateway.idempotency.sql import claimed_before
 from streams.gateway.stored.port import Bounds
 from streams.gateway.stored.sql import EMPTIED
 from streams.metadata.clock import database_now_ms
@@ -32,6 +34,10 @@ def _of(tenant_id: str, owner: str | None) -> ColumnElement[bool]:
     return own if owner is None else and_(own, _C.owner == owner)
 
 
+def _one(tenant_id: str, owner: str | None, conversation_id: str) -> Select[Any]:
+    return select(*_TOLD).where(_C.conversation_id == conversation_id, _of(tenant_id, owner))
+
+
 def _turns_of(tenant_id: str, conversation_id: str) -> ColumnElement[bool]:
     return and_(_R.conversation_id == conversation_id, _R.tenant_id == tenant_id, _R.deleted_at_ms.is_(None))
 
@@ -40,7 +46,7 @@ class SqlConversations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, new: NewConversation) -> None:
+    async def create(self, new: NewConversation, claim: Claim | None = None) -> Conversation:
         row = {
             "conversation_id": new.conversation_id, "tenant_id": new.tenant_id, "owner": new.owner,
             "title": new.title, "metadata": metadata_text(new.metadata), "created_at_ms": new.created_at_ms,
@@ -48,13 +54,20 @@ class SqlConversations:
             "size_bytes": size_bytes_of(new.opening, new.title, new.metadata),
         }  # fmt: skip
 
-        def work(connection: Connection) -> None:
-            connection.execute(insert(CONVERSATIONS), row)
+        def work(connection: Connection) -> Conversation:
+            made = None if claim is None else claimed_before(connection, claim)
+            if made is None:
+                connection.execute(insert(CONVERSATIONS), row)
+                return new.begun()
+            found = _first(connection, _one(new.tenant_id, new.owner, made))
+            if found is None:
+                raise KeyUnknown
+            return found
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def one(self, tenant_id: str, owner: str | None, conversation_id: str) -> Conversation | None:
-        query = select(*_TOLD).where(_C.conversation_id == conversation_id, _of(tenant_id, owner))
+        query = _one(tenant_id, owner, conversation_id)
         return await self._database.read(lambda connection: _first(connection, query))
 
     async def opening(self, tenant_id: str, conversation_id: str) -> bytes:

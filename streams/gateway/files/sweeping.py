@@ -3,6 +3,7 @@ backup which was restored did not know. They are given rows of files that are go
 """
 
 import re
+from contextlib import aclosing
 from typing import Final
 
 import structlog
@@ -13,8 +14,9 @@ from streams.gateway.files.port import Files
 from streams.topics import HOUR_MS
 
 AT_ONCE: Final = 1_000
+"""Asked of the database together; of more than these in a round, the others are found in the next one."""
 REST_MS: Final = HOUR_MS
-"""After the last of them."""
+"""After a round."""
 _ID: Final = re.compile("file-[A-Za-z0-9-]+")
 
 _log = structlog.get_logger()
@@ -24,25 +26,31 @@ class Sweeping:
     def __init__(self, files: Files, blobs: Blobs) -> None:
         self._files = files
         self._blobs = blobs
-        self._after = ""
         self._rests_until_ms = 0
 
     async def look(self) -> None:
-        """At the next ones to which nothing was written for a day. Raises MetadataUnavailable, BlobsUnavailable."""
+        """Once an hour, at all to which nothing was written for a day. Raises MetadataUnavailable, BlobsUnavailable:
+        the next look begins anew.
+        """
         if monotonic_ms() < self._rests_until_ms:
             return
-        left = await self._blobs.left_under("files", self._after, AT_ONCE)
-        await self._condemn([each for each in left if _ID.fullmatch(each)])
-        self._after = left[-1] if len(left) == AT_ONCE else ""
-        if not self._after:
-            self._rests_until_ms = monotonic_ms() + REST_MS
+        looked_at = unnamed = 0
+        condemned: list[str] = []
+        async with aclosing(self._blobs.left_under("files", AT_ONCE)) as slices:
+            async for left in slices:
+                file_ids = [each for each in left if _ID.fullmatch(each)]
+                unknown = await self._files.unknown(file_ids) if file_ids else []
+                looked_at += len(file_ids)
+                unnamed += len(unknown)
+                condemned += unknown[: AT_ONCE - len(condemned)]
+        await self._judge(looked_at, unnamed, condemned)
+        self._rests_until_ms = monotonic_ms() + REST_MS
 
-    async def _condemn(self, file_ids: list[str]) -> None:
-        unknown = await self._files.unknown(file_ids)
-        if 2 * len(unknown) > len(file_ids):
+    async def _judge(self, looked_at: int, unnamed: int, condemned: list[str]) -> None:
+        if 2 * unnamed > looked_at:
             # A database that knows so few is rather a wrong one, or waits for its backup.
             why = "the database knows less than half of these files"
-            _log.error("files_unknown", why=why, unknown=len(unknown), files=len(file_ids), repeats=True)
-        elif unknown:
-            _log.warning("files_without_rows", files=len(unknown), first=unknown[0], repeats=True)
-            await self._files.condemn(unknown)
+            _log.error("files_unknown", why=why, unknown=unnamed, files=looked_at, repeats=True)
+        elif condemned:
+            _log.warning("files_without_rows", files=unnamed, first=condemned[0], repeats=True)
+            await self._files.condemn(condemned)

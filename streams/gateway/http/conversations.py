@@ -32,7 +32,8 @@ from streams.gateway.http.answers import invalid_parameter, json_bytes, json_res
 from streams.gateway.http.body import read_json_body
 from streams.gateway.http.dialects.responses import output_of
 from streams.gateway.http.whole import told_whole
-from streams.gateway.request_headers import api_key_of
+from streams.gateway.idempotency.keyed import Keyed, digest_of
+from streams.gateway.request_headers import api_key_of, idempotency_key_of
 from streams.gateway.service.conversations import Part, ShownTurns
 from streams.gateway.service.earlier_turns import HELD_PER_BYTE, MAX_TURNS, READ_PER_BYTE
 from streams.gateway.service.keys import Principal
@@ -69,12 +70,23 @@ class ConversationApi:
             body = await read_json_body(request, MAX_BODY_BYTES, held)
             return await self._gateway.understood(tenant_id, body, held, lambda: parse(parse_json_object(body)))
 
+    async def _read_keyed(
+        self, request: Request, principal: Principal, path: str, parse: Callable[[Mapping[str, Any]], _Body]
+    ) -> tuple[_Body, Keyed | None]:
+        """And the client's key for it, if there is one."""
+        key = idempotency_key_of(request.headers)
+
+        def keyed(body: Mapping[str, Any]) -> tuple[_Body, Keyed | None]:
+            return parse(body), None if key is None else Keyed(key, digest_of(path, body))
+
+        return await self._read(request, principal, keyed)
+
     # As OpenAI has them
 
     async def create(self, request: Request) -> Response:
         principal = self._permitted(request)
-        opening, metadata = await self._read(request, principal, parse_conversation)
-        return _openai(await self._objects.create(principal, "", metadata, opening, ""))
+        (opening, metadata), keyed = await self._read_keyed(request, principal, "conversations", parse_conversation)
+        return _openai(await self._objects.create(principal, "", metadata, opening, "", keyed))
 
     async def one(self, request: Request, conversation_id: str) -> Response:
         return _openai(await self._objects.one(self._permitted(request), conversation_id))
@@ -115,11 +127,11 @@ class ConversationApi:
 
     async def create_named(self, request: Request) -> Response:
         principal = self._permitted(request)
-        asked = await self._read(request, principal, parse_named)
+        asked, keyed = await self._read_keyed(request, principal, "api/conversations", parse_named)
         if asked.user is not None and principal.token is not None:
             raise invalid_parameter("user", "user: a token's conversations are those of whom it was minted for.")
         owner = self._gateway.end_user_of(principal, asked.user)
-        return _named(await self._objects.create(principal, asked.title, asked.metadata or {}, [], owner))
+        return _named(await self._objects.create(principal, asked.title, asked.metadata or {}, [], owner, keyed))
 
     async def listed(self, request: Request, after: str | None, limit: int, user: str | None) -> Response:
         principal = self._permitted(request)

@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from schemas.endings import ENDINGS
-from streams.dialects.names import OF_CHATS
+from streams.dialects.names import OF_CHATS, OF_ENDPOINTS
 from streams.dialects.openai_completion import usage_object
 from streams.dialects.openai_error import terminal_error
 from streams.dialects.responses.objects import status_of
@@ -23,13 +23,14 @@ def job_object(custom_id: str, snapshot: Snapshot) -> dict[str, Any]:
     """Nothing of what it says: that stands on its results topic."""
     started, terminal = snapshot.started, snapshot.terminal
     failed = terminal is not None and ENDINGS[terminal.code].is_error
+    names = OF_CHATS if started is None else OF_ENDPOINTS.get(started.endpoint, {})
     return {
         "object": "job",
         "custom_id": custom_id,
         "id": snapshot.response_id,
         "status": status_of(terminal) if terminal else snapshot.running_status,
         "code": terminal.code.value if terminal else None,
-        "error": terminal_error(terminal, OF_CHATS)["error"] if terminal and failed else None,
+        "error": terminal_error(terminal, names)["error"] if terminal and failed else None,
         "model": snapshot.model,
         "accepted_at_ms": started.accepted_at_ms if started else None,
         "expires_at_ms": started.deadline_ms if started else None,

@@ -270,6 +270,8 @@ _BODY: Final = (400, 404, 408, 413, 415)
 _GENERATING: Final = (*_KEY, *_BODY, 409, 499, 502, 504)
 _MAKING: Final = (*_KEY, *_BODY, 409)
 """What lets others generate."""
+_KEPT: Final = (*_KEY, 400, 408, 409, 413, 415)
+"""What is made and kept, once for an idempotency key."""
 _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("post", "/v1/chat/completions"): ("ChatCompletion", _GENERATING),
     ("get", "/v1/chat/completions/{response_id}"): ("ChatCompletionState", (*_KEY, 400, 404, 409)),
@@ -281,14 +283,14 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
     ("delete", "/v1/responses/{response_id}"): ("DeletedResponse", (*_KEY, 404, 409)),
     ("get", "/v1/responses/{response_id}/input_items"): ("InputItems", (*_KEY, 400, 404)),
     ("post", "/v1/responses/{response_id}/cancel"): ("Response", (*_KEY, 404, 409)),
-    ("post", "/v1/conversations"): ("Conversation", (*_KEY, 400, 408, 413, 415)),
+    ("post", "/v1/conversations"): ("Conversation", _KEPT),
     ("get", "/v1/conversations/{conversation_id}"): ("Conversation", (*_KEY, 404)),
     ("post", "/v1/conversations/{conversation_id}"): ("Conversation", (*_KEY, *_BODY)),
     ("delete", "/v1/conversations/{conversation_id}"): ("DeletedConversation", (*_KEY, 404)),
     ("get", "/v1/conversations/{conversation_id}/items"): ("ConversationItems", (*_KEY, 400, 404)),
     ("get", "/v1/conversations/{conversation_id}/items/{item_id}"): ("ConversationItem", (*_KEY, 400, 404)),
     ("get", "/api/conversations"): ("Conversations", (*_KEY, 400, 404)),
-    ("post", "/api/conversations"): ("NamedConversation", (*_KEY, 400, 408, 413, 415)),
+    ("post", "/api/conversations"): ("NamedConversation", _KEPT),
     ("get", "/api/conversations/{conversation_id}"): ("WholeConversation", (*_KEY, 400, 404)),
     ("post", "/api/conversations/{conversation_id}"): ("NamedConversation", (*_KEY, *_BODY)),
     ("delete", "/api/conversations/{conversation_id}"): ("DeletedConversation", (*_KEY, 404)),
@@ -319,7 +321,7 @@ _OPERATIONS: Final[dict[tuple[str, str], tuple[str, tuple[int, ...]]]] = {
 """What asks for a key: the answer's schema (none: bytes), and how it may be refused."""
 _IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key", "in": "header", "required": False,
-    "description": "Sent again with the same body within a day, it is answered by the same response, or batch.",
+    "description": "Sent again with the same body within a day, the same response, batch or conversation answers it.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
 }  # fmt: skip
 _OPEN: Final[dict[str, dict[str, Any]]] = {
@@ -400,7 +402,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
                     operation["responses"] = _OPEN[path]
                 else:
                     schema, refusals = _OPERATIONS[method, path]
-                    if refusals in (_GENERATING, _MAKING):
+                    if refusals in (_GENERATING, _MAKING, _KEPT):
                         operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
                     operation["responses"] = _answers(method, path, schema, refusals)
                     operation["security"] = [{"bearer": []}, {"x_api_key": []}]

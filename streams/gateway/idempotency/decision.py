@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Final
 
-from streams.gateway.idempotency.port import Claim, Held
+from streams.gateway.idempotency.port import Claim, Held, KeyReused
 from streams.topics import LONGEST_OUTAGE_MS
 
 TRIED_WITHIN_MS: Final = 10_000
@@ -60,3 +60,15 @@ def decide(claim: Claim, held: Held, known: Known | None = None, waited_ms: int 
     if held.now_ms + waited_ms - held.began_at_ms >= DECIDED_ONCE_MS:
         return Step.UNKNOWN
     return Step.REPEAT if is_overdue(held, waited_ms) else Step.WAIT
+
+
+def made_before(claim: Claim, held: Held) -> str | None:
+    """Of a claim of what is made in the transaction of the claim itself: the id of what the key stands for already.
+
+    None: it is to be made. Raises KeyReused.
+    """
+    if held.response_id == claim.response_id:
+        return None
+    if held.digest != claim.digest:
+        raise KeyReused
+    return held.response_id

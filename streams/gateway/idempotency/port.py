@@ -14,7 +14,9 @@ KEPT_MS: Final = DAY_MS
 
 
 class Claim(NamedTuple):
-    """A request with a key. `digest`: of what it asks for. `response_id`: what is to answer it, if nothing does yet."""
+    """A request with a key. `digest`: of what it asks for. `response_id`: what is to answer it, if nothing does yet: a
+    response, or the batch or the conversation that it makes.
+    """
 
     tenant_id: str
     key: str
@@ -33,6 +35,14 @@ class Held:
     tried_at_ms: int
     """When somebody last set out to write its request to the log; 0: who did has given up."""
     now_ms: int
+
+
+class KeyReused(Exception):
+    """A claim's key stands for another request."""
+
+
+class KeyUnknown(Exception):
+    """A claim's key stands for what is not kept any more."""
 
 
 class IdempotencyKeys(Protocol):

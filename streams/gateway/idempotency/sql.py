@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, ColumnElement, Connection, and_, delete, func, select, tuple_, update
 
+from streams.gateway.idempotency.decision import made_before
 from streams.gateway.idempotency.port import KEPT_MS, Claim, Held
 from streams.metadata.clock import database_now_ms
 from streams.metadata.database import Database
@@ -135,6 +136,14 @@ def claimed(connection: Connection, claims: Sequence[Claim], kept_ms: int) -> di
         )
         for row in connection.execute(held)
     }
+
+
+def claimed_before(connection: Connection, claim: Claim) -> str | None:
+    """See `made_before`, in the transaction of whoever makes it."""
+    held = claimed(connection, [claim], KEPT_MS).get((claim.tenant_id, claim.key))
+    if held is None:
+        raise MetadataUnavailable("a key was forgotten while it was claimed")
+    return made_before(claim, held)
 
 
 def _row(claim: Claim, at_ms: int, kept_ms: int) -> dict[str, Any]:

@@ -12,8 +12,11 @@ from streams.dialects.neutral import NeutralRequest
 from streams.gateway.conversations.port import Conversation, NewConversation, Turns
 from streams.gateway.conversations.tending import TendedConversations
 from streams.gateway.errors import ApiError
+from streams.gateway.idempotency.keyed import Keyed
+from streams.gateway.idempotency.port import Claim, KeyReused, KeyUnknown
+from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.service.keys import Principal, permission_denied
-from streams.gateway.service.refusals import conversation_not_found, previous_not_found
+from streams.gateway.service.refusals import conversation_not_found, key_reused, key_unknown, previous_not_found
 from streams.gateway.service.stored_turns import in_turn
 from streams.gateway.stored.port import StoredTurn
 from streams.gateway.stored.replays import MAX_READS_OF_TENANT, StoredReplays
@@ -76,8 +79,9 @@ class Conversations:
     tenant. Every method raises ApiError: 404 for what is not there or somebody else's, 503 while the database is away.
     """
 
-    def __init__(self, tended: TendedConversations, kept: StoredReplays) -> None:
+    def __init__(self, tended: TendedConversations, kept: StoredReplays, keys: TendedKeys) -> None:
         self._tended = tended
+        self._keys = keys
         self._store = tended.store
         self._kept = kept
         self._writes = AtOnce(
@@ -86,17 +90,30 @@ class Conversations:
         )  # fmt: skip
 
     async def create(
-        self, principal: Principal, title: str, metadata: Mapping[str, str], opening: Sequence[Message], owner: str
-    ) -> Conversation:
-        """`owner` is of whom an API key creates it; what a token creates is that token's user's."""
+        self, principal: Principal, title: str, metadata: Mapping[str, str], opening: Sequence[Message], owner: str,
+        keyed: Keyed | None = None,
+    ) -> Conversation:  # fmt: skip
+        """`owner` is of whom an API key creates it; what a token creates is that token's user's. With a key what was
+        created with it before, as it is now.
+
+        Raises ApiError 409 for a key of another request, or of what is gone or another user's.
+        """
         tenant_id, at_ms = principal.tenant.tenant_id, now_ms()
         new = NewConversation(
             mint_conversation_id(), tenant_id, principal.end_user if principal.token else owner, title, metadata,
             at_ms, written(opening) if opening else b"",
         )  # fmt: skip
-        await in_turn(self._writes, tenant_id, partial(self._store.create, new))
+        claim = None if keyed is None else Claim(tenant_id, keyed.key, keyed.digest, new.conversation_id)
+        try:
+            created = await in_turn(self._writes, tenant_id, partial(self._store.create, new, claim))
+        except KeyReused:
+            raise key_reused() from None
+        except KeyUnknown:
+            raise key_unknown() from None
         self._tended.grew(tenant_id)
-        return Conversation(new.conversation_id, new.owner, title, metadata, at_ms, at_ms)
+        if claim is not None:
+            self._keys.grew(tenant_id)
+        return created
 
     async def one(self, principal: Principal, conversation_id: str) -> Conversation:
         if is_conversation_id(conversation_id):

@@ -9,6 +9,7 @@ from streams.dialects.neutral import NeutralRequest
 from streams.directory import KeyScope, ModelCatalog, TenantDirectory
 from streams.gateway.closing import CloseReason
 from streams.gateway.conversations.tending import TendedConversations
+from streams.gateway.dismissal import dismiss
 from streams.gateway.errors import ApiError
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.hub import Hub
@@ -94,7 +95,7 @@ class Gateway:
         self._patience = Patience(settings.gateway.admission_timeout_ms)
         readings = Readings(ownership, follows)
         self._resumption = Resumption(hub, history, self._viewing, lookup, readings, self._patience, self._stored)
-        self.conversations = Conversations(conversations, keeper.kept)
+        self.conversations = Conversations(conversations, keeper.kept, keys)
         self._earlier_turns = EarlierTurns(
             keeper.kept, lookup, self._resumption, self._patience, self._large_work, settings.gateway.max_body_bytes,
             self.conversations,
@@ -283,8 +284,13 @@ class Gateway:
         """It is not ready any more, and does all that it did: whoever sends it clients sends them elsewhere."""
         self._is_leaving = True
 
+    async def dismiss(self) -> None:
+        """No new requests; viewers are told to come back elsewhere, some at a time. The others are served on."""
+        self._is_leaving = self._patience.stopping = True
+        await dismiss(list(self.hub.each_viewer()))
+
     async def stop(self) -> None:
-        """No new requests; viewers are told to come back elsewhere."""
+        """No new requests; whoever still watches is told to come back elsewhere."""
         self._is_leaving = self._patience.stopping = True
         self.hub.close_all(CloseReason.GOING_AWAY)
         await self._background.settle(ACKNOWLEDGE_TIMEOUT_S)

@@ -60,6 +60,7 @@ MAX_RESPONSES_PER_SOCKET = 1_000
 MAX_QUEUED_MESSAGES = 256
 MAX_ERRORS = 20
 CLOSE_TIMEOUT_S = 5.0
+THERE_ALREADY, TOO_MANY = "The response is on this socket already.", "Too many responses on this socket."
 
 _log = structlog.get_logger()
 
@@ -212,6 +213,9 @@ class Socket:
     def _may_ask(self, principal: Principal, message: ClientMessage) -> bool:
         """Whether it may, and is within the tenant's share; says so if not. What asks for nothing, or is refused, costs
         time."""
+        if self._gateway.stopping and isinstance(message, Asking | ResumeMessage):
+            self.go_away()  # Elsewhere it is answered.
+            return False
         if not isinstance(message, Asking | ResumeMessage | CancelMessage):
             return self._may_cost_time()
         try:
@@ -242,18 +246,16 @@ class Socket:
                 if request_id in self._requests:
                     self._refuse(invalid("The request_id is in use on this socket.", "request_id"), request_id)
                 elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
-                    self._refuse(RequestError(EndingCode.OVERLOADED, "Too many responses on this socket."), request_id)
+                    self._refuse(RequestError(EndingCode.OVERLOADED, TOO_MANY), request_id)
                 else:
                     self._requests.add(request_id)
                     work = self._request(principal, message, held, self._message_bytes, large=self._message_is_large)
                     self._start(work, share.pop_all())
             case ResumeMessage(response_id=response_id):
                 if response_id in self._watched:
-                    error = invalid("The response is on this socket already.", "response_id")
-                    self._refuse(error, response_id=response_id)
+                    self._refuse(invalid(THERE_ALREADY, "response_id"), response_id=response_id)
                 elif len(self._watched) + len(self._work) >= MAX_RESPONSES_PER_SOCKET:
-                    error = RequestError(EndingCode.OVERLOADED, "Too many responses on this socket.")
-                    self._refuse(error, response_id=response_id)
+                    self._refuse(RequestError(EndingCode.OVERLOADED, TOO_MANY), response_id=response_id)
                 elif not self._is_early(message):
                     self._start(self._resume(principal, message))
             case CancelMessage():
@@ -274,7 +276,7 @@ class Socket:
             )
             if response_id in self._watched:
                 self._gateway.release(follower)
-                raise invalid("The response is on this socket already.", "idempotency_key")
+                raise invalid(THERE_ALREADY, "idempotency_key")
         except (RequestError, ApiError) as error:
             self._requests.discard(request_id)
             self._refuse(error, request_id)
@@ -308,7 +310,7 @@ class Socket:
             return
         if response_id in self._watched:
             self._gateway.release(follower)
-            self._refuse(invalid("The response is on this socket already.", "response_id"), response_id=response_id)
+            self._refuse(invalid(THERE_ALREADY, "response_id"), response_id=response_id)
             return
         self._watch(response_id, follower, None)
 
@@ -466,13 +468,11 @@ class Socket:
                 self._start(self._catch_up(watched))
             case Started():
                 watched.accepted_at_ms = event.accepted_at_ms
-                self._say(
-                    StartedMessage(
-                        response_id=response_id, model=event.model, requested_model=event.requested_model,
-                        prompt_tokens=event.prompt_tokens, accepted_at_ms=event.accepted_at_ms,
-                        deadline_ms=event.deadline_ms,
-                    )
-                )  # fmt: skip
+                self._say(StartedMessage(
+                    response_id=response_id, model=event.model, requested_model=event.requested_model,
+                    prompt_tokens=event.prompt_tokens, accepted_at_ms=event.accepted_at_ms,
+                    deadline_ms=event.deadline_ms,
+                ))  # fmt: skip
             case Terminal():
                 watched.timing.ended(watched.accepted_at_ms)
                 self._say(terminal_message(response_id, event))

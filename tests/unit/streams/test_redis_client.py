@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streams.gateway.history.store import connect_history
-from streams.redis_client import _CancellableWrites, connect_quota, connect_redis
+from streams.redis_client import _Bounded, connect_quota, connect_redis
 from streams.settings import RedisSettings
 from tests.certificates import Authority
 from tests.servers import free_ports, server, until
@@ -53,6 +54,42 @@ async def test_a_write_that_nobody_takes_ends_in_time() -> None:
                     await client.set("large", b"x" * 50_000_000)
         finally:
             given_up.set()
+
+
+@pytest.mark.parametrize("turns", range(1, 7))
+async def test_an_answer_that_came_while_the_loop_was_late_is_read(redis_url: str, turns: int) -> None:
+    """Whatever it was about to do: to connect, to introduce itself, to ask or to read."""
+    late_s, timeout_ms = 0.3, 250
+    async with connect_redis(redis_url, timeout_ms=timeout_ms) as client:
+        for asked in ("connecting first", "connected"):
+            command = asyncio.ensure_future(client.set("asked", asked))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            time.sleep(late_s)  # noqa: ASYNC251 - as a loop that has too much to do
+            assert await command, asked
+
+
+async def test_a_server_that_says_nothing_is_told_in_time_and_asked_anew() -> None:
+    is_deaf = False
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4_096):
+            if b"SETINFO" in data:
+                writer.write(b"+OK\r\n" * data.count(b"SETINFO"))
+            elif not is_deaf:
+                writer.write(b"+PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect_redis(f"redis://127.0.0.1:{port}/0?protocol=2", timeout_ms=1_000) as client:
+            assert await client.ping()
+            is_deaf = True
+            async with asyncio.timeout(30):
+                with pytest.raises(RedisTimeoutError, match="reading"):
+                    await client.ping()
+            is_deaf = False
+            assert await client.ping(), "on a connection of its own: no answer is taken for another"
 
 
 async def test_nobody_waits_for_ever_for_a_connection(redis_url: str) -> None:
@@ -133,4 +170,4 @@ def test_an_address_that_is_none_is_refused() -> None:
 async def test_every_kind_of_address_gets_a_connection_that_can_be_cancelled(url: str) -> None:
     async with connect_redis(url, timeout_ms=300) as client:
         connection = client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        assert isinstance(connection, _CancellableWrites)
+        assert isinstance(connection, _Bounded)

@@ -20,11 +20,14 @@ from agents.admission.in_order import InOrder
 from agents.admission.refusals import Buried
 from agents.quota.store import jittered_ms
 from schemas.batch import CUSTOM_ID_HEADER, EXPIRES_HEADER, SIGNATURE_HEADER, TENANT_HEADER
+from schemas.codec import Undecodable
 from schemas.endings import EndingCode
 from schemas.generated import Opened
-from schemas.request import AdmittedRequest, Lane, ReplyTo
+from schemas.request import MAX_INPUT_TOKENS, AdmittedRequest, Lane, ReplyTo
 from streams.dialects.batch_line import parse_job
 from streams.dialects.neutral import NeutralRequest
+from streams.dialects.openai_embeddings import format_in
+from streams.dialects.responses.objects import read_echo
 from streams.log.port import LogRecord
 from streams.signing import sign_request
 from tests.unit.agents.admission.world import NOW, RESPONSE, SECRET, World
@@ -164,6 +167,40 @@ LINE: dict[str, Any] = {
 }
 
 
+def asking(url: str, **body: Any) -> bytes:
+    return json.dumps({"method": "POST", "url": url, "body": {"model": "default", **body}}).encode()
+
+
+async def test_a_job_may_ask_what_a_line_of_a_batch_may(world: World) -> None:
+    world.beat()
+    world.beat(pool="other")
+    await world.submit(
+        world.job(asking("/v1/completions", prompt="Once", n=2), custom_id="text"),
+        world.job(asking("/v1/responses", input="Hi", instructions="Be brief."), custom_id="response", offset=10),
+    )
+    (_, text), (_, response) = world.log.of(AdmittedRequest, "local.inference.default.batch")
+    assert (text.endpoint, text.choices, text.max_tokens) == ("completions", 2, 16)
+    assert response.endpoint == "responses"
+    await world.submit(
+        world.job(asking("/v1/embeddings", model="embed", input=["Once", [1, 2]], dimensions=64), offset=11)
+    )
+    [(_, vectors)] = world.log.of(AdmittedRequest, "local.inference.other.batch")
+    assert (vectors.endpoint, vectors.input_ends, vectors.dimensions) == ("embeddings", [2, 4], 64)
+    opened = {each.endpoint: each for _, each in world.log.of(Opened, "local.generated")}
+    assert {*opened} == {"completions", "responses", "embeddings"}
+    told = read_echo(opened["responses"].echo)
+    assert (told["instructions"], told["store"]) == ("Be brief.", False)
+    assert format_in(opened["embeddings"].echo) == "float"
+    assert not world.log.endings
+
+
+def test_a_job_may_hold_as_many_tokens_as_a_request_for_vectors_and_no_chat_does() -> None:
+    vectors = parse_job(asking("/v1/embeddings", input=[[1] * 100_000] * 3), "line-1")
+    assert sum(map(len, vectors.inputs)) == MAX_INPUT_TOKENS
+    with pytest.raises(Undecodable, match="more than 200000 values"):
+        parse_job(asking("/v1/chat/completions", messages=[[1] * 100_000] * 3), "line-1")
+
+
 async def test_a_line_of_openais_batch_files_is_a_job(world: World) -> None:
     await world.submit(world.job(json.dumps(LINE).encode()))
     [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.batch")
@@ -177,7 +214,15 @@ async def test_a_line_of_openais_batch_files_is_a_job(world: World) -> None:
         ({"custom_id": "line-2"}, EndingCode.INVALID_REQUEST, "custom_id"),
         ({"custom_id": 7}, EndingCode.INVALID_REQUEST, None),
         ({"method": "GET"}, EndingCode.UNSUPPORTED_PARAMETER, "method"),
-        ({"url": "/v1/embeddings"}, EndingCode.UNSUPPORTED_PARAMETER, "url"),
+        ({"url": "/v1/messages"}, EndingCode.UNSUPPORTED_PARAMETER, "url"),
+        ({"url": "/v1/embeddings"}, EndingCode.UNSUPPORTED_PARAMETER, "messages"),
+        ({"url": "/v1/completions"}, EndingCode.INVALID_REQUEST, "prompt"),
+        ({"body": {**LINE["body"], "store": True}}, EndingCode.UNSUPPORTED_PARAMETER, "store"),
+        (
+            {"url": "/v1/responses", "body": {"model": "default", "input": "Hi", "background": True}},
+            EndingCode.UNSUPPORTED_PARAMETER,
+            "background",
+        ),
         ({"completion_window": "24h"}, EndingCode.UNSUPPORTED_PARAMETER, "completion_window"),
         ({"body": {**LINE["body"], "tools": [{}]}}, EndingCode.INVALID_REQUEST, "tools[0].type"),
     ],
@@ -196,7 +241,7 @@ async def test_a_line_that_asks_for_something_else_is_refused_by_name(
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (b'{"body": {"messages": [' + b"{}," * 200_000 + b"{}]}}", "more than 200000 values"),
+        (b'{"body": {"messages": [' + b"{}," * 200_000 + b"{}]}}", "more than 304000 values"),
         (b'{"body": {"messages": ["' + b'","' * 200_000 + b'"]}}', "more than 200000 values"),
         (b'{"body": {' + b",".join(b'"%d":0' % n for n in range(2_049)) + b"}}", "more than 2048 keys"),
         (b'{"body": {"seed": ' + b"9" * 4_000 + b"}}", "not valid JSON"),

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.responses import Response
 
+from agents.post_safety.bodies import MOST_NUMBERS
 from schemas.batch import BatchResult
 from schemas.endings import EndingCode
 from schemas.generated import Kind
 from schemas.request import MAX_EMBEDDED_NUMBERS, MAX_INPUTS, ReplyTo
 from schemas.responses import Release
-from schemas.vectors import as_text
-from streams.dialects.openai_embeddings import echo_of, with_numbers
+from schemas.vectors import as_text, numbers_of
+from streams.dialects.openai_embeddings import echo_of
 from streams.dialects.responses.body import parse_responses_request
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.answers import json_bytes
@@ -43,10 +44,13 @@ BODIES: Mapping[str, dict[str, Any]] = {
 VECTORS = [as_text([0.6, 0.8]), as_text([1.0, 0.0]), as_text([-0.28, 0.96])]
 
 
-def result_and_spans(*rows: Row, endpoint: str, echo: str, choices: int = 1, policy: str = "") -> tuple[World, Any]:
+def result_and_spans(
+    *rows: Row, endpoint: str, echo: str, choices: int = 1, policy: str = "", reply_to: ReplyTo | None = None
+) -> tuple[World, Any]:
     """A job's, so that the gateway is told the same on `responses`; and what that is told."""
     world = World()
     about = opened("r1", custom_id="job-1", endpoint=endpoint, choices=choices)
+    about = about.model_copy(update={"reply_to": reply_to or about.reply_to})
     policy = policy and (world.keep_policy(["secret sauce"]) if policy == "kept" else policy)
     world.write(about.model_copy(update={"echo": echo, "output_policy": policy}), fence("r1"), *map(frame, rows))
     Member(world).run()
@@ -150,8 +154,7 @@ def test_probabilities_of_a_raw_prompt_stand_where_their_tokens_do() -> None:
 
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 @pytest.mark.parametrize("rows", [1, 3], ids=["in one row", "in a row each"])
-def test_vectors_come_as_base64_and_say_how_they_were_asked_for(encoding_format: Any, rows: int) -> None:
-    world = World()
+def test_vectors_come_as_they_were_asked_for(encoding_format: Any, rows: int) -> None:
     each = len(VECTORS) // rows
     told = [
         Row("r1", at + 1, VECTORS[at : at + each], kind="embedding", finish="stop" if at + each == 3 else "")
@@ -160,14 +163,42 @@ def test_vectors_come_as_base64_and_say_how_they_were_asked_for(encoding_format:
     world, spans = result_and_spans(*told, endpoint="embeddings", echo=echo_of(encoding_format))
     result = world.answer("r1").result
     assert result.response is not None
-    assert result.vectors_as == ("float" if encoding_format == "float" else None)
-    body = with_numbers(result.response.body) if result.vectors_as == "float" else result.response.body
+    assert result.vectors_as is None
+    body = result.response.body
     dialect = EMBEDDINGS[encoding_format]
     asked = dialect.parse({"model": "tiny", **BODIES["embeddings"], "encoding_format": encoding_format})
     assert json_bytes(body) == whole(world, spans, dialect, asked)
     if encoding_format == "float":
         answer = CreateEmbeddingResponse.model_validate(json.loads(json_bytes(body)), strict=True)
         assert [item.embedding for item in answer.data][1] == [1.0, 0.0]
+
+
+def test_a_gateway_is_told_the_vectors_of_its_lines_as_base64_and_how_they_were_asked_for() -> None:
+    reply = ReplyTo(partition=0, results_topic=TOPICS.batch_results.name, custom_id="batch_1/7/mine", is_untold=True)
+    formats: dict[Any, str | None] = {"float": "float", "base64": None}
+    for encoding_format, numbers in formats.items():
+        world, _ = result_and_spans(
+            Row("r1", 1, VECTORS, kind="embedding", finish="stop"), endpoint="embeddings",
+            echo=echo_of(encoding_format), reply_to=reply,
+        )  # fmt: skip
+        [record] = world.log.records(TOPICS.batch_results.name)
+        result = BatchResult.model_validate_json(record.value or b"")
+        assert result.response is not None
+        assert (result.vectors_as, [each["embedding"] for each in result.response.body["data"]]) == (numbers, VECTORS)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_so_many_numbers_fit_a_record_whatever_they_are_and_more_are_base64(more: int) -> None:
+    longest = as_text([-1.17549449095e-38] * 1_000)
+    vectors = [longest] * (MOST_NUMBERS // 1_000 + more)
+    world, _ = result_and_spans(Row("r1", 1, vectors, kind="embedding", finish="stop"), endpoint="embeddings", echo="")
+    answer = world.answer("r1")
+    assert answer.result.vectors_as == ("float" if more else None)
+    assert answer.result.response is not None
+    told = answer.result.response.body["data"][0]["embedding"]
+    assert told == (longest if more else numbers_of(longest))
+    [line] = answer.results
+    assert len(line) < MAX_RECORD_BYTES * 3 // 4
 
 
 def test_the_most_vectors_that_may_be_asked_for_fit_a_record() -> None:
@@ -205,3 +236,27 @@ def test_a_line_that_admission_refused_is_told_in_the_words_of_its_endpoint(endp
     error = BatchResult.model_validate_json(record.value or b"").error
     assert error is not None
     assert (error.param, error.message) == (param, f"{param} is above the limit of 9.")
+
+
+@pytest.mark.parametrize(("endpoint", "param"), [("responses", "max_output_tokens"), ("completions", "max_tokens")])
+def test_what_a_job_is_refused_for_late_is_named_as_its_endpoint_has_it(endpoint: str, param: str) -> None:
+    world = World()
+    world.write(
+        ending(
+            "r1", EndingCode.INVALID_REQUEST, by="admission", param="max_tokens", endpoint=endpoint, custom_id="job-1",
+            message="max_tokens is above the limit of 9.",
+        )
+    )  # fmt: skip
+    Member(world).run()
+    error = world.answer("r1").result.error
+    assert error is not None
+    assert (error.param, error.message) == (param, f"{param} is above the limit of 9.")
+
+
+def test_what_is_found_in_a_jobs_body_is_named_as_it_stands_there() -> None:
+    world = World()
+    world.write(ending("r1", EndingCode.INVALID_REQUEST, by="admission", param="logprobs", custom_id="job-1"))
+    Member(world).run()
+    error = world.answer("r1").result.error
+    assert error is not None
+    assert error.param == "logprobs"

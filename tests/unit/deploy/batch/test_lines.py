@@ -57,6 +57,18 @@ def test_a_line_of_either_kind_is_a_job_that_admission_reads(line: dict[str, Any
     parse_job(read.value, read.name)
 
 
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("/v1/completions", {"prompt": "Once"}), ("/v1/responses", {"input": "Hi"}),
+        ("/v1/embeddings", {"input": [[1] * 100_000] * 3}),
+    ],
+)  # fmt: skip
+def test_a_line_of_any_endpoint_is_a_job(url: str, asked: dict[str, Any]) -> None:
+    read = job(openai_line(url=url, body={"model": "default", **asked}))
+    assert parse_job(read.value, read.name).endpoint == url.removeprefix("/v1/")
+
+
 def test_what_asks_the_same_is_the_same_job_however_it_is_written() -> None:
     first = job(openai_line())
     again = {"body": dict(reversed(BODY.items())), "custom_id": "job-1", "type": "job", "schema_version": 1}
@@ -86,7 +98,8 @@ def test_another_body_id_or_run_is_another_job() -> None:
         ({**openai_line(), "custom_id": 7}, "custom_id", "text of 1 to"),
         (openai_line(""), "custom_id", "text of 1 to"),
         (openai_line("x" * (MAX_ID_CHARS + 1)), "custom_id", "text of 1 to"),
-        (openai_line(url="/v1/embeddings"), "url", "/v1/chat/completions"),
+        (openai_line(url="/v1/messages"), "url", "/v1/embeddings"),
+        (openai_line(url="/v1/embeddings"), "messages", "messages"),
         (openai_line(method="GET"), "method", "POST"),
         (openai_line(mood="good"), "mood", "not supported"),
         (openai_line(schema_version=2), None, "schema_version 2"),

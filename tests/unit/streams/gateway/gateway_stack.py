@@ -335,8 +335,11 @@ def memory_log(settings: Settings) -> MemoryLog:
 
 def batch_stores(keys: IdempotencyKeys | None = None) -> BatchStores:
     files = MemoryFiles()
-    shared = keys if isinstance(keys, MemoryIdempotencyKeys) else None
-    return BatchStores(files, MemoryBatches(files, keys=shared), MemoryBlobs())
+    return BatchStores(files, MemoryBatches(files, keys=_in_memory(keys)), MemoryBlobs())
+
+
+def _in_memory(keys: IdempotencyKeys | None) -> MemoryIdempotencyKeys | None:
+    return keys if isinstance(keys, MemoryIdempotencyKeys) else None
 
 
 @asynccontextmanager
@@ -355,8 +358,9 @@ async def serving(
     runtime = GatewayRuntime(
         settings, clients=clients or MemoryClients(log, settings.gateway.gateway_id),
         redis=connect_history(settings.redis), directory=directory, catalog=SettingsCatalog(settings),
-        usage=usage, stored=responses, registry=CollectorRegistry(), conversations=MemoryConversations(in_memory),
-        keys=keys, tracing=tracing, batches=batches or batch_stores(keys),
+        usage=usage, stored=responses, registry=CollectorRegistry(),
+        conversations=MemoryConversations(in_memory, _in_memory(keys)), keys=keys, tracing=tracing,
+        batches=batches or batch_stores(keys),
         disconnect_grace_ms=disconnect_grace_ms, elsewhere_grace_ms=elsewhere_grace_ms,
     )  # fmt: skip
     stall_s = settings.gateway.viewer_stall_ms / 1_000

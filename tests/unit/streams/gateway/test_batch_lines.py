@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.base import Scope
-from schemas.batch import BatchError, BatchResponse, BatchResult
+from schemas.batch import ENDPOINTS, BatchError, BatchResponse, BatchResult
 from schemas.request import MAX_INPUT_TOKENS
 from schemas.vectors import as_text
-from streams.dialects.openai_batch import ENDPOINTS
 from streams.dialects.openai_embeddings import format_in
 from streams.dialects.responses.objects import read_echo
 from streams.gateway.batches.lines import MAX_CUSTOM_ID_CHARS, BrokenLine, Line, Lines, custom_id_of, read_line

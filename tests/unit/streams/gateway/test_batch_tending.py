@@ -2,6 +2,7 @@
 
 import pytest
 
+from streams.blobs.port import BlobsUnavailable
 from streams.gateway.batches import run as run_module
 from streams.gateway.batches import tending as tending_module
 from streams.gateway.batches.core import Status
@@ -93,7 +94,7 @@ async def test_blobs_of_files_that_no_row_names_go_after_a_day(monkeypatch: pyte
     assert await story.files.unknown(["file-late"]) == ["file-late"], "nor is there a row of it"
 
 
-async def test_all_of_many_blobs_are_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_blobs_are_looked_at_some_at_a_time_and_all_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "AT_ONCE", 3)
     story = Story()
     for number in range(7):
@@ -103,9 +104,7 @@ async def test_all_of_many_blobs_are_looked_at_in_turn(monkeypatch: pytest.Monke
             await story.files.begin("acme", file_id)
             await story.files.complete(StoredFile(file_id, "acme", "", "batch", 1, "", 0, None), None, None)
     story.blobs.pass_time()
-    looks = sweeping.Sweeping(story.files, story.blobs)
-    for _ in range(4):
-        await looks.look()
+    await sweeping.Sweeping(story.files, story.blobs).look()
     assert await story.files.unknown(["file-2", "file-5"]) == []
     story.files.clock = lambda: story.now_ms + CONDEMNED_KEPT_MS
     assert sorted(await story.files.due(9)) == ["file-2", "file-5"]
@@ -120,6 +119,53 @@ async def test_a_database_that_knows_few_of_the_files_removes_none() -> None:
     await story.files.begin("acme", "file-0")
     await tending(story).once()
     assert len(story.blobs.names()) == 3
+
+
+async def test_a_few_that_no_row_names_go_though_they_are_all_that_is_looked_at_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the database knows is held against the whole folder, not against the part that is asked at once."""
+    monkeypatch.setattr(sweeping, "AT_ONCE", 2)
+    story = Story()
+    for number in range(6):
+        story.blobs.change(blob_of(f"file-{number}"), b"x")
+        if number not in (2, 3):
+            await story.files.begin("acme", f"file-{number}")
+    story.blobs.pass_time()
+    await sweeping.Sweeping(story.files, story.blobs).look()
+    assert await story.files.unknown(["file-2", "file-3"]) == []
+
+
+async def test_of_very_many_that_no_row_names_some_go_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "AT_ONCE", 3)
+    monkeypatch.setattr(sweeping, "REST_MS", 0)
+    story = Story()
+    for number in range(10):
+        story.blobs.change(blob_of(f"file-{number}"), b"x")
+        if number >= 5:
+            await story.files.begin("acme", f"file-{number}")
+    story.blobs.pass_time()
+    looks, lost = sweeping.Sweeping(story.files, story.blobs), [f"file-{number}" for number in range(5)]
+    await looks.look()
+    assert len(await story.files.unknown(lost)) == 2
+    await looks.look()
+    assert await story.files.unknown(lost) == []
+
+
+async def test_a_look_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story()
+    for number in range(3):
+        story.blobs.change(blob_of(f"file-{number}"), b"x")
+        if number:
+            await story.files.begin("acme", f"file-{number}")
+    story.blobs.pass_time()
+    looks = sweeping.Sweeping(story.files, story.blobs)
+    with monkeypatch.context() as away:
+        away.setattr(story.blobs, "is_away", True)
+        with pytest.raises(BlobsUnavailable):
+            await looks.look()
+    await looks.look()
+    assert await story.files.unknown(["file-0"]) == []
 
 
 async def test_what_all_tenants_have_of_files_is_measured_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,6 +330,40 @@ def asked_in(conversation: str) -> NeutralRequest:
     return parse_responses_request({"model": "small", "input": "One", "conversation": conversation})
 
 
+@pytest.mark.parametrize("path", [PAGES, "/v1/conversations"])
+async def test_the_same_key_and_body_make_one_conversation(stack: Stack, http: httpx.AsyncClient, path: str) -> None:
+    document = await document_of(stack)
+    body, key = {"metadata": {"a": "b"}}, {"idempotency-key": "chat-1"}
+    made = [await http.post(path, json=body, headers=key) for _ in range(3)]
+    assert [answer.status_code for answer in made] == [200] * 3
+    [conversation] = {answer.json()["id"] for answer in made}
+    assert await listed(http) == [conversation]
+    others = [(path, {}), ({PAGES: "/v1/conversations"}.get(path, PAGES), body)]
+    for other, another in others:
+        refused = await http.post(other, json=another, headers=key)
+        is_told(document, "post", other, refused)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "idempotency_key_reused")
+    await http.delete(f"{path}/{conversation}")
+    gone = await http.post(path, json=body, headers=key)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (409, "idempotency_key_unknown")
+    wrong = await http.post(path, json=body, headers={"idempotency-key": ""})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "Idempotency-Key")
+    assert await listed(http) == []
+
+
+async def test_a_key_gives_nobody_another_users_conversation(stack: Stack, http: httpx.AsyncClient) -> None:
+    key = {"idempotency-key": "chat-1"}
+    async with client(stack, authorization=f"Bearer {await token(http, user='ada')}") as ada:
+        hers = (await ada.post(PAGES, json={}, headers=key)).json()["id"]
+        assert (await ada.post(PAGES, json={}, headers=key)).json()["id"] == hers
+    async with client(stack, authorization=f"Bearer {await token(http, user='bob')}") as bob:
+        refused = await bob.post(PAGES, json={}, headers=key)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "idempotency_key_unknown")
+    assert (await http.post(PAGES, json={}, headers=key)).status_code == 409
+    other = await http.post(PAGES, json={}, headers={"idempotency-key": "chat-2"})
+    assert other.json()["id"] != hers
+
+
 async def test_a_refused_turn_leaves_no_trace(
     stack: Stack, http: httpx.AsyncClient, stored: MemoryStoredResponses
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,21 @@ async def test_a_missing_entry_is_a_gap_and_nothing_is_skipped(near: RedisHistor
     replay = await near.read("acme", response_id, 0)
     assert (replay.gap, replay.last) == (True, 2)
     assert not (await near.read("acme", response_id, 3)).gap
+
+
+async def test_what_redis_answered_while_the_loop_was_late_is_told(settings: Settings) -> None:
+    """Else all who come back to a gateway that is busy for half a second are told that there is no replay."""
+    response_id = settings.response_ids.mint(0)
+    near_settings = settings.redis.model_copy(update={"timeout_ms": 250})
+    async with connect_history(near_settings) as client:
+        near = RedisHistory(client, settings.region, retention_s=100, response_timeout_ms=50_000)
+        await near.append([entry(response_id, span(1, "ab"), with_start=True, end=3)])
+        for turns in range(1, 8):  # Whatever it was about to do.
+            read = asyncio.ensure_future(near.read("acme", response_id, 0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251 - as a loop that has too much to do
+            assert (await read).terminal is not None
 
 
 async def test_another_tenants_entries_are_not_found_and_entries_expire(

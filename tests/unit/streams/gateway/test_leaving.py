@@ -2,6 +2,11 @@
 
 import asyncio
 
+import httpx
+import pytest
+
+from schemas.request import Request
+from streams.gateway import dismissal
 from streams.gateway.service import patience
 from streams.gateway.service.patience import Patience
 from streams.settings import Settings
@@ -41,6 +46,38 @@ async def test_who_does_not_leave_in_time_is_told_to(settings: Settings) -> None
         stack.server.stop_soon()
         async with asyncio.timeout(20):
             assert "going_away" in (await asking).text
+
+
+async def test_viewers_are_told_some_at_a_time_while_the_others_are_served_on(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes back elsewhere together waits there for all the others."""
+    monkeypatch.setattr(dismissal, "FEWEST_DISMISSED", 2)
+    monkeypatch.setattr(dismissal, "AHEAD_S", 0)
+    monkeypatch.setattr(dismissal, "DISMISSED_EVERY_S", FOREVER_S)
+    monkeypatch.setattr(dismissal, "DISMISSAL_S", FOREVER_S * 1_000)
+    async with asyncio.timeout(60), serving(settings, memory_log(settings)) as stack, http(stack) as client:
+        asking: list[asyncio.Task[httpx.Response]] = []
+        asked: list[Request] = []
+        for _ in range(5):
+            body = {**HELLO, "stream": True}
+            asking.append(asyncio.ensure_future(client.post("/v1/chat/completions", json=body)))
+            asked.append(await stack.pipeline.next_request())
+            stack.pipeline.start(asked[-1])
+        await until(lambda: stack.runtime.hub.viewers == 5, "all are watched")
+        telling = asyncio.ensure_future(stack.runtime.gateway.dismiss())
+        for each in asking[:3]:  # One ahead, and two of the others.
+            assert "going_away" in (await each).text
+        refused = await client.post("/v1/chat/completions", json=HELLO)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        stack.pipeline.release(asked[3], 1, ["served on"])
+        stack.pipeline.end(asked[3], 2)
+        text = (await asking[3]).text
+        assert ('"served on"' in text, "[DONE]" in text, "going_away" in text) == (True, True, False)
+        assert not asking[4].done()
+        telling.cancel()
+        await stack.runtime.stop()
+        assert "going_away" in (await asking[4]).text
 
 
 async def test_of_a_gateway_that_fails_while_it_leaves_nobody_waits_for_the_rest(settings: Settings) -> None:

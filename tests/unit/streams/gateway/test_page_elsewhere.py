@@ -229,6 +229,43 @@ async def test_while_conversations_are_away_a_chat_goes_on_in_the_page_alone(
     await beside(come_back)
 
 
+async def unheard(page: ChatPage, times: int) -> None:
+    """So often the gateway makes a conversation, and the page does not hear so in time."""
+    script = (
+        "const plain = fetch; let left = arguments[0];"
+        "window.fetch = async (path, options) => {"
+        " const answer = await plain(path, options);"
+        " if (options?.method === 'POST' && path.endsWith('/api/conversations') && left-- > 0)"
+        " throw new DOMException('late', 'TimeoutError');"
+        " return answer; };"
+    )
+    await beside(page.run, script, times)
+
+
+async def test_a_conversation_that_was_made_unheard_is_asked_in(
+    stack: Stack, page: ChatPage, stored: MemoryStoredResponses
+) -> None:
+    await unheard(page, 1)
+    await asked(stack, page, "One?", "First.")
+    assert len(stored.conversations) == 1
+    more = await asked(stack, page, "Two?", "Second.")
+    assert [text for _, text in said(more)] == ["One?", "First.", "Two?"]
+    assert await beside(lambda: page.conversations) == ["One?"]
+
+
+async def test_a_conversation_that_was_made_unheard_and_is_done_without_is_given_back(
+    stack: Stack, page: ChatPage, stored: MemoryStoredResponses
+) -> None:
+    await unheard(page, 2)
+    await asked(stack, page, "One?", "First.")
+    await beside(page.look_again)
+    await until(lambda: [kept.deleted_at_ms is None for kept in stored.conversations.values()] == [False], "it is gone")
+    await beside(page.until_lists, "One?, in this page alone")
+    await beside(page["fresh"].click)
+    await asked(stack, page, "Two?", "Second.")
+    await beside(page.until_lists, "One?, in this page alone", "Two?")
+
+
 async def test_what_cannot_be_done_with_a_conversation_is_said(
     stack: Stack, page: ChatPage, stored: MemoryStoredResponses
 ) -> None:

@@ -370,6 +370,20 @@ async def test_a_stopping_gateway_says_so_and_the_stream_can_be_resumed(stack: S
     assert socket.close_code == 1001
 
 
+async def test_who_asks_a_gateway_that_stops_is_told_to_ask_elsewhere(stack: Stack) -> None:
+    """Before its turn among those who leave: refused, it would ask again at the same gateway."""
+    async with dial(stack) as socket:
+        await say(socket, type="ping", nonce="1")
+        await hear(socket)
+        await stack.runtime.gateway.dismiss()
+        await say(socket, type="ping", nonce="2")
+        assert (await hear(socket)).type == "pong", "it serves on"
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        messages = [message async for message in _all(socket)]
+    assert ([message.type for message in messages], socket.close_code) == (["closing"], 1001)
+    assert stack.pipeline.requests() == []
+
+
 async def test_every_socket_is_told_when_the_process_stops(stack: Stack) -> None:
     async with dial(stack) as watching, dial(stack) as idle, dial(stack, additional_headers={}) as nobody:
         await say(watching, type="request", request_id="r1", body=HELLO)

@@ -31,9 +31,16 @@ export class Conversations {
     return {id, title, model, has_more, turns: turns_of(told), place: "kept"};
   }
 
-  /** Its id. Without a title it is called by its first question. */
-  async create(title) {
-    return (await this.#ask("", {method: "POST", body: title ? {title} : {}})).id;
+  /** Its id; with the same `key` and title, of the same one. Without a title it is called by its first question. */
+  async create(title, key) {
+    const options = {method: "POST", body: title ? {title} : {}, headers: {"idempotency-key": key}};
+    try {
+      return (await this.#ask("", options)).id;
+    } catch (refused) {
+      // It may have been made all the same.
+      if (refused.status !== 0) throw refused;
+      return (await this.#ask("", options)).id;
+    }
   }
 
   rename(id, title) {
@@ -45,8 +52,8 @@ export class Conversations {
     return this.#ask(`/${id}`, {method: "DELETE"});
   }
 
-  #ask(path, options) {
-    return answered(PATH + path, this.#headers, options);
+  #ask(path, {headers, ...options} = {}) {
+    return answered(PATH + path, {...this.#headers, ...headers}, options);
   }
 }
 

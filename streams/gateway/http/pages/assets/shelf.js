@@ -15,6 +15,9 @@ export class Shelf {
   #reads = 0;
   #placing = new Map();
   #unwanted = new WeakSet();
+  /** Titles by key: what may have been made without our hearing of it. */
+  #unheard = new Map();
+  #giving = null;
   #isOver = false;
   /** `{id, title}` of what the gateway keeps, the newest first, and whether it has more. */
   listed = [];
@@ -50,8 +53,10 @@ export class Shelf {
     const page = await this.#tried("listed", () => this.#calls.list());
     // What was asked later tells more.
     if (!page || look !== this.#looks) return;
+    const gone = await (this.#giving ??= this.#givenBack().finally(() => (this.#giving = null)));
+    if (look !== this.#looks) return;
     const older = page.has_more ? this.listed.slice(page.data.length) : [];
-    this.listed = joined(page.data, older);
+    this.listed = joined(page.data, older).filter(({id}) => !gone.includes(id));
     this.has_more = page.has_more;
     forget_old();
     this.#changed();
@@ -91,7 +96,9 @@ export class Shelf {
     if (this.isAway) await this.refresh();
     if (this.#unwanted.has(conversation)) return null;
     if (!this.isAway && conversation.place === "new") {
-      const id = await this.#tried("kept", () => this.#calls.create(conversation.title));
+      const {id: key, title} = conversation;
+      const id = await this.#tried("kept", () => this.#calls.create(title, key));
+      if (!id && this.isAway) this.#unheard.set(key, title);
       if (this.#unwanted.has(conversation)) {
         if (id) await this.#tried("deleted", () => this.#calls.remove(id));
         return null;
@@ -107,6 +114,23 @@ export class Shelf {
   /** Of a new one nothing is to be kept: a place that is on its way to it is given back once it is there. */
   discard(conversation) {
     this.#unwanted.add(conversation);
+  }
+
+  /** Places that nobody was told of, and that what was to have them has done without. Their ids. */
+  async #givenBack() {
+    const gone = [];
+    for (const [key, title] of this.#unheard) {
+      try {
+        const id = await this.#calls.create(title, key);
+        await this.#calls.remove(id);
+        gone.push(id);
+      } catch (refused) {
+        if (!(refused instanceof Refused)) throw refused;
+        if (refused.isAway) break;
+      }
+      this.#unheard.delete(key);
+    }
+    return gone;
   }
 
   /** It goes on in this page alone, with what is here of it, beside what the gateway has. */
