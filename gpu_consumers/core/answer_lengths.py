@@ -25,19 +25,17 @@ class _Lengths:
 
     def __init__(self) -> None:
         self._counts = [0] * len(_STEPS)
-        self._longer: list[int] | None = None
+        self._longer = [0] * (len(_STEPS) + 1)
         """How many reach each step, and none beyond the last."""
 
     def add(self, tokens: int) -> None:
         self._counts[min(bisect_left(_STEPS, tokens), len(_STEPS) - 1)] += 1
         if sum(self._counts) >= _HALVED_AT:
             self._counts = [count // 2 for count in self._counts]
-        self._longer = None
+        self._longer = [0, *accumulate(reversed(self._counts))][::-1]
 
     def surviving(self, so_far: int, after: Sequence[int]) -> list[float] | None:
         """As `AnswerLengths.surviving`; None: too few got so long."""
-        if self._longer is None:
-            self._longer = [0, *accumulate(reversed(self._counts))][::-1]
         longer = self._longer
         all_of_them = longer[bisect_right(_STEPS, so_far)]
         if all_of_them < ENOUGH:

@@ -144,21 +144,22 @@ class Capacity:
         """
         if not self._total or not self._reserved or self.never_fits(item):
             return True
-        if self._blocks(item) + self._all.expected[0] > self._limit + self._shared[0]:
+        limit, blocks = self._limit, self._blocks(item)
+        if blocks + self._all.expected[0] > limit + self._shared[0]:
             return False
         row, for_short = self._row(item, 0), int(self.policy.for_short * self._total)
         self._asked = item, row
-        for_large = self._limit - for_short
-        if self.is_large(item):
+        for_large = limit - for_short
+        if blocks * LARGE > self._total:
             if self._computed is not None or (beside is not None and beside is not item):
                 return False
-            if self._blocks(item) <= for_large and not self._large.has_room(row, for_large, self._shared):
+            if blocks <= for_large and not self._large.has_room(row, for_large, self._shared):
                 return False
         elif beside is not None and (
             self._blocks(beside) > for_large or not (self._all - self._large).has_room(row, for_short, _NOTHING)
         ):
             row = joined(row, self._row(beside, 0))
-        return self._all.has_room(row, self._limit, self._shared)
+        return self._all.has_room(row, limit, self._shared)
 
     @property
     def reserved(self) -> int:

@@ -12,7 +12,7 @@ from itertools import pairwise, zip_longest
 from math import ceil, sqrt
 from statistics import NormalDist
 
-SPANS = [0, 32, *(2**n * k for n in range(5, 19) for k in (2, 3))]
+SPANS = [0, 32, 64, *(2**n * k for n in range(6, 19) for k in (2, 3))]
 """Tokens from now, where each begins. The last one does not end."""
 _ENDS = [*(end for _, end in pairwise(SPANS)), 2**62]
 

@@ -41,7 +41,8 @@ def block_tokens(cache: Any, replicas: int) -> int:
     if not cache.num_gpu_blocks or not getattr(cache, "kv_cache_size_tokens", None):
         return 0
     size: int = cache.block_size
-    return max(min(size, round(cache.kv_cache_size_tokens * replicas / cache.num_gpu_blocks)), 1)
+    own: float = cache.kv_cache_size_tokens * replicas / cache.num_gpu_blocks
+    return max(min(size, round(own)), 1)
 
 
 def _stat_logger(engine: "VllmBase") -> type[Any]:
