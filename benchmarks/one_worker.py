@@ -14,12 +14,14 @@ from typing import Protocol
 from gpu_consumers.core.fair_queue import NEVER, OUTPUT_COST, Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.scheduler import Given
-from gpu_consumers.engines.port import EngineRequest
+from gpu_consumers.engines.port import EngineRequest, EngineStats
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
 from schemas.request import LANES, Lane, Sampling
 
 CLAIM_S = 0.002
 """From a slot to the engine: the claim's round trip."""
+TELL_S = 0.05
+"""How often the engine's figures are looked at: with each tick of a worker."""
 WINDOW_S = 10.0
 
 
@@ -41,6 +43,8 @@ class Policy(Protocol):
     def grown(self, lane: Lane, response_id: str, output: int) -> int: ...
 
     def left(self, lane: Lane, response_id: str, output: int | None) -> None: ...
+
+    def engine_tells(self, stats: EngineStats, now_ms: int) -> None: ...
 
 
 class FirstComeFirstServed:
@@ -66,6 +70,18 @@ class FirstComeFirstServed:
 
     def left(self, lane: Lane, response_id: str, output: int | None) -> None: ...
 
+    def engine_tells(self, stats: EngineStats, now_ms: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """From its arrival to the first token and to the last."""
+
+    arrival: Arrival
+    waited_s: float
+    took_s: float
+    tokens: int
+
 
 @dataclass(slots=True)
 class Seen:
@@ -81,6 +97,12 @@ class Seen:
     busy_s: float = 0.0
     """Time that slots of the batch were in use."""
     refused: int = 0
+    failed: int = 0
+    """Ended by the engine with an error."""
+    tokens: int = 0
+    answered: list[Answered] = field(default_factory=list)
+    block_s: float = 0.0
+    """Time that blocks of the engine's memory were held."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +112,7 @@ class _Live:
     given: Given
     output: int = 0
     told_beyond: int = NEVER
+    waited_s: float = 0.0
 
 
 class OneWorker:
@@ -103,7 +126,8 @@ class OneWorker:
         lets_in: Callable[[Arrival, "Waiting"], bool] = lambda arrival, waiting: True,
     ) -> None:
         self._policy = policy
-        self._engine = SimulatedCore(engine)
+        self.engine = SimulatedCore(engine)
+        self._tell_at_s = 0.0
         self._batch = engine.max_running
         self._held = Held()
         self._random = random.Random(seed)
@@ -120,7 +144,7 @@ class OneWorker:
         coming = sorted(arrivals, key=lambda arrival: arrival.at_s)[::-1]
         now_s = 0.0
         while now_s < until_s:
-            due_s = self._engine.next_due_s
+            due_s = self.engine.next_due_s
             next_s = min(
                 coming[-1].at_s if coming else until_s,
                 self._on_their_way[0][0] if self._on_their_way else until_s,
@@ -134,14 +158,22 @@ class OneWorker:
                 self._arrive(coming.pop())
             while self._on_their_way and self._on_their_way[0][0] <= now_s:
                 self._enter(heappop(self._on_their_way)[1], now_s)
-            for delta in self._engine.step(now_s):
-                self._token(delta.request_id, len(delta.token_ids), delta.finish, now_s, from_s)
+            for delta in self.engine.step(now_s):
+                if delta.error is not None:
+                    self._fail(delta.request_id)
+                else:
+                    self._token(delta.request_id, len(delta.token_ids), delta.finish, now_s, from_s)
+            if now_s >= self._tell_at_s:
+                self._tell_at_s = now_s + TELL_S
+                self._policy.engine_tells(self.engine.stats(), int(now_s * 1_000))
             while (given := self._policy.take(self._held, int(now_s * 1_000))) is not None:
                 self._take(given, now_s)
         return self.seen
 
     def _count_slots(self, for_s: float) -> None:
-        self.seen.busy_s += for_s * self._engine.stats().running
+        stats = self.engine.stats()
+        self.seen.busy_s += for_s * stats.running
+        self.seen.block_s += for_s * stats.kv_blocks_used
         for lane, slots in self._held.of_lane.items():
             self.seen.slot_s[lane] += for_s * slots
 
@@ -172,7 +204,7 @@ class OneWorker:
         live = self._live[name]
         prompt = self._random.choices(range(10_000), k=live.item.prompt_tokens)
         priority = 0 if live.given.on_floor else LANES.index(live.item.lane)
-        self._engine.submit(EngineRequest(name, prompt, Sampling(), live.item.most_output, priority), now_s)
+        self.engine.submit(EngineRequest(name, prompt, Sampling(), live.item.most_output, priority), now_s)
 
     def _token(self, name: str, tokens: int, finish: str, now_s: float, from_s: float) -> None:
         live = self._live[name]
@@ -183,14 +215,29 @@ class OneWorker:
             counted[item.tenant_id] += item.prompt_tokens
             if live.arrival.at_s >= from_s:
                 self.seen.waits_ms[item.tenant_id, item.lane].append((now_s - live.arrival.at_s) * 1_000)
+            live.waited_s = now_s - live.arrival.at_s
         live.output += tokens
+        if now_s >= from_s:
+            self.seen.tokens += tokens
         counted[item.tenant_id] += OUTPUT_COST * tokens
         if live.output > live.told_beyond:
             live.told_beyond = self._policy.grown(item.lane, name, live.output)
         if finish:
-            del self._live[name]
-            self._held.add(item.lane, item.tenant_id, -1, on_floor=live.given.on_floor)
-            self._policy.left(item.lane, name, live.output)
+            if now_s >= from_s:
+                took_s = now_s - live.arrival.at_s
+                self.seen.answered.append(Answered(live.arrival, live.waited_s, took_s, live.output))
+            self._leave(name)
+
+    def _fail(self, name: str) -> None:
+        live = self._live[name]
+        self.seen.failed += 1
+        self._held.silent[live.item.lane] -= not live.output
+        self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        live = self._live.pop(name)
+        self._held.add(live.item.lane, live.item.tenant_id, -1, on_floor=live.given.on_floor)
+        self._policy.left(live.item.lane, name, live.output)
 
 
 class Waiting:

@@ -12,6 +12,7 @@ import uvloop
 from pydantic import BaseModel, ValidationError
 from tokenizers import Tokenizer
 
+from gpu_consumers.core.capacity import MemoryPolicy
 from gpu_consumers.core.config import CoreConfig
 from gpu_consumers.core.home_partitions import home_partitions
 from gpu_consumers.core.worker_core import WorkerCore
@@ -111,6 +112,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         coalesce_rows_per_s=worker.coalesce_rows_per_s,
         dimensions=0 if model.embedding is None else model.embedding.dimensions,
         headroom=worker.headroom,
+        memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
     )
 

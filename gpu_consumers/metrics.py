@@ -25,7 +25,15 @@ class WorkerMetrics:
             "sluice_worker_queue_age_seconds", "Age of the request that is next", ["lane"], registry=registry
         )
         self._kv_used = Gauge("sluice_worker_kv_blocks_used", "KV-cache blocks that requests hold", registry=registry)
+        self._kv_reserved = Gauge(
+            "sluice_worker_kv_blocks_reserved", "KV-cache blocks that requests in the engine are taken to need at most",
+            registry=registry,
+        )  # fmt: skip
         self._kv_total = Gauge("sluice_worker_kv_blocks", "KV-cache blocks", registry=registry)
+        self._preemptions = Counter(
+            "sluice_worker_preemptions", "Answers that lost their KV-cache blocks to others", registry=registry
+        )
+        self._preemptions_seen = 0
         self._queue_time = Histogram(
             "sluice_worker_queue_seconds", "From read to start", ["lane"], buckets=_SECONDS, registry=registry
         )
@@ -72,11 +80,18 @@ class WorkerMetrics:
     def parser_failed(self, error: str) -> None:
         self._parser_failures.labels(error).inc()
 
+    def memory(self, stats: EngineStats, reserved_blocks: int) -> None:
+        self._kv_used.set(stats.kv_blocks_used)
+        self._kv_reserved.set(reserved_blocks)
+        self._kv_total.set(stats.kv_blocks_total)
+        # An engine counts from its start on.
+        before = self._preemptions_seen if stats.preemptions >= self._preemptions_seen else 0
+        self._preemptions.inc(stats.preemptions - before)
+        self._preemptions_seen = stats.preemptions
+
     def gauges(self, stats: EngineStats, waiting: dict[Lane, int], oldest_waiting_ms: dict[Lane, int]) -> None:
         self._running.set(stats.running)
         self._engine_waiting.set(stats.waiting)
-        self._kv_used.set(stats.kv_blocks_used)
-        self._kv_total.set(stats.kv_blocks_total)
         for lane, count in waiting.items():
             self._waiting.labels(lane.value).set(count)
             self._queue_age.labels(lane.value).set(oldest_waiting_ms[lane] / 1_000)

@@ -333,6 +333,7 @@ class Worker:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._core.engine_tells(self._ports.engine.stats(), self._now_ms())
             self._after_event()
 
     async def _commit_often(self) -> None:
@@ -363,6 +364,7 @@ class Worker:
             self._tokens_at_beat = (self._core.generated_tokens, now_ms)
         engine = self._ports.engine
         stats = engine.stats()
+        self._metrics.memory(stats, self._core.kv_blocks_reserved)
         self._metrics.gauges(stats, self._core.waiting(), self._core.oldest_waiting_ms(now_ms))
         state = self._core.state(self._life, stats, round(tokens_per_second, 1), engine.accepts_seed, now_ms)
         self._publish(Publish(self._topics.workers.name, None, state.worker_id, state.encode(), None))

@@ -338,6 +338,16 @@ class WorkerSettings(_Section):
     healthy_buffer: int = Field(
         default=8, ge=0, description="Answers beyond `max_running` that wait in the engine, where none is kept free."
     )
+    memory_foresight: float = Field(
+        default=0.99, ge=0, le=1,
+        description="The chance that KV blocks suffice for what is let in. 1: bounds are reserved. 0: not looked at.",
+    )  # fmt: skip
+    memory_for_short: float = Field(
+        default=1 / 8, ge=0, le=0.5, description="The part of the KV blocks that large prompts leave to others."
+    )
+    large_waits_ms: int = Field(
+        default=5_000, ge=0, description="After so long at its turn a large prompt has what becomes free of KV blocks."
+    )
     coalesce_ms: int = Field(
         default=45, ge=0, description="Steps that follow each other within it leave as one frame, under pressure only."
     )

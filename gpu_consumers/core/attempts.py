@@ -265,6 +265,8 @@ class Attempts:
     def _enter(self, work: Work, now_ms: int) -> None:
         if work.losses >= MAX_LOSSES:
             self._fail_lost(work, now_ms)
+        elif (why := self._slots.why_too_long(work)) is not None:
+            self.end(work, EndingCode.CONTEXT_LENGTH_EXCEEDED, now_ms, message=why, param=work.prompt_field)
         elif not self.may_start:
             # Since the claim was asked for the engine has died, or the worker was stopped.
             if work.plan != "generate":
@@ -439,8 +441,7 @@ class Attempts:
                 self._take_over(work, now_ms)
                 continue
             work.losses += 1
-            work.lost_here, work.is_cleared = True, False
-            work.is_counted = False
+            work.lost_here, work.is_cleared, work.is_counted = True, False, False
             if work.losses >= MAX_LOSSES:
                 self._fail_lost(work, now_ms)
                 continue

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gpu_consumers.core.capacity import DEFAULT_MEMORY, MemoryPolicy
 from gpu_consumers.core.scheduler import Sizes, Why
 from schemas.request import Lane
 from streams.lane_policy import LANE_POLICIES, LanePolicies
@@ -30,12 +31,18 @@ class CoreConfig:
     """How many numbers the vectors of its engine have; 0: it gives text."""
     headroom: float = 0.0
     """The part of `max_running` that is kept free for who holds little."""
+    memory: MemoryPolicy = DEFAULT_MEMORY
     lanes: LanePolicies = LANE_POLICIES
 
     @property
     def embeds(self) -> bool:
         """Vectors are numbered like tokens, counted nowhere as such, and never joined to others in a row."""
         return self.dimensions > 0
+
+    @property
+    def memory_policy(self) -> MemoryPolicy:
+        """What is embedded grows by nothing, and is gone in milliseconds: there the engine's own order is as good."""
+        return MemoryPolicy(foresight=0) if self.embeds else self.memory
 
     @property
     def sizes(self) -> Sizes:

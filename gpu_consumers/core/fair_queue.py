@@ -18,6 +18,9 @@ on its way at once, however long they wait. `peek_near` adds what it lets be ahe
 those whose counter is not above its own, but for that, and each is charged for it: so none of them starves while
 counters are remembered.
 
+Large requests (`add`) have a line of their own in their tenant's, and share its counter: who asks for room in the
+engine's memory, and has none, is passed by those that are not. These wait for each other.
+
 A decision takes O(log n) of n tenants, whatever waits. What a restart loses is the counters and the expected lengths:
 at most what the bound says, once; the queue itself is read again.
 """
@@ -27,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import TypeAlias
 
 from schemas.request import Lane
 
@@ -60,21 +64,33 @@ class Queued:
     weight: int = 1
     queued_before_ms: int = 0
     """So much earlier it was queued first: it was another's meanwhile, or taken over, or its engine was lost."""
+    said_tokens: int = 0
+    """Of its answers, in attempts before."""
+
+
+_SHORT, _LARGE = 0, 1
+_LINES = (_SHORT, _LARGE)
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
+    """`waiting` and `entries` are by line."""
+
     tenant_id: str
     served: float = 0.0
     weight: int = 1
     turn: int = 0
     """When it was given something last, counted in turns."""
-    waiting: OrderedDict[str, Queued] = field(default_factory=OrderedDict)
+    waiting: tuple[OrderedDict[str, Queued], ...] = field(default_factory=lambda: (OrderedDict(), OrderedDict()))
     running: int = 0
     answer_tokens: float = 0.0
     """What is expected of its answers; 0: none has ended yet."""
-    entry: int = 0
-    """Of its entries in the heap the one that counts."""
+    entries: list[int] = field(default_factory=lambda: [0, 0])
+    """Of its entries in a heap the one that counts."""
+
+    @property
+    def waits(self) -> bool:
+        return any(self.waiting)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +113,14 @@ class _Charge:
         return self.output if self.output < self.most_output else NEVER
 
 
+_Entry: TypeAlias = tuple[float, int, int, _Tenant]
+"""Counter, turn, number: the lowest is next."""
+
+
+def _always(item: Queued) -> bool:
+    return True
+
+
 class FairQueue:
     """One lane."""
 
@@ -104,7 +128,7 @@ class FairQueue:
         self._size = 0
         self._tenants: dict[str, _Tenant] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
-        self._heap: list[tuple[float, int, int, _Tenant]] = []
+        self._heaps: tuple[list[_Entry], ...] = ([], [])
         self._entries = count(1)
         self._turns = count(1)
         self._last: _Tenant | None = None
@@ -114,40 +138,62 @@ class FairQueue:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, item: Queued, *, front: bool = False) -> None:
+    def add(self, item: Queued, *, front: bool = False, is_large: bool = False) -> None:
         """`front`: before the others of its tenant."""
         tenant = self._tenants.get(item.tenant_id)
         if tenant is None:
             tenant = self._tenants[item.tenant_id] = _Tenant(item.tenant_id)
         self._idle.pop(item.tenant_id, None)
         tenant.weight = item.weight
-        if not tenant.waiting:
+        if not tenant.waits:
             tenant.served = max(tenant.served, self._least())
-            self._rank(tenant)
-        tenant.waiting[item.response_id] = item
+        line = _LARGE if is_large else _SHORT
+        waiting = tenant.waiting[line]
+        if not waiting:
+            self._rank(tenant, line)
+        waiting[item.response_id] = item
         if front:
-            tenant.waiting.move_to_end(item.response_id, last=False)
+            waiting.move_to_end(item.response_id, last=False)
         self._size += 1
 
-    def peek(self) -> Queued | None:
-        """Who is next."""
-        entry = self._head()
-        return None if entry is None else next(iter(entry[3].waiting.values()))
+    def peek(self, has_room: Callable[[Queued], bool] = _always) -> Queued | None:
+        """Who is next. Without room a large one is passed by those that are not, and nobody else is passed."""
+        for line, entry in self._heads():
+            item = _first(entry, line)
+            if has_room(item):
+                return item
+            if line == _SHORT:
+                return None
+        return None
 
-    def peek_near(self, may: Callable[[str], bool], ahead: float) -> Queued | None:
+    def peek_near(
+        self, may: Callable[[str], bool], ahead: float, has_room: Callable[[Queued], bool] = _always
+    ) -> Queued | None:
         """The next of the tenants that `may`, unless its counter is further ahead of the lowest. Those before it that
         may not are looked at one by one.
         """
-        if (first := self._head()) is None:
+        if not (heads := self._heads()):
             return None
-        passed = []
-        while (entry := self._head()) is not None and not may(entry[3].tenant_id):
-            passed.append(heappop(self._heap))
-        for each in passed:
-            heappush(self._heap, each)
-        if entry is None or entry[0] > first[0] + ahead:
-            return None
-        return next(iter(entry[3].waiting.values()))
+        most = heads[0][1][0] + ahead
+        found = [(line, entry) for line in _LINES if (entry := self._head_that(may, line)) is not None]
+        for line, entry in sorted(found, key=_rank_of):
+            if entry[0] > most:
+                return None
+            item = _first(entry, line)
+            if has_room(item):
+                return item
+            if line == _SHORT:
+                return None
+        return None
+
+    def peek_large(self) -> Queued | None:
+        """Who is next of these."""
+        entry = self._head(_LARGE)
+        return None if entry is None else _first(entry, _LARGE)
+
+    @property
+    def has_short(self) -> bool:
+        return self._head(_SHORT) is not None
 
     def take(self, item: Queued) -> int:
         """It enters the engine. Returns up to how many tokens of output it is charged: `grown` is told of more."""
@@ -211,45 +257,72 @@ class FairQueue:
 
     def _least(self) -> float:
         """To what somebody is lifted who comes to wait."""
-        if (entry := self._head()) is not None:
-            return entry[0]
+        if heads := self._heads():
+            return heads[0][1][0]
         return self._last.served if self._last is not None else 0.0
 
-    def _head(self) -> tuple[float, int, int, _Tenant] | None:
+    def _heads(self) -> list[tuple[int, _Entry]]:
+        """Of the lines that are not empty, who is next overall first."""
+        heads = [(line, entry) for line in _LINES if (entry := self._head(line)) is not None]
+        if len(heads) > 1:
+            heads.sort(key=_rank_of)
+        return heads
+
+    def _head(self, line: int) -> _Entry | None:
         """The lowest entry that counts; stale ones above it are dropped."""
-        heap = self._heap
+        heap = self._heaps[line]
         while heap:
             entry = heap[0]
-            if entry[3].entry == entry[2]:
+            if entry[3].entries[line] == entry[2]:
                 return entry
             heappop(heap)
         return None
 
-    def _rank(self, tenant: _Tenant) -> None:
-        tenant.entry = next(self._entries)
-        heappush(self._heap, (tenant.served, tenant.turn, tenant.entry, tenant))
-        if len(self._heap) > 2 * len(self._tenants) + _STALE_ALLOWED:
-            self._heap = [entry for entry in self._heap if entry[3].entry == entry[2]]
-            heapify(self._heap)
+    def _head_that(self, may: Callable[[str], bool], line: int) -> _Entry | None:
+        passed, heap = [], self._heaps[line]
+        while (entry := self._head(line)) is not None and not may(entry[3].tenant_id):
+            passed.append(heappop(heap))
+        for each in passed:
+            heappush(heap, each)
+        return entry
+
+    def _rank(self, tenant: _Tenant, line: int) -> None:
+        heap = self._heaps[line]
+        tenant.entries[line] = next(self._entries)
+        heappush(heap, (tenant.served, tenant.turn, tenant.entries[line], tenant))
+        if len(heap) > 2 * len(self._tenants) + _STALE_ALLOWED:
+            heap[:] = [entry for entry in heap if entry[3].entries[line] == entry[2]]
+            heapify(heap)
 
     def _changed(self, tenant: _Tenant) -> None:
         """Its counter."""
-        if tenant.waiting:
-            self._rank(tenant)
+        for line in _LINES:
+            if tenant.waiting[line]:
+                self._rank(tenant, line)
 
     def _drop(self, tenant: _Tenant, response_id: str) -> None:
-        del tenant.waiting[response_id]
-        self._size -= 1
-        if not tenant.waiting:
-            tenant.entry = 0
+        for line in _LINES:
+            if tenant.waiting[line].pop(response_id, None) is not None:
+                self._size -= 1
+                if not tenant.waiting[line]:
+                    tenant.entries[line] = 0
 
     def _may_rest(self, tenant: _Tenant) -> None:
-        if tenant.waiting or tenant.running:
+        if tenant.waits or tenant.running:
             return
         self._idle[tenant.tenant_id] = None
         if len(self._idle) > MAX_REMEMBERED:
             oldest, _ = self._idle.popitem(last=False)
             del self._tenants[oldest]
+
+
+def _rank_of(head: tuple[int, _Entry]) -> tuple[float, int, int]:
+    return head[1][:3]
+
+
+def _first(entry: _Entry, line: int) -> Queued:
+    """Of its tenant, who came first."""
+    return next(iter(entry[3].waiting[line].values()))
 
 
 def _nearer(average: float, newest: float) -> float:

@@ -14,14 +14,22 @@ so that no batch runs short.
 
 A lane waits for one answer of those below it to end, not for a crowd of them, which one request may ask for: while the
 engine holds more than its batch, a lane and those above it have one request wait in it, which the engine takes first.
+
+Who is next needs room in the engine's memory too (`capacity.py`). A large prompt that has none at its turn is passed by
+those that are not large, of its lane and of those below. When it has been for long (`large_waits_ms`), it has what
+becomes free, beside a part of the memory for the others, and goes before all others as soon as it fits. Nobody passes
+one that is not large: so of either kind nobody waits for ever.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.fair_queue import FairQueue, Queued
 from gpu_consumers.core.held import Held
+from gpu_consumers.engines.port import EngineStats
 from schemas.request import LANES, Lane
 from streams.lane_policy import LANE_POLICIES, LanePolicies
 
@@ -33,7 +41,7 @@ BURST_TOKENS = 4_096
 that it made just before. Without it these would wait for large ones that may not take it. With no bound, who holds few
 slots because its prompts are long would take it for ever."""
 
-Why = Literal["order", "floor", "starving", "headroom"]
+Why = Literal["order", "floor", "starving", "headroom", "room"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +84,15 @@ class _Lane:
         self.shared = FairQueue()
         self.in_order: OrderedDict[str, Queued] = OrderedDict()
         self.slots = 0
+        self.lacks_room_since_ms: int | None = None
+        """A large one of it, at its turn."""
         self._starves_after_ms = starves_after_ms
         self._begun_at_ms = 0
         self._begun_last = "", 0
         """What was begun last, and when something was before that."""
 
-    def add(self, item: Queued, *, front: bool) -> None:
-        self.shared.add(item, front=front)
+    def add(self, item: Queued, *, front: bool, is_large: bool) -> None:
+        self.shared.add(item, front=front, is_large=is_large)
         self.in_order[item.response_id] = item
         if front:
             self.in_order.move_to_end(item.response_id, last=False)
@@ -114,10 +124,13 @@ class _Lane:
 
 
 class Scheduler:
-    """Holds what waits. Every request is in it at most once."""
+    """Holds what waits. Every request is in it at most once. `memory` is the engine's; by default nothing is known of
+    it, and all has room.
+    """
 
-    def __init__(self, sizes: Sizes, policies: LanePolicies = LANE_POLICIES) -> None:
+    def __init__(self, sizes: Sizes, policies: LanePolicies = LANE_POLICIES, memory: Capacity | None = None) -> None:
         self._sizes = sizes
+        self._memory = Capacity() if memory is None else memory
         self._large = max(sizes.batch // LARGE, 1)
         self._lanes = {
             lane: _Lane(
@@ -144,7 +157,7 @@ class Scheduler:
         if item.response_id in self._items:
             raise ValueError(f"{item.response_id} is queued")
         self._items[item.response_id] = item
-        self._lanes[item.lane].add(item, front=front)
+        self._lanes[item.lane].add(item, front=front, is_large=self._memory.is_large(item))
         self._queued_tokens += item.tokens
         self._tokens_of[item.tenant_id] += item.tokens
         self._slots_of[item.tenant_id] += item.slots
@@ -157,37 +170,91 @@ class Scheduler:
         """
         if not self._items:
             return None
+        large = self._waited_for(now_ms)
         if held.total < self._sizes.all:
+            if large is not None and self._memory.fits(large, large):
+                return self._give(large, "room", held, now_ms)
             for lane, queue in self._lanes.items():
                 has = held.of_lane[lane]
-                if has < queue.floor and (item := queue.shared.peek()) is not None:
-                    return self._give(item, "floor", held, now_ms)
-                if not has and queue.starves(now_ms) and (item := queue.shared.peek()) is not None:
-                    return self._give(item, "starving", held, now_ms)
-        return self._take_in_order(held, now_ms)
+                why: Why | None = "floor" if has < queue.floor else None
+                if why is None and not has and queue.starves(now_ms):
+                    why = "starving"
+                if why is None or not queue.in_order:
+                    continue
+                if (item := queue.shared.peek(self._room_in(queue, large, now_ms))) is not None:
+                    return self._give(item, why, held, now_ms)
+                if queue.shared.has_short:
+                    return None
+        return self._take_in_order(held, large, now_ms)
 
-    def _take_in_order(self, held: Held, now_ms: int) -> Given | None:
-        """The highest lane in which somebody waits decides for all: above their floors lower ones have nothing then."""
+    def _take_in_order(self, held: Held, large: Queued | None, now_ms: int) -> Given | None:
+        """The highest lane in which somebody waits decides for all, above their floors; but where only large ones do,
+        and have no room, the next one.
+        """
         sizes = self._sizes
         above = silent = 0
         for lane, queue in self._lanes.items():
             above += held.of_lane[lane]
             silent += held.silent[lane]
-            if (item := queue.shared.peek()) is not None:
-                break
-        else:
-            return None
-        is_crowded = held.total > sizes.batch and above < sizes.shared and not silent
-        if held.total < sizes.shared or is_crowded:
-            return self._give(item, "order", held, now_ms)
-        if not queue.takes_headroom or held.total >= sizes.all:
-            return None
+            if not queue.in_order:
+                continue
+            has_room = self._room_in(queue, large, now_ms)
+            is_crowded = held.total > sizes.batch and above < sizes.shared and not silent
+            if held.total < sizes.shared or is_crowded:
+                if (item := queue.shared.peek(has_room)) is not None:
+                    return self._give(item, "order", held, now_ms)
+            elif not queue.takes_headroom or held.total >= sizes.all:
+                return None
+            elif (item := self._small(lane, held, has_room)) is not None:
+                return self._give(item, "headroom", held, now_ms)
+            if queue.shared.has_short or queue.lacks_room_since_ms is None:
+                return None
+        return None
+
+    def _small(self, lane: Lane, held: Held, has_room: Callable[[Queued], bool]) -> Queued | None:
+        """Of a tenant that may take what is kept free."""
 
         def is_small(tenant_id: str) -> bool:
             return held.of_tenant(lane, tenant_id) < self._large
 
-        small = queue.shared.peek_near(is_small, BURST_TOKENS)
-        return None if small is None else self._give(small, "headroom", held, now_ms)
+        return self._lanes[lane].shared.peek_near(is_small, BURST_TOKENS, has_room)
+
+    # Room in the memory
+
+    def engine_tells(self, stats: EngineStats, now_ms: int) -> None:
+        """Often: what becomes of its memory."""
+        if not self._memory.engine_tells(stats, now_ms):
+            return
+        for queue in self._lanes.values():
+            for item in queue.in_order.values():
+                queue.shared.remove(item)
+                queue.shared.add(item, is_large=self._memory.is_large(item))
+
+    def _waited_for(self, now_ms: int) -> Queued | None:
+        """The large one to which others leave room."""
+        since_ms = now_ms - self._memory.policy.large_waits_ms
+        large: Queued | None = None
+        for queue in self._lanes.values():
+            lacks_ms = queue.lacks_room_since_ms
+            if lacks_ms is None:
+                continue
+            if (first := queue.shared.peek_large()) is None:
+                queue.lacks_room_since_ms = None
+            elif lacks_ms <= since_ms:
+                since_ms, large = lacks_ms - 1, first
+        return large
+
+    def _room_in(self, queue: _Lane, large: Queued | None, now_ms: int) -> Callable[[Queued], bool]:
+        """Whether somebody of this lane fits. A large one that does not is waited for from now on."""
+
+        def has_room(item: Queued) -> bool:
+            if self._memory.fits(item, large):
+                return True
+            if queue.lacks_room_since_ms is None and self._memory.is_large(item):
+                queue.lacks_room_since_ms = now_ms
+            return False
+
+        return has_room
 
     def take_first(self) -> Queued | None:
         """Removes and returns the oldest of the highest lane, whatever is held."""
@@ -206,12 +273,13 @@ class Scheduler:
 
     def grown(self, lane: Lane, response_id: str, output: int) -> int:
         """The answers of a request in the engine have so many tokens by now. Returns as `Given.told_beyond`."""
-        return self._lanes[lane].shared.grown(response_id, output)
+        return min(self._lanes[lane].shared.grown(response_id, output), self._memory.grown(response_id, output))
 
     def left(self, lane: Lane, response_id: str, output: int | None) -> None:
         """It has left the engine with so many tokens; None: it has not been in it."""
         queue = self._lanes[lane]
         queue.shared.left(response_id, output)
+        self._memory.left(response_id, output)
         if output is None:
             queue.never_entered(response_id)
 
@@ -248,8 +316,10 @@ class Scheduler:
     def _give(self, item: Queued, why: Why, held: Held, now_ms: int) -> Given:
         queue = self._lanes[item.lane]
         on_floor = why == "starving" or held.on_floor[item.lane] < queue.floor
-        told_beyond = queue.shared.take(item)
+        told_beyond = min(queue.shared.take(item), self._memory.take(item))
         queue.begins(item, now_ms)
+        if queue.lacks_room_since_ms is not None and self._memory.is_large(item):
+            queue.lacks_room_since_ms = None
         self._discard(item)
         return Given(item, why, on_floor, told_beyond)
 

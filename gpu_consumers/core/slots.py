@@ -9,15 +9,18 @@ order of their lanes; when others have waited for them for long, those have a tu
 
 from collections import deque
 
+from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.claims import AskClaim
 from gpu_consumers.core.fair_queue import NEVER, Queued
 from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
 from gpu_consumers.core.work import Work, Works
+from gpu_consumers.engines.port import EngineStats
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
 from schemas.worker import MAX_TENANTS
 from streams.lane_policy import LanePolicies
 
+_TOO_LONG = "The prompt has {tokens} tokens, and the memory of the engine that serves this model has room for {most}."
 MAX_LOOKS = 128
 """Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
 MAX_HOLD_MS = 30_000
@@ -28,10 +31,13 @@ the engine does not get empty for them."""
 
 
 class Slots:
-    def __init__(self, sizes: Sizes, policies: LanePolicies, works: Works, dimensions: int = 0) -> None:
+    def __init__(
+        self, sizes: Sizes, policies: LanePolicies, works: Works, memory: Capacity, dimensions: int = 0
+    ) -> None:
         self._works = works
         self._dimensions = dimensions
-        self._scheduler = Scheduler(sizes, policies)
+        self._memory = memory
+        self._scheduler = Scheduler(sizes, policies, memory)
         self._suspects = Scheduler(sizes, policies)
         self._holding_since_ms: int | None = None
         self._turn_until_ms = 0
@@ -42,22 +48,33 @@ class Slots:
         self._look_not_before_ms = 0
 
     def queue(self, work: Work, now_ms: int, *, front: bool) -> None:
-        request = work.request
-        most_output = request.choices * request.max_tokens
-        tokens = work.prompt_tokens + most_output
-        tokens += weight_tokens(len(request.input_ends), request.dimensions or self._dimensions)
         if work.queued_first_ms is None:
             work.queued_first_ms = now_ms
-        item = Queued(
-            work.response_id, request.lane, tokens, now_ms, work.slots, request.scope.tenant_id,
-            work.prompt_tokens, most_output, request.weight, now_ms - work.queued_first_ms,
-        )  # fmt: skip
+        item = self._item(work, now_ms)
         if work.is_suspect:
             self._suspects.add(item)
         else:
             self._scheduler.add(item, front=front)
         if work.plan == "claim":
             self._unlooked.append(work.response_id)
+
+    def _item(self, work: Work, now_ms: int) -> Queued:
+        request = work.request
+        most_output = request.choices * request.max_tokens
+        tokens = work.prompt_tokens + most_output
+        tokens += weight_tokens(len(request.input_ends), request.dimensions or self._dimensions)
+        said_tokens = 0 if work.accepted is None else work.accepted.tokens
+        waited_ms = 0 if work.queued_first_ms is None else now_ms - work.queued_first_ms
+        return Queued(
+            work.response_id, request.lane, tokens, now_ms, work.slots, request.scope.tenant_id,
+            work.prompt_tokens, most_output, request.weight, waited_ms, said_tokens,
+        )  # fmt: skip
+
+    def why_too_long(self, work: Work) -> str | None:
+        """For the client, where the engine's memory never has room for it. None: it may enter."""
+        if not self._memory.never_fits(self._item(work, 0)):
+            return None
+        return _TOO_LONG.format(tokens=work.prompt_tokens, most=self._memory.most_tokens)
 
     def remove(self, work: Work) -> None:
         self._scheduler.remove(work.response_id)
@@ -72,6 +89,11 @@ class Slots:
             return None
         self._turns_left = MAX_TURNS
         return Given(suspect, "order", on_floor=False, told_beyond=NEVER)
+
+    def engine_tells(self, stats: EngineStats, now_ms: int) -> None:
+        """Often: what becomes of its memory."""
+        self._account()
+        self._scheduler.engine_tells(stats, now_ms)
 
     def _account(self) -> None:
         """What the engine has done for whom since it was looked at last."""

@@ -118,6 +118,11 @@ class Work:
         return not self.is_cleared and (self.lost_here or self.losses >= SUSPECT_LOSSES)
 
     @property
+    def prompt_field(self) -> str:
+        """As requests have it, of what is answered with text."""
+        return "prompt" if self.request.endpoint == "completions" else "messages"
+
+    @property
     def is_own(self) -> bool:
         """This worker has to see to it that it ends; else whoever reads its record does."""
         return bool(self.sources) or self.is_owed

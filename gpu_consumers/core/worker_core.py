@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from gpu_consumers.core.attempts import Attempts
+from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.claims import Claim
 from gpu_consumers.core.config import CoreConfig, NoObserver, Observer
 from gpu_consumers.core.effects import Effect, Receipt
@@ -40,7 +41,8 @@ class WorkerCore:
         self._effects: list[Effect] = []
         self._works = Works()
         self._lanes = Lanes(config)
-        self._slots = Slots(config.sizes, config.lanes, self._works, config.dimensions)
+        self._memory = Capacity(config.memory_policy)
+        self._slots = Slots(config.sizes, config.lanes, self._works, self._memory, config.dimensions)
         self._remembered = Remembered()
         self._emission = Emission(config, self._works, observer, self._effects)
         self._attempts = Attempts(
@@ -182,6 +184,10 @@ class WorkerCore:
 
     # The engine
 
+    def engine_tells(self, stats: EngineStats, now_ms: int) -> None:
+        """How it stands. Before it counts as started, and then at least every 100 ms."""
+        self._slots.engine_tells(stats, now_ms)
+
     def engine_started(self, now_ms: int) -> None:
         self._attempts.engine_ready = True
         self.tick(now_ms)
@@ -253,6 +259,11 @@ class WorkerCore:
             tokens_per_second=tokens_per_second,
             accepts_seed=accepts_seed,
         )
+
+    @property
+    def kv_blocks_reserved(self) -> int:
+        """The most blocks that what is in the engine is taken to hold, now or later."""
+        return self._memory.reserved
 
     @property
     def generated_tokens(self) -> int:

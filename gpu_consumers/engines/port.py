@@ -106,12 +106,21 @@ class EngineDelta:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Requests in the batch, requests waiting for it, and KV-cache blocks that requests hold."""
+    """Requests in the batch, requests waiting for it, and KV-cache blocks that requests hold: a block that several
+    share is counted once, and one that is only kept for who may come not at all.
+
+    `block_tokens`: so many tokens of one request a block holds; 0: the engine's memory is not counted in tokens.
+    `shares_prefixes`: prompts that begin alike share the blocks of their beginning. `preemptions`, since its start: how
+    often something lost its blocks to others, to be computed again.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    block_tokens: int = 0
+    shares_prefixes: bool = False
+    preemptions: int = 0
 
 
 class EngineDied(Exception):
@@ -147,7 +156,8 @@ class Engine(Protocol):
     def kill(self, why: str) -> None:
         """Ends an engine that hangs, whatever it does: `on_died` is called. Does nothing when dead."""
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """As of its last step, at no cost. From its start on it tells how much memory there is."""
 
     async def close(self) -> None:
         """Stops without further callbacks; also before `start`, after a cancelled one, and twice.

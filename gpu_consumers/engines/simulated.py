@@ -59,6 +59,9 @@ class SimulatedEngineSettings(BaseModel):
     block_tokens: int = Field(default=16, ge=1)
     kv_blocks: int = Field(default=65_536, ge=1)
     prefix_cache: bool = True
+    prompts_in_turn: bool = Field(
+        default=False, description="Prompts are computed one after another, as by one device, and not all at once."
+    )
     min_output_tokens: int = Field(default=120, ge=1, description="Answers end by themselves between these lengths.")
     max_output_tokens: int = Field(default=480, ge=1)
     script: str = Field(default="", max_length=100_000, description="Said instead of the built-in text, then repeated.")
@@ -87,6 +90,8 @@ class _Running:
     cached_tokens: int = 0
     due_s: float = 0.0
     alive: bool = True
+    is_again: bool = False
+    """What it had computed was lost with its blocks."""
 
 
 class SimulatedCore:
@@ -125,8 +130,10 @@ class SimulatedCore:
         self._running = 0
         self._submitted = 0
         self._order = count()
+        self._prompts_until_s = 0.0
         self.produced_tokens = 0
         self.preemptions = 0
+        self.recomputed_tokens = 0
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Raises ValueError when a request of that id is in the engine."""
@@ -168,7 +175,10 @@ class SimulatedCore:
 
     def stats(self) -> EngineStats:
         live = sum(map(len, self._requests.values()))
-        return EngineStats(self._running, live - self._running, self._kv.used, self._kv.total)
+        return EngineStats(
+            self._running, live - self._running, self._kv.used, self._kv.total, self.settings.block_tokens,
+            self.settings.prefix_cache, self.preemptions,
+        )  # fmt: skip
 
     @property
     def next_due_s(self) -> float | None:
@@ -236,7 +246,10 @@ class SimulatedCore:
         # As in real engines, a structure wins over what forbids tokens.
         rules = None if is_all else Rules.of(sampling, self.vocabulary)
         may_end = not sampling.ignore_eos and (rules is None or rules.permits(EOS_TOKEN_ID))
-        ends_itself = (may_end or is_all) and own_length <= request.max_tokens
+        # As an engine whose context is no longer than its memory.
+        room = self.settings.kv_blocks * self.settings.block_tokens - len(request.prompt_token_ids)
+        bound = min(request.max_tokens, room)
+        ends_itself = (may_end or is_all) and own_length <= bound
         fold = self._speech.fold(request)
         return Answer(
             request.request_id,
@@ -244,7 +257,7 @@ class SimulatedCore:
             sampling,
             self.vocabulary,
             words,
-            own_length if ends_itself else request.max_tokens,
+            own_length if ends_itself else bound,
             "stop" if ends_itself else "length",
             rules,
             fold,
@@ -281,12 +294,12 @@ class SimulatedCore:
             running.block_room = (len(running.prefix) + private) * size - tokens
             # The last prompt token is always computed, as real engines do.
             running.cached_tokens = min(hits * size, len(running.request.prompt_token_ids) - 1)
-            ready_s = (
-                now_s
-                + self.settings.ttft_ms / 1_000
-                + (tokens - running.cached_tokens) * self.settings.prompt_token_us / 1_000_000
-            )
-            heappush(self._prefill, (ready_s, running.order, running))
+            computed = tokens - running.cached_tokens
+            if running.is_again:
+                self.recomputed_tokens += computed
+            begins_s = max(now_s, self._prompts_until_s) if self.settings.prompts_in_turn else now_s
+            self._prompts_until_s = begins_s + computed * self.settings.prompt_token_us / 1_000_000
+            heappush(self._prefill, (self._prompts_until_s + self.settings.ttft_ms / 1_000, running.order, running))
 
     def _drop(self, running: _Running) -> None:
         running.alive = False
@@ -308,7 +321,7 @@ class SimulatedCore:
         self._release(victim)
         # What is scheduled for it points to the old object; a copy takes its place.
         victim.alive = False
-        again = _Running(victim.request, victim.order, victim.prefix, victim.answer)
+        again = _Running(victim.request, victim.order, victim.prefix, victim.answer, is_again=True)
         self._requests[victim.request.request_id][victim.answer.choice] = again
         heappush(self._waiting, (again.request.priority, again.order, again))
         return victim is not running
@@ -409,7 +422,12 @@ class SimulatedEngine:
             self._on_died(EngineDied(why))
 
     def stats(self) -> EngineStats:
-        return EngineStats(kv_blocks_total=self._settings.kv_blocks) if self._core is None else self._core.stats()
+        if self._core is not None:
+            return self._core.stats()
+        own = self._settings
+        return EngineStats(
+            kv_blocks_total=own.kv_blocks, block_tokens=own.block_tokens, shares_prefixes=own.prefix_cache
+        )
 
     async def close(self) -> None:
         self._core = None

@@ -11,6 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineStats, OnDied, OnStep
@@ -33,26 +34,39 @@ def _set_where_unset(environment: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def block_tokens(cache: Any, replicas: int) -> int:
+    """How many tokens of one request a block of vLLM's holds, by its cache's figures. Fewer than its size where groups
+    of layers take blocks of their own, as in models of several kinds of them. 0 where it keeps none of a request.
+    """
+    if not cache.num_gpu_blocks or not getattr(cache, "kv_cache_size_tokens", None):
+        return 0
+    size: int = cache.block_size
+    own: float = cache.kv_cache_size_tokens * replicas / cache.num_gpu_blocks
+    return max(min(size, round(own)), 1)
+
+
 def _stat_logger(engine: "VllmBase") -> type[Any]:
     """A class of vLLM's stat loggers, which keeps the newest figures in `engine`."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            self._config = vllm_config.cache_config
+            self._preemptions = 0
 
         def log_engine_initialized(self) -> None: ...
 
         def record(
             self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
         ) -> None:
+            if iteration_stats is not None:
+                self._preemptions += iteration_stats.num_preempted_reqs
             if scheduler_stats is not None:
-                total = self._config.num_gpu_blocks or 0
-                engine._stats = EngineStats(
-                    scheduler_stats.num_running_reqs,
-                    scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
-                    round(scheduler_stats.kv_cache_usage * total),
-                    total,
+                engine._stats = replace(
+                    engine._stats,
+                    running=scheduler_stats.num_running_reqs,
+                    waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                    kv_blocks_used=round(scheduler_stats.kv_cache_usage * engine._stats.kv_blocks_total),
+                    preemptions=self._preemptions,
                 )
 
     return StatLogger
@@ -150,7 +164,12 @@ class VllmBase(ABC):
         except BaseException as error:
             end_what_failed(error)
             raise
-        self._stats = EngineStats(kv_blocks_total=llm.vllm_config.cache_config.num_gpu_blocks or 0)
+        cache = llm.vllm_config.cache_config
+        self._stats = EngineStats(
+            kv_blocks_total=cache.num_gpu_blocks or 0,
+            block_tokens=block_tokens(cache, llm.vllm_config.parallel_config.data_parallel_size),
+            shares_prefixes=bool(cache.enable_prefix_caching),
+        )
         try:
             self._prepare(llm)
         except BaseException:
@@ -212,7 +231,7 @@ class VllmBase(ABC):
 
     def stats(self) -> EngineStats:
         # vLLM reports with each step. Once nothing is in it there are no steps, and nothing is held.
-        return self._stats if self._has_work else EngineStats(kv_blocks_total=self._stats.kv_blocks_total)
+        return self._stats if self._has_work else replace(self._stats, running=0, waiting=0, kv_blocks_used=0)
 
     async def _watch_health(self) -> None:
         while self._llm is not None:

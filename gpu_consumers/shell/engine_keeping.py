@@ -75,6 +75,7 @@ class EngineKeeping:
                 started_s = time.monotonic()
                 self._silent_s = 0.0
                 self.state = "ready"
+                self._core.engine_tells(self._engine.stats(), self._now_ms())
                 self._core.engine_started(self._now_ms())
                 self._after_event()
                 self._on_state()

@@ -162,6 +162,22 @@ async def test_abort_frees_blocks_and_nothing_follows(client: Client) -> None:
     await client.until(lambda: client.engine.stats().kv_blocks_used == 0, timeout_s=5)
 
 
+async def test_it_tells_how_much_memory_there_is_and_what_is_held_of_it(client: Client) -> None:
+    await client.until(lambda: client.engine.stats().running == 0)
+    empty = client.engine.stats()
+    assert (empty.kv_blocks_used, empty.preemptions, empty.shares_prefixes) == (0, 0, True)
+    assert empty.kv_blocks_total * empty.block_tokens > 4_096
+    tokens = 20 * empty.block_tokens
+    client.submit("holds", prompt=[9 + index % 70 for index in range(tokens)], max_tokens=1_000)
+    await client.until(lambda: client.deltas["holds"])
+    await client.until(lambda: client.engine.stats().kv_blocks_used)
+    held = client.engine.stats()
+    assert 20 <= held.kv_blocks_used <= 20 + 1_000 // empty.block_tokens + 1
+    assert (held.kv_blocks_total, held.block_tokens) == (empty.kv_blocks_total, empty.block_tokens)
+    client.engine.abort("holds")
+    await client.until(lambda: client.engine.stats() == empty, timeout_s=5)
+
+
 async def test_abort_right_after_submit_leaves_nothing_behind(client: Client) -> None:
     for index in range(20):
         client.submit(f"brief-{index}", max_tokens=1_000)

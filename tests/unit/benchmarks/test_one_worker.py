@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from benchmarks import memory
 from benchmarks.fairness import ENGINE, POLICIES, SIZES
 from benchmarks.one_worker import Arrival, OneWorker, at_once, jain, steady
 from schemas.request import Lane
@@ -20,6 +21,20 @@ def test_all_that_comes_is_answered_and_the_same_seed_gives_the_same(policy: str
         return answered, seen.busy_s
 
     assert run() == run()
+
+
+def test_a_full_memory_is_overrun_by_count_and_not_by_what_is_expected() -> None:
+    def run(policy: str) -> OneWorker:
+        arrivals = at_once(random.Random(3), "all", Lane.STANDARD, 60, prompt_tokens=(100, 200), max_tokens=256)
+        worker = OneWorker(memory.POLICIES[policy](32), memory._engine(32, blocks=200), 3)
+        seen = worker.run(arrivals, 300.0)
+        assert (seen.failed, len(seen.answered)) == (0, 60)
+        assert seen.tokens == worker.engine.produced_tokens == sum(each.tokens for each in seen.answered)
+        assert all(each.waited_s < each.took_s for each in seen.answered)
+        return worker
+
+    by_count, by_memory = (run(policy).engine.recomputed_tokens for policy in memory.POLICIES)
+    assert by_count > 20 * by_memory
 
 
 def test_slots_and_service_are_those_of_the_answers() -> None:

@@ -101,14 +101,15 @@ class Region:
         partition: int = 0,
         choices: int = 1,
         inputs: int = 0,
+        prompt: int = 4,
         tenant_id: str = SCOPE.tenant_id,
         weight: int = 1,
         **sampling: Any,
     ) -> str:
-        """With `inputs` so many texts of three tokens, to be embedded."""
+        """With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many."""
         number = len(self.requests)
         response_id, generated_partition = f"resp_test-0_{number:032x}", number % 2
-        prompt = [*range(10, 10 + 3 * inputs)] if inputs else [1_000 + number, 7, 8, 9]
+        token_ids = [*range(10, 10 + 3 * inputs)] if inputs else [1_000 + number, *range(7, 6 + prompt)]
         common: dict[str, Any] = {
             "response_id": response_id, "scope": SCOPE.model_copy(update={"tenant_id": tenant_id}),
             "endpoint": "embeddings" if inputs else "chat.completions",
@@ -116,10 +117,10 @@ class Region:
             "max_tokens": 0 if inputs else max_tokens, "choices": choices, "accepted_at_ms": self.now_ms,
             "admitted_at_ms": self.now_ms, "deadline_ms": deadline_ms,
         }  # fmt: skip
-        opened = Opened(**common, lane_partition=partition, prompt_tokens=len(prompt), reserved_tokens=0)
+        opened = Opened(**common, lane_partition=partition, prompt_tokens=len(token_ids), reserved_tokens=0)
         offset = self.log.append(TOPICS.generated.name, opened.encode(), partition=generated_partition)
         admitted = self.requests[response_id] = AdmittedRequest(
-            **common, prompt_token_ids=prompt, input_ends=[*range(3, 3 * inputs + 1, 3)],
+            **common, prompt_token_ids=token_ids, input_ends=[*range(3, 3 * inputs + 1, 3)],
             sampling=Sampling.model_validate({"ignore_eos": True, **sampling}),
             generated_partition=generated_partition, opened_offset=offset, weight=weight,
         )  # fmt: skip
@@ -229,13 +230,14 @@ class Worker:
         coalesce_ms: int = COALESCE_MS,
         engine: Literal["simulated", "vllm"] = "simulated",
         embeds: Callable[[], Any] | None = None,
+        config: CoreConfig = CONFIG,
     ) -> None:
         self.region = region
         self.engine_starts = True
         self.stopped_until_ms = 0
         self.incarnation = f"{worker_id}/{next(region.ids)}"
         config = replace(
-            CONFIG,
+            config,
             worker_id=worker_id,
             max_running=max_running,
             coalesce_ms=coalesce_ms,
@@ -300,7 +302,10 @@ class Worker:
         now_ms = region.now_ms
         if self.engine is None and self.engine_starts:
             self.engine = self._new_engine()
+            core.engine_tells(self.engine.stats(), now_ms)
             core.engine_started(now_ms)
+        elif self.engine is not None:
+            core.engine_tells(self.engine.stats(), now_ms)
         if region.claims_up:
             core.lease_renewed(region.claims.renew(self.incarnation, now_ms), now_ms)
         arrived, self.claims_on_their_way = self.claims_on_their_way, []

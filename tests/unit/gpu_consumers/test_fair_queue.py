@@ -144,7 +144,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     @invariant()
     def it_holds_what_waits(self) -> None:
         assert len(self.queue) == sum(map(len, self.waiting.values()))
-        assert len(self.queue._heap) <= 2 * len(WEIGHTS) + fair_queue._STALE_ALLOWED + 1
+        assert len(self.queue._heaps[0]) <= 2 * len(WEIGHTS) + fair_queue._STALE_ALLOWED + 1
 
     @invariant()
     def nobody_is_charged_less_than_what_it_was_given(self) -> None:
@@ -318,7 +318,7 @@ def test_tenants_that_come_once_are_not_kept_for_ever(times: int) -> None:
         queue.take(item)
         queue.left(item.response_id, 0)
     assert len(queue._tenants) == len(queue._idle) == min(times * 3_000, MAX_REMEMBERED)
-    assert len(queue._heap) <= 2 * MAX_REMEMBERED + fair_queue._STALE_ALLOWED + 1
+    assert len(queue._heaps[0]) <= 2 * MAX_REMEMBERED + fair_queue._STALE_ALLOWED + 1
 
 
 @pytest.mark.parametrize("tenants", [1, 10_000])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.config import NoObserver
 from gpu_consumers.core.effects import Effect, Publish
 from gpu_consumers.core.emission import Emission
@@ -72,7 +73,7 @@ def test_the_largest_answers_leave_in_records_that_kafka_takes(inputs: int, size
 
 @pytest.mark.parametrize(("dimensions", "queued"), [(None, 27 + 9 * 8), (32, 27 + 9 * 2), (8, 27 + 5)])
 def test_vectors_weigh_what_they_take_while_their_request_waits(dimensions: int | None, queued: int) -> None:
-    slots = Slots(Sizes(1), LANE_POLICIES, Works(), dimensions=128)
+    slots = Slots(Sizes(1), LANE_POLICIES, Works(), Capacity(), dimensions=128)
     work = work_of(9, dimensions)
     slots.queue(work, NOW_MS, front=False)
     assert (slots.queued_tokens, slots.tokens_of) == (queued, {work.request.scope.tenant_id: queued})

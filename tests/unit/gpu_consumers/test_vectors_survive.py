@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from gpu_consumers.engines.port import EngineDelta, EngineRequest
+from gpu_consumers.engines.port import EngineDelta, EngineRequest, EngineStats
 from gpu_consumers.engines.vectors import Vectors, next_step
 from schemas.endings import EndingCode
 from schemas.request import Lane
@@ -27,6 +27,9 @@ class Pooling:
 
     def abort(self, request_id: str, now_s: float) -> None:
         self._requests.pop(request_id, None)
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
 
     def step(self, now_s: float) -> list[EngineDelta]:
         rows: list[EngineDelta] = []

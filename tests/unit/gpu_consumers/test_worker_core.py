@@ -134,7 +134,7 @@ def test_a_running_request_is_cancelled_after_what_it_said() -> None:
     assert 5 < len(fleet.region.tokens[response_id]) < 30
     [worker] = fleet.all
     assert worker.engine is not None
-    assert worker.engine.stats() == EngineStats(kv_blocks_total=1_000)
+    assert worker.engine.stats() == EngineStats(kv_blocks_total=1_000, block_tokens=16, shares_prefixes=True)
 
 
 def test_a_waiting_request_is_cancelled_without_entering_the_engine() -> None:

@@ -276,6 +276,41 @@ def test_when_blocks_run_out_the_last_comer_waits_and_every_answer_stays_whole()
     assert core.stats().kv_blocks_used == 0
 
 
+def test_what_loses_its_blocks_is_computed_again() -> None:
+    tight = FAST.model_copy(update={"kv_blocks": 12, "prefix_cache": False})
+    core = SimulatedCore(tight)
+    for index in range(4):
+        core.submit(request(f"r{index}", prompt=16 + index, max_tokens=100, ignore_eos=True), 0.0)
+    run(core)
+    assert core.stats().preemptions == core.preemptions > 0
+    assert core.recomputed_tokens >= 16 * core.preemptions, "its prompt, and what it had said"
+
+
+def test_an_answer_that_fills_the_memory_ends_there() -> None:
+    core = SimulatedCore(FAST.model_copy(update={"kv_blocks": 4}))
+    core.submit(request(prompt=40, max_tokens=1_000, ignore_eos=True), 0.0)
+    deltas = run(core)
+    assert (len(tokens_of(deltas)), deltas[-1].finish, deltas[-1].error) == (4 * 16 - 40, "length", None)
+    assert core.preemptions == 0
+
+
+def test_prompts_may_be_computed_one_after_another() -> None:
+    def first_tokens_s(**settings: bool) -> list[float]:
+        core = SimulatedCore(FAST.model_copy(update={"prompt_token_us": 1_000, **settings}))
+        for name in ("a", "b", "c"):
+            core.submit(request(name, prompt=100, salt=name), 0.0)
+        found: dict[str, float] = {}
+        while len(found) < 3:
+            due_s = core.next_due_s
+            assert due_s is not None
+            for delta in core.step(due_s):
+                found.setdefault(delta.request_id, due_s)
+        return [round(at_s, 3) for at_s in found.values()]
+
+    assert first_tokens_s() == [0.11] * 3
+    assert first_tokens_s(prompts_in_turn=True) == [0.11, 0.21, 0.31]
+
+
 def test_a_prompt_larger_than_the_cache_is_refused() -> None:
     core = SimulatedCore(FAST.model_copy(update={"kv_blocks": 2}))
     core.submit(request(prompt=64), 0.0)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
-from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS
+from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest, EngineStats
+from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS, _stat_logger, block_tokens
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.engines.vllm_options import ONE_PROCESS_EXECUTOR, compute_threads, cpu_defaults, cpu_environment
 from gpu_consumers.engines.vllm_sampling import sampling_arguments
@@ -254,3 +255,45 @@ def test_an_engine_on_cpu_leaves_a_core_to_the_others(monkeypatch: pytest.Monkey
     for cores, threads in ((1, 1), (2, 1), (8, 7)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
         assert compute_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tokens", "replicas", "expected"),
+    [
+        (1_000, 16_000, 1, 16),
+        (1_000, 15_980, 1, 16),
+        (1_000, 4_000, 1, 4),
+        (1_000, 90_000, 1, 16),
+        (2_000, 16_000, 2, 16),
+        (1_000, None, 1, 0),
+        (0, 16_000, 1, 0),
+        (None, 16_000, 1, 0),
+    ],
+    ids=["all", "rounded", "of several groups", "of windows", "replicas", "encoder", "none", "unknown"],
+)
+def test_a_block_holds_as_many_tokens_as_vllms_cache_says(
+    blocks: int | None, tokens: int | None, replicas: int, expected: int
+) -> None:
+    cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=16, kv_cache_size_tokens=tokens)
+    assert block_tokens(cache, replicas) == expected
+
+
+@imports_vllm
+def test_what_vllm_reports_of_its_memory_is_told() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    engine = ScriptedEngine(Llm())
+    engine._stats = EngineStats(kv_blocks_total=1_000, block_tokens=16, shares_prefixes=True)
+    logger = _stat_logger(engine)(None)
+    steps: list[tuple[Any, Any]] = [
+        (
+            SimpleNamespace(
+                num_running_reqs=3, num_waiting_reqs=1, num_skipped_waiting_reqs=1, kv_cache_usage=used / 100
+            ),
+            SimpleNamespace(num_preempted_reqs=preempted),
+        )
+        for used, preempted in ((99, 2), (25, 0))
+    ]
+    for scheduler_stats, iteration_stats in [(None, SimpleNamespace(num_preempted_reqs=1)), (None, None), *steps]:
+        logger.record(scheduler_stats, iteration_stats)
+    assert engine._stats == EngineStats(3, 2, 250, 1_000, 16, True, 3)
+    assert engine.stats() == EngineStats(0, 0, 0, 1_000, 16, True, 3), "nothing is in it"
