@@ -45,4 +45,4 @@ class WorkerState(Record):
     kv_blocks_total: int = Field(default=0, ge=0)
     oldest_waiting_ms: int = Field(default=0, ge=0)
     tokens_per_second: float = Field(default=0, ge=0)
-    accepts_seed: bool = Field(default=True, description="vLLM on CPU dies of a per-request seed.")
+    accepts_seed: bool = Field(default=True, description="vLLM on CPU dies of a seed that is left to it.")

@@ -7,8 +7,7 @@ from typing import Literal
 from gpu_consumers.core import effects
 from gpu_consumers.core.asking import Asking
 from gpu_consumers.core.claims import Claim
-from gpu_consumers.core.config import EngineKind
-from gpu_consumers.core.continuation import MAX_ATTEMPTS, why_interrupted
+from gpu_consumers.core.continuation import MAX_ATTEMPTS, how_it_failed, why_interrupted
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
@@ -38,9 +37,7 @@ class Attempts:
         emission: Emission,
         effects: list[effects.Effect],
         mint_attempt_id: Callable[[], str],
-        engine: EngineKind,
     ) -> None:
-        self._engine = engine
         self._works = works
         self._slots = slots
         self._remembered = remembered
@@ -349,7 +346,7 @@ class Attempts:
             self.end(work, EndingCode.CANCELLED, now_ms)
         elif work.request.deadline_ms <= now_ms:
             self.end(work, EndingCode.DEADLINE_EXCEEDED, now_ms)
-        elif (why := why_interrupted(self._engine, work, answer)) is not None:
+        elif (why := why_interrupted(work, answer)) is not None:
             self.end(work, EndingCode.GENERATION_INTERRUPTED, now_ms, message=why)
         elif work.losses >= MAX_LOSSES or answer.attempts > MAX_ATTEMPTS:
             work.losses = max(work.losses, answer.silent_attempts)
@@ -412,10 +409,8 @@ class Attempts:
 
     def failed(self, work: Work, delta: EngineDelta, now_ms: int) -> None:
         """The engine refused or lost this request alone."""
-        if (param := delta.refused_param) is not None:
-            self.end(work, EndingCode.UNSUPPORTED_PARAMETER, now_ms, message=f"{param}: {delta.error}", param=param)
-        else:
-            self.end(work, EndingCode.ENGINE_FAILED, now_ms)
+        code, message = how_it_failed(work, delta)
+        self.end(work, code, now_ms, message=message, param=delta.refused_param)
 
     def cleared(self, work: Work, now_ms: int) -> None:
         """It was tried alone, and got a token: it begins once more, beside others, and was not lost until it does."""

@@ -46,7 +46,7 @@ class WorkerCore:
         self._remembered = Remembered()
         self._emission = Emission(config, self._works, observer, self._effects)
         self._attempts = Attempts(
-            self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id, config.engine
+            self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
         )
         self._scopes: dict[Scope, Scope] = {}
 

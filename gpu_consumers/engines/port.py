@@ -80,7 +80,8 @@ class EngineDelta:
     `text_ends[k]` is the length of `text` after token k. `error` ends the request, with the reason;
     `refused_param` names the parameter, or the input, that the engine cannot honour, and the client is told the reason;
     `parser_error` is the type of what the answer's parser failed with. `stopped_by`, beside `finish`, is the request's
-    stop string or token that made the choice end.
+    stop string or token that made the choice end. `is_not_continued`, beside `error`: what was accepted of it cannot be
+    gone on with here, and the client is told the reason.
     """
 
     request_id: str
@@ -97,11 +98,16 @@ class EngineDelta:
     parser_error: str = ""
     logprobs: RowLogprobs = None
     stopped_by: StoppedBy = None
+    is_not_continued: bool = False
 
     @classmethod
-    def failure(cls, request_id: str, why: str, refused_param: str | None = None) -> Self:
+    def failure(
+        cls, request_id: str, why: str, refused_param: str | None = None, *, is_not_continued: bool = False
+    ) -> Self:
         """The end of a request, whatever its choices have got."""
-        return cls(request_id, 0, [], "", [], error=why, refused_param=refused_param)
+        return cls(
+            request_id, 0, [], "", [], error=why, refused_param=refused_param, is_not_continued=is_not_continued
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

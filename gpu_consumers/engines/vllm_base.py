@@ -97,6 +97,10 @@ class VllmBase(ABC):
         """Beside `defaults`, where the pool says nothing else."""
 
     @abstractmethod
+    def _configure(self, config: Any) -> None:
+        """What is set in its `VllmConfig` once vLLM has settled all else."""
+
+    @abstractmethod
     def _prepare(self, llm: Any) -> None:
         """What is needed beside it. Raises whatever keeps the engine from starting."""
 
@@ -114,7 +118,9 @@ class VllmBase(ABC):
 
     @property
     def accepts_seed(self) -> bool:
-        """False before the start, and on CPU: there a seed with a prompt computed in chunks kills the engine."""
+        """False before the start, and on CPU where seeds are left to vLLM: there one with a prompt that is computed in
+        chunks kills the engine.
+        """
         return self._accepts_seed
 
     async def start(self, on_step: OnStep, on_died: OnDied) -> None:
@@ -147,6 +153,7 @@ class VllmBase(ABC):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs.engine import tokens_input
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._start_cancelled.is_set():
@@ -160,7 +167,12 @@ class VllmBase(ABC):
             options |= cpu_defaults(self._engine_args)
         arguments = AsyncEngineArgs(model=self._model_path, **{**options, **self._engine_args})
         try:
-            llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(self)])
+            config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            self._configure(config)
+            llm = AsyncLLM.from_vllm_config(
+                config, stat_loggers=[_stat_logger(self)], disable_log_stats=arguments.disable_log_stats,
+                enable_log_requests=arguments.enable_log_requests,
+            )  # fmt: skip
         except BaseException as error:
             end_what_failed(error)
             raise

@@ -1,7 +1,8 @@
 """The engine port over vLLM for models that chat: answers, folded where they have tools or reasoning, or are continued.
 
 To continue an answer vLLM gets the prompt and what was said as one prompt. Its text is made here then, from the first
-token on: that of a prompt which ends in the middle of a character, or of a stop string, would be another.
+token on: that of a prompt which ends in the middle of a character, or of a stop string, would be another. What vLLM
+derives from its own output goes on by `vllm_seams`.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from gpu_consumers.engines.vllm_base import MAX_WHY_CHARS, VllmBase
 from gpu_consumers.engines.vllm_logprobs import TokenTexts, told, with_logprobs
 from gpu_consumers.engines.vllm_options import generating
 from gpu_consumers.engines.vllm_sampling import sampling_arguments, sampling_params
+from gpu_consumers.engines.vllm_seams import Seams, gone_on_with, install
 from gpu_consumers.parsing.grammars import Inexpressible
 from gpu_consumers.parsing.port import ParserNames
 from gpu_consumers.parsing.vllm_parsers import Reading, VllmParsers, plain_reading
@@ -28,18 +30,23 @@ _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "
 @dataclass(slots=True, eq=False)
 class _Live:
     """A request whose answers have not all ended. `to_blame` is the parameter because of which vLLM may fail on it;
-    `vllm_id` is what vLLM calls it, once it has it; `stopped` are the choices that were ended here alone.
+    `vllm_ids` is what vLLM calls it, once it has it: the whole (None), or each choice that is continued; `stopped` are
+    the choices that were ended here alone.
     """
 
     request: EngineRequest
     open_choices: int
     to_blame: str | None
-    vllm_id: str = ""
+    vllm_ids: dict[int | None, str] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
 
     @property
     def id(self) -> str:
         return self.request.request_id
+
+    @property
+    def all_vllm_ids(self) -> list[str]:
+        return list(self.vllm_ids.values())
 
 
 class VllmEngine(VllmBase):
@@ -59,9 +66,14 @@ class VllmEngine(VllmBase):
         self._folding = Folding(parsers)
         self._live: dict[str, _Live] = {}
         self._texts: TokenTexts | None = None
+        self._seams = Seams()
 
     def _options(self) -> dict[str, Any]:
         return generating(self._parser_names)
+
+    def _configure(self, config: Any) -> None:
+        self._seams = install(config)
+        self._accepts_seed = self._accepts_seed or self._seams.has_processors
 
     def _prepare(self, llm: Any) -> None:
         if self._parser_names != ParserNames():
@@ -83,7 +95,7 @@ class VllmEngine(VllmBase):
         if self._llm is None:
             raise EngineDied("the engine is not running")
         to_blame = None if request.sampling.structured_outputs is None else "structured_outputs"
-        live = self._live[request.request_id] = _Live(request, request.choices, to_blame)
+        live = self._live[request.request_id] = _Live(request, len(request.open_choices), to_blame)
         if request.sampling.seed is not None and not self._accepts_seed:
             self._fail(live, "a seed is not supported on CPU", "seed")
             return
@@ -93,47 +105,24 @@ class VllmEngine(VllmBase):
         from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        llm = self._llm
         request = live.request
         try:
             if request.sampling.logprobs is not None and self._texts is None:
-                self._texts = TokenTexts(llm.get_tokenizer())
-            said = [] if request.accepted is None else request.accepted.token_ids[0]
-            prompt = self._tokens_input([*request.prompt_token_ids, *said], cache_salt=request.cache_salt or None)
-            arguments = sampling_arguments(request.sampling, request.max_tokens, len(said))
-            collect = self._collect
+                self._texts = TokenTexts(self._llm.get_tokenizer())
+            arguments, collect = sampling_arguments(request.sampling, request.max_tokens), self._collect
             if request.accepted is not None or self._parser_names.are_needed(request):
                 reading = await self._begin_folding(live)
                 live.to_blame = reading.to_blame or live.to_blame
                 arguments |= reading.arguments
-                if said and reading.arguments.get("structured_outputs"):
-                    self._fail(live, "its grammar cannot begin in the middle")
-                    return
                 collect = self._collect_ids
-            if len(said) >= request.max_tokens:
-                self._folding.put(live.id, Step([], "length", by_token=False, cached_tokens=0))
-                self._flush_soon()
-                return
-            params = self._sampling_params(arguments, request.choices)
-            if live.to_blame is not None:
-                # Otherwise vLLM would validate the structure in this loop, for as long as that takes.
-                prompt = await llm.input_processor.process_inputs_async(
-                    live.id, prompt, params, await llm.get_supported_tasks(), priority=request.priority
-                )
-            # What follows on a text holds no reasoning, behind which alone vLLM would begin to bind it.
-            collector = await llm.add_request(
-                live.id, prompt, params, priority=request.priority, reasoning_ended=None if request.is_turn else True
-            )
-            live.vllm_id = collector.request_id
-            if not self._is_live(live):
-                await llm.abort(live.vllm_id, internal=True)
-                return
-            # vLLM would wake a task per request and step to take its delta. Taking each delta as it is put, and
-            # handing on all of a step at once, costs one callback per step instead.
-            early = collector.get_nowait()
-            collector.put = partial(collect, live)
-            if early is not None:
-                collect(live, early)
+            if request.accepted is None:
+                params = self._sampling_params(arguments, request.choices)
+                await self._enter(live, None, request.prompt_token_ids, params, partial(collect, live))
+            elif (why := self._seams.why_not_continued(arguments)) and any(request.accepted.token_ids):
+                self._fail(live, why, is_not_continued=True)
+            else:
+                for choice in request.open_choices:
+                    await self._continue(live, choice, arguments)
         except EngineDeadError as error:
             self._died(error)
         except Inexpressible as error:
@@ -144,8 +133,53 @@ class VllmEngine(VllmBase):
         except Exception as error:  # noqa: BLE001 - raised nowhere, told as the request's end
             self._fail(live, f"{type(error).__name__}: {error}")
 
+    async def _continue(self, live: _Live, choice: int, arguments: Mapping[str, Any]) -> None:
+        """Each choice has another prompt from now on, so vLLM gets it as a request of its own."""
+        request = live.request
+        assert request.accepted is not None
+        said = request.accepted.token_ids[choice]
+        if len(said) >= request.max_tokens:
+            self._folding.put(live.id, Step([], "length", by_token=False, cached_tokens=0, choice=choice))
+            self._flush_soon()
+            return
+        params = self._sampling_params(gone_on_with(arguments, len(said), choice), 1)
+        collect = partial(self._collect_ids, live, choice=choice)
+        await self._enter(live, choice, [*request.prompt_token_ids, *said], params, collect)
+
+    async def _enter(
+        self, live: _Live, choice: int | None, token_ids: list[int], params: Any, collect: Callable[[Any], None]
+    ) -> None:
+        """Into vLLM, with all of its choices or this one, as long as somebody wants it."""
+        if not self._is_wanted(live, choice):
+            return
+        llm, request = self._llm, live.request
+        name = live.id if choice is None else f"{live.id}/{choice}"
+        prompt = self._tokens_input(token_ids, cache_salt=request.cache_salt or None)
+        if live.to_blame is not None:
+            # Otherwise vLLM would validate the structure in this loop, for as long as that takes.
+            prompt = await llm.input_processor.process_inputs_async(
+                name, prompt, params, await llm.get_supported_tasks(), priority=request.priority
+            )
+        # What follows on a text holds no reasoning, behind which alone vLLM would begin to bind it.
+        collector = await llm.add_request(
+            name, prompt, params, priority=request.priority, reasoning_ended=None if request.is_turn else True
+        )
+        live.vllm_ids[choice] = collector.request_id
+        if not self._is_wanted(live, choice):
+            await llm.abort(collector.request_id, internal=True)
+            return
+        # vLLM would wake a task per request and step to take its delta. Taking each delta as it is put, and handing on
+        # all of a step at once, costs one callback per step instead.
+        early = collector.get_nowait()
+        collector.put = collect
+        if early is not None:
+            collect(early)
+
     def _is_live(self, live: _Live) -> bool:
         return self._live.get(live.id) is live
+
+    def _is_wanted(self, live: _Live, choice: int | None) -> bool:
+        return self._is_live(live) and choice not in live.stopped
 
     async def _begin_folding(self, live: _Live) -> Reading:
         request = live.request
@@ -197,22 +231,23 @@ class VllmEngine(VllmBase):
             if reason is not None:
                 self._end_choice(live)
 
-    def _collect_ids(self, live: _Live, output: Any) -> None:
-        """As `_collect`, of a request whose text is made here."""
+    def _collect_ids(self, live: _Live, output: Any, choice: int | None = None) -> None:
+        """As `_collect`, of a request whose text is made here; of one of its choices, where vLLM knows of no others."""
         if isinstance(output, Exception):
             self._died(output)
             return
         for completion in output.outputs:
-            if completion.index in live.stopped:
+            index = completion.index if choice is None else choice
+            if index in live.stopped:
                 continue  # vLLM tells that it was aborted
             reason = completion.finish_reason
             if reason is not None and reason not in _FINISH:
-                self._fail(live, f"vLLM ended the request: {reason}", live.to_blame)
+                self._fail_by_vllm(live, reason)
                 return
             finish = _FINISH[reason] if reason is not None else ""
             logprobs = None if completion.logprobs is None else self._told(completion)
             cached_tokens = output.num_cached_tokens or 0
-            step = Step(completion.token_ids, finish, reason == "stop", cached_tokens, completion.index, logprobs)
+            step = Step(completion.token_ids, finish, reason == "stop", cached_tokens, index, logprobs)
             self._folding.put(live.id, step)
         self._flush_soon()
 
@@ -231,7 +266,8 @@ class VllmEngine(VllmBase):
             elif delta.finish:
                 self._end_choice(live)
                 if not live.open_choices and live.request.choices > 1:
-                    self._abort_soon(live.vllm_id)  # else vLLM would remember it, where choices were aborted one by one
+                    # Else vLLM would remember it, where choices were aborted one by one.
+                    self._abort_soon(live.all_vllm_ids)
         if self._folding.is_behind:
             self._flush_soon()
         return deltas
@@ -239,24 +275,36 @@ class VllmEngine(VllmBase):
     def _stop(self, live: _Live, choice: int | None) -> None:
         """One of its choices, or all, which vLLM would go on with."""
         if choice is None or live.request.choices == 1:
-            self._abort_soon(live.vllm_id)
+            self._abort_soon(live.all_vllm_ids)
+            return
+        live.stopped.add(choice)
+        if None in live.vllm_ids:
+            self._abort_soon(f"{choice}_{live.vllm_ids[None]}")  # as vLLM calls each of several
         else:
-            live.stopped.add(choice)
-            self._abort_soon(f"{choice}_{live.vllm_id}")  # as vLLM calls each of several
+            self._abort_soon(live.vllm_ids.get(choice, ""))
 
     def _end_choice(self, live: _Live) -> None:
         live.open_choices -= 1
         if not live.open_choices:
             del self._live[live.id]
 
-    def _fail(self, live: _Live, why: str, refused_param: str | None = None) -> None:
+    def _fail_by_vllm(self, live: _Live, reason: str) -> None:
+        """A structure that was fine when an answer began is not to blame once that is continued."""
+        if live.request.accepted is not None and live.to_blame is not None:
+            self._fail(live, "vLLM cannot go on with its grammar", is_not_continued=True)
+        else:
+            self._fail(live, f"vLLM ended the request: {reason}", live.to_blame)
+
+    def _fail(self, live: _Live, why: str, refused_param: str | None = None, *, is_not_continued: bool = False) -> None:
         """Ends the request with an error; does nothing when it is no longer in the engine."""
         if not self._is_live(live):
             return
         del self._live[live.id]
         self._folding.drop(live.id)
-        self._abort_soon(live.vllm_id)
-        self._deliver(EngineDelta.failure(live.id, why[:MAX_WHY_CHARS], refused_param))
+        self._abort_soon(live.all_vllm_ids)
+        self._deliver(
+            EngineDelta.failure(live.id, why[:MAX_WHY_CHARS], refused_param, is_not_continued=is_not_continued)
+        )
 
     def abort(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)
@@ -264,4 +312,4 @@ class VllmEngine(VllmBase):
             return
         self._folding.drop(request_id)
         self._batch = [delta for delta in self._batch if delta.request_id != request_id]
-        self._abort_soon(live.vllm_id)
+        self._abort_soon(live.all_vllm_ids)

@@ -40,6 +40,8 @@ class VllmPoolingEngine(VllmBase):
     def _options(self) -> dict[str, Any]:
         return POOLING
 
+    def _configure(self, config: Any) -> None: ...
+
     def _prepare(self, llm: Any) -> None:
         from vllm import PoolingParams
 

@@ -6,13 +6,11 @@ from typing import Any
 from schemas.request import Sampling
 
 
-def sampling_arguments(sampling: Sampling, max_tokens: int, said: int = 0) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `SamplingParams`: every field of `Sampling`, by the name that vLLM gives it. Of the
-    tokens that may or must be generated so many are `said` already.
-    """
+def sampling_arguments(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `SamplingParams`: every field of `Sampling`, by the name that vLLM gives it."""
     return {
-        "max_tokens": max_tokens - said,
-        "min_tokens": max(min(sampling.min_tokens, max_tokens) - said, 0),
+        "max_tokens": max_tokens,
+        "min_tokens": min(sampling.min_tokens, max_tokens),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

@@ -4,13 +4,13 @@ import asyncio
 import gc
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
-from gpu_consumers.engines.port import Engine, EngineDelta, EngineDied, EngineRequest
+from gpu_consumers.engines.port import Accepted, Engine, EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedEngineSettings
 from schemas.generated import StoppedBy
 from schemas.request import Sampling
@@ -27,6 +27,31 @@ def contexts_left_open() -> list[str]:
         warnings.simplefilter("always")
         gc.collect()
     return [message for each in warned if "context" in (message := str(each.message))]
+
+
+def accepted(deltas: Sequence[EngineDelta], choices: int = 1) -> Accepted:
+    """As another worker reads them back."""
+    own = [[delta for delta in deltas if delta.choice == choice] for choice in range(choices)]
+    ended = frozenset(delta.choice for delta in deltas if delta.finish)
+    return Accepted([tokens_of(each) for each in own], [sum(len(delta.text) for delta in each) for each in own], ended)
+
+
+def tokens_of(deltas: Iterable[EngineDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def told_of(deltas: Iterable[EngineDelta]) -> dict[tuple[str, int], str]:
+    """By kind and call."""
+    texts: dict[tuple[str, int], str] = {}
+    for delta in deltas:
+        if delta.text:
+            texts[delta.kind, delta.call] = texts.get((delta.kind, delta.call), "") + delta.text
+    return texts
+
+
+def cuts_of(deltas: Sequence[EngineDelta]) -> list[int]:
+    """Where an answer is cut: some of its first, and its last possible place."""
+    return [cut for cut in (1, 2, 13, len(deltas) - 1) if 0 < cut < len(deltas)]
 
 
 class Client:
@@ -67,7 +92,7 @@ class Client:
 
     def ask(self, request: EngineRequest) -> None:
         assert request.request_id not in self.choices, "ids are unique for the life of an engine"
-        self.choices[request.request_id] = request.choices
+        self.choices[request.request_id] = len(request.open_choices)
         self.engine.submit(request)
 
     def ended_choices(self, name: str) -> list[int]:
@@ -78,18 +103,13 @@ class Client:
         return failed or len(self.ended_choices(name)) == self.choices.get(name)
 
     def tokens(self, name: str, choice: int = 0) -> list[int]:
-        return [token for delta in self.deltas[name] if delta.choice == choice for token in delta.token_ids]
+        return tokens_of(delta for delta in self.deltas[name] if delta.choice == choice)
 
     def text(self, name: str) -> str:
         return "".join(delta.text for delta in self.deltas[name])
 
     def told(self, name: str, choice: int = 0) -> dict[tuple[str, int], str]:
-        """By kind and call."""
-        texts: dict[tuple[str, int], str] = {}
-        for delta in self.deltas[name]:
-            if delta.text and delta.choice == choice:
-                texts[delta.kind, delta.call] = texts.get((delta.kind, delta.call), "") + delta.text
-        return texts
+        return told_of(delta for delta in self.deltas[name] if delta.choice == choice)
 
     def spelt(self, name: str, choice: int = 0) -> str:
         """By the tokens that have probabilities."""

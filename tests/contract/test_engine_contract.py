@@ -15,7 +15,17 @@ from gpu_consumers.engines.port import Accepted, Engine, EngineDied, EngineReque
 from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from schemas.request import Sampling
-from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client, contexts_left_open
+from tests.contract.engines import (
+    MODEL,
+    SIMULATED,
+    VLLM_MARKS,
+    Client,
+    accepted,
+    contexts_left_open,
+    cuts_of,
+    tokens_of,
+    told_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +46,8 @@ async def client(request: pytest.FixtureRequest, compiled: Path) -> AsyncIterato
     engine: Engine
     if request.param == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
-        engine = VllmEngine(str(MODEL), {}, max_running=16)
+        # Longer prompts are computed in parts.
+        engine = VllmEngine(str(MODEL), {"max_num_batched_tokens": 256}, max_running=16)
     else:
         engine = SimulatedEngine(SIMULATED)
     client = Client(engine)
@@ -105,12 +116,27 @@ async def test_a_stop_token_ends_the_answer(client: Client) -> None:
     assert client.stopped_by("stop-token") == tokens[30]
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "color": {"enum": ["red", "green"]}, "sure": {"type": "boolean"}, "tags": {"type": "array", "maxItems": 1,
+        "items": {"type": "string", "maxLength": 3}},
+    },
+    "required": ["color", "sure", "tags"],
+    "additionalProperties": False,
+}  # fmt: skip
 CONTINUED: dict[str, dict[str, object]] = {
     "plain": {},
     "stopped": {"stop": ["nowhere", "to be sought"]},
     "shown": {"include_stop_str_in_output": True, "stop": ["nowhere at all"]},
     "likely": {"logprobs": 2},
     "bounded": {"min_tokens": 30, "ignore_eos": False, "repetition_penalty": 1.3},
+    "penalised": {"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.05},
+    "drawn": {"temperature": 0.8, "top_p": 0.9, "seed": 7},
+    "drawn and penalised": {"temperature": 1.0, "top_k": 40, "min_p": 0.01, "seed": 2, "frequency_penalty": 0.5},
+    "repeating": {"allowed_token_ids": [70], "repetition_detection": {"max_pattern_size": 2, "min_count": 16}},
+    "bound": {"structured_outputs": {"json": SCHEMA}, "ignore_eos": False},
+    "bound and drawn": {"structured_outputs": {"json": SCHEMA}, "ignore_eos": False, "temperature": 1.2, "seed": 3},
 }
 
 
@@ -120,26 +146,103 @@ async def test_an_answer_is_continued_wherever_it_was_cut(client: Client, kind: 
     client.submit(f"{kind}-whole", prompt=prompt, max_tokens=48, **CONTINUED[kind])  # type: ignore[arg-type]
     await client.ended(f"{kind}-whole")
     deltas = client.deltas[f"{kind}-whole"]
+    assert len(deltas) > 3
     sampling = Sampling.model_validate({"ignore_eos": True, "temperature": 0, **CONTINUED[kind]})
-    for cut in (1, 2, 13, len(deltas) - 1):
+    for cut in cuts_of(deltas):
         first, name = deltas[:cut], f"{kind}-{cut}"
-        said = [token for delta in first for token in delta.token_ids]
-        accepted = Accepted([said], [sum(len(delta.text) for delta in first)])
-        client.ask(EngineRequest(name, prompt, sampling, 48, 1, "tenant", accepted=accepted))
+        client.ask(EngineRequest(name, prompt, sampling, 48, 1, "tenant", accepted=accepted(first)))
         await client.ended(name)
-        assert said + client.tokens(name) == client.tokens(f"{kind}-whole"), cut
+        assert tokens_of(first) + client.tokens(name) == client.tokens(f"{kind}-whole"), cut
         assert "".join(delta.text for delta in first) + client.text(name) == client.text(f"{kind}-whole"), cut
         assert client.finish(name) == client.finish(f"{kind}-whole")
         told = [len(delta.logprobs or ()) for delta in client.deltas[name]]
         assert sum(told) == (len(client.tokens(name)) if kind == "likely" else 0)
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "seed": 5, "frequency_penalty": 0.5, "stop": [" t"]},
+        {"temperature": 1.2, "seed": 5, "structured_outputs": {"json": SCHEMA}, "ignore_eos": False, "logprobs": 1},
+    ],
+    ids=["free", "bound"],
+)
+async def test_several_answers_are_continued_each_from_where_it_was(
+    client: Client, sampling: dict[str, object], request: pytest.FixtureRequest
+) -> None:
+    prompt, name = list(range(40, 70)), request.node.callspec.id
+    client.submit(name, prompt=prompt, max_tokens=40, choices=3, **sampling)  # type: ignore[arg-type]
+    await client.ended(name)
+    deltas = client.deltas[name]
+    chosen = Sampling.model_validate({"ignore_eos": True, **sampling})
+    for cut in cuts_of(deltas):
+        first, heir = deltas[:cut], f"{name}-{cut}"
+        said = accepted(first, 3)
+        client.ask(EngineRequest(heir, prompt, chosen, 40, 1, "tenant", choices=3, accepted=said))
+        await client.ended(heir)
+        assert set(client.ended_choices(heir)) == {0, 1, 2} - said.ended, cut
+        both = [*first, *client.deltas[heir]]
+        for choice in range(3):
+            own = [delta for delta in both if delta.choice == choice]
+            assert tokens_of(own) == client.tokens(name, choice), (cut, choice)
+            assert told_of(own) == client.told(name, choice), (cut, choice)
+    await client.until(lambda: client.engine.stats().running == 0, timeout_s=10)
+
+
+async def test_a_bad_word_is_not_written_across_a_cut(client: Client) -> None:
+    prompt = list(range(20, 40))
+    client.submit("with-words", prompt=prompt, max_tokens=60)
+    await client.ended("with-words")
+    words = re.findall(r"(?<= )[a-z]+ [a-z]+(?= )", client.text("with-words"))[0]
+    client.submit("without-words", prompt=prompt, max_tokens=60, bad_words=[words])
+    await client.ended("without-words")
+    free, bound = client.tokens("with-words"), client.tokens("without-words")
+    # Here it would have been written, and its beginning was.
+    cut = next(index for index, pair in enumerate(zip(free, bound, strict=True)) if pair[0] != pair[1])
+    assert cut > 1
+    sampling = Sampling(ignore_eos=True, temperature=0, bad_words=[words])
+    client.ask(EngineRequest("cut-words", prompt, sampling, 60, 1, "tenant", accepted=Accepted([bound[:cut]], [0])))
+    await client.ended("cut-words")
+    assert bound[:cut] + client.tokens("cut-words") == bound
+
+
+async def test_answers_that_are_continued_beside_each_other_keep_what_is_theirs(client: Client) -> None:
+    """Each kind needs something else of the engine, or nothing, and they enter and leave the batch in any order."""
+    prompt = list(range(40, 70))
+    for kind in CONTINUED:
+        client.submit(f"with-{kind}", prompt=prompt, max_tokens=48, **CONTINUED[kind])  # type: ignore[arg-type]
+    await client.ended(*(f"with-{kind}" for kind in CONTINUED))
+    said: dict[str, list[int]] = {}
+    for number, kind in enumerate(CONTINUED):
+        deltas = client.deltas[f"with-{kind}"]
+        first = deltas[: min(3 + number, len(deltas) - 1)]
+        said[kind] = tokens_of(first)
+        sampling = Sampling.model_validate({"ignore_eos": True, "temperature": 0, **CONTINUED[kind]})
+        client.ask(EngineRequest(f"{kind}-apart", prompt, sampling, 48, 1, "tenant", accepted=accepted(first)))
+    await client.ended(*(f"{kind}-apart" for kind in CONTINUED))
+    for kind in CONTINUED:
+        assert said[kind] + client.tokens(f"{kind}-apart") == client.tokens(f"with-{kind}"), kind
+
+
+async def test_what_was_said_and_does_not_fit_its_grammar_ends_alone(client: Client) -> None:
+    sampling = Sampling.model_validate({"temperature": 0, "structured_outputs": {"regex": r"v\d\.\d{2}"}})
+    unfit = Accepted([[70, 71, 72]], [0])
+    client.ask(EngineRequest("unfit", [5, 6, 7, 8], sampling, 20, 1, "tenant", accepted=unfit))
+    client.submit("beside-unfit", max_tokens=5)
+    await client.ended("unfit", "beside-unfit")
+    [failure] = client.deltas["unfit"]
+    assert failure.error
+    assert failure.refused_param is None
+    assert client.finish("beside-unfit") == "length"
+    assert not client.died
+
+
 async def test_what_was_said_up_to_its_bound_only_ends(client: Client) -> None:
     client.submit("at-bound-whole", max_tokens=12)
     await client.ended("at-bound-whole")
-    accepted = Accepted([client.tokens("at-bound-whole")], [len(client.text("at-bound-whole"))])
+    whole = Accepted([client.tokens("at-bound-whole")], [len(client.text("at-bound-whole"))])
     sampling = Sampling.model_validate({"ignore_eos": True, "temperature": 0})
-    client.ask(EngineRequest("at-bound", [5, 6, 7, 8], sampling, 12, 1, "tenant", accepted=accepted))
+    client.ask(EngineRequest("at-bound", [5, 6, 7, 8], sampling, 12, 1, "tenant", accepted=whole))
     await client.ended("at-bound")
     assert (client.tokens("at-bound"), client.text("at-bound"), client.finish("at-bound")) == ([], "", "length")
 
@@ -259,17 +362,6 @@ async def test_a_request_that_forbids_every_token_harms_nobody(client: Client) -
     await client.ended("nothing", "sampled-nothing", "beside")
     assert client.finish("beside") == "length"
     assert not client.died
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "color": {"enum": ["red", "green"]}, "sure": {"type": "boolean"}, "tags": {"type": "array", "maxItems": 1,
-        "items": {"type": "string", "maxLength": 3}},
-    },
-    "required": ["color", "sure", "tags"],
-    "additionalProperties": False,
-}  # fmt: skip
 
 
 async def test_an_answer_is_bound_to_its_structure_whichever_came_before(client: Client) -> None:
@@ -416,15 +508,27 @@ async def test_the_token_that_ends_an_answer_has_no_probability(client: Client) 
         assert len(told) == len(client.tokens(name)) - (not shows)
 
 
-async def test_a_seed_is_honoured_or_refused_by_name(client: Client) -> None:
-    for name in ("seed-1", "seed-2"):
-        client.submit(name, prompt=[5] * 200, max_tokens=30, temperature=1.0, seed=7)
-        await client.ended(name)
-    if client.engine.accepts_seed:
-        assert client.tokens("seed-1") == client.tokens("seed-2")
-    else:
-        assert [delta.refused_param for delta in client.deltas["seed-1"]] == ["seed"]
+async def test_the_same_seed_draws_the_same_and_another_does_not(client: Client) -> None:
+    """Of a prompt that is computed in parts, whatever else is in the batch."""
+    assert client.engine.accepts_seed
+    client.submit("seed-1", prompt=[5] * 600, max_tokens=30, temperature=1.0, seed=7)
+    await client.ended("seed-1")
+    for name, seed in (("seed-2", 7), ("other-seed", 8), ("no-seed", None)):
+        client.submit(name, prompt=[5] * 600, max_tokens=30, temperature=1.0, seed=seed)
+    client.submit("greedy-beside-seeds", prompt=[5] * 600, max_tokens=30)
+    await client.ended("seed-2", "other-seed", "no-seed", "greedy-beside-seeds")
+    assert client.tokens("seed-1") == client.tokens("seed-2")
+    assert client.tokens("other-seed") not in (client.tokens("seed-1"), client.tokens("greedy-beside-seeds"))
     assert not client.died
+
+
+async def test_each_of_several_answers_has_the_seed_after_the_one_before(client: Client) -> None:
+    client.submit("by-one-seed", max_tokens=30, temperature=1.0, seed=5, choices=3)
+    for seed in (5, 6, 7):
+        client.submit(f"by-seed-{seed}", max_tokens=30, temperature=1.0, seed=seed)
+    await client.ended("by-one-seed", *(f"by-seed-{seed}" for seed in (5, 6, 7)))
+    for choice in range(3):
+        assert client.tokens("by-one-seed", choice) == client.tokens(f"by-seed-{5 + choice}")
 
 
 async def test_a_prompt_beyond_the_engine_is_an_error_of_that_request_alone(client: Client) -> None:

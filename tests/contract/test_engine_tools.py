@@ -8,14 +8,14 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from gpu_consumers.engines.port import Engine, EngineRequest
+from gpu_consumers.engines.port import Accepted, Engine, EngineRequest
 from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.simulated_speech import ends_with_result
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.parsing.port import ParserNames
 from schemas.request import Sampling, Tool, ToolChoice
 from streams.chat_tokenizer import ChatTokenizer
-from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client
+from tests.contract.engines import MODEL, SIMULATED, VLLM_MARKS, Client, accepted, cuts_of, tokens_of, told_of
 
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 HERMES = ParserNames("hermes")
@@ -50,13 +50,14 @@ class ToolClient(Client):
         max_tokens: int = 200,
         prompt: list[int] | None = None,
         choices: int = 1,
+        said: Accepted | None = None,
         **sampling: Any,
     ) -> None:
         chosen = Sampling.model_validate({"temperature": 0, **sampling})
         self.ask(
             EngineRequest(
                 name, prompt or self.prompt, chosen, max_tokens, 1, "tenant",
-                tools=tools, tool_choice=choice, choices=choices,
+                tools=tools, tool_choice=choice, choices=choices, accepted=said,
             )
         )  # fmt: skip
 
@@ -163,6 +164,41 @@ FORECAST = {"json": WEATHER.parameters}
 def against(begin: str) -> dict[int, float]:
     """Keeps a model that writes as it likes from beginning so."""
     return {token_id: -100.0 for text, token_id in TOKENIZER.get_vocab().items() if text.startswith(begin)}
+
+
+FREELY = {"temperature": 1.0, "seed": 4, "min_tokens": 24}
+CONTINUED: dict[str, dict[str, Any]] = {
+    "required": {"choice": REQUIRED, "tools": (WEATHER,)},
+    "drawn": {"choice": REQUIRED, "temperature": 0.8, "top_p": 0.9, "seed": 11},
+    "named": {"choice": ToolChoice(mode="named", name="get_weather")},
+    "strict": {"choice": ToolChoice(), "tools": STRICT, **FREELY},
+    "one": {"choice": ToolChoice(parallel=False), **FREELY},
+    "JSON": {"choice": ToolChoice(parallel=False), "tools": STRICT, "structured_outputs": FORECAST},
+    "calls": {
+        "choice": ToolChoice(parallel=False),
+        "tools": STRICT,
+        "structured_outputs": FORECAST,
+        "logit_bias": against("{"),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", CONTINUED)
+async def test_a_call_is_continued_wherever_it_was_cut(client: ToolClient, kind: str) -> None:
+    whole = f"{kind}-whole"
+    client.call(whole, max_tokens=80, **CONTINUED[kind])
+    await client.ended(whole)
+    deltas = client.deltas[whole]
+    assert len(deltas) > 3
+    for cut in {*cuts_of(deltas), len(deltas) // 2}:
+        first, name = deltas[:cut], f"{kind}-{cut}"
+        client.call(name, max_tokens=80, said=accepted(first), **CONTINUED[kind])
+        await client.ended(name)
+        rest = client.deltas[name]
+        assert not any(delta.error for delta in rest), (cut, rest[-1].error)
+        assert tokens_of([*first, *rest]) == client.tokens(whole), cut
+        assert told_of([*first, *rest]) == client.told(whole), cut
+        assert client.finish(name) == client.finish(whole)
 
 
 async def test_an_answer_that_may_call_and_has_a_schema_is_calls_or_fits_it(client: ToolClient) -> None:

@@ -228,7 +228,6 @@ class Worker:
         *,
         max_running: int = 4,
         coalesce_ms: int = COALESCE_MS,
-        engine: Literal["simulated", "vllm"] = "simulated",
         embeds: Callable[[], Any] | None = None,
         config: CoreConfig = CONFIG,
     ) -> None:
@@ -241,7 +240,6 @@ class Worker:
             worker_id=worker_id,
             max_running=max_running,
             coalesce_ms=coalesce_ms,
-            engine=engine,
             dimensions=0 if embeds is None else DIMENSIONS,
         )
         self.core = WorkerCore(config, lambda: f"att_{next(region.ids)}")

@@ -49,7 +49,7 @@ def test_an_answer_ends_with_the_last_of_its_choices() -> None:
 
 def test_a_response_is_done_once_all_ends_are_in_the_log() -> None:
     """The end of its first choice is acknowledged, that of its last is lost."""
-    fleet = Fleet("a", engine="vllm")
+    fleet = Fleet("a")
     response_id, attempt_id = fleet.told_here(choices=2)
     sent = fleet.region.log.script.records_passed("a-producer")
     # Its first end, the account behind the last, and that last end, in the order in which they are sent.
@@ -57,7 +57,8 @@ def test_a_response_is_done_once_all_ends_are_in_the_log() -> None:
     says(fleet, attempt_id, 0, "a", "stop")
     says(fleet, attempt_id, 1, "b", "stop")
     fleet.settle()
-    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    assert len(fleet.region.tokens[response_id]) == 1 + 12, "the other is told from its beginning"
 
 
 def test_rows_that_waited_leave_in_the_order_of_their_numbers() -> None:
@@ -79,13 +80,14 @@ def test_rows_that_waited_leave_in_the_order_of_their_numbers() -> None:
 
 
 def test_a_choice_that_has_ended_is_something_said() -> None:
-    """Another attempt would end that choice once more, which nobody believes."""
-    fleet = Fleet("a", "b", engine="vllm")
+    """Another attempt does not end that choice once more: nobody would believe it."""
+    fleet = Fleet("a", "b")
     response_id, attempt_id = fleet.told_here(choices=2)
     says(fleet, attempt_id, 0, "", "stop")
     fleet.workers["a"].kill_engine = True
     fleet.settle("ab")
-    assert fleet.region.terminal(response_id) is EndingCode.GENERATION_INTERRUPTED
+    assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+    assert len(fleet.region.tokens[response_id]) == 12, "of the other choice alone"
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), st.booleans()), max_size=8), st.sampled_from([0, 50]))

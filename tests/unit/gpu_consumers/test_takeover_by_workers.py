@@ -10,6 +10,7 @@ from gpu_consumers.core.effects import (
 from gpu_consumers.core.slots import MAX_LOOKS
 from gpu_consumers.core.work import MAX_LOSSES
 from gpu_consumers.core.worker_core import WorkerCore
+from gpu_consumers.engines.port import EngineDelta
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending
 from schemas.request import Lane
@@ -313,22 +314,21 @@ def test_who_kills_workers_in_the_middle_of_its_answer_is_found() -> None:
     assert fleet.region.terminal(other) is EndingCode.COMPLETED
 
 
-def test_what_only_its_engine_knows_is_lost_with_it_and_its_client_is_told_why() -> None:
-    fleet = Fleet("a", engine="vllm")
-    penalised = fleet.region.request(max_tokens=300, presence_penalty=1.0)
-    greedy = fleet.region.request(max_tokens=300, temperature=0)
+def test_what_the_next_engine_cannot_continue_ends_and_its_client_is_told_why() -> None:
+    fleet = Fleet("a")
+    response_id = fleet.region.request(max_tokens=300)
     fleet.run(500)
     fleet.crash("a")
-    fleet.start("a")
+    heir = fleet.start("a")
+    while not heir.submitted:
+        fleet.run(20)
+    [attempt_id] = heir.core._works.by_attempt
+    fleet.says(EngineDelta.failure(attempt_id, "its grammar would begin anew", is_not_continued=True))
     fleet.settle()
     check(fleet.region)
-    assert fleet.region.terminal(greedy) is EndingCode.COMPLETED
     [ending] = fleet.region.records(TOPICS.generated.name, Ending, GENERATED)
-    assert (ending.response_id, ending.code) == (penalised, EndingCode.GENERATION_INTERRUPTED)
-    told = len(fleet.region.tokens[penalised])
-    assert ending.message.endswith(
-        f"{told} tokens of it came, and it is not continued: penalties count what the engine has said."
-    )
+    assert (ending.response_id, ending.code) == (response_id, EndingCode.GENERATION_INTERRUPTED)
+    assert ending.message.endswith("tokens of it came, and it is not continued: its grammar would begin anew.")
 
 
 def test_an_answer_is_not_continued_for_ever() -> None:

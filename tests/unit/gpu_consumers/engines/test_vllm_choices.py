@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpu_consumers.engines.port import EngineDelta, EngineRequest
+from gpu_consumers.engines.port import Accepted, EngineDelta, EngineRequest
 from gpu_consumers.engines.vllm_engine import VllmEngine
+from gpu_consumers.engines.vllm_seams import Seams
 from gpu_consumers.parsing.fold import Fold
 from gpu_consumers.parsing.hermes import HermesParser
 from gpu_consumers.parsing.port import ParserNames
@@ -31,10 +32,11 @@ class Talking(Llm):
     async def add_request(self, *_arguments: object, **_options: object) -> Any:
         return self.collector
 
-    async def abort(self, request_id: str, *, internal: bool) -> None:
-        self.aborted.append((request_id, internal))
-        if (choice := request_id.partition("_")[0]).isdigit():
-            self.says(int(choice), [], "abort")
+    async def abort(self, request_ids: str | list[str], *, internal: bool) -> None:
+        for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+            self.aborted.append((request_id, internal))
+            if (choice := request_id.partition("_")[0]).isdigit():
+                self.says(int(choice), [], "abort")
 
     def says(self, choice: int, token_ids: Sequence[int], finish: str | None = None) -> None:
         text = "".join(map(chr, token_ids))
@@ -116,4 +118,80 @@ async def test_without_parsers_each_choice_ends_as_vllm_says() -> None:
     assert [(delta.choice, delta.finish) for delta in deltas] == [(2, "stop"), (0, "stop"), (1, "stop")]
     assert llm.aborted == []
     assert engine.stats().running == 0
+    await engine.close()
+
+
+class Several(Llm):
+    """Takes each choice that is continued as a request of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: dict[str, tuple[list[int], dict[str, Any]]] = {}
+        self.collectors: dict[str, Any] = {}
+        self.aborted: list[str] = []
+
+    async def add_request(self, name: str, prompt: list[int], params: dict[str, Any], **_options: object) -> Any:
+        self.taken[name] = prompt, params
+        self.collectors[name] = SimpleNamespace(request_id=f"{name}-internal", get_nowait=lambda: None, put=None)
+        return self.collectors[name]
+
+    async def abort(self, request_ids: str | list[str], *, internal: bool) -> None:
+        assert internal
+        self.aborted += [request_ids] if isinstance(request_ids, str) else request_ids
+
+    def says(self, name: str, token_ids: bytes, finish: str | None = None) -> None:
+        completion = SimpleNamespace(
+            index=0, token_ids=list(token_ids), text="", finish_reason=finish, stop_reason=None, logprobs=None
+        )
+        self.collectors[name].put(SimpleNamespace(outputs=[completion], num_cached_tokens=0))
+
+
+async def gone_on_with() -> tuple[VllmEngine, Several, list[EngineDelta]]:
+    """An engine that goes on with a request of four choices, of which the second has ended and the last has all."""
+    pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    llm = Several()
+    engine = ScriptedEngine(llm, ParserNames("hermes"), reading)
+    engine._seams = Seams(has_scheduler=True, has_processors=True)
+    engine._accepts_seed = True
+    deltas: list[EngineDelta] = []
+    await engine.start(deltas.extend, lambda _death: None)
+    accepted = Accepted([b"ab", b"x", b"", b"mnopq"], [2, 1, 0, 5], frozenset({1}))
+    sampling = Sampling(stop=["."], seed=7)
+    engine.submit(EngineRequest("r", [1], sampling, 5, choices=4, tools=[Tool(name="f")], accepted=accepted))
+    async with asyncio.timeout(DEADLINE_S):
+        while len(llm.taken) < 2 or not deltas:  # noqa: ASYNC110 - what it waits for is not told by one thing
+            await asyncio.sleep(0.002)
+    await settle()
+    return engine, llm, deltas
+
+
+async def test_each_choice_is_continued_from_where_it_was_and_no_other_is() -> None:
+    engine, llm, deltas = await gone_on_with()
+    assert {name: prompt for name, (prompt, _) in llm.taken.items()} == {"r/0": [1, 97, 98], "r/2": [1]}
+    [first, third] = (params for _, params in llm.taken.values())
+    assert (first["seed"], first["max_tokens"], first["extra_args"]) == (7, 3, {"said": 2})
+    assert (third["seed"], third["max_tokens"], third["extra_args"]) == (9, 5, None)
+    assert [(delta.choice, delta.finish) for delta in deltas] == [(3, "length")]
+    llm.says("r/2", b"uv")
+    llm.says("r/0", b"c", "length")
+    llm.says("r/2", b"w", "length")
+    await settle()
+    assert [(delta.choice, delta.text, delta.finish) for delta in deltas[1:] if delta.text or delta.finish] == [
+        (2, "u", ""), (2, "v", ""), (0, "c", "length"), (2, "w", "length"),
+    ]  # fmt: skip
+    assert engine.stats().running == 0
+    await engine.close()
+
+
+async def test_a_choice_that_is_continued_and_ends_here_alone_is_aborted_alone() -> None:
+    engine, llm, deltas = await gone_on_with()
+    llm.says("r/0", b".")
+    await settle()
+    assert llm.aborted == ["r/0-internal"]
+    llm.says("r/0", b"", "abort")
+    llm.says("r/2", b"u")
+    engine.abort("r")
+    await settle()
+    assert llm.aborted[1:] == ["r/0-internal", "r/2-internal"]
+    assert not any(delta.error for delta in deltas)
     await engine.close()
