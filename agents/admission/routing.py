@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from schemas.request import Lane
 from schemas.worker import WorkerState
+from streams.drain import Drain, DrainWindow
 from streams.ids import stable_partition
 from streams.lane_policy import LANE_POLICIES, LanePolicies
 
@@ -21,6 +22,11 @@ PICKUP_MS = 250
 RUNNING_TOKENS = 256
 """What a running answer is taken to weigh, in tokens still to be done."""
 MAX_ROUTED = 10_000
+LEAST_WAIT_MS, MOST_WAIT_MS = 1_000, 30_000
+"""Whoever is refused is advised to wait so long. Longer, and a queue that has emptied stands idle."""
+UNKNOWN_WAIT_MS = 5_000
+QUEUE_TO_EMPTY = 0.25
+"""Of a queue that was full, before it is worth while to come again."""
 
 OWN_SHARE, SHARE_OF_ALL_WITH_SOME = 0.5, 0.75
 """Of what a lane may fill, in tokens and in answers: how much may be one tenant's, and from how much on in all who has
@@ -45,6 +51,8 @@ class Load:
     routed_answers: int = 0
     own_tokens: int = 0
     own_answers: int = 0
+    drain: Drain | None = None
+    """How fast its queue empties; None where that was not measured."""
 
     @property
     def tokens(self) -> int:
@@ -90,6 +98,10 @@ class _Known:
     tokens_of: Counter[str] = field(default_factory=Counter)
     answers_of: Counter[str] = field(default_factory=Counter)
     asking: dict[str, Weight] = field(default_factory=dict)
+    window: DrainWindow = field(default_factory=DrainWindow)
+
+    def __post_init__(self) -> None:
+        self.window.add(self.state)
 
     def load(self, tenant_id: str, *, also_asking: bool) -> Load:
         asking = self.asking.values() if also_asking else ()
@@ -97,7 +109,7 @@ class _Known:
         answers = self.routed_answers + sum(each.answers for each in asking)
         own_tokens = self.state.queued_of.get(tenant_id, 0) + self.tokens_of[tenant_id]
         own_answers = self.state.waiting_of.get(tenant_id, 0) + self.answers_of[tenant_id]
-        return Load(self.state, tokens, answers, own_tokens, own_answers)
+        return Load(self.state, tokens, answers, own_tokens, own_answers, self.window.drain())
 
     def add(self, response_id: str, weight: Weight, now_ms: int) -> None:
         self.routed[response_id] = now_ms, weight
@@ -141,6 +153,7 @@ class WorkersView:
             if state.beat_at_ms < known.state.beat_at_ms:
                 return
             known.state = state
+            known.window.add(state)
             known.drop_before(state.beat_at_ms - PICKUP_MS)
 
     def routed(self, worker_id: str | None, response_id: str, weight: Weight, now_ms: int) -> None:
@@ -235,9 +248,19 @@ def _has_room(queued: int, own: int, most: float) -> bool:
 
 
 def drain_ms(loads: Sequence[Load]) -> int:
-    """When to try again: what the pool needs for a quarter of its queue, between 1 and 30 s."""
-    speed = sum(load.state.tokens_per_second for load in loads)
+    """When to try again: what the pool needs for a quarter of its queue, within bounds.
+
+    As fast as what waited at its workers has left their queues in the last half minute, of whatever lane: the bound is
+    of all lanes together. Where none has measured that yet, as fast as their engines generate.
+    """
     queued = sum(load.queued_tokens for load in loads)
-    if speed <= 0:
-        return 5_000
-    return int(min(max(queued / 4 / speed * 1_000, 1_000), 30_000))
+    drains = [load.drain for load in loads if load.drain is not None]
+    if drains:
+        speed = sum(drain.tokens_per_s for drain in drains)
+        if speed <= 0:
+            return MOST_WAIT_MS
+    else:
+        speed = sum(load.state.tokens_per_second for load in loads)
+        if speed <= 0:
+            return UNKNOWN_WAIT_MS
+    return int(min(max(queued * QUEUE_TO_EMPTY / speed * 1_000, LEAST_WAIT_MS), MOST_WAIT_MS))

@@ -23,6 +23,7 @@ from typing import Literal
 from gpu_consumers.core.fair_queue import FairQueue, Queued
 from gpu_consumers.core.held import Held
 from schemas.request import LANES, Lane
+from schemas.worker import LaneQueue
 from streams.lane_policy import LANE_POLICIES, LanePolicies
 
 LARGE = 8
@@ -121,6 +122,8 @@ class Scheduler:
         self._queued_tokens = 0
         self._tokens_of: Counter[str] = Counter()
         self._slots_of: Counter[str] = Counter()
+        self._left: Counter[Lane] = Counter()
+        self._left_tokens: Counter[Lane] = Counter()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -228,6 +231,12 @@ class Scheduler:
     def waiting(self) -> dict[Lane, int]:
         return {lane: len(queue.in_order) for lane, queue in self._lanes.items()}
 
+    def queues(self) -> dict[Lane, LaneQueue]:
+        return {
+            lane: LaneQueue(waiting=waiting, left=self._left[lane], left_tokens=self._left_tokens[lane])
+            for lane, waiting in self.waiting().items()
+        }
+
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         """Age of the request of each lane that came first; 0 for an empty lane."""
         oldest = {lane: queue.oldest for lane, queue in self._lanes.items()}
@@ -247,3 +256,5 @@ class Scheduler:
         self._queued_tokens -= item.tokens
         self._tokens_of[item.tenant_id] -= item.tokens
         self._slots_of[item.tenant_id] -= item.slots
+        self._left[item.lane] += 1
+        self._left_tokens[item.lane] += item.tokens

@@ -15,7 +15,7 @@ from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
 from gpu_consumers.core.work import Work, Works
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
-from schemas.worker import MAX_TENANTS
+from schemas.worker import MAX_TENANTS, LaneQueue
 from streams.lane_policy import LanePolicies
 
 MAX_LOOKS = 128
@@ -162,6 +162,10 @@ class Slots:
     def waiting(self) -> dict[Lane, int]:
         suspects = self._suspects.waiting()
         return {lane: count + suspects[lane] for lane, count in self._scheduler.waiting().items()}
+
+    def queues(self) -> dict[Lane, LaneQueue]:
+        """Without suspects: these are few, and wait for an empty engine."""
+        return self._scheduler.queues()
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         suspects = self._suspects.oldest_waiting_ms(now_ms)

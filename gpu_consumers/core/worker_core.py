@@ -47,6 +47,8 @@ class WorkerCore:
             self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id, config.engine
         )
         self._scopes: dict[Scope, Scope] = {}
+        self._counts_since_ms = 0
+        """Tells this worker's counts from those of an earlier one of its name."""
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order; each is given once."""
@@ -230,6 +232,7 @@ class WorkerCore:
         accepts_seed: bool,
         now_ms: int,
     ) -> WorkerState:
+        self._counts_since_ms = self._counts_since_ms or now_ms
         return WorkerState(
             worker_id=self.config.worker_id,
             pool=self.config.pool,
@@ -246,6 +249,8 @@ class WorkerCore:
             queued_tokens=self._slots.queued_tokens + stats.waiting * self._works.tokens_per_slot,
             queued_of=self._slots.tokens_of,
             waiting_of=self._slots.slots_of,
+            queues=self._slots.queues(),
+            counts_since_ms=self._counts_since_ms,
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=stats.kv_blocks_total,

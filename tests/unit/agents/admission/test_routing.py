@@ -16,6 +16,7 @@ from agents.admission.routing import (
 )
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
+from streams.drain import Drain
 
 NOW = 1_790_000_000_000
 
@@ -178,9 +179,39 @@ def test_without_a_worker_nothing_is_known_to_be_full() -> None:
     assert not overloaded([], Lane.BATCH, QueueBound(tokens=1, answers=1))
 
 
-@given(st.integers(0, 10**7), st.floats(0, 10**5))
-def test_retry_advice_stays_within_its_bounds(queued: int, speed: float) -> None:
-    assert 1_000 <= drain_ms([Load(worker(queued_tokens=queued, tokens_per_second=speed))]) <= 30_000
+@given(st.integers(0, 10**7), st.floats(0, 10**5), st.none() | st.floats(0, 10**5))
+def test_retry_advice_stays_within_its_bounds(queued: int, speed: float, drained: float | None) -> None:
+    drain = None if drained is None else Drain(1.0, drained)
+    load = Load(worker(queued_tokens=queued, tokens_per_second=speed), drain=drain)
+    assert 1_000 <= drain_ms([load]) <= 30_000
+
+
+def beats(view: WorkersView, left_each_s: int, *, queued_tokens: int, seconds: int = 10) -> list[Load]:
+    """What a router knows of a worker whose queue is full all the time and that takes so many tokens a second of it."""
+    for second in range(seconds + 1):
+        queue = {"waiting": 50, "left": second, "left_tokens": second * left_each_s}
+        state = worker(
+            beat_at_ms=NOW + second * 1_000, queued_tokens=queued_tokens, tokens_per_second=1_000,
+            queues={"standard": queue},
+        )  # fmt: skip
+        view.update("worker-1", state)
+    return view.live("default", NOW + seconds * 1_000)
+
+
+def test_retry_advice_goes_by_how_fast_the_queue_has_emptied() -> None:
+    """Not by what engines generate: answers end earlier than they may, and prompts are read faster."""
+    assert drain_ms(beats(WorkersView(), 4_000, queued_tokens=80_000)) == 5_000
+    assert drain_ms(beats(WorkersView(), 1_000, queued_tokens=80_000)) == 20_000
+    assert drain_ms(beats(WorkersView(), 0, queued_tokens=80_000)) == 30_000, "nothing gets by: as late as may be"
+    assert drain_ms(beats(WorkersView(), 4_000, queued_tokens=8_000, seconds=1)) == 2_000, "not measured yet"
+    assert drain_ms([Load(worker(queued_tokens=80_000))]) == 5_000, "nothing is known"
+
+
+def test_retry_advice_is_the_whole_pools() -> None:
+    [slow] = beats(WorkersView(), 1_000, queued_tokens=40_000)
+    [fast] = beats(WorkersView(), 3_000, queued_tokens=40_000)
+    idle = Load(worker("worker-3"))
+    assert drain_ms([slow, fast, idle]) == 5_000
 
 
 @given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.text(min_size=1))
