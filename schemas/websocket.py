@@ -114,6 +114,12 @@ class ErrorBody(BaseModel):
     type: str
     param: str | None = None
     code: str
+    reason: str | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="Of a response that was accepted and failed: the code behind `rejected-`, `evicted-` or `stopped-`."
+        " Only with the last had a worker begun it.",
+    )
 
 
 class Accepted(_ServerMessage):

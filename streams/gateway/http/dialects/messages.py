@@ -168,7 +168,7 @@ def _failure_of(terminal: Terminal) -> Failure:
 
 
 def _error(failure: Failure, request_id: str = "") -> dict[str, Any]:
-    return error_object(failure.status, failure.code, failure.message, failure.param, request_id)
+    return error_object(failure.status, failure.code, failure.message, failure.param, request_id, failure.reason)
 
 
 MESSAGES = Messages()

@@ -71,7 +71,7 @@ class OpenAiRefusals:
     most_values = MAX_VALUES
 
     def error(self, failure: Failure) -> dict[str, Any]:
-        return error_object(failure.code, failure.message, failure.error_type, failure.param)
+        return error_object(failure.code, failure.message, failure.error_type, failure.param, failure.reason)
 
     def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
         """`x-ratelimit-*`; figures without one are left out."""

@@ -2,7 +2,8 @@
  *
  *  An answer is a turn `{role: "assistant", content, reasoning, calls: [{id, name, arguments}], response_id, last,
  *  taken_up: [token numbers], branches, ended}`; `last` is the number of its last token, `ended` null while it runs, or
- *  `{code, finish_reason, usage, model, seconds, failure}`. `failure` is null or `{code, message, retry_after_ms}`.
+ *  `{code, finish_reason, usage, model, seconds, failure}`. `failure` is null or `{code, message, retry_after_ms}`, and
+ *  has a `reason` where the answer was asked for and came to nothing.
  *  `branches` are the responses that stand in its place in the conversation, itself among them once it has an id.
  */
 
@@ -223,7 +224,8 @@ export class Answering {
 }
 
 function failure_of(message) {
-  return {code: message.error.code, message: message.error.message, retry_after_ms: message.retry_after_ms ?? null};
+  const {code, message: says, reason} = message.error;
+  return {code, reason, message: says, retry_after_ms: message.retry_after_ms ?? null};
 }
 
 function grow(answer, delta) {
