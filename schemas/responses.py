@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import ENDINGS, EndingCode, Reached
-from schemas.generated import Kind, StoppedBy
+from schemas.generated import Kind, QueueAhead, StoppedBy
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES
 
@@ -34,6 +34,7 @@ class Started(ScopedRecord):
     limits: dict[str, int] = Field(
         default_factory=dict, exclude_if=not_, description="As in `opened`: for the headers of its first answer."
     )
+    queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     echo: Echo = ""
 
 

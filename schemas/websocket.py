@@ -142,6 +142,15 @@ class StartedMessage(_ServerMessage):
     deadline_ms: int
 
 
+class QueuedMessage(_ServerMessage):
+    """It waits for others: an estimate, of which `before` never grows. Comes behind `started`, and again as they go."""
+
+    type: Literal["queued"] = "queued"
+    response_id: str
+    before: int = Field(ge=0, description="Requests that are about to be answered before it.")
+    wait_ms: int | None = Field(description="That this takes, about, as fast as others went of late; null: not known.")
+
+
 class LikelyToken(BaseModel):
     """`token` as text; `bytes:\\x..` where its bytes are a part of a character. `logprob` is a natural logarithm."""
 
@@ -237,5 +246,5 @@ class Closing(_ServerMessage):
     retry_after_ms: int | None = None
 
 
-ServerMessage = Accepted | StartedMessage | Delta | TerminalMessage | ErrorMessage | Pong | Closing
+ServerMessage = Accepted | StartedMessage | QueuedMessage | Delta | TerminalMessage | ErrorMessage | Pong | Closing
 SERVER_MESSAGE: TypeAdapter[ServerMessage] = TypeAdapter(Annotated[ServerMessage, Field(discriminator="type")])

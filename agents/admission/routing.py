@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from schemas.generated import QueueAhead
 from schemas.request import Lane
 from schemas.worker import WorkerState
-from streams.drain import Drain, DrainWindow
+from streams.drain import AHEAD, Drain, DrainWindow, passed, waiting
 from streams.ids import stable_partition
 from streams.lane_policy import LANE_POLICIES, LanePolicies
+from streams.queue_place import wait_ms
 
 PICKUP_MS = 250
 """A heartbeat may miss what was routed so shortly before it: the worker had not read it yet."""
@@ -40,6 +42,7 @@ class Weight(NamedTuple):
     tokens: int
     answers: int = 1
     tenant_id: str = ""
+    lane: Lane = Lane.STANDARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class _Known:
     routed_answers: int = 0
     tokens_of: Counter[str] = field(default_factory=Counter)
     answers_of: Counter[str] = field(default_factory=Counter)
+    requests_of: Counter[Lane] = field(default_factory=Counter)
     asking: dict[str, Weight] = field(default_factory=dict)
     window: DrainWindow = field(default_factory=DrainWindow)
 
@@ -117,6 +121,7 @@ class _Known:
         self.routed_answers += weight.answers
         self.tokens_of[weight.tenant_id] += weight.tokens
         self.answers_of[weight.tenant_id] += weight.answers
+        self.requests_of[weight.lane] += 1
 
     def drop(self, response_id: str) -> None:
         routed = self.routed.pop(response_id, None)
@@ -127,10 +132,26 @@ class _Known:
         self.routed_answers -= weight.answers
         self.tokens_of[weight.tenant_id] -= weight.tokens
         self.answers_of[weight.tenant_id] -= weight.answers
+        self.requests_of[weight.lane] -= 1
 
     def drop_before(self, at_ms: int) -> None:
         while self.routed and next(iter(self.routed.values()))[0] <= at_ms:
             self.drop(next(iter(self.routed)))
+
+    def queued(self, lane: Lane) -> QueueAhead | None:
+        """Where nothing waited by the last heartbeat, what was routed since fills the free slots first: it is before
+        nobody, since it leaves at once.
+        """
+        lanes, state = AHEAD[lane], self.state
+        known, on_the_way = waiting(state.queues, lanes), sum(self.requests_of[each] for each in lanes)
+        at_once = 0 if known else min(on_the_way, max(state.max_running - state.running, 0))
+        before = known + on_the_way - at_once
+        if not before or not state.queues:
+            return None
+        return QueueAhead(
+            worker_id=state.worker_id, before=before, wait_ms=wait_ms(before, self.window.drain(lanes)),
+            left=passed(state.queues, lanes).requests + at_once, counts_since_ms=state.counts_since_ms,
+        )  # fmt: skip
 
 
 class WorkersView:
@@ -164,6 +185,12 @@ class WorkersView:
                 known.add(response_id, weight, now_ms)
                 if len(known.routed) > MAX_ROUTED:
                     known.drop(next(iter(known.routed)))
+
+    def queued(self, worker_id: str | None, lane: Lane) -> QueueAhead | None:
+        """What a request of the lane that goes to this worker now finds before it; None: nothing that is known."""
+        with self._lock:
+            known = self._workers.get(worker_id) if worker_id else None
+            return None if known is None else known.queued(lane)
 
     def not_routed(self, worker_id: str | None, response_id: str) -> None:
         """It goes elsewhere, or nowhere."""

@@ -190,12 +190,14 @@ class Scheduler:
                 return self.remove(item.response_id)
         return None
 
-    def remove(self, response_id: str) -> Queued | None:
-        """None when it does not wait."""
+    def remove(self, response_id: str, *, is_moved: bool = False) -> Queued | None:
+        """None when it does not wait. What is moved goes on waiting elsewhere, and has not left."""
         item = self._items.get(response_id)
         if item is not None:
             self._lanes[item.lane].shared.remove(item)
             self._discard(item)
+            if not is_moved:
+                self._has_left(item)
         return item
 
     def grown(self, lane: Lane, response_id: str, output: int) -> int:
@@ -248,6 +250,7 @@ class Scheduler:
         told_beyond = queue.shared.take(item)
         queue.begins(now_ms)
         self._discard(item)
+        self._has_left(item)
         return Given(item, why, on_floor, told_beyond)
 
     def _discard(self, item: Queued) -> None:
@@ -256,5 +259,7 @@ class Scheduler:
         self._queued_tokens -= item.tokens
         self._tokens_of[item.tenant_id] -= item.tokens
         self._slots_of[item.tenant_id] -= item.slots
+
+    def _has_left(self, item: Queued) -> None:
         self._left[item.lane] += 1
         self._left_tokens[item.lane] += item.tokens

@@ -57,8 +57,8 @@ class Slots:
         if work.plan == "claim":
             self._unlooked.append(work.response_id)
 
-    def remove(self, work: Work) -> None:
-        self._scheduler.remove(work.response_id)
+    def remove(self, work: Work, *, is_moved: bool = False) -> None:
+        self._scheduler.remove(work.response_id, is_moved=is_moved)
         self._suspects.remove(work.response_id)
 
     def take(self, now_ms: int) -> Given | None:

@@ -17,6 +17,7 @@ from streams.gateway.history.store import History
 from streams.gateway.idempotency.keyed import Keyed
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.queues import Queues
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
@@ -66,6 +67,7 @@ class Gateway:
         keeper: Keeper,
         keys: TendedKeys,
         conversations: TendedConversations,
+        queues: Queues,
         tracing: Tracing | None = None,
         follows: Follows | None = None,
         watches: Watches | None = None,
@@ -76,6 +78,7 @@ class Gateway:
         self.catalog = catalog
         self.hub = hub
         self.metrics = metrics
+        self.queues = queues
         self.keys = Keys(directory, settings.keyring(Purpose.BROWSER_TOKENS), settings.region)
         self.shares = TenantShares(settings.gateway.tenant_share)
         self._history = history

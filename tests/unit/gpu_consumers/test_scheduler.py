@@ -35,7 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.floors = {lane: int(POLICIES.of(lane).floor * sizes.batch) for lane in LANES}
         self.begun_at_ms = dict.fromkeys(LANES, 0)
         self.left: list[Queued] = []
-        """Whatever for."""
+        """For the engine, or for good."""
 
     def held(self) -> Held:
         held = Held()
@@ -132,14 +132,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def it_says_something(self, data: st.DataObject) -> None:
         self.silent.remove(data.draw(st.sampled_from(sorted(self.silent))))
 
-    @rule(which=st.integers(0, 60))
-    def remove(self, which: int) -> None:
+    @rule(which=st.integers(0, 60), is_moved=st.booleans())
+    def remove(self, which: int, is_moved: bool) -> None:
         name = str(which)
         expected = next((queued for queued in self.model if queued.response_id == name), None)
-        assert self.scheduler.remove(name) == expected
+        assert self.scheduler.remove(name, is_moved=is_moved) == expected
         if expected is not None:
             self.model.remove(expected)
-            self.left.append(expected)
+            self.left += [] if is_moved else [expected]
 
     @rule(passed_ms=st.sampled_from([1, 150, 6_000, 70_000]))
     def time_passes(self, passed_ms: int) -> None:

@@ -11,6 +11,7 @@ from streams.dialects.neutral import NeutralRequest
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.service.lookup import Snapshot
+from streams.queue_place import QueuePlace
 
 Asked = TypeVar("Asked", bound=NeutralRequest)
 Told = bytes | tuple[bytes, ...]
@@ -82,6 +83,10 @@ class Events(Protocol):
 
     def begin(self, started: Started) -> Told:
         """May come first, or behind nothing at all: who resumes late is not told."""
+        ...
+
+    def queued(self, place: QueuePlace) -> bytes:
+        """Where it stands in a queue; nothing for a client that may not take it for what it is."""
         ...
 
     def span(self, span: Span) -> Told:

@@ -14,6 +14,7 @@ from agents.admission.routing import (
     drain_ms,
     overloaded,
 )
+from schemas.generated import QueueAhead
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
 from streams.drain import Drain
@@ -231,3 +232,46 @@ def test_a_lane_of_which_all_is_held_up_has_no_room_and_the_others_have() -> Non
     loads = [Load(worker(lane_partitions={"batch": [0]}, held_up={"standard": [0, 1]}))]
     bound = QueueBound(10**6, 10**6)
     assert [overloaded(loads, lane, bound) for lane in LANES] == [False, True, False]
+
+
+def test_a_request_is_told_what_it_finds_before_it() -> None:
+    view = WorkersView()
+    queues = {
+        "interactive": {"waiting": 2, "left": 10}, "standard": {"waiting": 3, "left": 20},
+        "batch": {"waiting": 9, "left": 30},
+    }  # fmt: skip
+    view.update("worker-1", worker(queues=queues, counts_since_ms=7))
+    assert view.queued("worker-1", Lane.INTERACTIVE) == QueueAhead(
+        worker_id="worker-1", before=2, wait_ms=None, left=10, counts_since_ms=7
+    )
+    view.routed("worker-1", "r1", Weight(1, lane=Lane.STANDARD), NOW)
+    view.routed("worker-1", "r2", Weight(1, lane=Lane.BATCH), NOW)
+    seen = [view.queued("worker-1", lane) for lane in LANES]
+    assert [(each.before, each.left) for each in seen if each is not None] == [(2, 10), (6, 30), (16, 60)]
+    assert view.queued(None, Lane.BATCH) is view.queued("worker-2", Lane.BATCH) is None
+
+
+def test_what_fills_free_slots_is_before_nobody() -> None:
+    view = WorkersView()
+    view.update("worker-1", worker(queues={lane: {} for lane in LANES}, max_running=4, running=2))
+    found = []
+    for number in range(5):
+        queued = view.queued("worker-1", Lane.STANDARD)
+        found.append((queued.before, queued.left) if queued is not None else None)
+        view.routed("worker-1", f"r{number}", Weight(1), NOW)
+    assert found == [None, None, None, (1, 2), (2, 2)]
+    view.not_routed("worker-1", "r0")
+    queued = view.queued("worker-1", Lane.STANDARD)
+    assert queued is not None
+    assert queued.before == 2
+    view.update("worker-1", worker(beat_at_ms=NOW + 1_000, max_running=4))
+    assert view.queued("worker-1", Lane.STANDARD) is None, "a worker of the release before does not say"
+
+
+def test_the_wait_is_by_what_left_its_lane_and_those_above_it() -> None:
+    view = WorkersView()
+    for second in range(5):
+        queues = {"interactive": {"waiting": 4, "left": 2 * second}, "batch": {"waiting": 4, "left": second}}
+        view.update("worker-1", worker(beat_at_ms=NOW + second * 1_000, queues=queues))
+    waits = [queued and queued.wait_ms for queued in (view.queued("worker-1", lane) for lane in LANES)]
+    assert waits == [2_500, 2_500, 3_000]

@@ -74,6 +74,7 @@ export class Answering {
   }
 
   #run(conversation, answer, phase) {
+    // `queue`: who is before it, `{before, wait_ms}`, as it was told last.
     const run = {
       conversation,
       answer,
@@ -84,6 +85,7 @@ export class Answering {
       began_ms: phase === "sending" ? performance.now() : null,
       stopping: false,
       phase,
+      queue: null,
     };
     this.#runs.add(run);
     return run;
@@ -155,6 +157,9 @@ export class Answering {
       if (run.stopping) this.stop(run);
     } else if (message.type === "started") {
       if (!run.stopping && run.phase !== "continuing") run.phase = "answering";
+    } else if (message.type === "queued") {
+      run.queue = {before: message.before, wait_ms: message.wait_ms};
+      if (!run.stopping) run.phase = "queued";
     } else if (message.type === "delta") {
       if (message.sequence_number <= answer.last) return;
       grow(answer, message);
