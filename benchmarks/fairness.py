@@ -59,8 +59,9 @@ def _door(bound: QueueBound) -> Callable[[Arrival, Waiting], bool]:
             lane_partitions={arrival.lane: [0]}, home_partitions=[0],
             waiting=waiting.answers[""], queued_tokens=waiting.tokens[""],
         )  # fmt: skip
-        own = {"own_tokens": waiting.tokens[arrival.tenant_id], "own_answers": waiting.answers[arrival.tenant_id]}
-        return not overloaded([Load(state, **own)], arrival.lane, bound)
+        own_tokens, own_answers = waiting.tokens[arrival.tenant_id], waiting.answers[arrival.tenant_id]
+        load = Load(state, own_tokens=own_tokens, own_answers=own_answers)
+        return not overloaded([load], arrival.lane, bound)
 
     return lets_in
 

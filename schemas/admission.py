@@ -5,7 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.base import Identifier, ScopedRecord, TokenCount
+from schemas.base import Identifier, ScopedRecord, TokenCount, is_absent
+from schemas.generated import QueueAhead
 from schemas.request import Lane, Request
 from schemas.verdict import Verdict
 
@@ -37,4 +38,5 @@ class Admission(ScopedRecord):
     limits: dict[str, int] = Field(default_factory=dict, exclude_if=not_, description="As in `opened`.")
     verdict: Verdict | None = Field(default=None, description="Pre-safety's, once it has decided.")
     decision: Decision | None = Field(default=None, description="Set by an earlier delivery, or by routing.")
+    queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     replayed: bool = Field(default=False, description="The decision is one that stood already.")

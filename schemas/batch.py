@@ -82,6 +82,11 @@ class BatchError(BaseModel):
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
+    reason: str | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="The code behind `rejected-`, `evicted-` or `stopped-`: only with the last had a worker begun it.",
+    )
 
 
 RESULT_TOO_LARGE = "result_too_large"

@@ -37,6 +37,19 @@ class EndingCode(StrEnum):
     JOB_EXPIRED = "job_expired"
 
 
+class Reached(StrEnum):
+    """How far a response had come when it failed: what was spent on it. With the code it is the reason that clients
+    are told, `evicted-deadline_exceeded`.
+    """
+
+    REJECTED = "rejected"
+    """Refused at the door: it was in no lane."""
+    EVICTED = "evicted"
+    """It ended in its lane, before a worker had begun it."""
+    STOPPED = "stopped"
+    """A worker had begun it: it cost time of an engine."""
+
+
 @dataclass(frozen=True, slots=True)
 class EndingRule:
     """What a client is told and what billing does."""

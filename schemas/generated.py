@@ -9,7 +9,7 @@ from itertools import repeat
 from operator import not_
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, StringConstraints, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, TypeAdapter, model_validator
 
 from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
@@ -21,6 +21,22 @@ Kind = Literal["content", "reasoning", "tool_name", "tool_arguments", "embedding
 """Of a row. An embedding's tokens are vectors: the one numbered i is of input i, as base64 of little-endian float32."""
 FinishReason = Literal["", "stop", "length"]
 StoppedBy = Annotated[str, StringConstraints(max_length=MAX_STOP_CHARS)] | int | None
+
+
+class QueueAhead(BaseModel):
+    """What a response found before it in its worker's queue, as its router knew it; about.
+
+    `left` had left that queue by then, of those lanes alone whose requests go before it, as the worker has counted
+    since `counts_since_ms`. So with its next heartbeats whoever has these figures knows how many are still before it.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    worker_id: Identifier
+    before: int = Field(ge=1, description="Requests.")
+    wait_ms: Annotated[int, Field(ge=0)] | None = Field(description="That this takes, as measured; null: it was not.")
+    left: int = Field(ge=0)
+    counts_since_ms: Milliseconds
 
 
 class Opened(ScopedRecord):
@@ -54,6 +70,11 @@ class Opened(ScopedRecord):
         default_factory=dict,
         exclude_if=not_,
         description="Rate-limit figures behind the reservation; none where an earlier delivery made it.",
+    )
+    queued: QueueAhead | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="Absent where nothing was known to be before it, or an earlier delivery was routed.",
     )
     echo: Echo = ""
 

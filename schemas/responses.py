@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
 from schemas.columns import are_calls, check_lengths, check_rows
-from schemas.endings import EndingCode
-from schemas.generated import Kind, StoppedBy
+from schemas.endings import ENDINGS, EndingCode, Reached
+from schemas.generated import Kind, QueueAhead, StoppedBy
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES
 
@@ -34,6 +34,7 @@ class Started(ScopedRecord):
     limits: dict[str, int] = Field(
         default_factory=dict, exclude_if=not_, description="As in `opened`: for the headers of its first answer."
     )
+    queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     echo: Echo = ""
 
 
@@ -115,12 +116,22 @@ class Terminal(ScopedRecord):
     message: str = ""
     param: str | None = None
     retry_after_ms: int | None = None
+    reached: Reached | None = Field(
+        default=None, exclude_if=is_absent, description="How far it had come; null where it did not fail."
+    )
     limits: dict[str, int] = Field(default_factory=dict)
     usage: TokenUsage = TokenUsage()
     model: str = ""
     ended_at_ms: Milliseconds
     echo: Echo = ""
     """Of one that ended before it started, in the background."""
+
+    @property
+    def reason(self) -> str | None:
+        """`rejected-…`, `evicted-…` or `stopped-…` with its code; None where it did not fail, or nobody has said."""
+        if self.reached is None or not ENDINGS[self.code].is_error:
+            return None
+        return f"{self.reached.value}-{self.code.value}"
 
 
 ResponseRecord = Annotated[Started | Release | Terminal, Field(discriminator="type")]

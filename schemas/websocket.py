@@ -114,6 +114,12 @@ class ErrorBody(BaseModel):
     type: str
     param: str | None = None
     code: str
+    reason: str | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="Of a response that was accepted and failed: the code behind `rejected-`, `evicted-` or `stopped-`."
+        " Only with the last had a worker begun it.",
+    )
 
 
 class Accepted(_ServerMessage):
@@ -134,6 +140,15 @@ class StartedMessage(_ServerMessage):
     prompt_tokens: TokenCount
     accepted_at_ms: int
     deadline_ms: int
+
+
+class QueuedMessage(_ServerMessage):
+    """It waits for others: an estimate, of which `before` never grows. Comes behind `started`, and again as they go."""
+
+    type: Literal["queued"] = "queued"
+    response_id: str
+    before: int = Field(ge=0, description="Requests that are about to be answered before it.")
+    wait_ms: int | None = Field(description="That this takes, about, as fast as others went of late; null: not known.")
 
 
 class LikelyToken(BaseModel):
@@ -231,5 +246,5 @@ class Closing(_ServerMessage):
     retry_after_ms: int | None = None
 
 
-ServerMessage = Accepted | StartedMessage | Delta | TerminalMessage | ErrorMessage | Pong | Closing
+ServerMessage = Accepted | StartedMessage | QueuedMessage | Delta | TerminalMessage | ErrorMessage | Pong | Closing
 SERVER_MESSAGE: TypeAdapter[ServerMessage] = TypeAdapter(Annotated[ServerMessage, Field(discriminator="type")])

@@ -3,7 +3,7 @@
 from operator import not_
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.base import Identifier, Milliseconds, Record, Scope
 from schemas.request import Lane
@@ -12,6 +12,18 @@ MAX_TENANTS = 64
 
 OfTenants = Annotated[dict[Identifier, Annotated[int, Field(ge=0)]], Field(max_length=MAX_TENANTS)]
 """Of the tenants that have most."""
+
+
+class LaneQueue(BaseModel):
+    """What waits of one lane in front of a worker's engine, and what has left there since it counts: for the engine, or
+    because it ended. Requests; `left_tokens` are theirs as they counted in `queued_tokens`.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    waiting: int = Field(default=0, ge=0)
+    left: int = Field(default=0, ge=0)
+    left_tokens: int = Field(default=0, ge=0)
 
 
 class WorkerState(Record):
@@ -40,6 +52,10 @@ class WorkerState(Record):
     waiting_of: OfTenants = Field(
         default_factory=dict, exclude_if=not_, description="Whose the answers are that wait in front of the engine."
     )
+    queues: dict[Lane, LaneQueue] = Field(
+        default_factory=dict, exclude_if=not_, description="Of every lane; none where it does not say."
+    )
+    counts_since_ms: Milliseconds = Field(default=0, exclude_if=not_, description="What has left its `queues`.")
     max_running: int = Field(default=0, ge=0)
     kv_blocks_used: int = Field(default=0, ge=0)
     kv_blocks_total: int = Field(default=0, ge=0)

@@ -11,16 +11,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from schemas.generated import QueueAhead
 from schemas.request import Lane
 from schemas.worker import WorkerState
+from streams.drain import AHEAD, Drain, DrainWindow, passed, waiting
 from streams.ids import stable_partition
 from streams.lane_policy import LANE_POLICIES, LanePolicies
+from streams.queue_place import wait_ms
 
 PICKUP_MS = 250
 """A heartbeat may miss what was routed so shortly before it: the worker had not read it yet."""
 RUNNING_TOKENS = 256
 """What a running answer is taken to weigh, in tokens still to be done."""
 MAX_ROUTED = 10_000
+LEAST_WAIT_MS, MOST_WAIT_MS = 1_000, 30_000
+"""Whoever is refused is advised to wait so long. Longer, and a queue that has emptied stands idle."""
+UNKNOWN_WAIT_MS = 5_000
+QUEUE_TO_EMPTY = 0.25
+"""Of a queue that was full, before it is worth while to come again."""
 
 OWN_SHARE, SHARE_OF_ALL_WITH_SOME = 0.5, 0.75
 """Of what a lane may fill, in tokens and in answers: how much may be one tenant's, and from how much on in all who has
@@ -34,6 +42,7 @@ class Weight(NamedTuple):
     tokens: int
     answers: int = 1
     tenant_id: str = ""
+    lane: Lane = Lane.STANDARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,8 @@ class Load:
     routed_answers: int = 0
     own_tokens: int = 0
     own_answers: int = 0
+    drain: Drain | None = None
+    """How fast its queue empties; None where that was not measured."""
 
     @property
     def tokens(self) -> int:
@@ -89,7 +100,12 @@ class _Known:
     routed_answers: int = 0
     tokens_of: Counter[str] = field(default_factory=Counter)
     answers_of: Counter[str] = field(default_factory=Counter)
+    requests_of: Counter[Lane] = field(default_factory=Counter)
     asking: dict[str, Weight] = field(default_factory=dict)
+    window: DrainWindow = field(default_factory=DrainWindow)
+
+    def __post_init__(self) -> None:
+        self.window.add(self.state)
 
     def load(self, tenant_id: str, *, also_asking: bool) -> Load:
         asking = self.asking.values() if also_asking else ()
@@ -97,7 +113,7 @@ class _Known:
         answers = self.routed_answers + sum(each.answers for each in asking)
         own_tokens = self.state.queued_of.get(tenant_id, 0) + self.tokens_of[tenant_id]
         own_answers = self.state.waiting_of.get(tenant_id, 0) + self.answers_of[tenant_id]
-        return Load(self.state, tokens, answers, own_tokens, own_answers)
+        return Load(self.state, tokens, answers, own_tokens, own_answers, self.window.drain())
 
     def add(self, response_id: str, weight: Weight, now_ms: int) -> None:
         self.routed[response_id] = now_ms, weight
@@ -105,6 +121,7 @@ class _Known:
         self.routed_answers += weight.answers
         self.tokens_of[weight.tenant_id] += weight.tokens
         self.answers_of[weight.tenant_id] += weight.answers
+        self.requests_of[weight.lane] += 1
 
     def drop(self, response_id: str) -> None:
         routed = self.routed.pop(response_id, None)
@@ -115,10 +132,26 @@ class _Known:
         self.routed_answers -= weight.answers
         self.tokens_of[weight.tenant_id] -= weight.tokens
         self.answers_of[weight.tenant_id] -= weight.answers
+        self.requests_of[weight.lane] -= 1
 
     def drop_before(self, at_ms: int) -> None:
         while self.routed and next(iter(self.routed.values()))[0] <= at_ms:
             self.drop(next(iter(self.routed)))
+
+    def queued(self, lane: Lane) -> QueueAhead | None:
+        """Where nothing waited by the last heartbeat, what was routed since fills the free slots first: it is before
+        nobody, since it leaves at once.
+        """
+        lanes, state = AHEAD[lane], self.state
+        known, on_the_way = waiting(state.queues, lanes), sum(self.requests_of[each] for each in lanes)
+        at_once = 0 if known else min(on_the_way, max(state.max_running - state.running, 0))
+        before = known + on_the_way - at_once
+        if not before or not state.queues:
+            return None
+        return QueueAhead(
+            worker_id=state.worker_id, before=before, wait_ms=wait_ms(before, self.window.drain(lanes)),
+            left=passed(state.queues, lanes).requests + at_once, counts_since_ms=state.counts_since_ms,
+        )  # fmt: skip
 
 
 class WorkersView:
@@ -141,6 +174,7 @@ class WorkersView:
             if state.beat_at_ms < known.state.beat_at_ms:
                 return
             known.state = state
+            known.window.add(state)
             known.drop_before(state.beat_at_ms - PICKUP_MS)
 
     def routed(self, worker_id: str | None, response_id: str, weight: Weight, now_ms: int) -> None:
@@ -151,6 +185,12 @@ class WorkersView:
                 known.add(response_id, weight, now_ms)
                 if len(known.routed) > MAX_ROUTED:
                     known.drop(next(iter(known.routed)))
+
+    def queued(self, worker_id: str | None, lane: Lane) -> QueueAhead | None:
+        """What a request of the lane that goes to this worker now finds before it; None: nothing that is known."""
+        with self._lock:
+            known = self._workers.get(worker_id) if worker_id else None
+            return None if known is None else known.queued(lane)
 
     def not_routed(self, worker_id: str | None, response_id: str) -> None:
         """It goes elsewhere, or nowhere."""
@@ -235,9 +275,19 @@ def _has_room(queued: int, own: int, most: float) -> bool:
 
 
 def drain_ms(loads: Sequence[Load]) -> int:
-    """When to try again: what the pool needs for a quarter of its queue, between 1 and 30 s."""
-    speed = sum(load.state.tokens_per_second for load in loads)
+    """When to try again: what the pool needs for a quarter of its queue, within bounds.
+
+    As fast as what waited at its workers has left their queues in the last half minute, of whatever lane: the bound is
+    of all lanes together. Where none has measured that yet, as fast as their engines generate.
+    """
     queued = sum(load.queued_tokens for load in loads)
-    if speed <= 0:
-        return 5_000
-    return int(min(max(queued / 4 / speed * 1_000, 1_000), 30_000))
+    drains = [load.drain for load in loads if load.drain is not None]
+    if drains:
+        speed = sum(drain.tokens_per_s for drain in drains)
+        if speed <= 0:
+            return MOST_WAIT_MS
+    else:
+        speed = sum(load.state.tokens_per_second for load in loads)
+        if speed <= 0:
+            return UNKNOWN_WAIT_MS
+    return int(min(max(queued * QUEUE_TO_EMPTY / speed * 1_000, LEAST_WAIT_MS), MOST_WAIT_MS))

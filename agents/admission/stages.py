@@ -31,6 +31,7 @@ from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Ref
 from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.endings import EndingCode
+from schemas.generated import QueueAhead
 from schemas.request import Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
@@ -80,11 +81,12 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     wanted = _route(admission, services, also_asking=True)
     if isinstance(wanted, Refusal) or _first_denial(phrases, admission, services) is not None:
         return await quota(admission, services)
+    queued = services.workers.queued(wanted.worker_id, admission.lane)
     with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, services)):
         outcome = await _reserve(admission, services, wanted)
     if isinstance(outcome, Decided) and outcome.is_new:
         _count(admission, wanted, services)
-    result = _of_outcome(admission, outcome, services)
+    result = _of_outcome(admission, outcome, services, queued)
     if isinstance(result, Admission):
         result.verdict = _allowed(admission)
     return result
@@ -116,11 +118,13 @@ def _weight(admission: Admission, services: Services) -> Weight:
     tokens, vectors = _tokens(admission), len(admission.input_ends)
     if vectors and (model := services.catalog.model(admission.model)) is not None and model.embedding is not None:
         tokens += weight_tokens(vectors, admission.request.dimensions or model.embedding.dimensions)
-    return Weight(tokens, admission.request.choices, admission.scope.tenant_id)
+    return Weight(tokens, admission.request.choices, admission.scope.tenant_id, admission.lane)
 
 
-def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Services) -> StageResult | NotYet:
-    """What the store's answer makes of it."""
+def _of_outcome(
+    admission: Admission, outcome: Outcome | NotYet, services: Services, queued: QueueAhead | None = None
+) -> StageResult | NotYet:
+    """What the store's answer makes of it. `queued` is told where it is routed now, and not where it was before."""
     match outcome:
         case NotYet() | Finished():
             return outcome
@@ -128,6 +132,7 @@ def _of_outcome(admission: Admission, outcome: Outcome | NotYet, services: Servi
             return admission.model_copy(update={"reserved_tokens": held, "limits": limits})
         case Decided(decision, held, is_new, limits):
             found = {"reserved_tokens": held, "decision": decision, "replayed": not is_new}
+            found["queued"] = queued if is_new else None
             return admission.model_copy(update={**found, "limits": limits or admission.limits})
         case Refusal():
             return Refused(Origin.of(admission), _with_reason(outcome, admission, services), stored=True)
@@ -227,6 +232,7 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
     wanted = _route(admission, services)
     if isinstance(wanted, Refusal):
         return NotYet(wanted) if may_wait(admission.request) else Refused(Origin.of(admission), wanted)
+    queued = services.workers.queued(wanted.worker_id, admission.lane)
     # Counted before anything is awaited: who looks meanwhile must see it.
     _count(admission, wanted, services)
     outcome: Outcome | None = None
@@ -237,7 +243,7 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
             services.workers.not_routed(wanted.worker_id, admission.response_id)
     if isinstance(outcome, Decided):
         _count(admission, outcome.decision, services)
-    return _of_outcome(admission, outcome, services)
+    return _of_outcome(admission, outcome, services, queued)
 
 
 def _route(admission: Admission, services: Services, *, also_asking: bool = False) -> Decision | Refusal:

@@ -235,6 +235,7 @@ def _say_started(response: Response) -> Emit:
         choices=opened.choices,
         on_disconnect=opened.on_disconnect,
         limits=opened.limits,
+        queued=opened.queued,
         echo=opened.echo,
     )
     return Emit("responses", opened.response_id, started, response.reply_partition)

@@ -7,7 +7,7 @@ from agents.post_safety.bodies import body_of, is_answer, is_of_vectors, with_nu
 from agents.post_safety.effects import NOWHERE, Effect, Emit
 from agents.post_safety.state import Response, Tally
 from schemas.batch import BatchError, BatchResponse, BatchResult
-from schemas.endings import ENDINGS, EndingCode
+from schemas.endings import ENDINGS, EndingCode, Reached
 from schemas.generated import Ending, Opened, StoppedBy
 from schemas.request import ReplyTo
 from schemas.responses import Terminal, TokenUsage
@@ -33,6 +33,7 @@ def of_response(response: Response, code: EndingCode, ending: Ending | None, end
     echo = opened.echo if is_shed else ""
     terminal = _terminal(
         opened, code, ending, reasons, usage, sequence_number, ended_at_ms, model=opened.model, echo=echo,
+        reached=Reached.STOPPED if response.prefix.attempts else Reached.EVICTED,
         stopped_by=stopped_by if any(each is not None for each in stopped_by) else [],
     )  # fmt: skip
     yield Emit("responses", opened.response_id, terminal, response.reply_partition)
@@ -47,8 +48,9 @@ def of_refusal(ending: Ending, ended_at_ms: int) -> Iterator[Effect]:
     reasons = [ENDINGS[code].finish_reason]
     usage = TokenUsage(prompt_tokens=ending.prompt_tokens)
     terminal = _terminal(
-        ending, code, ending, reasons, usage, 1, ended_at_ms, model=ending.requested_model, echo=ending.echo
-    )
+        ending, code, ending, reasons, usage, 1, ended_at_ms, model=ending.requested_model, echo=ending.echo,
+        reached=Reached.REJECTED,
+    )  # fmt: skip
     yield Emit("responses", ending.response_id, terminal, told_in(ending.reply_to))
     event = UsageEvent(
         response_id=ending.response_id,
@@ -174,6 +176,7 @@ def _terminal(
     *,
     model: str,
     echo: str,
+    reached: Reached,
     stopped_by: list[StoppedBy] | None = None,
 ) -> Terminal:
     return Terminal(
@@ -186,6 +189,7 @@ def _terminal(
         message=(ending.message if ending is not None else "") or ENDINGS[code].message,
         param=ending.param if ending is not None else None,
         retry_after_ms=_retry_after_ms(about.response_id, code, ending),
+        reached=reached if ENDINGS[code].is_error else None,
         limits=ending.limits if ending is not None else {},
         usage=usage,
         model=model,
@@ -217,7 +221,8 @@ def _result_of_response(opened: Opened, terminal: Terminal, tallies: list[Tally]
 def _error_of(terminal: Terminal, names: Names) -> BatchError:
     message, param = in_words_of(names, terminal.message, terminal.param)
     return BatchError(
-        code=terminal.code.value, message=message, param=param, retry_after_ms=terminal.retry_after_ms
+        code=terminal.code.value, message=message, param=param, retry_after_ms=terminal.retry_after_ms,
+        reason=terminal.reason,
     )  # fmt: skip
 
 

@@ -141,6 +141,7 @@ class Attempts:
         """It is not this worker's to end: whoever reads it next can claim it at once."""
         if work.claimed_as:
             self._effects.append(self.asking.release(work))
+        self._slots.remove(work, is_moved=True)
         self.forget(work)
 
     def drain(self) -> None:

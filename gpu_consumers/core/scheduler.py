@@ -31,6 +31,7 @@ from gpu_consumers.core.fair_queue import FairQueue, Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import LANES, Lane
+from schemas.worker import LaneQueue
 from streams.lane_policy import LANE_POLICIES, LanePolicies
 
 LARGE = 8
@@ -143,6 +144,8 @@ class Scheduler:
         self._queued_tokens = 0
         self._tokens_of: Counter[str] = Counter()
         self._slots_of: Counter[str] = Counter()
+        self._left: Counter[Lane] = Counter()
+        self._left_tokens: Counter[Lane] = Counter()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -263,12 +266,14 @@ class Scheduler:
                 return self.remove(item.response_id)
         return None
 
-    def remove(self, response_id: str) -> Queued | None:
-        """None when it does not wait."""
+    def remove(self, response_id: str, *, is_moved: bool = False) -> Queued | None:
+        """None when it does not wait. What is moved goes on waiting elsewhere, and has not left."""
         item = self._items.get(response_id)
         if item is not None:
             self._lanes[item.lane].shared.remove(item)
             self._discard(item)
+            if not is_moved:
+                self._has_left(item)
         return item
 
     def grown(self, lane: Lane, response_id: str, output: int) -> int:
@@ -308,6 +313,12 @@ class Scheduler:
     def waiting(self) -> dict[Lane, int]:
         return {lane: len(queue.in_order) for lane, queue in self._lanes.items()}
 
+    def queues(self) -> dict[Lane, LaneQueue]:
+        return {
+            lane: LaneQueue(waiting=waiting, left=self._left[lane], left_tokens=self._left_tokens[lane])
+            for lane, waiting in self.waiting().items()
+        }
+
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         """Age of the request of each lane that came first; 0 for an empty lane."""
         oldest = {lane: queue.oldest for lane, queue in self._lanes.items()}
@@ -321,6 +332,7 @@ class Scheduler:
         if queue.lacks_room_since_ms is not None and self._memory.is_large(item):
             queue.lacks_room_since_ms = None
         self._discard(item)
+        self._has_left(item)
         return Given(item, why, on_floor, told_beyond)
 
     def _discard(self, item: Queued) -> None:
@@ -329,3 +341,7 @@ class Scheduler:
         self._queued_tokens -= item.tokens
         self._tokens_of[item.tenant_id] -= item.tokens
         self._slots_of[item.tenant_id] -= item.slots
+
+    def _has_left(self, item: Queued) -> None:
+        self._left[item.lane] += 1
+        self._left_tokens[item.lane] += item.tokens

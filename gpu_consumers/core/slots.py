@@ -17,7 +17,7 @@ from gpu_consumers.core.work import Work, Works
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import Lane
 from schemas.vectors import weight_tokens
-from schemas.worker import MAX_TENANTS
+from schemas.worker import MAX_TENANTS, LaneQueue
 from streams.lane_policy import LanePolicies
 
 _TOO_LONG = "The prompt has {tokens} tokens, and the memory of the engine that serves this model has room for {most}."
@@ -76,8 +76,8 @@ class Slots:
             return None
         return _TOO_LONG.format(tokens=work.prompt_tokens, most=self._memory.most_tokens)
 
-    def remove(self, work: Work) -> None:
-        self._scheduler.remove(work.response_id)
+    def remove(self, work: Work, *, is_moved: bool = False) -> None:
+        self._scheduler.remove(work.response_id, is_moved=is_moved)
         self._suspects.remove(work.response_id)
 
     def take(self, now_ms: int) -> Given | None:
@@ -186,6 +186,10 @@ class Slots:
     def waiting(self) -> dict[Lane, int]:
         suspects = self._suspects.waiting()
         return {lane: count + suspects[lane] for lane, count in self._scheduler.waiting().items()}
+
+    def queues(self) -> dict[Lane, LaneQueue]:
+        """Without suspects: these are few, and wait for an empty engine."""
+        return self._scheduler.queues()
 
     def oldest_waiting_ms(self, now_ms: int) -> dict[Lane, int]:
         suspects = self._suspects.oldest_waiting_ms(now_ms)

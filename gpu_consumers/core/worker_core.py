@@ -49,6 +49,8 @@ class WorkerCore:
             self._works, self._slots, self._remembered, self._emission, self._effects, mint_attempt_id
         )
         self._scopes: dict[Scope, Scope] = {}
+        self._counts_since_ms = 0
+        """Tells this worker's counts from those of an earlier one of its name."""
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order; each is given once."""
@@ -236,6 +238,7 @@ class WorkerCore:
         accepts_seed: bool,
         now_ms: int,
     ) -> WorkerState:
+        self._counts_since_ms = self._counts_since_ms or now_ms
         return WorkerState(
             worker_id=self.config.worker_id,
             pool=self.config.pool,
@@ -252,6 +255,8 @@ class WorkerCore:
             queued_tokens=self._slots.queued_tokens + stats.waiting * self._works.tokens_per_slot,
             queued_of=self._slots.tokens_of,
             waiting_of=self._slots.slots_of,
+            queues=self._slots.queues(),
+            counts_since_ms=self._counts_since_ms,
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=stats.kv_blocks_total,

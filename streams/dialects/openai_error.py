@@ -7,20 +7,26 @@ from schemas.responses import Terminal
 from streams.dialects.names import Names, in_words_of
 
 
-def error_object(code: str, message: str, error_type: str, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+def error_object(
+    code: str, message: str, error_type: str, param: str | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    """`reason` is ours alone: of a response that failed, how far it had come."""
+    error = {"message": message, "type": error_type, "param": param, "code": code}
+    return {"error": error if reason is None else {**error, "reason": reason}}
 
 
-def ending_error(code: EndingCode, message: str = "", param: str | None = None) -> dict[str, Any]:
+def ending_error(
+    code: EndingCode, message: str = "", param: str | None = None, reason: str | None = None
+) -> dict[str, Any]:
     """Of an ending; the catalogue's message where the ending carries none."""
     rule = ENDINGS[code]
-    return error_object(code.value, message or rule.message, rule.error_type, param)
+    return error_object(code.value, message or rule.message, rule.error_type, param, reason)
 
 
 def terminal_error(terminal: Terminal, names: Names) -> dict[str, Any]:
     """The same of a response, to a client that calls the fields of a request so."""
     message, param = in_words_of(names, terminal.message or ENDINGS[terminal.code].message, terminal.param)
-    return ending_error(terminal.code, message, param)
+    return ending_error(terminal.code, message, param, terminal.reason)
 
 
 def overflow_message(

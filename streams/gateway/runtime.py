@@ -40,6 +40,7 @@ from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics, HubCollector
 from streams.gateway.operations.eyes import Eyes
 from streams.gateway.operations.operations import Operations
+from streams.gateway.queues import Queues
 from streams.gateway.server_config import DRAIN_TIMEOUT_S, ServerConfig
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper, replayed_ms
@@ -50,6 +51,7 @@ from streams.gateway.watches import Watches
 from streams.gateway.websocket.deaf_peers import DeafPeers, taken_bytes
 from streams.gateway.websocket.endpoint import StreamEndpoint
 from streams.gateway.websocket.protocol import StreamProtocol
+from streams.heartbeats import Heartbeats
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogProducer, LogRecord, TopicPartition
 from streams.log.producer_thread import ProducerThread
@@ -67,6 +69,8 @@ SWEEP_S = 0.5
 UNSENT_SWEEP_S = 1.0
 FAREWELL_TIMEOUT_S = 2
 LEAVE_LOOK_S = 0.05
+HEARTBEATS_LOOK_BACK_MS = 10_000
+"""Every worker has said something since then, and what it said tells how fast its queue empties."""
 MAX_POLL_RECORDS = 500
 RECORDS_AT_ONCE = 32
 REVOKE_FLUSH_S = 8.0
@@ -161,6 +165,9 @@ class GatewayRuntime:
             open_asker=clients.asker, wake_viewers=self.pump.wake_viewers, on_read=lambda: self.gateway.look_soon(),
         )  # fmt: skip
         self._watches = Watches(redis, settings.region)
+        self._queues = Queues(
+            lambda: Heartbeats(clients.reader(), self._topics.workers.name, now_ms() - HEARTBEATS_LOOK_BACK_MS)
+        )
         self.gateway = Gateway(
             settings,
             directory=directory,
@@ -173,6 +180,7 @@ class GatewayRuntime:
             keeper=self._keeper,
             keys=self._keys,
             conversations=self._conversations,
+            queues=self._queues,
             tracing=tracing,
             follows=self.followed,
             watches=self._watches,
@@ -220,6 +228,7 @@ class GatewayRuntime:
             self._runner.run(), self._tending.tend(),
             self._conversations.tend(),
             self._operations.run(),
+            self._queues.run(),
             self.followed.read(), self.followed.ask(), self._watches.tend(self.hub),
         )  # fmt: skip
         loops = [asyncio.ensure_future(work) for work in works]

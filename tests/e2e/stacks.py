@@ -75,13 +75,14 @@ def prepared(
     ends_in_order: bool = False,
     gateways: int = 1,
     workers: int = 1,
+    **more: int,
 ) -> Iterator[Stack]:
     """A stack of these tenants that takes requests, until the block ends; in order, that takes seconds longer.
 
     `seed`: of its ports. Two that begin at once by the same one would want the same.
     """
     options = replace(
-        simulated(engine, workers=workers),
+        simulated(engine, workers=workers, **more),
         environment={**PATIENCE, **environment},
         embeddings=embeddings,
         gateways=gateways,

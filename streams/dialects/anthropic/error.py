@@ -28,13 +28,17 @@ def error_type(status: int, code: str) -> str:
 
 
 def error_object(
-    status: int, code: str, message: str, param: str | None = None, request_id: str = ""
+    status: int, code: str, message: str, param: str | None = None, request_id: str = "", reason: str | None = None
 ) -> dict[str, Any]:
-    """`code` stands where Anthropic's package looks for it too: in `details`, as Anthropic's own where that matters."""
-    error = {
+    """`code` stands where Anthropic's package looks for it too: in `details`, as Anthropic's own where that matters.
+    `reason` is ours alone, as in OpenAI's formats.
+    """
+    error: dict[str, Any] = {
         "type": error_type(status, code), "message": message, "code": code, "param": param,
         "details": {"error_code": _CODES.get((code, param), code)},
     }  # fmt: skip
+    if reason is not None:
+        error["reason"] = reason
     return {"type": "error", "error": error, "request_id": request_id or None}
 
 

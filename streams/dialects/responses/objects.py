@@ -125,6 +125,8 @@ def ended_object(about: About, output: Output, terminal: Terminal) -> dict[str, 
     if status == "failed":
         message, _ = in_words_of(OF_RESPONSES, terminal.message or ENDINGS[terminal.code].message, terminal.param)
         ended["error"] = {"code": _ERROR_CODES.get(terminal.code, "server_error"), "message": message}
+        if terminal.reason is not None:
+            ended["error"]["reason"] = terminal.reason
     return ended
 
 

@@ -68,7 +68,7 @@ def told_of(result: BatchResult, custom_id: str) -> Told:
     else:
         status, error_type = rule.status if rule.is_error else PARTLY_STATUS, rule.error_type
     param = None if error.param is None else f"body.{error.param}"
-    body = error_object(error.code, error.message, error_type, param)
+    body = error_object(error.code, error.message, error_type, param, error.reason)
     response = {"status_code": status, "request_id": result.id, "body": body}
     return Told(False, custom_id, _line(line_id, custom_id, response, None))
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -34,6 +35,7 @@ from streams.gateway.http.dialects.port import Answer, Asked, ById, Dialect, Eve
 from streams.gateway.http.sse import SseResponse, departed
 from streams.gateway.http.whole import Gathered, told_whole
 from streams.gateway.idempotency.keyed import Keyed, understood
+from streams.gateway.queues import waits
 from streams.gateway.request_headers import api_key_of, idempotency_key_of, traceparent_of
 from streams.gateway.service.earlier_turns import HELD_PER_BYTE
 from streams.gateway.service.keys import Principal
@@ -111,7 +113,7 @@ class Answering:
                 return self._streaming(follower, first, headers, dialect.events(asked, opening), is_back=is_back)
             if first is None or (asked.background and not (has_key and follower.end is not None)):
                 assert state is not None, "only a dialect that can tell it takes such a request"
-                snapshot = Snapshot(response_id, follower.started, None, 0, None)
+                snapshot = self._in_its_queue(Snapshot(response_id, follower.started, None, 0, None))
                 return json_response(json_bytes(state(snapshot, asked)), headers)
             return await self._whole(follower, first, headers, dialect, asked, has_key=has_key)
         finally:
@@ -144,11 +146,26 @@ class Answering:
         self, follower: Follower, first: Event | None, headers: dict[str, str], events: Events, *, is_back: bool = False
     ) -> Response:
         follower.is_handed_over = True
+        headers = {**headers, **self._queue_headers(follower)}
         return SseResponse(
             follower, events, first=first, headers=headers, metrics=self._gateway.metrics,
-            release=lambda: self._gateway.release(follower), stall_s=self._settings.viewer_stall_ms / 1_000,
-            is_back=is_back,
+            queues=self._gateway.queues, release=lambda: self._gateway.release(follower),
+            stall_s=self._settings.viewer_stall_ms / 1_000, is_back=is_back,
         )  # fmt: skip
+
+    def _queue_headers(self, follower: Follower) -> dict[str, str]:
+        """Where a response stands that waits, for clients that read nothing of a stream but its events."""
+        started = follower.started
+        if started is None or not waits(follower) or (place := self._gateway.queues.place(started)) is None:
+            return {}
+        wait = {} if place.wait_ms is None else {"x-queue-wait-ms": str(place.wait_ms)}
+        return {"x-queue-before": str(place.before), **wait}
+
+    def _in_its_queue(self, snapshot: Snapshot) -> Snapshot:
+        """With its place there, while it has said nothing."""
+        if snapshot.started is None or snapshot.sequence_number or snapshot.terminal is not None:
+            return snapshot
+        return replace(snapshot, place=self._gateway.queues.place(snapshot.started))
 
     async def _whole(
         self, follower: Follower, first: Event, headers: dict[str, str], dialect: Dialect[Asked], asked: Asked, *,
@@ -277,6 +294,7 @@ class Answering:
         self, principal: Principal, snapshot: Snapshot, dialect: ById[Any], share: ExitStack, held: Hold
     ) -> Response:
         """Vectors are told in their own format alone."""
+        snapshot = self._in_its_queue(snapshot)
         told = snapshot if isinstance(dialect, Embeddings) else without_vectors(snapshot)
         tenant_id, size_bytes = principal.tenant.tenant_id, memory_bytes(told.spans or ())
         return await told_whole(self._gateway, tenant_id, size_bytes, lambda: dialect.state(told), share, held)

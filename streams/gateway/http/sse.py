@@ -11,10 +11,11 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.dialects.port import Events, Told
+from streams.gateway.http.silence import Silence
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.queues import Queues
 from streams.gateway.timing import Timing
 
-KEEP_ALIVE_S = 15.0
 LAST_SEND_TIMEOUT_S = 10.0
 PIECE_BYTES = 65_536
 """Of what is long a viewer holds no more at once than this, and what its transport takes."""
@@ -31,6 +32,7 @@ class SseResponse(StreamingResponse):
         first: Event | None,
         headers: dict[str, str],
         metrics: GatewayMetrics,
+        queues: Queues,
         release: Callable[[], None],
         stall_s: float,
         is_back: bool = False,
@@ -43,6 +45,7 @@ class SseResponse(StreamingResponse):
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **headers},
         )  # fmt: skip
         self._timing = Timing(metrics, follower, is_back=is_back)
+        self._silence = Silence(queues, follower, events)
         self._release = release
         self._stall_s = stall_s
 
@@ -59,27 +62,29 @@ class SseResponse(StreamingResponse):
             departure.cancel()
             body.cancel()
             await asyncio.gather(body, departure, return_exceptions=True)
+            self._silence.end()
             self._release()
         if not body.cancelled() and (error := body.exception()) is not None:
             raise error
 
     async def _stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        follower, events = self._follower, self._events
-        event = self._first
+        follower, events, silence = self._follower, self._events, self._silence
+        event, patience_s = self._first, silence.patience_s
         accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
         data: Told
         while True:
             if event is None:
                 if follower.has_left:
                     return
-                data = events.keep_alive
+                data, patience_s = silence.told(), silence.patience_s
             elif type(event) is Span:
                 self._timing.delivered(event, accepted_at_ms)
                 data = events.span(event)
             elif type(event) is Started:
                 accepted_at_ms = event.accepted_at_ms
-                data = events.begin(event)
+                data = _both(events.begin(event), silence.begun(event))
+                patience_s = silence.patience_s
             elif type(event) is Terminal:
                 self._timing.ended(accepted_at_ms)
                 await self._finish(send, events.terminal(event))
@@ -89,7 +94,7 @@ class SseResponse(StreamingResponse):
                 await self._finish(send, events.closed(event.reason))
                 return
             if not data:
-                event = await follower.next(KEEP_ALIVE_S)
+                event = await follower.next(patience_s)
                 continue
             for piece in (data,) if isinstance(data, bytes) else pieces(data):
                 message = {"type": "http.response.body", "body": piece, "more_body": True}
@@ -102,7 +107,7 @@ class SseResponse(StreamingResponse):
                         await send(message)
                 except TimeoutError:
                     return
-            event = await follower.next(KEEP_ALIVE_S)
+            event = await follower.next(patience_s)
 
     async def _finish(self, send: Send, data: Told) -> None:
         if not isinstance(data, bytes):
@@ -113,6 +118,12 @@ class SseResponse(StreamingResponse):
             data = b""
         async with asyncio.timeout(LAST_SEND_TIMEOUT_S):
             await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def _both(told: Told, more: bytes) -> Told:
+    if not more:
+        return told
+    return told + more if isinstance(told, bytes) else (*told, more)
 
 
 def pieces(told: tuple[bytes, ...]) -> Iterator[bytes]:

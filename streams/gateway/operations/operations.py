@@ -9,12 +9,13 @@ from typing import Final
 import structlog
 
 from schemas.endings import ENDINGS, EndingCode
-from schemas.request import LANES
+from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
 from streams.clocks import monotonic_ms, now_ms
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.operations.eyes import Eyes, groups_of, shown_topics
 from streams.gateway.operations.flow import Look, per_second, within_window, written_per_second
+from streams.gateway.operations.lane_queues import LaneQueues, lane_queues
 from streams.gateway.operations.recent import WINDOW_MS, RecentAnswers
 from streams.gateway.operations.snapshot import (
     EndingCount,
@@ -63,6 +64,7 @@ class Operations:
         self._asked_at_ms = 0
         self._looks: deque[Look] = deque(maxlen=MAX_LOOKS)
         self._workers: Sequence[WorkerState] = ()
+        self._queues: Mapping[tuple[str, Lane], LaneQueues] = {}
         self._failed = False
 
     def now(self) -> OperationsNow:
@@ -106,11 +108,14 @@ class Operations:
     def _lane_flows(self, rates: Mapping[str, float], lag: Lag) -> list[LaneFlow]:
         behind = {topic: records for topics in lag.values() for topic, records in topics.items()}
         return [
-            LaneFlow(pool=pool, lane=lane, records_per_s=rates.get(name), open=behind.get(name, 0))
+            LaneFlow(
+                pool=pool, lane=lane, records_per_s=rates.get(name), open=behind.get(name, 0),
+                **self._queues.get((pool, lane), LaneQueues())._asdict(),
+            )
             for pool in self._topics.pools
             for lane in LANES
             for name in (self._topics.lane(pool, lane).name,)
-        ]
+        ]  # fmt: skip
 
     def _own_name(self, topic: str) -> str:
         return topic.removeprefix(f"{self._region}.")
@@ -166,6 +171,11 @@ class Operations:
                     self._looks.append(Look(monotonic_ms(), sight, self._hub.delivered_tokens))
                     newest = sorted(eyes.workers.values(), key=lambda each: each.beat_at_ms)[-MAX_WORKERS:]
                     self._workers = sorted(newest, key=lambda each: each.worker_id)
+                    self._queues = {
+                        (pool, lane): lane_queues(pool, lane, eyes.workers, eyes.drains, now_ms())
+                        for pool in self._topics.pools
+                        for lane in LANES
+                    }
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             if eyes is not None:

@@ -33,6 +33,11 @@ class LaneFlow(_Part):
     lane: Lane
     records_per_s: Rate
     open: int = Field(description="Requests whose end is not committed: they wait, or are being answered.")
+    waiting: int | None = Field(description="Of these, in front of engines; null where no worker says.")
+    left_per_s: float | None = Field(
+        description="So many a second have left that queue of late, while something waited; null: not measured."
+    )
+    wait_ms: int | None = Field(description="That one that comes now would wait, about; null: not measured.")
 
 
 class WorkerNow(_Part):

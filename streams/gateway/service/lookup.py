@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from schemas.responses import Started, Terminal
 from streams.clocks import now_ms
@@ -15,6 +15,7 @@ from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.service.keys import Principal
 from streams.gateway.service.refusals import not_found, replay_unavailable
 from streams.ids import ResponseIds, parse_response_id
+from streams.queue_place import QueuePlace
 from streams.topics import Topics
 
 
@@ -27,6 +28,13 @@ class Snapshot:
     spans: list[Span] | None
     sequence_number: int
     terminal: Terminal | None
+    place: QueuePlace | None = None
+    """Where it stands in its worker's queue."""
+
+    @property
+    def queue(self) -> dict[str, Any]:
+        """A field of its object in every format, while it waits for others; about, and never more than before."""
+        return {} if self.place is None else {"queue": self.place._asdict()}
 
     @property
     def created_s(self) -> int:

@@ -18,6 +18,7 @@ from streams.gateway.history.store import History
 from streams.gateway.idempotency.keyed import Keyed
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.queues import Queues
 from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
@@ -67,6 +68,7 @@ class Gateway:
         keeper: Keeper,
         keys: TendedKeys,
         conversations: TendedConversations,
+        queues: Queues,
         tracing: Tracing | None = None,
         follows: Follows | None = None,
         watches: Watches | None = None,
@@ -77,6 +79,7 @@ class Gateway:
         self.catalog = catalog
         self.hub = hub
         self.metrics = metrics
+        self.queues = queues
         self.keys = Keys(directory, settings.keyring(Purpose.BROWSER_TOKENS), settings.region)
         self.shares = TenantShares(settings.gateway.tenant_share)
         self._history = history

@@ -30,7 +30,6 @@ from schemas.websocket import (
     Pong,
     RequestMessage,
     ResumeMessage,
-    StartedMessage,
 )
 from streams.clocks import monotonic_ms
 from streams.dialects.json_body import is_large, parsed_bytes
@@ -53,7 +52,7 @@ from streams.gateway.websocket.protocol import Frames
 from streams.gateway.websocket.refusal import code_of, invalid, refusal
 from streams.gateway.websocket.refused_asks import RefusedAsks
 from streams.gateway.websocket.shown_key import ShownKey
-from streams.gateway.websocket.watched import Watched, terminal_message
+from streams.gateway.websocket.watched import Watched, started_message, terminal_message
 
 AUTH_TIMEOUT_S = 10.0
 MAX_RESPONSES_PER_SOCKET = 1_000
@@ -352,6 +351,7 @@ class Socket:
     def _unwatch(self, watched: Watched) -> None:
         self._watched.pop(watched.response_id, None)
         watched.follower.listen(None)
+        self._gateway.queues.leave(watched.waiter)
         if watched.request_id is not None:
             self._requests.discard(watched.request_id)
         self._gateway.release(watched.follower)
@@ -395,6 +395,10 @@ class Socket:
         if len(self._outbox) >= MAX_QUEUED_MESSAGES:
             self._room.clear()
         self._rouse()
+
+    def _say_if_room(self, message: BaseModel) -> None:
+        if len(self._outbox) < MAX_QUEUED_MESSAGES:
+            self._say(message)
 
     def _refuse(
         self, error: RequestError | ApiError, request_id: str | None = None, response_id: str | None = None
@@ -468,11 +472,8 @@ class Socket:
                 self._start(self._catch_up(watched))
             case Started():
                 watched.accepted_at_ms = event.accepted_at_ms
-                self._say(StartedMessage(
-                    response_id=response_id, model=event.model, requested_model=event.requested_model,
-                    prompt_tokens=event.prompt_tokens, accepted_at_ms=event.accepted_at_ms,
-                    deadline_ms=event.deadline_ms,
-                ))  # fmt: skip
+                self._say(started_message(response_id, event))
+                watched.wait(self._gateway.queues, event, self._say_if_room)
             case Terminal():
                 watched.timing.ended(watched.accepted_at_ms)
                 self._say(terminal_message(response_id, event))

@@ -1,10 +1,12 @@
 """One response on a socket: its deltas as frames, and how it ends."""
 
+from collections.abc import Callable
+
 from orjson import dumps
 
 from schemas.endings import ENDINGS
-from schemas.responses import Terminal
-from schemas.websocket import ErrorBody, TerminalMessage, UsageBody
+from schemas.responses import Started, Terminal
+from schemas.websocket import ErrorBody, QueuedMessage, StartedMessage, TerminalMessage, UsageBody
 from streams.dialects.names import OF_CHATS
 from streams.dialects.openai_completion import finish_reason, usage_object
 from streams.dialects.openai_error import terminal_error
@@ -12,9 +14,11 @@ from streams.dialects.openai_logprobs import token_objects
 from streams.dialects.tool_calls import call_id
 from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span
+from streams.gateway.queues import Queues, Waiter
 from streams.gateway.service.refusals import retry_advice_of
 from streams.gateway.timing import Timing
 from streams.gateway.websocket.protocol import text_frame
+from streams.queue_place import QueuePlace
 
 _KINDS = {"content": b'"content"', "reasoning": b'"reasoning"', "embedding": b'"embedding"'}
 
@@ -37,10 +41,17 @@ def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
     )
 
 
+def started_message(response_id: str, started: Started) -> StartedMessage:
+    return StartedMessage(
+        response_id=response_id, model=started.model, requested_model=started.requested_model,
+        prompt_tokens=started.prompt_tokens, accepted_at_ms=started.accepted_at_ms, deadline_ms=started.deadline_ms,
+    )  # fmt: skip
+
+
 class Watched:
     """One response on a socket."""
 
-    __slots__ = ("accepted_at_ms", "delta_head", "follower", "queued", "request_id", "response_id", "timing")
+    __slots__ = ("accepted_at_ms", "delta_head", "follower", "queued", "request_id", "response_id", "timing", "waiter")
 
     def __init__(self, response_id: str, follower: Follower, request_id: str | None, timing: Timing) -> None:
         self.response_id = response_id
@@ -48,8 +59,20 @@ class Watched:
         self.request_id = request_id
         self.timing = timing
         self.queued = False
+        self.waiter: Waiter | None = None
+        """While others are before it."""
         self.accepted_at_ms = follower.started.accepted_at_ms if follower.started else 0
         self.delta_head = b'{"type":"delta","response_id":"%b","first_sequence":' % response_id.encode()
+
+    def wait(self, queues: Queues, started: Started, say: Callable[[QueuedMessage], None]) -> None:
+        """Says where it stands, now and as that changes, until it is unwatched or has come to its turn."""
+
+        def tell(place: QueuePlace) -> None:
+            say(QueuedMessage(response_id=self.response_id, before=place.before, wait_ms=place.wait_ms))
+
+        self.waiter = queues.enter(started, self.follower, tell)
+        if self.waiter is not None and self.waiter.place is not None:
+            tell(self.waiter.place)
 
     def delta(self, span: Span) -> bytes:
         first, last, choice, kind, text, _, emitted_at_us, _, logprobs = span

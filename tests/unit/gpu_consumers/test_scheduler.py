@@ -10,6 +10,7 @@ from gpu_consumers.core.fair_queue import Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.scheduler import LARGE, Given, Scheduler, Sizes
 from schemas.request import LANES, Lane
+from schemas.worker import LaneQueue
 from streams.lane_policy import LANE_POLICIES
 
 MAX_CHOICES = 9
@@ -35,6 +36,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(sizes)
         self.floors = {lane: int(POLICIES.of(lane).floor * sizes.batch) for lane in LANES}
         self.begun_at_ms = dict.fromkeys(LANES, 0)
+        self.left: list[Queued] = []
+        """For the engine, or for good."""
 
     def held(self) -> Held:
         held = Held()
@@ -83,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.in_engine += [given] * given.item.slots
             self.silent.add(given.item.response_id)
             self.begun_at_ms[given.item.lane] = self.now_ms
+            self.left.append(given.item)
         self.judge_who_waits()
 
     def judge(self, given: Given) -> None:
@@ -136,13 +140,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def it_says_something(self, data: st.DataObject) -> None:
         self.silent.remove(data.draw(st.sampled_from(sorted(self.silent))))
 
-    @rule(which=st.integers(0, 60))
-    def remove(self, which: int) -> None:
+    @rule(which=st.integers(0, 60), is_moved=st.booleans())
+    def remove(self, which: int, is_moved: bool) -> None:
         name = str(which)
         expected = next((queued for queued in self.model if queued.response_id == name), None)
-        assert self.scheduler.remove(name) == expected
+        assert self.scheduler.remove(name, is_moved=is_moved) == expected
         if expected is not None:
             self.model.remove(expected)
+            self.left += [] if is_moved else [expected]
 
     @rule(passed_ms=st.sampled_from([1, 150, 6_000, 70_000]))
     def time_passes(self, passed_ms: int) -> None:
@@ -161,6 +166,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for lane in LANES:
             in_lane = [queued for queued in self.model if queued.lane is lane]
             assert self.scheduler.waiting()[lane] == len(in_lane)
+            left = [queued.tokens for queued in self.left if queued.lane is lane]
+            assert self.scheduler.queues()[lane] == LaneQueue(
+                waiting=len(in_lane), left=len(left), left_tokens=sum(left)
+            )
             oldest_ms = self.now_ms - in_lane[0].queued_at_ms if in_lane else 0
             assert self.scheduler.oldest_waiting_ms(self.now_ms)[lane] == oldest_ms
 

@@ -10,6 +10,7 @@ from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending, Fence, Frame
 from schemas.request import LANES, Lane, ReplyTo
 from schemas.usage import USAGE, ComputeRecord
+from schemas.worker import LaneQueue
 from streams.log.port import TopicPartition
 from tests.unit.gpu_consumers.fleet import NOW_MS, SCOPE, TOPICS, Fleet, check
 
@@ -226,4 +227,20 @@ def test_the_heartbeat_says_what_waits_and_what_is_consumed() -> None:
     assert (state.running, state.waiting, state.queued_tokens) == (1, 2, 208)
     assert (state.queued_of, state.waiting_of) == ({"acme": 208}, {"acme": 2})
     assert state.oldest_waiting_ms == 180
+    assert state.queues[Lane.STANDARD] == LaneQueue(waiting=2, left=1, left_tokens=104)
+    assert state.queues[Lane.BATCH] == LaneQueue()
+    assert worker.core.state("ready", EngineStats(), 0.0, True, 10**14).counts_since_ms == state.counts_since_ms > 0
     assert state.lane_partitions == {lane: [0, 1] for lane in LANES}
+
+
+def test_what_another_worker_goes_on_with_has_not_left_the_queue() -> None:
+    """Else whoever waits would be told that it is next, and the queue would seem to empty fast."""
+    fleet = Fleet("a", max_running=1)
+    for _ in range(3):
+        fleet.region.request(max_tokens=100)
+    fleet.run(200)
+    [worker] = fleet.all
+    lane = TOPICS.lane("pool", Lane.STANDARD)
+    worker.core.revoked([TopicPartition(lane.name, number) for number in range(lane.partitions)])
+    state = worker.core.state("ready", EngineStats(), 50.0, True, fleet.region.now_ms)
+    assert state.queues[Lane.STANDARD] == LaneQueue(waiting=0, left=1, left_tokens=104)

@@ -21,6 +21,7 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.openai import OpenAiRefusals
 from streams.gateway.http.dialects.port import Answer, Events, Opening, Told
 from streams.gateway.service.lookup import Snapshot
+from streams.queue_place import QueuePlace
 
 _STATUSES: Final = {EndingCode.COMPLETED: "completed", EndingCode.CANCELLED: "cancelled"}
 
@@ -69,6 +70,7 @@ class Embeddings(OpenAiRefusals):
             error = terminal_error(terminal, self.names)["error"]
         return {
             **told,
+            **snapshot.queue,
             "id": snapshot.response_id,
             "status": _STATUSES.get(terminal.code, "failed") if terminal else snapshot.running_status,
             "error": error,
@@ -103,6 +105,9 @@ class WordsAlone(Events):
 
     def begin(self, started: Started) -> Told:
         return self._others.begin(started)
+
+    def queued(self, place: QueuePlace) -> bytes:
+        return self._others.queued(place)
 
     def span(self, span: Span) -> Told:
         return b"" if span.kind == "embedding" else self._others.span(span)

@@ -19,6 +19,7 @@ from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.openai import RETRY_MS
 from streams.gateway.http.dialects.port import Answer, Events, Failure, Opening
 from streams.gateway.service.lookup import Snapshot
+from streams.queue_place import QueuePlace
 
 
 class MessageEvents:
@@ -42,6 +43,10 @@ class MessageEvents:
             return b""
         self._has_begun = True
         return self._framed(self._writer.start(started.model, started.prompt_tokens))
+
+    def queued(self, place: QueuePlace) -> bytes:
+        """Anthropic's packages pass pings over, whatever they hold."""
+        return b"event: ping\ndata: %b\n\n" % event_json({"type": "ping", "queue": place._asdict()})
 
     def span(self, span: Span) -> bytes:
         if span.choice:
@@ -128,6 +133,7 @@ class Messages:
         )
         return {
             **message,
+            **snapshot.queue,
             "status": status_of(terminal) if terminal else snapshot.running_status,
             "sequence_number": snapshot.sequence_number,
             "code": terminal.code.value if terminal else None,
@@ -168,7 +174,7 @@ def _failure_of(terminal: Terminal) -> Failure:
 
 
 def _error(failure: Failure, request_id: str = "") -> dict[str, Any]:
-    return error_object(failure.status, failure.code, failure.message, failure.param, request_id)
+    return error_object(failure.status, failure.code, failure.message, failure.param, request_id, failure.reason)
 
 
 MESSAGES = Messages()

@@ -26,6 +26,7 @@ from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.http.dialects.port import Answer, Failure, Opening
 from streams.gateway.service.lookup import Snapshot
+from streams.queue_place import QueuePlace
 
 RETRY_MS = 1_000
 _LIMIT_HEADERS = {
@@ -41,6 +42,14 @@ def keep_alive(*, with_ids: bool) -> bytes:
     sent it would be an event of its own to parsers that keep the last id, and a comment line is not.
     """
     return b": keep-alive\n" if with_ids else b"\n\n"
+
+
+def queue_comment(place: QueuePlace, *, with_ids: bool) -> bytes:
+    """For those who take comments. All are told it in headers."""
+    if not with_ids:
+        return b""
+    wait = b"" if place.wait_ms is None else b" wait_ms=%d" % place.wait_ms
+    return b": queued before=%d%b\n" % (place.before, wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class OpenAiRefusals:
     most_values = MAX_VALUES
 
     def error(self, failure: Failure) -> dict[str, Any]:
-        return error_object(failure.code, failure.message, failure.error_type, failure.param)
+        return error_object(failure.code, failure.message, failure.error_type, failure.param, failure.reason)
 
     def limit_headers(self, limits: Mapping[str, int], at_ms: int) -> dict[str, str]:
         """`x-ratelimit-*`; figures without one are left out."""
@@ -117,6 +126,7 @@ class OpenAiDialect(OpenAiRefusals, ABC):
             error = terminal_error(terminal, self.names)["error"]
         return {
             **state,
+            **snapshot.queue,
             "metadata": echoed(snapshot.echo).get("metadata") or {},
             "status": status_of(terminal) if terminal else snapshot.running_status,
             "sequence_number": snapshot.sequence_number,
@@ -149,6 +159,9 @@ class OpenAiEvents(Generic[_Writer]):
             prompt_tokens=started.prompt_tokens if self._form.usage_so_far else None,
         )  # fmt: skip
         return b""
+
+    def queued(self, place: QueuePlace) -> bytes:
+        return queue_comment(place, with_ids=self._form.with_ids)
 
     def terminal(self, terminal: Terminal) -> bytes:
         """What the last chunk is has the terminal's number: who was cut off before it is given the others again."""

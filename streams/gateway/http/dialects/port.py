@@ -11,6 +11,7 @@ from streams.dialects.neutral import NeutralRequest
 from streams.gateway.closing import CloseReason
 from streams.gateway.fan_out.spans import Span
 from streams.gateway.service.lookup import Snapshot
+from streams.queue_place import QueuePlace
 
 Asked = TypeVar("Asked", bound=NeutralRequest)
 Told = bytes | tuple[bytes, ...]
@@ -46,7 +47,7 @@ class Answer:
 class Failure:
     """Why there is no answer, in the words of the catalogue: `error_type` and `code` are OpenAI's or our own.
 
-    `request_id` is what the answer's header says, as far as that is known.
+    `request_id` is what the answer's header says, as far as that is known; `reason` as a terminal has it.
     """
 
     status: int
@@ -56,6 +57,7 @@ class Failure:
     param: str | None = None
     response_id: str = ""
     request_id: str = ""
+    reason: str | None = None
 
     @classmethod
     def of_refused(cls, code: EndingCode, message: str, param: str | None) -> "Failure":
@@ -68,7 +70,10 @@ class Failure:
         """In the words of a dialect that calls the fields of a request so; the catalogue's where it carries none."""
         rule = ENDINGS[terminal.code]
         message, param = in_words_of(names, terminal.message or rule.message, terminal.param)
-        return cls(rule.status, terminal.code.value, message, rule.error_type, param, terminal.response_id)
+        return cls(
+            rule.status, terminal.code.value, message, rule.error_type, param, terminal.response_id,
+            reason=terminal.reason,
+        )  # fmt: skip
 
 
 class Events(Protocol):
@@ -78,6 +83,10 @@ class Events(Protocol):
 
     def begin(self, started: Started) -> Told:
         """May come first, or behind nothing at all: who resumes late is not told."""
+        ...
+
+    def queued(self, place: QueuePlace) -> bytes:
+        """Where it stands in a queue; nothing for a client that may not take it for what it is."""
         ...
 
     def span(self, span: Span) -> Told:

@@ -14,9 +14,10 @@ from streams.dialects.responses.output import Output
 from streams.dialects.responses.telling import Telling
 from streams.gateway.closing import CLOSINGS, CloseReason
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.http.dialects.openai import OpenAiRefusals, keep_alive
+from streams.gateway.http.dialects.openai import OpenAiRefusals, keep_alive, queue_comment
 from streams.gateway.http.dialects.port import Answer, Opening, Told
 from streams.gateway.service.lookup import Snapshot
+from streams.queue_place import QueuePlace
 
 
 class ResponseEvents:
@@ -26,9 +27,13 @@ class ResponseEvents:
         after = -1 if opening.after is None else opening.after
         self._writer = EventWriter(telling, about, after=after, with_ids=opening.with_ids)
         self.keep_alive = keep_alive(with_ids=opening.with_ids)
+        self._with_ids = opening.with_ids
 
     def begin(self, started: Started) -> Told:
         return self._writer.begin(started)
+
+    def queued(self, place: QueuePlace) -> bytes:
+        return queue_comment(place, with_ids=self._with_ids)
 
     def span(self, span: Span) -> Told:
         if span.choice:
@@ -76,7 +81,8 @@ class Responses(OpenAiRefusals):
             about = _about(snapshot.response_id, snapshot.created_s, asked.model if asked else "", asked)
         if snapshot.terminal is not None:
             return ended_object(about, output, snapshot.terminal)
-        return running_object(about, snapshot.running_status if asked is None else "queued", output)
+        status = snapshot.running_status if asked is None else "queued"
+        return {**running_object(about, status, output), **snapshot.queue}
 
     def seen(self, number: int) -> int:
         return seen(number)

@@ -14,6 +14,7 @@ from agents.admission.publisher import PublishFailed
 from agents.admission.routing import QueueBound
 from agents.admission.stages import FUSED, STAGES, Stage
 from schemas.endings import EndingCode
+from schemas.generated import Opened, QueueAhead
 from schemas.request import LANES, Sampling
 from streams.directory import Limits, SafetyPolicy
 from streams.log.port import LogRecord
@@ -38,6 +39,19 @@ async def test_only_who_will_be_refused_asks_again(
     await world.pipeline.handle_request(world.record(world.request(text)))
     assert calls == asked
     assert [ending.code for ending in world.log.endings] == ([ended] if ended else [])
+
+
+@pytest.mark.parametrize("stages", [FUSED, STAGES], ids=["fused", "stage by stage"])
+async def test_what_it_finds_before_it_is_told_where_it_is_routed_and_not_again(
+    world: World, stages: Sequence[Stage]
+) -> None:
+    world.beat(queues={"standard": {"waiting": 4, "left": 9}, "batch": {"waiting": 50}}, counts_since_ms=7)
+    record = world.record(world.request())
+    await world.pipeline.handle_request(record, stages)
+    await world.pipeline.handle_request(record, stages)
+    (_, first), (_, again) = world.log.of(Opened, "local.generated")
+    assert first.queued == QueueAhead(worker_id="worker-1", before=4, wait_ms=None, left=9, counts_since_ms=7)
+    assert again.queued is None
 
 
 async def test_a_tenant_beyond_its_limits_hears_that_and_not_the_phrase(world: World) -> None:
@@ -99,12 +113,14 @@ class Step:
     store_fails: int
     queued_tokens: int
     denies: bool
+    waiting: int
 
 
 STEPS = st.lists(
     st.builds(
         Step, st.integers(0, 7), st.sampled_from([None, None, 0, 1]), st.sampled_from([0, 0, 300, 5_000, 90_000]),
         st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 0, 180, 10**6]), st.booleans(),
+        st.sampled_from([0, 3]),
     ),
     max_size=25,
 )  # fmt: skip
@@ -122,7 +138,10 @@ async def lived(stages: Sequence[Stage], steps: Sequence[Step], response_ids: Se
         for worker, partition in (("worker-1", 2), ("worker-2", 3)):
             lanes = {lane: [partition] for lane in LANES}
             queued = step.queued_tokens if worker == "worker-1" else 0
-            world.beat(worker, queued_tokens=queued, lane_partitions=lanes, home_partitions=[partition + 3])
+            world.beat(
+                worker, queued_tokens=queued, lane_partitions=lanes, home_partitions=[partition + 3],
+                queues={lane: {"waiting": step.waiting} for lane in LANES},
+            )  # fmt: skip
         world.quota.failures = step.store_fails
         world.log.fail_after = None if step.writes is None else len(world.log.records) + step.writes
         if step.number not in requests:

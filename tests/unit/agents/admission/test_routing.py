@@ -14,8 +14,10 @@ from agents.admission.routing import (
     drain_ms,
     overloaded,
 )
+from schemas.generated import QueueAhead
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
+from streams.drain import Drain
 
 NOW = 1_790_000_000_000
 
@@ -178,9 +180,39 @@ def test_without_a_worker_nothing_is_known_to_be_full() -> None:
     assert not overloaded([], Lane.BATCH, QueueBound(tokens=1, answers=1))
 
 
-@given(st.integers(0, 10**7), st.floats(0, 10**5))
-def test_retry_advice_stays_within_its_bounds(queued: int, speed: float) -> None:
-    assert 1_000 <= drain_ms([Load(worker(queued_tokens=queued, tokens_per_second=speed))]) <= 30_000
+@given(st.integers(0, 10**7), st.floats(0, 10**5), st.none() | st.floats(0, 10**5))
+def test_retry_advice_stays_within_its_bounds(queued: int, speed: float, drained: float | None) -> None:
+    drain = None if drained is None else Drain(1.0, drained)
+    load = Load(worker(queued_tokens=queued, tokens_per_second=speed), drain=drain)
+    assert 1_000 <= drain_ms([load]) <= 30_000
+
+
+def beats(view: WorkersView, left_each_s: int, *, queued_tokens: int, seconds: int = 10) -> list[Load]:
+    """What a router knows of a worker whose queue is full all the time and that takes so many tokens a second of it."""
+    for second in range(seconds + 1):
+        queue = {"waiting": 50, "left": second, "left_tokens": second * left_each_s}
+        state = worker(
+            beat_at_ms=NOW + second * 1_000, queued_tokens=queued_tokens, tokens_per_second=1_000,
+            queues={"standard": queue},
+        )  # fmt: skip
+        view.update("worker-1", state)
+    return view.live("default", NOW + seconds * 1_000)
+
+
+def test_retry_advice_goes_by_how_fast_the_queue_has_emptied() -> None:
+    """Not by what engines generate: answers end earlier than they may, and prompts are read faster."""
+    assert drain_ms(beats(WorkersView(), 4_000, queued_tokens=80_000)) == 5_000
+    assert drain_ms(beats(WorkersView(), 1_000, queued_tokens=80_000)) == 20_000
+    assert drain_ms(beats(WorkersView(), 0, queued_tokens=80_000)) == 30_000, "nothing gets by: as late as may be"
+    assert drain_ms(beats(WorkersView(), 4_000, queued_tokens=8_000, seconds=1)) == 2_000, "not measured yet"
+    assert drain_ms([Load(worker(queued_tokens=80_000))]) == 5_000, "nothing is known"
+
+
+def test_retry_advice_is_the_whole_pools() -> None:
+    [slow] = beats(WorkersView(), 1_000, queued_tokens=40_000)
+    [fast] = beats(WorkersView(), 3_000, queued_tokens=40_000)
+    idle = Load(worker("worker-3"))
+    assert drain_ms([slow, fast, idle]) == 5_000
 
 
 @given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.text(min_size=1))
@@ -200,3 +232,46 @@ def test_a_lane_of_which_all_is_held_up_has_no_room_and_the_others_have() -> Non
     loads = [Load(worker(lane_partitions={"batch": [0]}, held_up={"standard": [0, 1]}))]
     bound = QueueBound(10**6, 10**6)
     assert [overloaded(loads, lane, bound) for lane in LANES] == [False, True, False]
+
+
+def test_a_request_is_told_what_it_finds_before_it() -> None:
+    view = WorkersView()
+    queues = {
+        "interactive": {"waiting": 2, "left": 10}, "standard": {"waiting": 3, "left": 20},
+        "batch": {"waiting": 9, "left": 30},
+    }  # fmt: skip
+    view.update("worker-1", worker(queues=queues, counts_since_ms=7))
+    assert view.queued("worker-1", Lane.INTERACTIVE) == QueueAhead(
+        worker_id="worker-1", before=2, wait_ms=None, left=10, counts_since_ms=7
+    )
+    view.routed("worker-1", "r1", Weight(1, lane=Lane.STANDARD), NOW)
+    view.routed("worker-1", "r2", Weight(1, lane=Lane.BATCH), NOW)
+    seen = [view.queued("worker-1", lane) for lane in LANES]
+    assert [(each.before, each.left) for each in seen if each is not None] == [(2, 10), (6, 30), (16, 60)]
+    assert view.queued(None, Lane.BATCH) is view.queued("worker-2", Lane.BATCH) is None
+
+
+def test_what_fills_free_slots_is_before_nobody() -> None:
+    view = WorkersView()
+    view.update("worker-1", worker(queues={lane: {} for lane in LANES}, max_running=4, running=2))
+    found = []
+    for number in range(5):
+        queued = view.queued("worker-1", Lane.STANDARD)
+        found.append((queued.before, queued.left) if queued is not None else None)
+        view.routed("worker-1", f"r{number}", Weight(1), NOW)
+    assert found == [None, None, None, (1, 2), (2, 2)]
+    view.not_routed("worker-1", "r0")
+    queued = view.queued("worker-1", Lane.STANDARD)
+    assert queued is not None
+    assert queued.before == 2
+    view.update("worker-1", worker(beat_at_ms=NOW + 1_000, max_running=4))
+    assert view.queued("worker-1", Lane.STANDARD) is None, "a worker of the release before does not say"
+
+
+def test_the_wait_is_by_what_left_its_lane_and_those_above_it() -> None:
+    view = WorkersView()
+    for second in range(5):
+        queues = {"interactive": {"waiting": 4, "left": 2 * second}, "batch": {"waiting": 4, "left": second}}
+        view.update("worker-1", worker(beat_at_ms=NOW + second * 1_000, queues=queues))
+    waits = [queued and queued.wait_ms for queued in (view.queued("worker-1", lane) for lane in LANES)]
+    assert waits == [2_500, 2_500, 3_000]

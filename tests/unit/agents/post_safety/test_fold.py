@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agents.safety.phrases import PhraseSet
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import EndingCode
+from schemas.generated import QueueAhead
 from schemas.responses import Started
 from streams.settings import PostSafetySettings
 from tests.unit.agents.post_safety.story import (
@@ -59,6 +60,14 @@ def test_the_figures_of_its_reservation_reach_who_waits_for_the_answer() -> None
         {"tokens_remaining": 7},
         {},
     ]
+
+
+def test_what_it_found_before_it_reaches_who_waits_for_the_answer() -> None:
+    world = World()
+    queued = QueueAhead(worker_id="worker-1", before=4, wait_ms=900, left=9, counts_since_ms=7)
+    world.write(opened("r1").model_copy(update={"queued": queued}), opened("r2"))
+    Member(world).run()
+    assert [record.queued for record in world.responses() if isinstance(record, Started)] == [queued, None]
 
 
 def test_the_first_token_leaves_at_once_and_later_ones_are_regrouped() -> None:

@@ -59,6 +59,7 @@ def test_a_refusal_is_answered_and_billed_at_nothing() -> None:
     assert (answer.terminal.sequence_number, answer.terminal.retry_after_ms) == (1, 900)
     assert answer.terminal.limits == {"limit": 5}
     assert answer.terminal.message == ENDINGS[EndingCode.RATE_LIMITED_TOKENS].message
+    assert answer.terminal.reason == "rejected-rate_limited_tokens"
     bill = answer.bill
     assert (bill.billable, bill.reserved_tokens, bill.uncached_input_tokens, bill.output_tokens) == (False, 0, 0, 0)
 
@@ -76,6 +77,7 @@ def test_the_prompt_is_billed_once_a_worker_took_it(code: EndingCode, taken: boo
     member.run(world.settings.unanswered_cancel_ms + 1_000)
     answer = world.answer("r1")
     assert answer.terminal.code is code
+    assert answer.terminal.reason == f"{'stopped' if taken else 'evicted'}-{code.value}"
     assert [(bill.attempts, bill.billable) for bill in answer.bills] == [(int(taken), taken)] * 2
     assert [bill.uncached_input_tokens for bill in answer.bills] == [10 if taken else 0, 0]
     assert sum(map(used_tokens, answer.bills)) == (10 if taken else 0), "settlement returns the rest of what was held"
@@ -109,9 +111,12 @@ def test_a_batch_result_is_a_whole_chat_completion() -> None:
     refused = world.answer("r2").result
     assert refused.error is not None
     assert (refused.custom_id, refused.error.code, refused.response) == ("job-2", "job_expired", None)
+    assert refused.error.reason == "rejected-job_expired"
     late = world.answer("r4").result
     assert late.error is not None
     assert (late.error.param, late.error.message) == ("response_format", "response_format: no.")
+    assert late.error.reason == "stopped-unsupported_parameter"
+    assert world.answer("r1").terminal.reason is None
     halted = world.answer("r3").result
     assert halted.response is not None
     assert halted.response.body["choices"][0]["message"]["content"] == "Mix"
@@ -186,3 +191,5 @@ def test_an_ending_that_may_be_tried_again_says_when_on_every_way(code: EndingCo
     else:
         assert advice[:2] == [None, None]
     assert advice[2] == 77
+    reasons = [(answer.terminal.reason, answer.result.error and answer.result.error.reason) for answer in answers]
+    assert reasons == [(f"{'stopped' if is_opened else 'rejected'}-{code.value}",) * 2] * 3

@@ -32,6 +32,7 @@ from streams.gateway.history.unavailable import HistoryUnavailable
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.tending import TendedKeys
 from streams.gateway.metrics import GatewayMetrics
+from streams.gateway.queues import Queues
 from streams.gateway.service.service import Gateway
 from streams.gateway.stored.keeper import Keeper
 from streams.gateway.stored.memory import MemoryStoredResponses
@@ -336,7 +337,7 @@ class World:
             SETTINGS, directory=Directory(), catalog=SettingsCatalog(SETTINGS), hub=self.hub, history=history,
             sender=mock.Mock(), ownership=self.pump, metrics=metrics,
             keeper=Keeper(StoredReplays(stored), history, SETTINGS.metadata, metrics),
-            keys=TendedKeys(MemoryIdempotencyKeys(), 1), follows=self.followed,
+            keys=TendedKeys(MemoryIdempotencyKeys(), 1), follows=self.followed, queues=Queues(mock.Mock()),
             conversations=TendedConversations(MemoryConversations(stored), Bounds(1, 1), DAY_MS),
         )  # fmt: skip
         self.gateway._patience._patience_ms = 0

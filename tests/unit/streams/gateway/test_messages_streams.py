@@ -13,7 +13,7 @@ from schemas.endings import EndingCode
 from schemas.generated import Kind
 from schemas.request import Request
 from streams.gateway.fan_out.spans import Span
-from streams.gateway.http import sse
+from streams.gateway.http import silence
 from streams.gateway.http.dialects.messages import MessageEvents
 from streams.gateway.http.dialects.port import Opening
 from tests.unit.streams.gateway.gateway_stack import (
@@ -27,7 +27,7 @@ from tests.unit.streams.gateway.messages_clients import HELLO, of_events, raw_st
 async def test_pings_keep_a_stream_alive_and_the_package_passes_over_them(
     stack: Stack, api: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(silence, "KEEP_ALIVE_S", 0.01)
     streaming = asyncio.ensure_future(raw_stream(stack))
     request = await stack.pipeline.next_request()
     asking = asyncio.ensure_future(api.messages.create(**HELLO, stream=True))

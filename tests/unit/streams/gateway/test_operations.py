@@ -88,7 +88,7 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
         _, request = await asyncio.gather(asked, answering)
         failing = http.post("/v1/chat/completions", json=HELLO)
         await asyncio.gather(failing, stack.pipeline.ends(EndingCode.OVERLOADED, message="SECRET-M"))
-        beat(stack, "worker-1", tokens_per_second=12.5)
+        beat(stack, "worker-1", tokens_per_second=12.5, queues={"standard": {"waiting": 4}})
         beat(stack, "worker-2")
         stack.log.append(stack.settings.topics.workers.name, b"no heartbeat", key="worker-3")
         stack.log.append(stack.settings.topics.workers.name, None, key="worker-2")
@@ -104,6 +104,8 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
     assert {(each["pool"], each["lane"]) for each in told["lanes"]} == {
         ("default", lane) for lane in ("interactive", "standard", "batch")
     }
+    [waits] = [each for each in told["lanes"] if each["waiting"]]
+    assert (waits["lane"], waits["waiting"], waits["left_per_s"], waits["wait_ms"]) == ("standard", 4, None, None)
     assert told["groups"] == [{"group": "admission", "topic": "requests", "lag": 2}]
     [worker] = told["workers"]
     assert (worker["worker_id"], worker["state"], worker["kv_blocks_used"]) == ("worker-1", "ready", 3)

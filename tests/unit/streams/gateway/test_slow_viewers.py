@@ -234,7 +234,7 @@ async def test_a_replay_to_a_deaf_sse_client_ends(redis_url: str) -> None:
         released: list[None] = []
         response = SseResponse(
             follower, ChatEvents(response_id, 0, "tiny", EventsForm(include_usage=False)), first=None, headers={},
-            metrics=gateway.metrics, release=lambda: released.append(None), stall_s=0.1,
+            metrics=gateway.metrics, queues=gateway.queues, release=lambda: released.append(None), stall_s=0.1,
         )  # fmt: skip
         async with asyncio.timeout(5):
             await response({"type": "http"}, stays, send)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from streams.gateway.http import sse
+from streams.gateway.http import silence
 from tests.unit.streams.dialects.recorded import RECORDED
 from tests.unit.streams.gateway.gateway_stack import Stack, until
 from tests.unit.streams.gateway.http_clients import HELLO, client
@@ -151,7 +151,7 @@ async def test_no_text_parts_an_event_for_who_reads_it_line_by_line(
 async def test_nothing_but_keep_alives_is_sent_before_the_first_text_and_no_parser_breaks_on_them(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, accept: str, reader: Callable[[], Stripping | Lines | Decoder]
 ) -> None:
-    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(silence, "KEEP_ALIVE_S", 0.01)
     reading = reader()
     async with client(stack, accept=accept) as http:
         asking = asyncio.ensure_future(stack.pipeline.next_request())

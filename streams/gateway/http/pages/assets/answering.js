@@ -2,7 +2,8 @@
  *
  *  An answer is a turn `{role: "assistant", content, reasoning, calls: [{id, name, arguments}], response_id, last,
  *  taken_up: [token numbers], branches, ended}`; `last` is the number of its last token, `ended` null while it runs, or
- *  `{code, finish_reason, usage, model, seconds, failure}`. `failure` is null or `{code, message, retry_after_ms}`.
+ *  `{code, finish_reason, usage, model, seconds, failure}`. `failure` is null or `{code, message, retry_after_ms}`, and
+ *  has a `reason` where the answer was asked for and came to nothing.
  *  `branches` are the responses that stand in its place in the conversation, itself among them once it has an id.
  */
 
@@ -73,6 +74,7 @@ export class Answering {
   }
 
   #run(conversation, answer, phase) {
+    // `queue`: who is before it, `{before, wait_ms}`, as it was told last.
     const run = {
       conversation,
       answer,
@@ -83,6 +85,7 @@ export class Answering {
       began_ms: phase === "sending" ? performance.now() : null,
       stopping: false,
       phase,
+      queue: null,
     };
     this.#runs.add(run);
     return run;
@@ -154,6 +157,9 @@ export class Answering {
       if (run.stopping) this.stop(run);
     } else if (message.type === "started") {
       if (!run.stopping && run.phase !== "continuing") run.phase = "answering";
+    } else if (message.type === "queued") {
+      run.queue = {before: message.before, wait_ms: message.wait_ms};
+      if (!run.stopping) run.phase = "queued";
     } else if (message.type === "delta") {
       if (message.sequence_number <= answer.last) return;
       grow(answer, message);
@@ -223,7 +229,8 @@ export class Answering {
 }
 
 function failure_of(message) {
-  return {code: message.error.code, message: message.error.message, retry_after_ms: message.retry_after_ms ?? null};
+  const {code, message: says, reason} = message.error;
+  return {code, reason, message: says, retry_after_ms: message.retry_after_ms ?? null};
 }
 
 function grow(answer, delta) {

@@ -5,7 +5,7 @@ import {CALCULATOR} from "./calculator.js";
 import {Refused} from "./calls.js";
 import {Connection} from "./connection.js";
 import {fresh} from "./conversations.js";
-import {$, count} from "./dom.js";
+import {$, about, count} from "./dom.js";
 import {cost_of, explained, money} from "./endings.js";
 import {Follower} from "./follow.js";
 import {lend} from "./lending.js";
@@ -66,12 +66,18 @@ function announce(text) {
   $("announcer").textContent = text;
 }
 
+function queued({queue}) {
+  if (!queue) return PHASES.queued;
+  return (queue.before ? `${count(queue.before)} before you` : "you are next") + about(queue.wait_ms);
+}
+
 function showStatus() {
   const run = current && answering.of(current);
   if (!connection) status("not connected");
   else if (run?.phase === "continuing" && connection.isOpen) {
     status(`reconnected, continuing at token ${count(run.answer.taken_up.at(-1) ?? run.answer.last)}`, "up");
   } else if (!connection.isOpen) status(run ? PHASES.reconnecting : "reconnecting …", "error");
+  else if (run?.phase === "queued") status(queued(run), "up");
   else status(run ? (PHASES[run.phase] ?? run.phase) : "connected", "up");
 }
 

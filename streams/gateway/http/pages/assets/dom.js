@@ -24,3 +24,10 @@ export function button(label, act, properties = {}) {
 
 /** "1,234" of 1234. */
 export const count = number => new Intl.NumberFormat("en").format(number);
+
+/** ", about 4 s"; nothing where it is not known. */
+export function about(wait_ms) {
+  if (wait_ms === null) return "";
+  const seconds = Math.ceil(wait_ms / 1000);
+  return seconds < 100 ? `, about ${seconds} s` : `, about ${Math.round(seconds / 60)} min`;
+}

@@ -79,12 +79,12 @@ export const MEANINGS = {
 /** Endings that are charged, with all that was generated. */
 export const BILLED = new Set(["completed", "cancelled", "safety_halted", "deadline_exceeded"]);
 
-/** `{title, advice, detail}` of a failure `{code, message, retry_after_ms}`. */
+/** `{title, advice, detail}` of a failure `{code, reason, message, retry_after_ms}`. */
 export function explained(failure) {
   const [title, advice] = MEANINGS[failure.code] ?? ["It did not work.", "Press “Try again”."];
   const seconds = Math.ceil((failure.retry_after_ms ?? 0) / 1000);
   const wait = seconds > 0 ? ` The service advises to wait ${seconds} s.` : "";
-  return {title, advice: advice + wait, detail: `${failure.message || ""} (${failure.code})`.trim()};
+  return {title, advice: advice + wait, detail: `${failure.message || ""} (${failure.reason ?? failure.code})`.trim()};
 }
 
 /** What a response has cost, in the currency of its model's prices; null where that is not known. */

@@ -1,6 +1,6 @@
 /** The dataflow as a picture: where requests go, how many a second, and what waits where. */
 
-import {count} from "./dom.js";
+import {about, count} from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 1120,
@@ -77,6 +77,11 @@ function column(x, height, rows) {
   });
 }
 
+/** Of a lane in which requests wait for engines, and one that comes now would. */
+function waits({waiting, wait_ms}) {
+  return `${count(waiting)} wait${about(wait_ms)}`;
+}
+
 function lag_of(now, group) {
   const lag = now.groups.filter(each => each.group === group).reduce((sum, each) => sum + each.lag, 0);
   return {lines: [now.groups.length ? `${count(lag)} behind` : "not seen yet"], more: {behind: lag >= BEHIND}};
@@ -93,7 +98,7 @@ export function draw_flow(place, now) {
   const rows = {
     lanes: lanes.map(each => ({
       title: each.lane,
-      lines: [each.pool.slice(0, 18), `${count(each.open)} open`],
+      lines: [each.pool.slice(0, 18), each.waiting ? waits(each) : `${count(each.open)} open`],
       more: {behind: each.open >= BEHIND},
     })),
     workers: workers.map(each => ({
@@ -145,7 +150,7 @@ export function draw_flow(place, now) {
     edge(post, billing, shown("usage")),
   ];
   const boxes = [...sources, admission, ...drawnLanes, ...drawnWorkers, post, gateway, settlement, billing];
-  const told = `Requests ${rate(per_second("requests"))} a second; ${lanes.map(each => `${each.lane} lane of ${each.pool}: ${each.open} open`).join("; ")}. The tables below say all of it.`;
+  const told = `Requests ${rate(per_second("requests"))} a second; ${lanes.map(each => `${each.lane} lane of ${each.pool}: ${each.open} open${each.waiting ? `, ${waits(each)}` : ""}`).join("; ")}. The tables below say all of it.`;
   place.replaceChildren(
     node(
       "svg",

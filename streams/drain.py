@@ -1,0 +1,82 @@
+"""How fast a worker's queue empties, by what its heartbeats say has left it. Pure: the time stands in them.
+
+Counted is the time between two heartbeats in both of which something waits. What a worker with free slots takes at once
+says nothing of how long a queue takes, nor does a worker that has nothing to take.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from schemas.request import LANES, Lane
+from schemas.worker import LaneQueue, WorkerState
+
+WINDOW_MS: Final = 30_000
+LEAST_MS: Final = 2_000
+"""Of such time: with less, nothing is measured."""
+MAX_BEATS: Final = 64
+
+AHEAD: Final[Mapping[Lane, tuple[Lane, ...]]] = {lane: LANES[: index + 1] for index, lane in enumerate(LANES)}
+"""The lanes whose requests go before what comes into a lane: itself, and those above it."""
+
+
+class Drain(NamedTuple):
+    """What left a queue, a second of waiting. It may be nothing: then a few long answers hold up all others."""
+
+    requests_per_s: float
+    tokens_per_s: float
+
+
+class Passed(NamedTuple):
+    """What has left, in all."""
+
+    requests: int
+    tokens: int
+
+
+def waiting(queues: Mapping[Lane, LaneQueue], lanes: Iterable[Lane]) -> int:
+    """Requests."""
+    return sum(queues[lane].waiting for lane in lanes if lane in queues)
+
+
+def passed(queues: Mapping[Lane, LaneQueue], lanes: Iterable[Lane]) -> Passed:
+    of = [queues[lane] for lane in lanes if lane in queues]
+    return Passed(sum(each.left for each in of), sum(each.left_tokens for each in of))
+
+
+class DrainWindow:
+    """The heartbeats of one worker of the last half minute, by its own clock."""
+
+    def __init__(self) -> None:
+        self._beats: deque[WorkerState] = deque(maxlen=MAX_BEATS)
+        self._known: dict[tuple[Lane, ...], Drain | None] = {}
+
+    def add(self, state: WorkerState) -> None:
+        """What another worker of its name has counted says nothing of this one."""
+        if self._beats and state.beat_at_ms <= self._beats[-1].beat_at_ms:
+            return
+        if self._beats and state.counts_since_ms != self._beats[-1].counts_since_ms:
+            self._beats.clear()
+        self._known.clear()
+        self._beats.append(state)
+        while self._beats[0].beat_at_ms < state.beat_at_ms - WINDOW_MS:
+            self._beats.popleft()
+
+    def drain(self, lanes: tuple[Lane, ...] = LANES) -> Drain | None:
+        """Of these lanes together; None: too little of it waited lately to say."""
+        if lanes not in self._known:
+            self._known[lanes] = self._measured(lanes)
+        return self._known[lanes]
+
+    def _measured(self, lanes: tuple[Lane, ...]) -> Drain | None:
+        waited_ms = requests = tokens = 0
+        for older, newer in pairwise(self._beats):
+            if waiting(older.queues, lanes) and waiting(newer.queues, lanes):
+                before, after = passed(older.queues, lanes), passed(newer.queues, lanes)
+                waited_ms += newer.beat_at_ms - older.beat_at_ms
+                requests += after.requests - before.requests
+                tokens += after.tokens - before.tokens
+        if waited_ms < LEAST_MS:
+            return None
+        return Drain(requests * 1_000 / waited_ms, tokens * 1_000 / waited_ms)

@@ -1,0 +1,52 @@
+"""A pool that is too small for what is asked: who waits hears how many are before it, who is refused when to come."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.local.runner import Stack
+from schemas.websocket import QueuedMessage
+from tests.e2e.sockets import open_socket
+from tests.e2e.stacks import ENGINE, body, http_client, prepared
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+TOKENS = 60
+"""Of each answer."""
+FEW = {"SLUICE_WORKER__HEALTHY_BUFFER": "0", "SLUICE_ADMISSION__MAX_QUEUED_REQUESTS": "20"}
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One answer at a time."""
+    with prepared(tmp_path_factory.mktemp("crowded"), ENGINE, environment=FEW, max_running=1) as stack:
+        yield stack
+
+
+def test_who_waits_hears_how_many_are_before_it_until_it_is_answered(crowded: Stack) -> None:
+    told: defaultdict[str, list[int]] = defaultdict(list)
+    with open_socket(crowded) as socket:
+        asked = [socket.ask("Hi", str(n), max_tokens=TOKENS, min_tokens=TOKENS) for n in range(6)]
+        while any(each not in socket.answers or socket.answers[each].terminal is None for each in asked):
+            message = socket.next()
+            if isinstance(message, QueuedMessage):
+                assert message.response_id not in socket.answers or not socket.answers[message.response_id].text
+                told[message.response_id].append(message.before)
+    assert all(socket.answers[each].terminal.code == "completed" for each in asked)  # type: ignore[union-attr]
+    assert told[asked[-1]][0] >= 2
+    assert all(befores == sorted(set(befores), reverse=True) for befores in told.values()), "never of more than before"
+
+
+def test_who_is_refused_is_told_when_to_come_and_that_it_cost_nothing(crowded: Stack) -> None:
+    with open_socket(crowded) as socket, http_client(crowded) as client:
+        asked = [socket.ask("Hi", str(n), max_tokens=TOKENS, min_tokens=TOKENS) for n in range(20)]
+        refused = client.post("/v1/chat/completions", json=body())
+        ended = [socket.until_ended(each).terminal for each in asked]
+    assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "rejected-overloaded")
+    assert 1 <= int(refused.headers["retry-after"]) <= 38
+    shed = [each for each in ended if each is not None and each.code == "overloaded"]
+    assert 0 < len(shed) < len(ended)
+    assert {each.error.reason for each in shed if each.error is not None} == {"rejected-overloaded"}
+    advised = [each.retry_after_ms for each in shed]
+    assert all(advice is not None and 1_000 <= advice <= 37_500 for advice in advised)
+    assert len(set(advised)) == len(advised), "so that they do not come back together"
