@@ -7,7 +7,7 @@ from typing import Literal
 from gpu_consumers.core import effects
 from gpu_consumers.core.asking import Asking
 from gpu_consumers.core.claims import Claim
-from gpu_consumers.core.continuation import MAX_ATTEMPTS, how_it_failed, why_interrupted
+from gpu_consumers.core.continuation import LEFT_OUT, LOST, MAX_ATTEMPTS, how_it_failed, why_interrupted
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
@@ -21,8 +21,6 @@ from schemas.endings import EndingCode
 from streams.deadlines import Deadlines
 
 RETRY_MS = 1_000
-_LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
-_LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
 _TOO_LARGE = "The answer says more at once than the log takes in one record."
 
 
@@ -178,7 +176,7 @@ class Attempts:
                 # It may be another's by now, and has no fence that would tell: it leaves the others a turn.
                 self._wait(work, "claim", now_ms + MAX_HOLD_MS)
             else:
-                self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LEFT_OUT)
+                self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=LEFT_OUT)
 
     def start(self, given: Given, now_ms: int) -> None:
         """It has a slot."""
@@ -276,7 +274,7 @@ class Attempts:
             self._generate_fresh(work, now_ms)
 
     def _fail_lost(self, work: Work, now_ms: int) -> None:
-        self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=_LOST.format(losses=work.losses))
+        self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=LOST.format(losses=work.losses))
 
     def _looked_up(self, work: Work | None, look: effects.AskClaim, claim: Claim | None, now_ms: int) -> None:
         if work is None:

@@ -11,6 +11,8 @@ from schemas.endings import ENDINGS, EndingCode
 
 MAX_ATTEMPTS = 12
 """In the log, of one response. A second bound, for when the claims have lost their count."""
+LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
+LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
 _INTERRUPTED = ENDINGS[EndingCode.GENERATION_INTERRUPTED].message
 
 

@@ -11,8 +11,10 @@ from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import ENGINE, body, http_client, prepared
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-TOKENS = 60
-"""Of each answer."""
+TOKENS = 250
+"""Of each answer, which takes two seconds or three: gateways hear of who goes once a second."""
+TURNS = 3
+"""A worker that is slow to read what was routed to it counts less than waits: an estimate, which may be none."""
 FEW = {"SLUICE_WORKER__HEALTHY_BUFFER": "0", "SLUICE_ADMISSION__MAX_QUEUED_REQUESTS": "20"}
 
 
@@ -26,20 +28,24 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def test_who_waits_hears_how_many_are_before_it_until_it_is_answered(crowded: Stack) -> None:
     told: defaultdict[str, list[int]] = defaultdict(list)
     with open_socket(crowded) as socket:
-        asked = [socket.ask("Hi", str(n), max_tokens=TOKENS, min_tokens=TOKENS) for n in range(6)]
-        while any(each not in socket.answers or socket.answers[each].terminal is None for each in asked):
-            message = socket.next()
-            if isinstance(message, QueuedMessage):
-                assert message.response_id not in socket.answers or not socket.answers[message.response_id].text
-                told[message.response_id].append(message.before)
-    assert all(socket.answers[each].terminal.code == "completed" for each in asked)  # type: ignore[union-attr]
-    assert told[asked[-1]][0] >= 2
+        for turn in range(TURNS):
+            asked = [socket.ask("Hi", f"{turn}-{n}", max_tokens=TOKENS, ignore_eos=True) for n in range(6)]
+            while any(each not in socket.answers or socket.answers[each].terminal is None for each in asked):
+                message = socket.next()
+                if isinstance(message, QueuedMessage):
+                    assert message.response_id not in socket.answers or not socket.answers[message.response_id].text
+                    told[message.response_id].append(message.before)
+            assert all(socket.answers[each].terminal.code == "completed" for each in asked)  # type: ignore[union-attr]
+            if any(befores[0] >= 2 and len(befores) >= 2 for befores in told.values()):
+                break
+        else:
+            pytest.fail(f"nobody has heard of those that go: {dict(told)}")
     assert all(befores == sorted(set(befores), reverse=True) for befores in told.values()), "never of more than before"
 
 
 def test_who_is_refused_is_told_when_to_come_and_that_it_cost_nothing(crowded: Stack) -> None:
     with open_socket(crowded) as socket, http_client(crowded) as client:
-        asked = [socket.ask("Hi", str(n), max_tokens=TOKENS, min_tokens=TOKENS) for n in range(20)]
+        asked = [socket.ask("Hi", str(n), max_tokens=TOKENS, ignore_eos=True) for n in range(20)]
         refused = client.post("/v1/chat/completions", json=body())
         ended = [socket.until_ended(each).terminal for each in asked]
     assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "rejected-overloaded")

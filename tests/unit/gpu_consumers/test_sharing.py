@@ -2,6 +2,7 @@
 
 from array import array
 
+from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.scheduler import Sizes
 from gpu_consumers.core.slots import Slots
 from gpu_consumers.core.work import Work, Works
@@ -118,7 +119,7 @@ def test_batch_work_goes_on_beside_a_flood_of_the_lanes_above_it_and_is_not_give
 
 def test_a_lane_has_starved_since_its_work_was_queued_first_whatever_that_was_taken_out_for() -> None:
     region, works = Fleet().region, Works()
-    slots = Slots(Sizes(4), LANE_POLICIES, works)
+    slots = Slots(Sizes(4), LANE_POLICIES, works, Capacity())
     for lane in (Lane.BATCH, Lane.INTERACTIVE):
         response_id = region.request(lane)
         works.by_response[response_id] = Work(region.requests[response_id], array("I", [7]), 1, SCOPE)
