@@ -210,7 +210,7 @@ class Socket:
         return None
 
     def _may_ask(self, principal: Principal, message: ClientMessage) -> bool:
-        """Whether it may, within the tenant's share; says so if not. Asking for nothing, or being refused, costs time."""
+        """Whether it may, within the tenant's share; says so if not. What asks nothing, or is refused, costs time."""
         if self._gateway.stopping and isinstance(message, Asking | ResumeMessage):
             self.go_away()  # Elsewhere it is answered.
             return False
