@@ -31,9 +31,10 @@ def client(stack: Stack, idle: None) -> Iterator[httpx.Client]:
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """OpenAI's error object, complete."""
+    """OpenAI's error object, complete; of a response that was accepted also that it cost nothing."""
     error: dict[str, Any] = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert error.keys() - {"reason"} == {"message", "type", "param", "code"}
+    assert error.get("reason") in (None, f"rejected-{error['code']}")
     assert error["message"]
     return error
 
