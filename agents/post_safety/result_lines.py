@@ -23,4 +23,5 @@ def shortened(line: bytes, error: LogError) -> bytes | None:
     if told:
         return result.model_copy(update={"left_out": ["logprobs"]}).encode()
     error_alone = BatchError(code=RESULT_TOO_LARGE, message=_TOO_LARGE)
-    return result.model_copy(update={"response": None, "error": error_alone, "left_out": []}).encode()
+    update: dict[str, object] = {"response": None, "error": error_alone, "left_out": [], "vectors_as": None}
+    return result.model_copy(update=update).encode()

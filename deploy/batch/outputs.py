@@ -49,7 +49,7 @@ def output_line(result: BatchResult) -> bytes:
     """As in OpenAI's output and error files, with the job's name on Kafka beside."""
     told: dict[str, Any] = {"id": result.id, "custom_id": custom_id_of(result.custom_id), "job": result.custom_id}
     told |= result.model_dump(mode="json", include={"response", "error", "left_out"})
-    if result.vectors_as == "float":
+    if result.response is not None and result.vectors_as == "float":
         told["response"]["body"] = with_numbers(told["response"]["body"])
     return orjson.dumps(told) + b"\n"
 

@@ -1,8 +1,9 @@
 """What is told of a batch's lines: of those that cannot or will not run, and of those that ended. On any thread."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from pydantic import ValidationError
+import structlog
 
 from schemas.batch import BatchResult
 from streams.gateway.batches.arrivals import Arrived
@@ -10,6 +11,11 @@ from streams.gateway.batches.core import Held
 from streams.gateway.batches.line_log import LineLog, SignedLine
 from streams.gateway.batches.lines import BrokenLine, Line, custom_id_of, read_line
 from streams.gateway.batches.told import Told, not_run, told_of
+
+UNREADABLE: Final = (ValueError, KeyError, TypeError)
+"""What one result may raise as it is told, whatever it holds: of each of its fields that is not as it should be."""
+
+_log = structlog.get_logger()
 
 
 class Ends:
@@ -50,13 +56,16 @@ class Ends:
         return {line.number: self.not_run(line.number, custom_id_of(line.raw), code) for line in self._open(lines)}
 
     def told(self, arrived: Mapping[int, Arrived]) -> dict[int, Told]:
+        """A result that cannot be told is the error of its line alone: it would come again, and ends no batch."""
         return {line: self._told_of(line, each) for line, each in arrived.items()}
 
     def _told_of(self, line: int, arrived: Arrived) -> Told:
         try:
             result = BatchResult.model_validate_json(arrived.value)
             return told_of(result, arrived.custom_id)
-        except ValidationError:
+        except UNREADABLE as error:
+            batch_id = self._held.batch.batch_id
+            _log.error("batch_result_unreadable", batch_id=batch_id, line=line, why=type(error).__name__)
             return self.not_run(line, arrived.custom_id, "result_unreadable", "The line's result cannot be read.")
 
     def without_room(self, told: Mapping[int, Told]) -> dict[int, Told]:

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from streams.clocks import monotonic_ms
 from streams.gateway.batches.told import Place, unpacked
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
@@ -14,6 +15,8 @@ MAX_RECORDS: Final = 16
 """Each may have 4 MiB."""
 POLL_S: Final = 1.0
 RETRY_S: Final = 1.0
+ROUND_LOOK_EVERY_MS: Final = 60_000
+"""At a round that somebody waits for: the log may have let go of what it is to end with."""
 
 _log = structlog.get_logger()
 
@@ -37,15 +40,19 @@ class Follower(Protocol):
 class Results:
     """`follow` and `leave` at any time; `read` runs beside them."""
 
-    def __init__(self, new_reader: Callable[[], LogConsumer], topic: str) -> None:
+    def __init__(
+        self, new_reader: Callable[[], LogConsumer], topic: str, clock_ms: Callable[[], int] = monotonic_ms
+    ) -> None:
         self._new_reader = new_reader
         self._topic = topic
+        self._clock_ms = clock_ms
         self._thread: ConsumerThread | None = None
         self._followers: dict[str, Follower] = {}
         self._latecomers: dict[str, Follower] = {}
         """Reading has not gone back for them yet."""
         self._rounds_ends: dict[int, int] = {}
         """By partition, where the log ended when reading went back last. What is read by then ends a round."""
+        self._round_looked_at_ms = 0
         self._reached: list[int] = []
         self._has_moved = False
         self._wanted = asyncio.Event()
@@ -136,7 +143,9 @@ class Results:
             self._has_moved = False
             places = {TopicPartition(self._topic, number): offset for number, offset in enumerate(self._reached)}
             await thread.assign(places)
-            self._rounds_ends = await self._above(thread, self._reached)
+            await self._begin_round(thread)
+        elif self._latecomers and self._clock_ms() - self._round_looked_at_ms >= ROUND_LOOK_EVERY_MS:
+            await self._shorten_round(thread)
         records = await thread.poll(POLL_S)
         if not records:
             self._rounds_ends = {}  # Nothing more is there: the log has let go of it.
@@ -146,6 +155,18 @@ class Results:
             self._tell(record)
         for follower in [*self._followers.values()]:
             await follower.room()
+
+    async def _begin_round(self, thread: ConsumerThread) -> None:
+        self._round_looked_at_ms = self._clock_ms()
+        ends = await self._above(thread, self._reached)
+        # Where reading went back meanwhile they are those of other places, maybe of more partitions.
+        self._rounds_ends = {} if self._has_moved else ends
+
+    async def _shorten_round(self, thread: ConsumerThread) -> None:
+        """By the partitions that have nothing more to read: while others have, no empty poll tells it."""
+        self._round_looked_at_ms = self._clock_ms()
+        left = await self._above(thread, self._reached)
+        self._rounds_ends = {number: end for number, end in self._rounds_ends.items() if number in left}
 
     def _tell(self, record: LogRecord) -> None:
         self._reached[record.partition] = record.offset + 1

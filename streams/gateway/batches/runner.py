@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from streams.blobs.port import BlobsUnavailable
-from streams.gateway.batches.core import Held
+from streams.gateway.batches.core import FINAL, Held
 from streams.gateway.batches.port import LEASE_MS
 from streams.gateway.batches.run import BatchRun, LostLease, Services
 from streams.log.port import LogError
@@ -147,8 +147,11 @@ class Runner:
                 await self._fail(run)
 
     async def _fail(self, run: BatchRun) -> None:
+        was_over = run.held.batch.status in FINAL
         try:
             await run.break_off("internal_error", "The batch met a fault of the service.")
+            if was_over:  # Nothing was changed by that: the same step comes next.
+                await asyncio.sleep(LAST_RETRY_S)
         except PASSING as error:
             _log.warning("batch_waits", batch_id=run.batch_id, why=str(error)[:200], repeats=True)
             run.doubt()

@@ -49,7 +49,10 @@ def unpacked(text: str) -> Place | None:
 
 
 def told_of(result: BatchResult, custom_id: str) -> Told:
-    """An answer, or the error that there is instead of one, with its status as a request of its own would have it."""
+    """An answer, or the error that there is instead of one, with its status as a request of its own would have it.
+
+    Raises ValueError, KeyError and TypeError for a result whose fields do not fit together.
+    """
     line_id = f"{_LINE_PREFIX}{parse_response_id(result.id).unique}"
     if result.response is not None:
         response = result.response.model_dump()
@@ -59,7 +62,8 @@ def told_of(result: BatchResult, custom_id: str) -> Told:
             response["left_out"] = result.left_out
         return Told(True, custom_id, _line(line_id, custom_id, response, None))
     error = result.error
-    assert error is not None, "a result has a response or an error"
+    if error is None:
+        raise ValueError("a result has a response or an error")
     rule = ENDINGS[EndingCode(error.code)] if error.code in {*EndingCode} else None
     if rule is not None and EndingCode(error.code) in _UNANSWERED:
         return not_run(result.id, custom_id, _UNANSWERED[EndingCode(error.code)])

@@ -3,9 +3,12 @@
 import pytest
 from openai.types.chat import ChatCompletion
 
-from schemas.batch import BatchResult
+from agents.post_safety.result_lines import shortened
+from schemas.base import Scope
+from schemas.batch import BatchResponse, BatchResult
 from schemas.endings import EndingCode
 from schemas.logprobs import MAX_TOKEN_BYTES, MAX_TOP_LOGPROBS
+from schemas.vectors import as_text
 from streams.log.memory import Fault, FaultKind
 from streams.log.port import MAX_RECORD_BYTES, RecordTooLarge
 from tests.unit.agents.post_safety.story import TOPICS, Member, Row, World, fence, frame, opened, plain_answer
@@ -81,6 +84,19 @@ def test_an_answer_that_outgrows_it_by_itself_is_an_error_that_is_told_as_billed
     assert (result.error.code, result.error.retry_after_ms) == ("result_too_large", None)
     assert "billed" in result.error.message
     assert (result.custom_id, result.response, result.left_out) == ("job-1", None, [])
+
+
+def test_an_error_says_no_more_how_the_vectors_in_its_place_were_to_be_told() -> None:
+    body = {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": as_text([0.5])}]}
+    response = BatchResponse(status_code=200, request_id="r1", body=body)
+    result = BatchResult(
+        scope=Scope(tenant_id="acme"), id="r1", custom_id="job-1", response=response, vectors_as="float"
+    )
+    line = shortened(result.encode(), RecordTooLarge("to a topic"))
+    assert line is not None
+    told = BatchResult.model_validate_json(line)
+    assert told.error is not None
+    assert (told.error.code, told.response, told.vectors_as) == ("result_too_large", None, None)
 
 
 def test_what_not_even_an_error_fits_into_is_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:

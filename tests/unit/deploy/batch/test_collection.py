@@ -13,6 +13,8 @@ from confluent_kafka import KafkaError
 from deploy.batch.collection import Collection, CollectionFailed, awaited
 from deploy.batch.lines import Job, jobs_of
 from deploy.batch.outputs import Outputs, OutputsBusy, collected, errors_file, output_file
+from schemas.batch import RESULT_TOO_LARGE, BatchError, BatchResult
+from schemas.vectors import as_text
 from tests.unit.deploy.batch.kafka_in_memory import Crash, MemoryMessage, MemoryReader, result_of
 from tests.unit.deploy.batch.test_submission import lines
 
@@ -56,6 +58,25 @@ def test_answers_and_errors_stand_in_two_files_under_the_file_s_own_ids(file: Pa
     }  # fmt: skip
     assert (error["custom_id"], error["response"], error["error"]["code"]) == ("job-3", None, "deadline_exceeded")
     assert reader.committed == len(JOBS)
+
+
+def test_vectors_stand_there_as_numbers_where_these_were_asked_for_and_an_error_in_their_place_as_itself(
+    file: Path,
+) -> None:
+    vectors, too_large = (BatchResult.model_validate_json(result_of(job).value() or b"") for job in JOBS[:2])
+    assert vectors.response is not None
+    body = {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": as_text([0.5, -1.25])}]}
+    vectors.response.body = body
+    vectors.vectors_as = "float"
+    error = BatchError(code=RESULT_TOO_LARGE, message="Too large.")
+    # As post-safety wrote it at first.
+    too_large = too_large.model_copy(update={"response": None, "error": error, "vectors_as": "float"})
+    told_first = [MemoryMessage(each.custom_id, each.encode()) for each in (vectors, too_large)]
+    assert collect(file, MemoryReader([*told_first, *(result_of(job) for job in JOBS[2:])])) == (True, 7, 1)
+    [item] = told(output_file(file))[0]["response"]["body"]["data"]
+    assert item["embedding"] == [0.5, -1.25]
+    [failed] = told(errors_file(file))
+    assert (failed["custom_id"], failed["response"], failed["error"]["code"]) == ("job-1", None, RESULT_TOO_LARGE)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o400])

@@ -1,14 +1,18 @@
 """Results are read once for all batches that a gateway holds: each is told all of its own, whenever it comes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from streams.gateway.batches.results import Results
+import pytest
+
+from streams.clocks import monotonic_ms
+from streams.gateway.batches import results as results_module
+from streams.gateway.batches.results import ROUND_LOOK_EVERY_MS, Results
 from streams.gateway.batches.told import Place, packed
 from streams.log.memory import MemoryLog
-from streams.log.port import LogError, LogRecord
+from streams.log.port import LogError, LogRecord, TopicPartition
 from tests.unit.streams.gateway.gateway_stack import PatientConsumer, until
 
 TOPIC = "batch.results"
@@ -42,12 +46,14 @@ def write(log: MemoryLog, batch_id: str, *lines: int) -> None:
 
 
 @asynccontextmanager
-async def reading(log: MemoryLog, consumer: Any = None) -> AsyncIterator[Results]:
+async def reading(
+    log: MemoryLog, consumer: Any = None, clock_ms: Callable[[], int] = monotonic_ms
+) -> AsyncIterator[Results]:
     def opened() -> PatientConsumer:
         made: PatientConsumer = (consumer or PatientConsumer)(log, None, "reader", "earliest")
         return made
 
-    results = Results(opened, TOPIC)
+    results = Results(opened, TOPIC, clock_ms)
     task = asyncio.ensure_future(results.read())
     try:
         yield results
@@ -121,6 +127,62 @@ async def test_many_that_come_one_by_one_from_far_behind_keep_nobody_from_what_i
         assert one.told
         results.follow(late[0])
         await until(lambda: late[0].told, "and those are told then")
+
+
+async def test_who_waits_for_a_round_that_the_log_has_let_go_of_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(results_module, "POLL_S", 60)  # However slow its thread is, it finds more.
+    log, now_ms, polls = a_log(), 0, 0
+    write(log, "late", 0)
+    write(log, "one", 1)
+
+    class Busy(PatientConsumer):
+        """What the round is to end with goes, and there is always more of the other partition."""
+
+        def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+            nonlocal polls
+            polls += 1
+            log.delete_records(TopicPartition(TOPIC, 1), 1)
+            write(log, "other", 0)
+            return super().poll(max_records, timeout_s)
+
+    async with reading(log, Busy, lambda: now_ms) as results:
+        one, late = Follower("one", (0, 0)), Follower("late", (0, 0))
+        results.follow(one)
+        await until(lambda: polls > 3, "reading goes on")
+        results.follow(late)
+        seen = polls
+        await until(lambda: polls > seen + 3, "the round goes on")
+        assert (one.told, late.told) == ([], [])
+        now_ms += ROUND_LOOK_EVERY_MS
+        await until(lambda: late.told == [0], "it is told")
+
+
+async def test_who_follows_as_a_round_begins_for_others_begins_one_of_its_own() -> None:
+    """It was held by a gateway that knew of one partition."""
+    log, loop = a_log(), asyncio.get_running_loop()
+    write(log, "two", 0)
+    write(log, "one", 1)
+    one, two = Follower("one", (1, 0)), Follower("two", (0,))
+    changes = 1
+
+    class Watched(PatientConsumer):
+        def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+            nonlocal changes
+            if changes and partition.partition == 1:
+                changes -= 1
+                loop.call_soon_threadsafe(change)
+            return super().watermarks(partition)
+
+    async with reading(log, Watched) as results:
+
+        def change() -> None:
+            results.leave(one)
+            results.follow(two)
+
+        results.follow(one)
+        await until(lambda: two.told == [0], "it is told")
 
 
 async def test_nothing_more_is_read_while_somebody_has_enough() -> None:
