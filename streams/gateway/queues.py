@@ -21,8 +21,8 @@ from streams.log.port import LogError
 from streams.queue_place import QueuePlace, first_place, is_news, place_now
 
 LOOK_EVERY_S: Final = 1.0
-LINGER_MS: Final = 15_000
-"""How long it looks on after the last question."""
+LINGER_MS: Final = 60_000
+"""How long it looks on after the last question: who asks every 20 s is told each time."""
 FRESH_MS: Final = 5_000
 """So long after its request was accepted a response stands where it was routed, to who knows no better."""
 MAX_WAITERS: Final = 10_000
