@@ -143,12 +143,16 @@ class StartedMessage(_ServerMessage):
 
 
 class QueuedMessage(_ServerMessage):
-    """It waits for others: an estimate, of which `before` never grows. Comes behind `started`, and again as they go."""
+    """It waits for others: an estimate, of which `before` never grows. `wait_ms` may: who comes later may go first.
+    Comes behind `started`, and again as they go or it takes twice as long.
+    """
 
     type: Literal["queued"] = "queued"
     response_id: str
     before: int = Field(ge=0, description="Requests that are about to be answered before it.")
-    wait_ms: int | None = Field(description="That this takes, about, as fast as others went of late; null: not known.")
+    wait_ms: int | None = Field(
+        description="How long it waits, about, as fast as others went of late; null: not known."
+    )
 
 
 class LikelyToken(BaseModel):

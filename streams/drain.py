@@ -45,22 +45,30 @@ def passed(queues: Mapping[Lane, LaneQueue], lanes: Iterable[Lane]) -> Passed:
     return Passed(sum(each.left for each in of), sum(each.left_tokens for each in of))
 
 
+class _Beat(NamedTuple):
+    """What is kept of a heartbeat: whose the work is, which may be most of it, says nothing here."""
+
+    at_ms: int
+    counts_since_ms: int
+    queues: Mapping[Lane, LaneQueue]
+
+
 class DrainWindow:
-    """The heartbeats of one worker of the last half minute, by its own clock."""
+    """The heartbeats of one worker of the last half minute, by its own clock; of each what waits and what has left."""
 
     def __init__(self) -> None:
-        self._beats: deque[WorkerState] = deque(maxlen=MAX_BEATS)
+        self._beats: deque[_Beat] = deque(maxlen=MAX_BEATS)
         self._known: dict[tuple[Lane, ...], Drain | None] = {}
 
     def add(self, state: WorkerState) -> None:
         """What another worker of its name has counted says nothing of this one."""
-        if self._beats and state.beat_at_ms <= self._beats[-1].beat_at_ms:
+        if self._beats and state.beat_at_ms <= self._beats[-1].at_ms:
             return
         if self._beats and state.counts_since_ms != self._beats[-1].counts_since_ms:
             self._beats.clear()
         self._known.clear()
-        self._beats.append(state)
-        while self._beats[0].beat_at_ms < state.beat_at_ms - WINDOW_MS:
+        self._beats.append(_Beat(state.beat_at_ms, state.counts_since_ms, state.queues))
+        while self._beats[0].at_ms < state.beat_at_ms - WINDOW_MS:
             self._beats.popleft()
 
     def drain(self, lanes: tuple[Lane, ...] = LANES) -> Drain | None:
@@ -74,7 +82,7 @@ class DrainWindow:
         for older, newer in pairwise(self._beats):
             if waiting(older.queues, lanes) and waiting(newer.queues, lanes):
                 before, after = passed(older.queues, lanes), passed(newer.queues, lanes)
-                waited_ms += newer.beat_at_ms - older.beat_at_ms
+                waited_ms += newer.at_ms - older.at_ms
                 requests += after.requests - before.requests
                 tokens += after.tokens - before.tokens
         if waited_ms < LEAST_MS:

@@ -1,5 +1,6 @@
 """The one way to Redis: bounded in connections and in time, and every command can be cancelled."""
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from pydantic import SecretStr
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
@@ -70,6 +72,34 @@ class _UnixSocket(_Bounded, UnixDomainSocketConnection): ...
 _CONNECTIONS = {Connection: _Tcp, SSLConnection: _Tls, UnixDomainSocketConnection: _UnixSocket}
 
 
+class _Pool(BlockingConnectionPool):
+    """So is a free connection waited for: one that came free while the loop was late is taken. Whoever is cancelled as
+    one comes free leaves it to the next, which on Python 3.11 is not woken for it.
+    """
+
+    async def get_connection(self, command_name: object = None, *keys: object, **options: object) -> AbstractConnection:
+        try:
+            async with Within(self.timeout), self._condition:
+                connection = await self._free_one()
+        except TimeoutError:
+            raise RedisConnectionError("No connection available.") from None
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def _free_one(self) -> AbstractConnection:
+        try:
+            await self._condition.wait_for(self.can_get_connection)
+        except asyncio.CancelledError:
+            self._condition.notify()
+            raise
+        free: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]
+        return free
+
+
 @dataclass(frozen=True, slots=True)
 class RedisLogin:
     """Who this client is, beyond what an address says. The files count for `rediss://`; no `ca_file`: the system's."""
@@ -129,7 +159,7 @@ def connect_redis(
     address that is none; commands raise RedisError.
     """
     timeout_s = timeout_ms / 1_000
-    pool = BlockingConnectionPool.from_url(
+    pool = _Pool.from_url(
         url,
         max_connections=max_connections,
         timeout=timeout_s,

@@ -4,6 +4,7 @@ What a gateway knows of a queue are heartbeats, of which there is one a second f
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -21,12 +22,14 @@ from streams.log.port import LogError
 from streams.queue_place import QueuePlace, first_place, is_news, place_now
 
 LOOK_EVERY_S: Final = 1.0
-LINGER_MS: Final = 15_000
-"""How long it looks on after the last question."""
+LINGER_MS: Final = 60_000
+"""How long it looks on after the last question: who asks every 20 s is told each time."""
 FRESH_MS: Final = 5_000
 """So long after its request was accepted a response stands where it was routed, to who knows no better."""
 MAX_WAITERS: Final = 10_000
 """Viewers; those beyond are told once where they stand. Each is looked at with every look."""
+MAX_TENANT_WAITERS: Final = MAX_WAITERS // 4
+"""Of them: one tenant's backlog leaves places to others."""
 TOLD_AT_ONCE: Final = 200
 
 _log = structlog.get_logger()
@@ -47,7 +50,7 @@ def waits(follower: Follower) -> bool:
 class Waiter:
     """One viewer of a response that waits."""
 
-    __slots__ = ("_follower", "_on_news", "_untold", "place", "started")
+    __slots__ = ("_follower", "_on_news", "_untold", "hears_more", "place", "started")
 
     def __init__(
         self, started: Started, place: QueuePlace | None, follower: Follower,
@@ -56,9 +59,15 @@ class Waiter:
         self.started = started
         self.place = place
         """As it was told last, or is to be told next; None: it is not known yet."""
+        self.hears_more = False
+        """Whether there may be news: it was not one too many."""
         self._follower = follower
         self._on_news = on_news
         self._untold = False
+
+    @property
+    def tenant_id(self) -> str:
+        return self._follower.tenant_id
 
     @property
     def is_over(self) -> bool:
@@ -86,6 +95,7 @@ class Queues:
         """`open_heartbeats` may raise LogError."""
         self._open = open_heartbeats
         self._waiters: dict[Waiter, None] = {}
+        self._of_tenant: Counter[str] = Counter()
         self._asked = asyncio.Event()
         self._asked_at_ms = 0
         self._workers: dict[str, WorkerState] = {}
@@ -94,20 +104,29 @@ class Queues:
     def enter(
         self, started: Started, follower: Follower, on_news: Callable[[QueuePlace], None] | None = None
     ) -> Waiter | None:
-        """Whose `place` is to be told now, and anew as `on_news` says or `take_news`; None: nothing was before it."""
+        """Whose `place` is to be told now, and anew as `on_news` says or `take_news`, if it `hears_more`.
+
+        None: nothing was before it.
+        """
         if started.queued is None:
             return None
         waiter = Waiter(started, self.place(started), follower, on_news)
         if waiter.is_over:
             return None
-        if len(self._waiters) < MAX_WAITERS:
+        if len(self._waiters) < MAX_WAITERS and self._of_tenant[waiter.tenant_id] < MAX_TENANT_WAITERS:
+            waiter.hears_more = True
             self._waiters[waiter] = None
+            self._of_tenant[waiter.tenant_id] += 1
         return waiter
 
     def leave(self, waiter: Waiter | None) -> None:
         """Idempotent."""
-        if waiter is not None:
-            self._waiters.pop(waiter, None)
+        if waiter is None or waiter not in self._waiters:
+            return
+        del self._waiters[waiter]
+        self._of_tenant[waiter.tenant_id] -= 1
+        if not self._of_tenant[waiter.tenant_id]:
+            del self._of_tenant[waiter.tenant_id]
 
     def place(self, started: Started) -> QueuePlace | None:
         """Of a response that has no token yet; None where that cannot be told (any more), or nothing was before it."""

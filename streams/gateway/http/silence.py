@@ -11,7 +11,7 @@ KEEP_ALIVE_S: Final = 15.0
 
 
 class Silence:
-    """Of one viewer. While its response waits it is asked every second, otherwise seldom: see `patience_s`."""
+    """Of one viewer. While its place may be news it is asked every second, otherwise seldom: see `patience_s`."""
 
     def __init__(self, queues: Queues, follower: Follower, events: Events) -> None:
         self._queues = queues
@@ -27,9 +27,12 @@ class Silence:
 
     def begun(self, started: Started) -> bytes:
         """Behind what the format tells of it."""
-        self._waiter = self._queues.enter(started, self._follower)
-        place = None if self._waiter is None else self._waiter.place
-        return b"" if place is None else self._events.queued(place)
+        waiter = self._queues.enter(started, self._follower)
+        if waiter is None:
+            return b""
+        if waiter.hears_more:
+            self._waiter = waiter
+        return b"" if waiter.place is None else self._events.queued(waiter.place)
 
     def told(self) -> bytes:
         """Once nothing has come for so long. May be nothing."""

@@ -1,5 +1,7 @@
 """How fast a queue empties is measured while something waits, and only then."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -64,6 +66,18 @@ def test_what_is_long_ago_says_nothing() -> None:
 
 def test_the_release_before_says_nothing_of_its_queues() -> None:
     assert window(*(beat(s * 1_000) for s in range(9))).drain() is None
+
+
+def test_of_a_heartbeat_no_more_is_kept_than_is_measured_by() -> None:
+    """Most of one says whose the work is."""
+    seen, states = DrainWindow(), [beat(s * 1_000, standard=(9, s, s)) for s in range(9)]
+    alive = [weakref.ref(state) for state in states]
+    for state in states:
+        seen.add(state)
+    assert seen.drain() == Drain(1, 1)
+    del states, state
+    gc.collect()
+    assert not any(kept() for kept in alive)
 
 
 steps = st.lists(

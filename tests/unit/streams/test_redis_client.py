@@ -101,6 +101,30 @@ async def test_nobody_waits_for_ever_for_a_connection(redis_url: str) -> None:
         assert await client.ping()
 
 
+async def test_a_connection_that_came_free_while_the_loop_was_late_is_taken(redis_url: str) -> None:
+    late_s, timeout_ms = 1.2, 1_000
+    async with connect_redis(redis_url, timeout_ms=timeout_ms, max_connections=1) as client:
+        await client.ping()
+        taken = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+        command = asyncio.ensure_future(client.ping())
+        await asyncio.sleep(0)
+        time.sleep(late_s)  # noqa: ASYNC251 - as a loop that has too much to do
+        await asyncio.sleep(0)
+        await client.connection_pool.release(taken)
+        assert await command
+
+
+async def test_a_connection_that_came_free_for_who_is_gone_is_the_next_ones(redis_url: str) -> None:
+    async with connect_redis(redis_url, timeout_ms=60_000, max_connections=1) as client:
+        taken = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+        first, second = asyncio.ensure_future(client.ping()), asyncio.ensure_future(client.ping())
+        await asyncio.sleep(0)
+        await client.connection_pool.release(taken)
+        assert first.cancel()
+        async with asyncio.timeout(20):
+            assert await second
+
+
 async def test_a_server_that_is_not_there_is_told_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

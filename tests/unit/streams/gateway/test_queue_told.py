@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from schemas.generated import QueueAhead
-from schemas.request import Request
+from schemas.request import Lane, Request
 from schemas.websocket import Delta, QueuedMessage, StartedMessage
 from schemas.worker import WorkerState
 from streams.clocks import now_ms
@@ -195,6 +195,33 @@ async def test_looked_up_it_says_where_it_stands_until_it_has_begun(stack: Stack
         beat(stack, 104)
         assert await shown() is None
         stack.pipeline.end(request, 2)
+
+
+async def test_who_looks_up_now_and_then_is_told_each_time(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the time in which it stands where it was routed."""
+    clock_ms = 0
+    monkeypatch.setattr(queues, "FRESH_MS", 0)
+    monkeypatch.setattr(queues, "monotonic_ms", lambda: clock_ms)
+
+    def left() -> int | None:
+        state = stack.runtime._queues._workers.get("worker-1")
+        return None if state is None else state.queues[Lane.STANDARD].left
+
+    async with sdk(stack) as api, client(stack) as http:
+        asking = asyncio.ensure_future(api.responses.create(model="small", input="Hi", background=True))
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request, queued=BEFORE)
+        await asking
+        for count in (101, 103, 105):
+            # Nobody asks while it looks twice.
+            beat(stack, count)
+            await until(lambda: left() == count, "it looks")  # noqa: B023
+            beat(stack, count + 1)
+            await until(lambda: left() == count + 1, "it looks on")  # noqa: B023
+            shown = (await http.get(f"/v1/responses/{request.response_id}")).json()
+            assert shown["queue"]["before"] == 106 - count - 1
+            clock_ms += 20_000
+        stack.pipeline.end(request, 1)
 
 
 async def test_nothing_is_said_or_looked_at_where_nobody_waits(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
