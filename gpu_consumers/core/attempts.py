@@ -7,7 +7,7 @@ from typing import Literal
 from gpu_consumers.core import effects
 from gpu_consumers.core.asking import Asking
 from gpu_consumers.core.claims import Claim
-from gpu_consumers.core.continuation import LEFT_OUT, LOST, MAX_ATTEMPTS, how_it_failed, why_interrupted
+from gpu_consumers.core.continuation import LEFT_OUT, LOST, MAX_ATTEMPTS, how_it_failed, too_long, why_interrupted
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
@@ -261,8 +261,9 @@ class Attempts:
     def _enter(self, work: Work, now_ms: int) -> None:
         if work.losses >= MAX_LOSSES:
             self._fail_lost(work, now_ms)
-        elif (why := self._slots.why_too_long(work)) is not None:
-            self.end(work, EndingCode.CONTEXT_LENGTH_EXCEEDED, now_ms, message=why, param=work.prompt_field)
+        elif (most := self._slots.room_lacked(work)) is not None:
+            code, message, param = too_long(work, most)
+            self.end(work, code, now_ms, message=message, param=param)
         elif not self.may_start:
             # Since the claim was asked for the engine has died, or the worker was stopped.
             if work.plan != "generate":
