@@ -183,6 +183,7 @@ class Attempts:
         work = self._works.by_response[given.item.response_id]
         work.on_floor, work.told_beyond = given.on_floor, given.told_beyond
         if work.plan != "generate":
+            self._works.unset_attempt(work)  # that of a lost engine could be void until now
             work.attempt_id = self._mint()
         if work.plan == "fresh":
             self._enter(work, now_ms)
@@ -441,7 +442,6 @@ class Attempts:
                 self._fail_lost(work, now_ms)
                 continue
             self._emission.account(work, "engine_died", now_ms)
-            self._works.unset_attempt(work)
             if work.accepted is not None:
                 self._take_over(work, now_ms)  # behind what others have said nothing else counts
                 continue

@@ -117,6 +117,29 @@ def test_a_takeover_reads_back_from_where_the_first_claim_was_made() -> None:
     assert opened_offset + 10 < ask.first_offset <= begun_at
 
 
+def test_an_ending_behind_a_void_fence_of_a_lost_engine_is_not_believed() -> None:
+    """It began without a claim, and is told that its fence was void when its engine is lost already."""
+    fleet = Fleet("x")
+    response_id = fleet.region.request(max_tokens=200)
+    fleet.run_until_told(response_id, 3)
+    fleet.crash("x")
+    fleet.region.claims_up, fleet.region.voids_are_late = False, True
+    worker = fleet.start("a")
+    worker.late_rounds = 10_000
+    while not worker.submitted:
+        fleet.run(20)
+    worker.late_rounds, worker.kill_engine, worker.engine_starts = 0, True, False
+    fleet.run(40)
+    fleet.region.say_voids()
+    fleet.run(100)
+    fleet.region.cancel(response_id)
+    fleet.run(200)
+    fleet.region.claims_up = worker.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.CANCELLED
+
+
 def test_a_read_back_from_a_claim_that_forgot_an_attempt_is_done_again_from_that_one() -> None:
     """`b` began anew behind `a`, whose claim was lost, and died: its claim says nothing of `a`."""
     fleet = Fleet("a")
