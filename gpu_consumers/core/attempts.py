@@ -76,14 +76,10 @@ class Attempts:
         if work.phase is Phase.CLOSING:
             return
         self._emission.publish_held()
-        # What waits to generate, behind its fence or once more behind that of a lost engine, may be another's by now.
-        waits = work.plan == "generate" or (work.plan == "again" and work.phase is Phase.QUEUED)
-        fenced = waits or work.phase in (Phase.RUNNING, Phase.READING, Phase.FENCING)
         self._stop(work, code.value)
         self._slots.remove(work)
-        if not fenced:
-            self._works.unset_attempt(work)
-            work.attempt_id = ""
+        if self._works.by_attempt.get(work.attempt_id) is not work:
+            work.attempt_id = ""  # no fence of it is there that may be void by now
         self._works.set_phase(work, Phase.CLOSING)
         self._emission.ending(work, code, now_ms, message=message, param=param)
 
@@ -263,8 +259,7 @@ class Attempts:
         if work.losses >= MAX_LOSSES:
             self._fail_lost(work, now_ms)
         elif (most := self._slots.room_lacked(work)) is not None:
-            code, message, param = too_long(work, most)
-            self.end(work, code, now_ms, message=message, param=param)
+            self._never_fits(work, most, now_ms)
         elif not self.may_start:
             # Since the claim was asked for the engine has died, or the worker was stopped.
             if work.plan != "generate":
@@ -274,6 +269,14 @@ class Attempts:
             self._submit(work, now_ms)
         else:
             self._generate_fresh(work, now_ms)
+
+    def _never_fits(self, work: Work, most: int, now_ms: int) -> None:
+        if work.claimed_as or work.plan == "generate":
+            code, message, param = too_long(work, most)
+            self.end(work, code, now_ms, message=message, param=param)
+        else:
+            # It may run where there is more memory: only a claim, or what is read back, would tell.
+            self._wait(work, "claim", now_ms + RETRY_MS)
 
     def _fail_lost(self, work: Work, now_ms: int) -> None:
         self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=LOST.format(losses=work.losses))

@@ -124,6 +124,30 @@ def test_what_has_begun_in_a_larger_memory_is_interrupted_where_it_never_fits() 
     )
 
 
+def test_what_runs_elsewhere_is_not_refused_by_a_smaller_memory_without_claims() -> None:
+    fleet = Fleet("a")
+    ids = [fleet.region.request(prompt=6_000, max_tokens=100, partition=partition) for partition in (0, 1)]
+    fleet.run(300)
+    assert len(fleet.all[0].submitted) == 2
+    fleet.region.claims_up = False
+    small_memory(fleet.start("b"))
+    fleet.settle()
+    check(fleet.region)
+    assert {fleet.region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
+
+
+def test_what_never_fits_is_refused_once_the_claims_are_back() -> None:
+    fleet = Fleet("a")
+    fleet.region.claims_up = False
+    too_long = fleet.region.request(prompt=BLOCKS_TOKENS)
+    fleet.run(3_000)
+    assert fleet.region.terminal(too_long) is None
+    fleet.region.claims_up = True
+    fleet.settle()
+    assert fleet.region.terminal(too_long) is EndingCode.CONTEXT_LENGTH_EXCEEDED
+    assert not fleet.all[0].submitted
+
+
 def test_a_worker_that_embeds_counts_no_memory() -> None:
     assert CONFIG.memory_policy == CONFIG.memory
     assert replace(CONFIG, dimensions=8).memory_policy.foresight == 0
