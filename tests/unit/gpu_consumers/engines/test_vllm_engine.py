@@ -297,3 +297,17 @@ def test_what_vllm_reports_of_its_memory_is_told() -> None:
         logger.record(scheduler_stats, iteration_stats)
     assert engine._stats == EngineStats(3, 2, 250, 1_000, 16, True, 3)
     assert engine.stats() == EngineStats(0, 0, 0, 1_000, 16, True, 3), "nothing is in it"
+
+
+@imports_vllm
+def test_preemptions_of_all_replicas_are_counted_together() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    engine = ScriptedEngine(Llm())
+    replicas = [_stat_logger(engine)(None, index) for index in range(2)]
+    idle = SimpleNamespace(num_running_reqs=0, num_waiting_reqs=0, num_skipped_waiting_reqs=0, kv_cache_usage=0.0)
+    told = []
+    for preempted in (0, 3, 0, 2):
+        for replica, own in zip(replicas, (preempted, 0), strict=True):
+            replica.record(idle, SimpleNamespace(num_preempted_reqs=own))
+            told.append(engine.stats().preemptions)
+    assert told == [0, 0, 3, 3, 3, 3, 5, 5]
