@@ -109,7 +109,7 @@ class VllmBase(ABC):
 
     @abstractmethod
     def _forget(self) -> None:
-        """All that is in it: it ends."""
+        """All that is in it: it ends, and what is still told of it says nothing of the next engine."""
 
     @abstractmethod
     def _take_step(self) -> list[EngineDelta]:
@@ -219,18 +219,20 @@ class VllmBase(ABC):
         try:
             await llm.abort(vllm_ids, internal=True)
         except EngineDeadError as error:
-            self._died(error)
+            if self._llm is llm:
+                self._died(error)
 
     async def probe(self) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if self._llm is None:
+        if (llm := self._llm) is None:
             raise EngineDied("the engine is not running")
         try:
             # Answered by the loop that makes the steps, between two of them; `check_health` asks nobody.
-            await self._llm.is_sleeping()
+            await llm.is_sleeping()
         except EngineDeadError as error:
-            self._died(error)
+            if self._llm is llm:
+                self._died(error)
             raise EngineDied(str(error)) from error
 
     def kill(self, why: str) -> None:

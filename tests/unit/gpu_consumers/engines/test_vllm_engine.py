@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,6 +196,42 @@ async def test_a_dead_engine_is_shut_down_beside_the_loop_and_before_the_next_on
         await starting
         await engine.close()
     assert threading.main_thread() not in llm.shut_down_by
+
+
+@imports_vllm
+@pytest.mark.parametrize("embeds", [False, True])
+async def test_what_is_told_late_of_a_dead_engine_does_not_end_the_next_one(embeds: bool) -> None:
+    exceptions = pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    pytest.importorskip("vllm.exceptions", reason="vLLM is not installed")
+    may_fail, all_asked, asked = asyncio.Event(), asyncio.Event(), count(1)
+
+    class Late(Llm):
+        async def fail(self, *_arguments: object, **_options: object) -> None:
+            if next(asked) == 3:
+                all_asked.set()
+            await may_fail.wait()
+            raise exceptions.EngineDeadError
+
+        add_request = abort = is_sleeping = fail
+
+    old, new = Late(), Llm()
+    engine = ScriptedPoolingEngine(old) if embeds else ScriptedEngine(old)
+    deaths: list[EngineDied] = []
+    await engine.start(lambda _step: None, deaths.append)
+    engine.submit(EngineRequest("r", [1, 2], Sampling(), 0 if embeds else 5, input_ends=[2] if embeds else []))
+    probe = asyncio.create_task(engine.probe())
+    engine._abort_soon("another")
+    async with asyncio.timeout(DEADLINE_S):
+        await all_asked.wait()
+        engine.kill("it hangs")
+        engine._scripted = new
+        await engine.start(lambda _step: None, deaths.append)
+        may_fail.set()
+        await asyncio.wait([probe, *engine._tasks])
+    assert isinstance(probe.exception(), EngineDied)
+    assert engine._llm is new
+    assert len(deaths) == 1
+    await engine.close()
 
 
 class LoadingEngine(VllmEngine):
