@@ -181,10 +181,10 @@ class Attempts:
         if work.plan != "generate":
             self._works.unset_attempt(work)  # that of a lost engine could be void until now
             work.attempt_id = self._mint()
+        self._works.set_phase(work, Phase.CLAIMING)
         if work.plan == "fresh":
             self._enter(work, now_ms)
             return
-        self._works.set_phase(work, Phase.CLAIMING)
         # Told before it enters: what kills this worker must have been counted by then.
         purpose: Literal["begin", "take"] = "take" if work.is_counted else "begin"
         self._effects.append(self.asking.ask(work, work.attempt_id, purpose, now_ms))

@@ -11,7 +11,8 @@ from gpu_consumers.engines.simulated import SimulatedCore
 from gpu_consumers.metrics import WorkerMetrics
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Ending
-from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, TOPICS, Fleet, Worker, check
+from schemas.request import Lane
+from tests.unit.gpu_consumers.fleet import CONFIG, ENGINE, SCOPE, TOPICS, Fleet, Worker, check
 
 BLOCKS_TOKENS = 16_000
 """What all blocks of a fleet's engines hold."""
@@ -146,6 +147,27 @@ def test_what_never_fits_is_refused_once_the_claims_are_back() -> None:
     fleet.settle()
     assert fleet.region.terminal(too_long) is EndingCode.CONTEXT_LENGTH_EXCEEDED
     assert not fleet.all[0].submitted
+
+
+def test_what_is_refused_by_its_next_engine_is_charged_to_nobody() -> None:
+    """It was claimed while the first one was lost, and is given a slot of the second."""
+    fleet = Fleet("a")
+    [worker] = fleet.all
+    fleet.run(20)
+    worker.claims_are_late = True
+    response_id = fleet.region.request(prompt=1_600)
+    fleet.run(20)
+    arriving, worker.claims_on_their_way = worker.claims_on_their_way, []
+    worker.kill_engine, worker.engine_starts = True, False
+    fleet.run(20)
+    worker.claims_on_their_way = arriving
+    fleet.run(20)
+    small_memory(worker).engine_starts = True
+    fleet.settle()
+    assert fleet.region.terminal(response_id) is EndingCode.CONTEXT_LENGTH_EXCEEDED
+    lane = worker.core._slots._scheduler._lanes[Lane.STANDARD].shared
+    assert lane.served(SCOPE.tenant_id) == 0
+    assert not lane._charges
 
 
 def test_a_worker_that_embeds_counts_no_memory() -> None:
