@@ -7,7 +7,7 @@ from typing import Literal
 from gpu_consumers.core import effects
 from gpu_consumers.core.asking import Asking
 from gpu_consumers.core.claims import Claim
-from gpu_consumers.core.continuation import LEFT_OUT, LOST, MAX_ATTEMPTS, how_it_failed, why_interrupted
+from gpu_consumers.core.continuation import LEFT_OUT, LOST, MAX_ATTEMPTS, how_it_failed, too_long, why_interrupted
 from gpu_consumers.core.emission import Emission
 from gpu_consumers.core.keeping import Keeping
 from gpu_consumers.core.remembered import Remembered
@@ -76,14 +76,10 @@ class Attempts:
         if work.phase is Phase.CLOSING:
             return
         self._emission.publish_held()
-        # What waits to generate, behind its fence or once more behind that of a lost engine, may be another's by now.
-        waits = work.plan == "generate" or (work.plan == "again" and work.phase is Phase.QUEUED)
-        fenced = waits or work.phase in (Phase.RUNNING, Phase.READING, Phase.FENCING)
         self._stop(work, code.value)
         self._slots.remove(work)
-        if not fenced:
-            self._works.unset_attempt(work)
-            work.attempt_id = ""
+        if self._works.by_attempt.get(work.attempt_id) is not work:
+            work.attempt_id = ""  # no fence of it is there that may be void by now
         self._works.set_phase(work, Phase.CLOSING)
         self._emission.ending(work, code, now_ms, message=message, param=param)
 
@@ -183,11 +179,12 @@ class Attempts:
         work = self._works.by_response[given.item.response_id]
         work.on_floor, work.told_beyond = given.on_floor, given.told_beyond
         if work.plan != "generate":
+            self._works.unset_attempt(work)  # that of a lost engine could be void until now
             work.attempt_id = self._mint()
+        self._works.set_phase(work, Phase.CLAIMING)
         if work.plan == "fresh":
             self._enter(work, now_ms)
             return
-        self._works.set_phase(work, Phase.CLAIMING)
         # Told before it enters: what kills this worker must have been counted by then.
         purpose: Literal["begin", "take"] = "take" if work.is_counted else "begin"
         self._effects.append(self.asking.ask(work, work.attempt_id, purpose, now_ms))
@@ -261,8 +258,8 @@ class Attempts:
     def _enter(self, work: Work, now_ms: int) -> None:
         if work.losses >= MAX_LOSSES:
             self._fail_lost(work, now_ms)
-        elif (why := self._slots.why_too_long(work)) is not None:
-            self.end(work, EndingCode.CONTEXT_LENGTH_EXCEEDED, now_ms, message=why, param=work.prompt_field)
+        elif (most := self._slots.room_lacked(work)) is not None:
+            self._never_fits(work, most, now_ms)
         elif not self.may_start:
             # Since the claim was asked for the engine has died, or the worker was stopped.
             if work.plan != "generate":
@@ -272,6 +269,14 @@ class Attempts:
             self._submit(work, now_ms)
         else:
             self._generate_fresh(work, now_ms)
+
+    def _never_fits(self, work: Work, most: int, now_ms: int) -> None:
+        if work.claimed_as or work.plan == "generate":
+            code, message, param = too_long(work, most)
+            self.end(work, code, now_ms, message=message, param=param)
+        else:
+            # It may run where there is more memory: only a claim, or what is read back, would tell.
+            self._wait(work, "claim", now_ms + RETRY_MS)
 
     def _fail_lost(self, work: Work, now_ms: int) -> None:
         self.end(work, EndingCode.ENGINE_FAILED, now_ms, message=LOST.format(losses=work.losses))
@@ -440,7 +445,6 @@ class Attempts:
                 self._fail_lost(work, now_ms)
                 continue
             self._emission.account(work, "engine_died", now_ms)
-            self._works.unset_attempt(work)
             if work.accepted is not None:
                 self._take_over(work, now_ms)  # behind what others have said nothing else counts
                 continue

@@ -226,7 +226,9 @@ class Capacity:
             self._large.add(each.row, times)
 
     def _row(self, item: Queued, output: int) -> Row:
-        """With `output` tokens since it was let in."""
+        """With `output` tokens since it was let in. Nothing, where the engine does not tell of its memory any more."""
+        if not self._total:
+            return []
         said = (item.said_tokens + output) // item.slots
         most_more = max(item.most_output // item.slots - said, 0)
         if self.policy.foresight >= 1:

@@ -108,6 +108,8 @@ class _Held:
     generated_end: int
     begun: int = 0
     finished: bool = False
+    counted: str = ""
+    """The attempt whose entry was counted last, and is not released."""
 
 
 @dataclass(slots=True)
@@ -135,14 +137,16 @@ class ClaimTable:
             if held.incarnation not in ("", incarnation) and left_ms > 0:
                 return Claim("leased", held.attempt_id, left_ms, held.begun, held.generated_end)
             previous = held.attempt_id
-        if ask.most_begun is not None:
-            held.begun = min(held.begun, ask.most_begun)
-        is_to_enter = state == "fresh" or previous in (ask.held_as, ask.attempt_id)
-        counted = ask.purpose == "begin" and is_to_enter
+        if ask.most_begun is not None and held.begun > ask.most_begun:
+            held.begun, held.counted = ask.most_begun, ""
+        is_held = state == "expired" and previous in (ask.held_as, ask.attempt_id)
+        # Told twice, or taken again by who has it, it enters once.
+        is_again = is_held and held.counted == (previous if ask.purpose == "take" else ask.attempt_id)
+        counted = is_again or (ask.purpose == "begin" and (state == "fresh" or is_held))
         answer = Claim(state, previous, 0, held.begun, held.generated_end, counted)
         held.incarnation, held.attempt_id = incarnation, ask.attempt_id
-        if counted and previous != ask.attempt_id:
-            held.begun += 1
+        if counted:
+            held.begun, held.counted = held.begun + (not is_again), ask.attempt_id
         return answer
 
     def renew(self, incarnation: str, now_ms: int) -> bool:
@@ -159,7 +163,8 @@ class ClaimTable:
         held = self._held.get(mark.response_id)
         if held is not None and (held.incarnation, held.attempt_id) == (incarnation, mark.attempt_id):
             held.incarnation = ""
-            held.begun -= mark.uncount
+            if mark.uncount:
+                held.begun, held.counted = held.begun - 1, ""
 
     def resign(self, incarnation: str) -> None:
         self._leases.pop(incarnation, None)

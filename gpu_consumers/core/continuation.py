@@ -13,6 +13,7 @@ MAX_ATTEMPTS = 12
 """In the log, of one response. A second bound, for when the claims have lost their count."""
 LOST = "The engine was lost each of the {losses} times that it worked on this request, which is not tried again."
 LEFT_OUT = "The engine was lost with this request, and had no moment to try it alone."
+TOO_LONG = "The prompt has {tokens} tokens, and the memory of the engine that serves this model has room for {most}."
 _INTERRUPTED = ENDINGS[EndingCode.GENERATION_INTERRUPTED].message
 
 
@@ -37,6 +38,20 @@ def how_it_failed(work: Work, delta: EngineDelta) -> tuple[EndingCode, str]:
     if delta.is_not_continued and work.accepted is not None:
         return EndingCode.GENERATION_INTERRUPTED, _interruption(work.accepted, str(delta.error))
     return EndingCode.ENGINE_FAILED, ""
+
+
+def too_long(work: Work, most: int) -> tuple[EndingCode, str, str | None]:
+    """The ending of what the engine's memory, of `most` tokens, never has room for, what is told of it, and the field
+    that is to blame: of an answer that has begun none is, since another engine had room.
+    """
+    if work.accepted is None:
+        return (
+            EndingCode.CONTEXT_LENGTH_EXCEEDED,
+            TOO_LONG.format(tokens=work.prompt_tokens, most=most),
+            work.prompt_field,
+        )
+    why = f"with its prompt it is longer than the {most} tokens that the engine's memory has room for"
+    return EndingCode.GENERATION_INTERRUPTED, _interruption(work.accepted, why), None
 
 
 def _interruption(accepted: Accepted, why: str) -> str:

@@ -65,7 +65,7 @@ class Queued:
     queued_before_ms: int = 0
     """So much earlier it was queued first: it was another's meanwhile, or taken over, or its engine was lost."""
     said_tokens: int = 0
-    """Of its answers, in attempts before."""
+    """Of its answers that are open, in attempts before."""
 
 
 _SHORT, _LARGE = 0, 1

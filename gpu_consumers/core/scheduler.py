@@ -86,7 +86,9 @@ class _Lane:
         self.in_order: OrderedDict[str, Queued] = OrderedDict()
         self.slots = 0
         self.lacks_room_since_ms: int | None = None
-        """A large one of it, at its turn."""
+        """A large one of it, at its turn. Who is next when that one is cancelled goes on with its wait: those that come
+        and leave again hold up no other.
+        """
         self._starves_after_ms = starves_after_ms
         self._begun_at_ms = 0
         self._begun_last = "", 0

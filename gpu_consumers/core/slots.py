@@ -20,7 +20,6 @@ from schemas.vectors import weight_tokens
 from schemas.worker import MAX_TENANTS, LaneQueue
 from streams.lane_policy import LanePolicies
 
-_TOO_LONG = "The prompt has {tokens} tokens, and the memory of the engine that serves this model has room for {most}."
 MAX_LOOKS = 128
 """Look-ups on their way at once: one round trip, so that claims of new work do not wait behind a whole backlog."""
 MAX_HOLD_MS = 30_000
@@ -60,21 +59,18 @@ class Slots:
 
     def _item(self, work: Work, now_ms: int) -> Queued:
         request = work.request
-        most_output = request.choices * request.max_tokens
-        tokens = work.prompt_tokens + most_output
+        tokens = work.prompt_tokens + request.choices * request.max_tokens
         tokens += weight_tokens(len(request.input_ends), request.dimensions or self._dimensions)
-        said_tokens = 0 if work.accepted is None else work.accepted.tokens
+        most_output = work.slots * request.max_tokens
         waited_ms = 0 if work.queued_first_ms is None else now_ms - work.queued_first_ms
         return Queued(
             work.response_id, request.lane, tokens, now_ms, work.slots, request.scope.tenant_id,
-            work.prompt_tokens, most_output, request.weight, waited_ms, said_tokens,
+            work.prompt_tokens, most_output, request.weight, waited_ms, work.said_tokens,
         )  # fmt: skip
 
-    def why_too_long(self, work: Work) -> str | None:
-        """For the client, where the engine's memory never has room for it. None: it may enter."""
-        if not self._memory.never_fits(self._item(work, 0)):
-            return None
-        return _TOO_LONG.format(tokens=work.prompt_tokens, most=self._memory.most_tokens)
+    def room_lacked(self, work: Work) -> int | None:
+        """Of how many tokens the engine's memory has room, where it never has any for this. None: it may enter."""
+        return self._memory.most_tokens if self._memory.never_fits(self._item(work, 0)) else None
 
     def remove(self, work: Work, *, is_moved: bool = False) -> None:
         self._scheduler.remove(work.response_id, is_moved=is_moved)

@@ -164,6 +164,11 @@ class Work:
         return len(self._choices)
 
     @property
+    def said_tokens(self) -> int:
+        """Of the choices that are still open, in attempts before the next: what goes into the engine again."""
+        return 0 if self.accepted is None else sum(len(self.accepted.token_ids[each]) for each in self._choices)
+
+    @property
     def _first_sequence(self) -> int:
         return 1 if self.accepted is None else 1 + self.accepted.tokens
 

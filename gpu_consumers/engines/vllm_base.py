@@ -46,12 +46,11 @@ def block_tokens(cache: Any, replicas: int) -> int:
 
 
 def _stat_logger(engine: "VllmBase") -> type[Any]:
-    """A class of vLLM's stat loggers, which keeps the newest figures in `engine`."""
+    """A class of vLLM's stat loggers, which keeps the newest figures in `engine`. vLLM makes one for each replica."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class StatLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            self._preemptions = 0
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
 
         def log_engine_initialized(self) -> None: ...
 
@@ -59,14 +58,14 @@ def _stat_logger(engine: "VllmBase") -> type[Any]:
             self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
         ) -> None:
             if iteration_stats is not None:
-                self._preemptions += iteration_stats.num_preempted_reqs
+                preemptions = engine._stats.preemptions + iteration_stats.num_preempted_reqs
+                engine._stats = replace(engine._stats, preemptions=preemptions)
             if scheduler_stats is not None:
                 engine._stats = replace(
                     engine._stats,
                     running=scheduler_stats.num_running_reqs,
                     waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
                     kv_blocks_used=round(scheduler_stats.kv_cache_usage * engine._stats.kv_blocks_total),
-                    preemptions=self._preemptions,
                 )
 
     return StatLogger
@@ -110,7 +109,7 @@ class VllmBase(ABC):
 
     @abstractmethod
     def _forget(self) -> None:
-        """All that is in it: it ends."""
+        """All that is in it: it ends, and what is still told of it says nothing of the next engine."""
 
     @abstractmethod
     def _take_step(self) -> list[EngineDelta]:
@@ -220,18 +219,20 @@ class VllmBase(ABC):
         try:
             await llm.abort(vllm_ids, internal=True)
         except EngineDeadError as error:
-            self._died(error)
+            if self._llm is llm:
+                self._died(error)
 
     async def probe(self) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if self._llm is None:
+        if (llm := self._llm) is None:
             raise EngineDied("the engine is not running")
         try:
             # Answered by the loop that makes the steps, between two of them; `check_health` asks nobody.
-            await self._llm.is_sleeping()
+            await llm.is_sleeping()
         except EngineDeadError as error:
-            self._died(error)
+            if self._llm is llm:
+                self._died(error)
             raise EngineDied(str(error)) from error
 
     def kill(self, why: str) -> None:

@@ -124,7 +124,8 @@ class VllmEngine(VllmBase):
                 for choice in request.open_choices:
                     await self._continue(live, choice, arguments)
         except EngineDeadError as error:
-            self._died(error)
+            if self._is_live(live):
+                self._died(error)
         except Inexpressible as error:
             self._fail(live, str(error), "tool_choice" if live.to_blame is None else "tools")
         except VLLMValidationError as error:
@@ -196,7 +197,8 @@ class VllmEngine(VllmBase):
     def _collect(self, live: _Live, output: Any) -> None:
         """What vLLM puts for a request: what its choices have got, or the exception that ended the engine."""
         if isinstance(output, Exception):
-            self._died(output)
+            if self._is_live(live):
+                self._died(output)
             return
         if not self._is_live(live):
             return
@@ -234,7 +236,8 @@ class VllmEngine(VllmBase):
     def _collect_ids(self, live: _Live, output: Any, choice: int | None = None) -> None:
         """As `_collect`, of a request whose text is made here; of one of its choices, where vLLM knows of no others."""
         if isinstance(output, Exception):
-            self._died(output)
+            if self._is_live(live):
+                self._died(output)
             return
         for completion in output.outputs:
             index = completion.index if choice is None else choice

@@ -94,7 +94,8 @@ class VllmPoolingEngine(VllmBase):
                     return
                 await self._add_input(embedding, index, token_ids)
         except EngineDeadError as error:
-            self._died(error)
+            if self._is_wanted(embedding):
+                self._died(error)
         except VLLMValidationError as error:
             self._give_up(embedding, f"{type(error).__name__}: {error}", "input")
         # Whatever else it is, nobody awaits this task: the request would hang until its deadline.
@@ -122,7 +123,8 @@ class VllmPoolingEngine(VllmBase):
     def _collect_vector(self, embedding: _Embedding, index: int, vllm_id: str, output: Any) -> None:
         """What vLLM puts for an input: its vector, or the exception that ended the engine."""
         if isinstance(output, Exception):
-            self._died(output)
+            if self._is_wanted(embedding):
+                self._died(output)
             return
         embedding.inside.discard(vllm_id)
         embedding.room.release()

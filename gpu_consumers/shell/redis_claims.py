@@ -18,11 +18,11 @@ _log = structlog.get_logger()
 # KEYS: claim, own lease.
 # ARGV: lease prefix, incarnation, attempt, lease_ms, keep_ms, purpose, pool, generated_end, most_begun (or empty),
 # held_as (or empty).
-# A claim is a hash: incarnation (empty: released), attempt, pool, begun, generated_end; or finished, which is kept for
-# longest, and alone.
+# A claim is a hash: incarnation (empty: released), attempt, pool, begun, counted (the attempt whose entry was counted
+# last, and is not released), generated_end; or finished, which is kept for longest, and alone.
 _CLAIM = Script("""
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
-local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt', 'finished', 'begun', 'generated_end')
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt', 'finished', 'begun', 'generated_end', 'counted')
 local begun, generated_end = tonumber(held[4] or 0), tonumber(held[5] or 0)
 if held[3] then return {'finished', '', 0, 0, 0} end
 local state, previous = 'fresh', ''
@@ -38,13 +38,17 @@ else
   generated_end = tonumber(ARGV[8])
   redis.call('HSET', KEYS[1], 'generated_end', ARGV[8])
 end
-redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3], 'pool', ARGV[7])
+local last = held[6] or ''
 if ARGV[9] ~= '' and begun > tonumber(ARGV[9]) then
-  begun = tonumber(ARGV[9])
+  begun, last = tonumber(ARGV[9]), ''
   redis.call('HSET', KEYS[1], 'begun', ARGV[9])
 end
-local counted = ARGV[6] == 'begin' and (state == 'fresh' or previous == ARGV[10] or previous == ARGV[3])
-if counted and previous ~= ARGV[3] then redis.call('HINCRBY', KEYS[1], 'begun', 1) end
+local is_held = state == 'expired' and (previous == ARGV[10] or previous == ARGV[3])
+local again = is_held and last == (ARGV[6] == 'take' and previous or ARGV[3])
+local counted = again or (ARGV[6] == 'begin' and (state == 'fresh' or is_held))
+if counted and not again then redis.call('HINCRBY', KEYS[1], 'begun', 1) end
+if counted then last = ARGV[3] end
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'attempt', ARGV[3], 'pool', ARGV[7], 'counted', last)
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return {state, previous, 0, begun, generated_end, counted and 1 or 0}
 """)
@@ -63,7 +67,10 @@ _RELEASE = Script("""
 local held = redis.call('HMGET', KEYS[1], 'incarnation', 'attempt')
 if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], 'incarnation', '')
-if ARGV[3] == '1' then redis.call('HINCRBY', KEYS[1], 'begun', -1) end
+if ARGV[3] == '1' then
+  redis.call('HINCRBY', KEYS[1], 'begun', -1)
+  redis.call('HSET', KEYS[1], 'counted', '')
+end
 return 1
 """)
 

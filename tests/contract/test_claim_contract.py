@@ -146,7 +146,42 @@ async def test_what_another_has_begun_is_counted_once_it_enters_and_not_while_it
     assert await third.claim([enters]) == [Claim("expired", "att_d", begun=2, counted=True)], (
         "told twice, it enters once"
     )
-    assert await third.claim([AskClaim("r", "att_e", "take", held_as="att_d")]) == [Claim("expired", "att_d", begun=2)]
+    taken = AskClaim("r", "att_e", "take", held_as="att_d")
+    assert await third.claim([taken]) == [Claim("expired", "att_d", begun=2, counted=True)]
+    assert await third.claim([AskClaim("r", "att_e")]) == [Claim("expired", "att_e", begun=2, counted=True)], (
+        "taken under another name, it has not entered once more"
+    )
+
+
+async def test_what_was_taken_and_not_counted_is_counted_when_it_has_entered_all_the_same(
+    redis: Redis, region: str
+) -> None:
+    """The answer was lost, and it began without: who keeps it asks again under the same name."""
+    holder, heir, third = (claims(redis, region, name, lease_ms=100) for name in ("a/1", "b/1", "c/1"))
+    await holder.claim([AskClaim("r", "att_a")])
+    await asyncio.sleep(0.15)
+    assert await heir.claim([AskClaim("r", "att_b")]) == [Claim("expired", "att_a", begun=1)]
+    assert await heir.claim([AskClaim("r", "att_b")]) == [Claim("expired", "att_b", begun=1, counted=True)]
+    await asyncio.sleep(0.15)
+    assert await third.claim([AskClaim("r", "att_c")]) == [Claim("expired", "att_b", begun=2)]
+
+
+async def test_who_forgives_what_was_counted_counts_its_own_entry_again(redis: Redis, region: str) -> None:
+    holder = claims(redis, region, "a/1")
+    await holder.claim([AskClaim("r", "att_a")])
+    keeps = AskClaim("r", "att_a", most_begun=0)
+    assert await holder.claim([keeps]) == [Claim("expired", "att_a", counted=True)]
+    assert await holder.claim([dataclasses.replace(keeps, most_begun=1)]) == [
+        Claim("expired", "att_a", begun=1, counted=True)
+    ]
+
+
+async def test_what_was_given_back_uncounted_is_counted_when_it_enters(redis: Redis, region: str) -> None:
+    store, other = claims(redis, region, "a/1"), claims(redis, region, "b/1")
+    await store.claim([AskClaim("r", "att")])
+    await store.release([ReleaseClaim("r", "att", uncount=True)])
+    assert await store.claim([AskClaim("r", "att")]) == [Claim("expired", "att", counted=True)]
+    assert await other.claim([AskClaim("r", "att_b")]) == [Claim("leased", "att", ANY_MS, 1)]
 
 
 async def test_a_worker_that_was_overtaken_cannot_call_the_work_finished(redis: Redis, region: str) -> None:

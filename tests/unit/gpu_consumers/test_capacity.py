@@ -338,6 +338,20 @@ def test_of_many_the_sum_is_known_well() -> None:
     assert per_request(20_000) < 0.7 * (1 + 1_600 / SIZE)
 
 
+def test_an_engine_that_tells_of_no_memory_any_more_has_nothing_reserved() -> None:
+    for shares in (False, True):
+        made = capacity(1_000, shares=shares)
+        made.take(request("there", 100, 100, answers=2))
+        made.grown("there", 10)
+        made.engine_tells(EngineStats(kv_blocks_total=1_000, shares_prefixes=shares), 50)
+        assert made.reserved == 0
+        assert made.fits(request("comes", 100_000))
+        made.grown("there", 50)
+        made.left("there", 60)
+        made.engine_tells(told(1_000, shares=shares), 100)
+        assert made.reserved == 0
+
+
 def test_a_forecast_ends_where_an_answer_must() -> None:
     made = capacity(1_000, for_short=0)
     row = made._row(request("r", SIZE, 100), 0)

@@ -1,7 +1,7 @@
 """Answers whose claims the store did not take, or lost, or answered late."""
 
 from gpu_consumers.core.claims import AskClaim, ClaimTable
-from gpu_consumers.core.effects import AskReadBack, ReleaseClaim
+from gpu_consumers.core.effects import AskReadBack, Effect, ReleaseClaim
 from schemas.endings import EndingCode
 from schemas.generated import GENERATED, Fence
 from tests.unit.gpu_consumers.fleet import LEASE_MS, TOPICS, Fleet, check
@@ -117,6 +117,29 @@ def test_a_takeover_reads_back_from_where_the_first_claim_was_made() -> None:
     assert opened_offset + 10 < ask.first_offset <= begun_at
 
 
+def test_an_ending_behind_a_void_fence_of_a_lost_engine_is_not_believed() -> None:
+    """It began without a claim, and is told that its fence was void when its engine is lost already."""
+    fleet = Fleet("x")
+    response_id = fleet.region.request(max_tokens=200)
+    fleet.run_until_told(response_id, 3)
+    fleet.crash("x")
+    fleet.region.claims_up, fleet.region.voids_are_late = False, True
+    worker = fleet.start("a")
+    worker.late_rounds = 10_000
+    while not worker.submitted:
+        fleet.run(20)
+    worker.late_rounds, worker.kill_engine, worker.engine_starts = 0, True, False
+    fleet.run(40)
+    fleet.region.say_voids()
+    fleet.run(100)
+    fleet.region.cancel(response_id)
+    fleet.run(200)
+    fleet.region.claims_up = worker.engine_starts = True
+    fleet.settle()
+    check(fleet.region)
+    assert fleet.region.terminal(response_id) is EndingCode.CANCELLED
+
+
 def test_a_read_back_from_a_claim_that_forgot_an_attempt_is_done_again_from_that_one() -> None:
     """`b` began anew behind `a`, whose claim was lost, and died: its claim says nothing of `a`."""
     fleet = Fleet("a")
@@ -136,6 +159,34 @@ def test_a_read_back_from_a_claim_that_forgot_an_attempt_is_done_again_from_that
     begun_at = fleet.region.prefixes[response_id].begun_offset
     assert [fence.since_offset for fence in takeovers] == [ends, begun_at]
     assert fleet.region.terminal(response_id) is EndingCode.COMPLETED
+
+
+def test_an_entry_behind_a_lost_answer_of_the_store_is_counted() -> None:
+    fleet = Fleet("x")
+    response_id = fleet.region.request(max_tokens=200)
+    fleet.all[0].late_rounds = 10_000
+    fleet.run(100)
+    fleet.crash("x")
+    fleet.run(LEASE_MS)
+    heir = fleet.start("b")
+    heir.late_rounds = 10_000
+    run, lost = heir._run, list[AskClaim]()
+
+    def loses_the_first(effect: Effect) -> None:
+        if isinstance(effect, AskClaim) and not lost:
+            lost.append(effect)
+            fleet.region.claims.claim(heir.incarnation, effect, fleet.region.now_ms)
+            heir.core.claimed(effect.response_id, effect.attempt_id, None, fleet.region.now_ms)
+        else:
+            run(effect)
+
+    heir._run = loses_the_first  # type: ignore[method-assign]
+    fleet.run(500)
+    assert (len(fleet.all[0].submitted), len(heir.submitted), len(lost)) == (1, 1, 1)
+    assert fleet.region.claims._held[response_id].begun == 2
+    heir.late_rounds = 0
+    fleet.settle()
+    check(fleet.region)
 
 
 def test_a_release_names_what_it_releases() -> None:

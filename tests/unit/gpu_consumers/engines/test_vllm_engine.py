@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,6 +198,42 @@ async def test_a_dead_engine_is_shut_down_beside_the_loop_and_before_the_next_on
     assert threading.main_thread() not in llm.shut_down_by
 
 
+@imports_vllm
+@pytest.mark.parametrize("embeds", [False, True])
+async def test_what_is_told_late_of_a_dead_engine_does_not_end_the_next_one(embeds: bool) -> None:
+    exceptions = pytest.importorskip("vllm.v1.engine.exceptions", reason="vLLM is not installed")
+    pytest.importorskip("vllm.exceptions", reason="vLLM is not installed")
+    may_fail, all_asked, asked = asyncio.Event(), asyncio.Event(), count(1)
+
+    class Late(Llm):
+        async def fail(self, *_arguments: object, **_options: object) -> None:
+            if next(asked) == 3:
+                all_asked.set()
+            await may_fail.wait()
+            raise exceptions.EngineDeadError
+
+        add_request = abort = is_sleeping = fail
+
+    old, new = Late(), Llm()
+    engine = ScriptedPoolingEngine(old) if embeds else ScriptedEngine(old)
+    deaths: list[EngineDied] = []
+    await engine.start(lambda _step: None, deaths.append)
+    engine.submit(EngineRequest("r", [1, 2], Sampling(), 0 if embeds else 5, input_ends=[2] if embeds else []))
+    probe = asyncio.create_task(engine.probe())
+    engine._abort_soon("another")
+    async with asyncio.timeout(DEADLINE_S):
+        await all_asked.wait()
+        engine.kill("it hangs")
+        engine._scripted = new
+        await engine.start(lambda _step: None, deaths.append)
+        may_fail.set()
+        await asyncio.wait([probe, *engine._tasks])
+    assert isinstance(probe.exception(), EngineDied)
+    assert engine._llm is new
+    assert len(deaths) == 1
+    await engine.close()
+
+
 class LoadingEngine(VllmEngine):
     """Loads as vLLM does: in a thread that waits for a process, and fails when that dies."""
 
@@ -297,3 +334,17 @@ def test_what_vllm_reports_of_its_memory_is_told() -> None:
         logger.record(scheduler_stats, iteration_stats)
     assert engine._stats == EngineStats(3, 2, 250, 1_000, 16, True, 3)
     assert engine.stats() == EngineStats(0, 0, 0, 1_000, 16, True, 3), "nothing is in it"
+
+
+@imports_vllm
+def test_preemptions_of_all_replicas_are_counted_together() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    engine = ScriptedEngine(Llm())
+    replicas = [_stat_logger(engine)(None, index) for index in range(2)]
+    idle = SimpleNamespace(num_running_reqs=0, num_waiting_reqs=0, num_skipped_waiting_reqs=0, kv_cache_usage=0.0)
+    told = []
+    for preempted in (0, 3, 0, 2):
+        for replica, own in zip(replicas, (preempted, 0), strict=True):
+            replica.record(idle, SimpleNamespace(num_preempted_reqs=own))
+            told.append(engine.stats().preemptions)
+    assert told == [0, 0, 3, 3, 3, 3, 5, 5]
