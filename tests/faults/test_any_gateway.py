@@ -117,7 +117,7 @@ def test_a_response_that_runs_is_told_as_it_stands_at_any_gateway(stack: Stack, 
 def test_viewers_of_a_gateway_that_goes_go_on_at_another_and_those_of_the_others_notice_nothing(
     stack: Stack, urls: list[str], number: int
 ) -> None:
-    with Audience(stack, **LASTING) as audience:
+    with Audience(stack, **{**LASTING, "max_tokens": LONG_ENOUGH_TOKENS}) as audience:
         for owner in range(3):
             asked = audience.ask(from_there_on(urls, owner))
             for elsewhere in range(3):
@@ -125,7 +125,7 @@ def test_viewers_of_a_gateway_that_goes_go_on_at_another_and_those_of_the_others
                     audience.join(asked, from_there_on(urls, elsewhere))
         stack.kill("gateway-2", number)
         viewers = audience.until_ended()
-    assert_all_have_all(viewers)
+    assert_all_have_all(viewers, LONG_ENOUGH_TOKENS)
     # Of each response one viewer was at each gateway: the one of gateway 2 had to go, once or more.
     at_first = [[owner, *(each for each in range(3) if each != owner)] for owner in range(3)]
     for viewer, gateway in zip(viewers, [gateway for gateways in at_first for gateway in gateways], strict=True):
