@@ -17,6 +17,7 @@ from streams.log.kafka import UNHURRIED_FETCH_BYTES, KafkaConsumer, KafkaProduce
 from streams.log.port import LogConsumer, LogError
 from streams.redis_client import connect_quota
 from streams.settings import Settings
+from streams.stop_signals import on_signals
 from streams.toml_directory import TomlTenantDirectory
 
 _log = structlog.get_logger()
@@ -25,8 +26,7 @@ _log = structlog.get_logger()
 def run(settings: Settings) -> int:
     """0 after a signal, `EXIT_FAILED` after a failure of the log."""
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    on_signals((signal.SIGTERM, signal.SIGINT), lambda _number: stopping.set())
     redis = connect_quota(settings.redis)
     readers: dict[str, LogConsumer] = {}
 

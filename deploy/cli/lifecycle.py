@@ -20,6 +20,7 @@ from deploy.local.plan import PYTHON, Options
 from deploy.local.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack, StartInterrupted
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
+from streams.stop_signals import on_signals
 
 ENGINES = {"vllm": "vllm", "sim": "simulated", "simulated": "simulated"}
 INFRASTRUCTURE_START_S = FORMAT_TIMEOUT_S + 2 * INFRASTRUCTURE_TIMEOUT_S
@@ -59,16 +60,22 @@ def up(
     interrupted = threading.Event()
     stack = Stack(data, options, say=progress.say, on_change=progress.change, interrupted=interrupted)
 
-    def interrupt(number: int, _frame: object) -> None:
-        # The second time at once. A terminal that goes says so twice, through the kernel and through its shell.
-        if interrupted.is_set() and number != signal.SIGHUP:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    killing = threading.Event()
+
+    def interrupt(number: int) -> None:
+        # A terminal that goes says so twice, through the kernel and through its shell.
+        if not interrupted.is_set():
+            interrupted.set()
+        elif number == signal.SIGHUP:
+            return
+        elif not killing.is_set():
+            killing.set()
             threading.Thread(target=stack.stop, kwargs={"kill": True}, daemon=True).start()
-        interrupted.set()
+        else:
+            os._exit(128 + number)  # The guardian ends what is left.
 
     outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as `nohup` starts it
-    for number in (signal.SIGINT, signal.SIGTERM, *(() if outlives_terminal else (signal.SIGHUP,))):
-        signal.signal(number, interrupt)
+    on_signals((signal.SIGINT, signal.SIGTERM, *(() if outlives_terminal else (signal.SIGHUP,))), interrupt)
     with contextlib.suppress(StartInterrupted), stack:
         if wait_ready(stack, progress, interrupted):
             progress.say("[green]everything is ready[/green]")
