@@ -40,7 +40,7 @@ def test_who_waits_hears_how_many_are_before_it_until_it_is_answered(crowded: St
                 break
         else:
             pytest.fail(f"nobody has heard of those that go: {dict(told)}")
-    assert all(befores == sorted(set(befores), reverse=True) for befores in told.values()), "never of more than before"
+    assert all(befores == sorted(befores, reverse=True) for befores in told.values()), f"never of more: {dict(told)}"
 
 
 def test_who_is_refused_is_told_when_to_come_and_that_it_cost_nothing(crowded: Stack) -> None:
