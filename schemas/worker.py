@@ -62,3 +62,7 @@ class WorkerState(Record):
     oldest_waiting_ms: int = Field(default=0, ge=0)
     tokens_per_second: float = Field(default=0, ge=0)
     accepts_seed: bool = Field(default=True, description="vLLM on CPU dies of a seed that is left to it.")
+
+    def is_live(self, now_ms: int) -> bool:
+        """Whether its lease still runs."""
+        return self.beat_at_ms + self.lease_ms > now_ms

@@ -5,7 +5,7 @@ says nothing of how long a queue takes, nor does a worker that has nothing to ta
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -88,3 +88,13 @@ class DrainWindow:
         if waited_ms < LEAST_MS:
             return None
         return Drain(requests * 1_000 / waited_ms, tokens * 1_000 / waited_ms)
+
+
+def learned(
+    windows: Mapping[str, DrainWindow], said: Iterable[WorkerState], still_there: Container[str]
+) -> dict[str, DrainWindow]:
+    """The windows of workers, with what was said since; of those that are not there any more nothing is kept."""
+    known = dict(windows)
+    for state in said:
+        known.setdefault(state.worker_id, DrainWindow()).add(state)
+    return {worker_id: window for worker_id, window in known.items() if worker_id in still_there}

@@ -222,9 +222,7 @@ class WorkersView:
             return [
                 known.load(tenant_id, also_asking=also_asking)
                 for _, known in sorted(self._workers.items())
-                if known.state.pool == pool
-                and known.state.state == "ready"
-                and known.state.beat_at_ms + known.state.lease_ms > now_ms
+                if known.state.pool == pool and known.state.state == "ready" and known.state.is_live(now_ms)
             ]
 
 

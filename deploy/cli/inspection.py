@@ -29,7 +29,7 @@ CALL_TIMEOUT_S = 10.0
 
 def shown_state(worker: WorkerState, now_ms: int) -> str:
     """What the last heartbeat says, or `gone` where its lease has passed: no router sends it anything any more."""
-    return worker.state if worker.beat_at_ms + worker.lease_ms > now_ms else "gone"
+    return worker.state if worker.is_live(now_ms) else "gone"
 
 
 def without_credentials(url: str) -> str:

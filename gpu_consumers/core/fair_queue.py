@@ -26,7 +26,7 @@ at most what the bound says, once; the queue itself is read again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -158,13 +158,7 @@ class FairQueue:
 
     def peek(self, has_room: Callable[[Queued], bool] = _always) -> Queued | None:
         """Who is next. Without room a large one is passed by those that are not, and nobody else is passed."""
-        for line, entry in self._heads():
-            item = _first(entry, line)
-            if has_room(item):
-                return item
-            if line == _SHORT:
-                return None
-        return None
+        return _first_with_room(self._heads(), has_room)
 
     def peek_near(
         self, may: Callable[[str], bool], ahead: float, has_room: Callable[[Queued], bool] = _always
@@ -176,15 +170,8 @@ class FairQueue:
             return None
         most = heads[0][1][0] + ahead
         found = [(line, entry) for line in _LINES if (entry := self._head_that(may, line)) is not None]
-        for line, entry in sorted(found, key=_rank_of):
-            if entry[0] > most:
-                return None
-            item = _first(entry, line)
-            if has_room(item):
-                return item
-            if line == _SHORT:
-                return None
-        return None
+        near = [(line, entry) for line, entry in found if entry[0] <= most]
+        return _first_with_room(sorted(near, key=_rank_of), has_room)
 
     def peek_large(self) -> Queued | None:
         """Who is next of these."""
@@ -323,6 +310,16 @@ def _rank_of(head: tuple[int, _Entry]) -> tuple[float, int, int]:
 def _first(entry: _Entry, line: int) -> Queued:
     """Of its tenant, who came first."""
     return next(iter(entry[3].waiting[line].values()))
+
+
+def _first_with_room(heads: Iterable[tuple[int, _Entry]], has_room: Callable[[Queued], bool]) -> Queued | None:
+    for line, entry in heads:
+        item = _first(entry, line)
+        if has_room(item):
+            return item
+        if line == _SHORT:
+            return None
+    return None
 
 
 def _nearer(average: float, newest: float) -> float:

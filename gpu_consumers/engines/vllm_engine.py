@@ -196,11 +196,10 @@ class VllmEngine(VllmBase):
 
     def _collect(self, live: _Live, output: Any) -> None:
         """What vLLM puts for a request: what its choices have got, or the exception that ended the engine."""
-        if isinstance(output, Exception):
-            if self._is_live(live):
-                self._died(output)
-            return
         if not self._is_live(live):
+            return
+        if isinstance(output, Exception):
+            self._died(output)
             return
         for completion in output.outputs:
             token_ids = list(completion.token_ids)

@@ -15,7 +15,7 @@ from schemas.request import Lane
 from schemas.responses import Started
 from schemas.worker import WorkerState
 from streams.clocks import monotonic_ms, now_ms
-from streams.drain import AHEAD, DrainWindow
+from streams.drain import AHEAD, DrainWindow, learned
 from streams.gateway.fan_out.delivery import Follower
 from streams.heartbeats import Heartbeats
 from streams.log.port import LogError
@@ -136,10 +136,10 @@ class Queues:
         self._asked_at_ms = monotonic_ms()
         self._asked.set()
         state = self._workers.get(queued.worker_id)
-        if state is not None and state.beat_at_ms + state.lease_ms <= now_ms():
-            return None
         if state is None:
             return first_place(queued) if now_ms() - started.accepted_at_ms < FRESH_MS else None
+        if not state.is_live(now_ms()):
+            return None
         lane = Lane(started.lane)
         drain = self._drains[queued.worker_id].drain(AHEAD[lane])
         return place_now(queued, lane, state, drain)
@@ -177,10 +177,8 @@ class Queues:
                 thread.submit(heartbeats.close)
 
     def _learn(self, said: list[WorkerState], workers: dict[str, WorkerState]) -> None:
-        for state in said:
-            self._drains.setdefault(state.worker_id, DrainWindow()).add(state)
+        self._drains = learned(self._drains, said, workers)
         self._workers = {worker_id: state for worker_id, state in workers.items() if worker_id in self._drains}
-        self._drains = {worker_id: self._drains[worker_id] for worker_id in self._workers}
 
     async def _tell(self) -> None:
         for number, waiter in enumerate(list(self._waiters), 1):

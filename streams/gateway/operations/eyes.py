@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from schemas.request import LANES
 from schemas.worker import WorkerState
 from streams.access import process_roles
-from streams.drain import DrainWindow
+from streams.drain import DrainWindow, learned
 from streams.heartbeats import Heartbeats
 from streams.log.port import LogConsumer, TopicPartition
 from streams.log.watch import LogWatch, Sight
@@ -47,9 +47,7 @@ class Eyes:
     def look(self) -> Sight:
         """Raises LogError."""
         sight = self._watch.look(self._places, self._groups)
-        for state in self._heartbeats.read():
-            self.drains.setdefault(state.worker_id, DrainWindow()).add(state)
-        self.drains = {worker_id: self.drains[worker_id] for worker_id in self.workers if worker_id in self.drains}
+        self.drains = learned(self.drains, self._heartbeats.read(), self.workers)
         return sight
 
     def close(self) -> None:

@@ -21,11 +21,7 @@ class LaneQueues(NamedTuple):
 def lane_queues(
     pool: str, lane: Lane, workers: Mapping[str, WorkerState], drains: Mapping[str, DrainWindow], at_ms: int
 ) -> LaneQueues:
-    live = [
-        state
-        for state in workers.values()
-        if state.pool == pool and state.queues and state.beat_at_ms + state.lease_ms > at_ms
-    ]
+    live = [state for state in workers.values() if state.pool == pool and state.queues and state.is_live(at_ms)]
     if not live:
         return LaneQueues()
     windows = [drains[state.worker_id] for state in live if state.worker_id in drains]

@@ -188,10 +188,9 @@ def _reason(code: EndingCode) -> str:
 
 
 def _shown(worker: WorkerState, at_ms: int) -> WorkerNow:
-    is_gone = worker.beat_at_ms + worker.lease_ms <= at_ms
     return WorkerNow(
         worker_id=worker.worker_id, pool=worker.pool, model=worker.model, engine=worker.engine,
-        state="gone" if is_gone else worker.state, running=worker.running, max_running=worker.max_running,
+        state=worker.state if worker.is_live(at_ms) else "gone", running=worker.running, max_running=worker.max_running,
         waiting=worker.waiting, oldest_waiting_ms=worker.oldest_waiting_ms, kv_blocks_used=worker.kv_blocks_used,
         kv_blocks_total=worker.kv_blocks_total, tokens_per_second=worker.tokens_per_second,
         beat_ago_ms=max(0, at_ms - worker.beat_at_ms),

@@ -52,10 +52,9 @@ async def test_viewers_are_told_some_at_a_time_while_the_others_are_served_on(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who comes back elsewhere together waits there for all the others."""
-    monkeypatch.setattr(dismissal, "FEWEST_DISMISSED", 2)
     monkeypatch.setattr(dismissal, "AHEAD_S", 0)
     monkeypatch.setattr(dismissal, "DISMISSED_EVERY_S", FOREVER_S)
-    monkeypatch.setattr(dismissal, "DISMISSAL_S", FOREVER_S * 1_000)
+    monkeypatch.setattr(dismissal, "DISMISSAL_S", 3 * FOREVER_S)
     async with asyncio.timeout(60), serving(settings, memory_log(settings)) as stack, http(stack) as client:
         asking: list[asyncio.Task[httpx.Response]] = []
         asked: list[Request] = []
