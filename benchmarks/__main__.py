@@ -22,8 +22,8 @@ from benchmarks.regressions import compare, read_reports
 from deploy.paths import ROOT
 
 BENCHMARKS = (
-    "first_token", "bursts", "engine_throughput", "fan_out", "gateway_alone", "admission", "recovery", "resume",
-    "post_safety", "dialects", "fairness", "memory",
+    "first_token", "bursts", "engine_throughput", "fan_out", "gateway_alone", "worker_alone", "admission", "recovery",
+    "resume", "post_safety", "dialects", "fairness", "memory",
 )  # fmt: skip
 PEERS = ("beside_litellm", "beside_centrifugo")
 CHECKED = ("first_token", "bursts", "admission", "post_safety", "dialects", "fairness", "memory")

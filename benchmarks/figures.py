@@ -155,7 +155,7 @@ def save(reports: Sequence[Report], path: Path) -> dict[str, Any]:
         "machine": machine(),
         "reports": dict(sorted(merged.items())),
     }
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return content
 
 
