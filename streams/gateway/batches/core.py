@@ -255,7 +255,9 @@ def closed(held: Held, now_ms: int) -> Held:
     batch = held.batch
     if batch.status not in (Status.VALIDATING, Status.IN_PROGRESS):
         return held
-    is_whole = batch.status is Status.IN_PROGRESS and not batch.unfinished and now_ms < batch.expires_at_ms
+    # Lines that have failed may have failed for want of time.
+    in_time = now_ms < batch.expires_at_ms or not batch.failed
+    is_whole = batch.status is Status.IN_PROGRESS and not batch.unfinished and in_time
     outcome = Status.COMPLETED if is_whole else Status.EXPIRED
     update = {**_becomes(batch, Status.FINALIZING, now_ms), "outcome": outcome}
     return _with(held, batch.model_copy(update=update), held.progress)

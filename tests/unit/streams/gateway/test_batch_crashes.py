@@ -185,6 +185,17 @@ async def test_what_was_answered_while_nobody_held_it_is_told_and_not_as_what_di
     assert all(len(ends[each]) == 1 for each in custom_ids(6))
 
 
+async def test_what_was_answered_whole_in_time_is_completed_however_late_it_is_collected() -> None:
+    story = Story(lines_in_flight=6)
+    await story.create(*map(line, custom_ids(6)), window_ms=1_200_000)
+    story.answers = False
+    await story.run(until=lambda: len(story.requests()) == 6)
+    story.play()
+    story.now_ms += 1_200_000 + EXPIRY_WAIT_MS
+    await story.run()
+    assert (story.batch.status, story.batch.completed, story.batch.failed) == (Status.COMPLETED, 6, 0)
+
+
 async def test_a_file_whose_lines_are_all_broken_fails_and_names_them() -> None:
     story = Story()
     await story.create(*BROKEN[:1], line("x", url="/v1/embeddings"), "")
