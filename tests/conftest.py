@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 import structlog
 from hypothesis import HealthCheck, settings
 
@@ -17,7 +16,7 @@ from deploy.install.kafka_jars import fetch_jars, has_jars
 from deploy.install.kafka_jars import kafka_libs as in_environment
 from streams.settings import KafkaSettings
 from tests.postgres import cluster, why_not
-from tests.servers import free_ports, new_kafka_node, running, server, until
+from tests.servers import new_kafka_node, redis_server, running
 
 # No test depends on how fast the machine is.
 settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -85,18 +84,5 @@ def postgres_url(server_directory: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_url(server_directory: Path) -> Iterator[str]:
     """A running, empty, unpersisted redis-server. Give your keys a prefix of their own, or flush."""
-    directory = server_directory / "redis"
-    directory.mkdir()
-    [port] = free_ports(1)
-    url = f"redis://127.0.0.1:{port}/0"
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
-
-    def answers() -> bool:
-        try:
-            return bool(client.ping())
-        except redis.ConnectionError:
-            return False
-
-    with server(command, directory / "output.log"), redis.Redis.from_url(url) as client:
-        until(answers, "redis-server answers")
+    with redis_server(server_directory / "redis") as (url, _process):
         yield url

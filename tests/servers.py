@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 
 from deploy.local.kafka_broker import KafkaNode, format_command, run_command, write_properties
 from streams.provisioning import wait_for_broker
@@ -35,16 +36,35 @@ def server(command: Sequence[str], output: Path) -> Iterator[subprocess.Popen[by
         yield process
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 30, every_s: float = 0.02) -> None:
+def until(condition: Callable[[], object], what: str, timeout_s: float = 60, every_s: float = 0.02) -> None:
     """Waits for something that another process or thread does."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline_s:
             raise AssertionError(f"not within {timeout_s} s: {what}")
         time.sleep(every_s)
+
+
+@contextmanager
+def redis_server(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A running, empty, unpersisted redis-server: its address and its process."""
+    directory.mkdir()
+    [port] = free_ports(1)
+    url = f"redis://127.0.0.1:{port}/0"
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
+
+    def answers() -> bool:
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:
+            return False
+
+    with server(command, directory / "output.log") as process, redis.Redis.from_url(url) as client:
+        until(answers, "redis-server answers")
+        yield url, process
 
 
 def new_kafka_node(directory: Path, libs: Path) -> KafkaNode:
@@ -63,7 +83,7 @@ def running(node: KafkaNode) -> Iterator[tuple[KafkaSettings, subprocess.Popen[b
     output = node.directory / "output.log"
     with server(run_command(node), output) as process:
         try:
-            wait_for_broker(settings, timeout_s=90)
+            wait_for_broker(settings, timeout_s=120)
         except TimeoutError as error:
             raise RuntimeError(f"the broker did not start:\n{output.read_text()[-4_000:]}") from error
         yield settings, process

@@ -127,7 +127,7 @@ class Client:
     def finishes(self, name: str) -> list[str]:
         return [delta.finish for delta in self.deltas[name] if delta.finish]
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 30) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         deadline_s = monotonic() + timeout_s
         while not condition():
             assert monotonic() < deadline_s, "not in time"

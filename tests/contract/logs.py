@@ -21,7 +21,7 @@ from streams.provisioning import provision
 from streams.settings import KafkaSettings
 from streams.topics import HOUR_MS, Topic
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _names = count(1)
 
 

@@ -57,6 +57,8 @@ async def client(request: pytest.FixtureRequest, compiled: Path) -> AsyncIterato
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+LASTING = 3_500
+"""Tokens of what is not to end before it is looked at: it is aborted, or goes with its engine."""
 
 
 async def test_max_tokens_ends_with_length(client: Client) -> None:
@@ -186,7 +188,7 @@ async def test_several_answers_are_continued_each_from_where_it_was(
             own = [delta for delta in both if delta.choice == choice]
             assert tokens_of(own) == client.tokens(name, choice), (cut, choice)
             assert told_of(own) == client.told(name, choice), (cut, choice)
-    await client.until(lambda: client.engine.stats().running == 0, timeout_s=10)
+    await client.until(lambda: client.engine.stats().running == 0)
 
 
 async def test_a_bad_word_is_not_written_across_a_cut(client: Client) -> None:
@@ -249,8 +251,8 @@ async def test_what_was_said_up_to_its_bound_only_ends(client: Client) -> None:
 
 async def test_abort_frees_blocks_and_nothing_follows(client: Client) -> None:
     await client.until(lambda: client.engine.stats().running == 0)
-    client.submit("keeps", max_tokens=1_500)
-    client.submit("goes", prompt=[5] * 500, max_tokens=1_500)
+    client.submit("keeps", max_tokens=LASTING)
+    client.submit("goes", prompt=[5] * 500, max_tokens=LASTING)
     await client.until(lambda: client.deltas["keeps"] and client.deltas["goes"])
     await client.until(lambda: client.engine.stats().running == 2)
     held = client.engine.stats().kv_blocks_used
@@ -258,11 +260,11 @@ async def test_abort_frees_blocks_and_nothing_follows(client: Client) -> None:
     client.engine.abort("goes")
     client.engine.abort("never seen")
     seen = len(client.deltas["goes"])
-    await client.until(lambda: client.engine.stats().kv_blocks_used < held, timeout_s=5)
+    await client.until(lambda: client.engine.stats().kv_blocks_used < held)
     assert client.engine.stats().running == 1
     assert len(client.deltas["goes"]) == seen
     client.engine.abort("keeps")
-    await client.until(lambda: client.engine.stats().kv_blocks_used == 0, timeout_s=5)
+    await client.until(lambda: client.engine.stats().kv_blocks_used == 0)
 
 
 async def test_it_tells_how_much_memory_there_is_and_what_is_held_of_it(client: Client) -> None:
@@ -271,14 +273,14 @@ async def test_it_tells_how_much_memory_there_is_and_what_is_held_of_it(client: 
     assert (empty.kv_blocks_used, empty.preemptions, empty.shares_prefixes) == (0, 0, True)
     assert empty.kv_blocks_total * empty.block_tokens > 4_096
     tokens = 20 * empty.block_tokens
-    client.submit("holds", prompt=[9 + index % 70 for index in range(tokens)], max_tokens=1_000)
+    client.submit("holds", prompt=[9 + index % 70 for index in range(tokens)], max_tokens=LASTING)
     await client.until(lambda: client.deltas["holds"])
     await client.until(lambda: client.engine.stats().kv_blocks_used)
     held = client.engine.stats()
-    assert 20 <= held.kv_blocks_used <= 20 + 1_000 // empty.block_tokens + 1
+    assert 20 <= held.kv_blocks_used <= 20 + LASTING // empty.block_tokens + 1
     assert (held.kv_blocks_total, held.block_tokens) == (empty.kv_blocks_total, empty.block_tokens)
     client.engine.abort("holds")
-    await client.until(lambda: client.engine.stats() == empty, timeout_s=5)
+    await client.until(lambda: client.engine.stats() == empty)
 
 
 async def test_abort_right_after_submit_leaves_nothing_behind(client: Client) -> None:
@@ -462,13 +464,13 @@ async def test_who_goes_first_waits_for_one_answer_of_a_crowd_and_not_for_all(cl
 
 async def test_an_abort_ends_every_answer(client: Client) -> None:
     await client.until(lambda: client.engine.stats().running == 0)
-    client.submit("gone", max_tokens=1_500, choices=3)
+    client.submit("gone", max_tokens=LASTING, choices=3)
     await client.until(lambda: client.engine.stats().running == 3)
     client.engine.abort("gone")
     seen = len(client.deltas["gone"])
     client.submit("then", max_tokens=5)
     await client.ended("then")
-    await client.until(lambda: client.engine.stats().kv_blocks_used == 0, timeout_s=5)
+    await client.until(lambda: client.engine.stats().kv_blocks_used == 0)
     assert len(client.deltas["gone"]) == seen
 
 
@@ -561,7 +563,7 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind(client: Client)
         await asyncio.sleep(0)
     starting.cancel()
     await asyncio.wait([starting])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await engine.close()
     del engine, starting
     assert not of_this_start()
@@ -571,9 +573,9 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind(client: Client)
 
 async def test_an_engine_answers_while_it_is_busy(client: Client) -> None:
     for number in range(8):
-        client.submit(f"busy-{number}", max_tokens=200)
+        client.submit(f"busy-{number}", max_tokens=LASTING)
     await client.until(lambda: client.deltas["busy-0"])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for _ in range(5):
             await client.engine.probe()
     for number in range(8):
@@ -588,7 +590,7 @@ async def test_an_engine_that_hangs_does_not_answer_and_can_be_ended(client: Cli
         client.submit("hangs")
         await client.until(lambda: len(client.tokens("hangs")) >= 5)
     else:
-        client.submit("hangs", max_tokens=1_500)
+        client.submit("hangs", max_tokens=LASTING)
         await client.until(lambda: client.deltas["hangs"])
         for child in psutil.Process().children(recursive=True):
             if _is_of_vllm(child) and "resource_tracker" not in " ".join(child.cmdline()):
@@ -598,7 +600,7 @@ async def test_an_engine_that_hangs_does_not_answer_and_can_be_ended(client: Cli
             await client.engine.probe()
     assert not client.died
     client.engine.kill("it hangs")
-    await client.until(lambda: client.died, timeout_s=10)
+    await client.until(lambda: client.died)
     assert "it hangs" in str(client.died[0])
     with pytest.raises(EngineDied):
         await client.engine.probe()
@@ -618,12 +620,12 @@ async def test_a_dead_engine_says_so_once_refuses_work_and_starts_again(client: 
         await client.engine.start(client.on_step, client.on_died)
         client.submit("dies")
     else:
-        client.submit("dies", max_tokens=1_500)
+        client.submit("dies", max_tokens=LASTING)
         await client.until(lambda: client.deltas["dies"])
         for child in psutil.Process().children(recursive=True):
             if _is_of_vllm(child):
                 child.kill()
-    await client.until(lambda: client.died, timeout_s=10)
+    await client.until(lambda: client.died)
     assert not client.over("dies")
     with pytest.raises(EngineDied):
         client.submit("refused")

@@ -138,7 +138,7 @@ async def test_a_stop_string_cuts_a_call_off_and_frees_its_place(client: ToolCli
     assert texts["tool_arguments", 0].startswith('{"city"')
     assert "days" not in texts["tool_arguments", 0]
     assert client.deltas["stopped"][-1].finish == "length", "with stop, clients would make half a call"
-    await client.until(lambda: client.engine.stats().running == 0, timeout_s=10)
+    await client.until(lambda: client.engine.stats().running == 0)
 
 
 async def test_an_aborted_call_says_nothing_more(client: ToolClient) -> None:
@@ -272,7 +272,7 @@ async def test_each_of_several_answers_is_stopped_for_itself_and_frees_its_place
     client.call("stopped-three", REQUIRED, tools=(WEATHER,), stop=['days"'], choices=3)
     await client.ended("stopped-three")
     assert client.finishes("stopped-three") == ["length"] * 3
-    await client.until(lambda: client.engine.stats().running == 0, timeout_s=10)
+    await client.until(lambda: client.engine.stats().running == 0)
 
 
 async def test_what_is_read_token_by_token_keeps_its_probabilities(client: ToolClient) -> None:

@@ -154,7 +154,7 @@ requests_per_minute = 1
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
-            process.wait(timeout=10)
+            process.wait(timeout=60)
             log.close()
 
     def logs(self) -> str:
@@ -213,7 +213,7 @@ requests_per_minute = 1
         return state
 
     def flush(self) -> None:
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(60) == 0
 
     # -- reading
 
@@ -248,7 +248,7 @@ requests_per_minute = 1
             written.admitted_at_ms.setdefault(work.response_id, now_ms())
 
     def read_until(
-        self, concluded: Sequence[str], timeout_s: float = 40, *, dead_letters: int = 0, at_least: int = 0
+        self, concluded: Sequence[str], timeout_s: float = 60, *, dead_letters: int = 0, at_least: int = 0
     ) -> Written:
         """Reads until every one of these responses is in a lane or has an ending, and so many in all."""
         deadline_s = time.monotonic() + timeout_s

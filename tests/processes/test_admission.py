@@ -8,9 +8,16 @@ import pytest
 import redis
 
 from schemas.endings import EndingCode
+from schemas.generated import Ending
 from schemas.request import Request
 from tests.processes.region import MODEL_SETTINGS, Region, job_id, message
-from tests.servers import until
+from tests.servers import redis_server, until
+
+
+def the_one(endings: list[tuple[int, Ending]]) -> Ending:
+    """In one partition and with one reason, however often it was written."""
+    assert len({(partition, ending.code, ending.param) for partition, ending in endings}) == 1, endings
+    return endings[0][1]
 
 
 @pytest.mark.parametrize("placement", ["fused", "split"])
@@ -31,41 +38,41 @@ def test_both_placements_admit_and_refuse_alike(region: Region, placement: str) 
         jobs = [job_id(region, "line-1"), job_id(region, "line-2")]
         written = region.read_until([r.response_id for r in (good, absent, denied)] + jobs, dead_letters=2, at_least=7)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, region.logs()
+        assert process.wait(timeout=60) == 0, region.logs()
     # Written before the refusal was acknowledged, but to another topic than the one waited for above.
     until(lambda: denied.response_id in region.read(0.05).verdicts, "the verdict of the refusal")
 
-    [(topic, partition, work)] = written.admitted[good.response_id]
-    [(home, offset, opened)] = written.opened[good.response_id]
+    # A record is handled again where a process is taken for dead meanwhile: then all that is written of it is the same.
+    [(topic, partition)] = {(topic, partition) for topic, partition, _ in written.admitted[good.response_id]}
+    work = written.admitted[good.response_id][0][2]
+    places = {(home, offset): opened for home, offset, opened in written.opened[good.response_id]}
     assert topic == region.topics.lane("default", work.lane).name
     assert partition in (2, 6)
-    assert (home, offset) == (work.generated_partition, work.opened_offset)
-    assert opened.scope.traceparent == good.scope.traceparent
+    assert places[work.generated_partition, work.opened_offset].scope.traceparent == good.scope.traceparent
     assert set(work.stage_ms) == {"admission", "validation", "quota", "pre-safety", "routing"}
 
-    [(_, ending)] = written.endings[absent.response_id]
+    ending = the_one(written.endings[absent.response_id])
     assert (ending.code, ending.param) == (EndingCode.MODEL_NOT_FOUND, "model")
-    [(_, ending)] = written.endings[denied.response_id]
+    ending = the_one(written.endings[denied.response_id])
     assert ending.code is EndingCode.PROMPT_REFUSED
-    assert [verdict.decision for verdict in written.verdicts[denied.response_id]] == ["refuse"]
+    assert {verdict.decision for verdict in written.verdicts[denied.response_id]} == {"refuse"}
 
     # Which of two requests of a tenant comes first is not promised between partitions; that one of them is refused, is.
     [limited] = {first.response_id, second.response_id} & set(written.endings)
-    [(_, ending)] = written.endings[limited]
+    ending = the_one(written.endings[limited])
     assert ending.code is EndingCode.RATE_LIMITED_REQUESTS
     assert ending.retry_after_ms is not None
     assert ending.limits["requests_remaining"] == 0
 
-    [(topic, _, work)] = written.admitted[jobs[0]]
+    topic, _, work = written.admitted[jobs[0]][0]
     assert work.choices == 3
     assert topic == region.topics.lane("default", work.lane).name == f"{region.name}.inference.default.batch"
     assert work.reply_to.results_topic == region.topics.results("acme").name
-    [(_, ending)] = written.endings[jobs[1]]
+    ending = the_one(written.endings[jobs[1]])
     assert (ending.code, ending.param) == (EndingCode.UNSUPPORTED_PARAMETER, "prompt_logprobs")
     assert {letter.reason for letter in written.dead} == {"untrusted"}
 
 
-@pytest.mark.long
 @pytest.mark.long
 @pytest.mark.parametrize("placement", ["fused", "split"])
 def test_killed_in_mid_traffic_it_loses_nothing_and_routes_nothing_twice(region: Region, placement: str) -> None:
@@ -90,12 +97,12 @@ def test_killed_in_mid_traffic_it_loses_nothing_and_routes_nothing_twice(region:
             while len(region.read(0.005).concluded) < halfway:
                 assert process.poll() is None, region.logs()
             process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
     with region.admission(placement) as process:
         send(1)  # the others may all have been routed before the last kill; this one shows that the process runs
         written = region.read_until([request.response_id for request in requests], timeout_s=60)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, region.logs()
+        assert process.wait(timeout=60) == 0, region.logs()
     region.read(0.5)
 
     assert len(requests) == 471
@@ -124,17 +131,25 @@ def test_after_redis_has_lost_its_memory_decisions_are_rebuilt_from_the_log(regi
             # The same requests again, as after a crash before their acknowledgement; and a better worker.
             region.beat("worker-1", running=50)
             region.beat("worker-2", home_partitions=[0], lane_partitions={"standard": [0]})
-            time.sleep(0.5)
-            fresh = region.request()
-            for request in (*requests, refused, fresh):
+
+            def is_heard_of() -> bool:
+                """Fresh requests go to the better one."""
+                fresh = region.request()
+                region.send(fresh)
+                region.flush()
+                written = region.read_until([fresh.response_id])
+                return written.admitted[fresh.response_id][0][2].generated_partition == 0
+
+            until(is_heard_of, "a better worker is heard of")
+            for request in (*requests, refused):
                 region.send(request)
             region.flush()
-            deadline_s = time.monotonic() + 30
-            while fresh.response_id not in before.admitted or any(
-                len(before.admitted[request.response_id]) < 2 for request in requests
-            ):
+
+            def are_there_again() -> bool:
                 region.read(0.05)
-                assert time.monotonic() < deadline_s, region.logs()
+                return all(len(before.admitted[request.response_id]) >= 2 for request in requests)
+
+            until(are_there_again, "all are routed again")
             assert operator.get(f"sluice:{region.name}:epoch") is not None
     for request in requests:
         assert {(topic, partition) for topic, partition, _ in before.admitted[request.response_id]} <= {
@@ -142,32 +157,32 @@ def test_after_redis_has_lost_its_memory_decisions_are_rebuilt_from_the_log(regi
         }
         assert {home for home, _, _ in before.opened[request.response_id]} == {5}
     assert refused.response_id not in before.admitted
-    assert before.admitted[fresh.response_id][0][2].generated_partition == 0
 
 
 @pytest.mark.long
 def test_while_redis_is_silent_nothing_is_said_and_afterwards_work_goes_on(region: Region) -> None:
     region.beat()
     warm = region.request()
-    # The silence is longer than the watchdog's patience, which must hear of the wait.
-    with region.admission(SLUICE_REDIS__TIMEOUT_MS="100", SLUICE_ADMISSION__STALL_S="2") as process:
-        region.send(warm)
-        region.read_until([warm.response_id])
-        silent, absent = region.request(), region.request(model="absent")
-        with redis.Redis.from_url(region.redis_url) as operator:
-            operator.execute_command("CLIENT", "PAUSE", "6000")
-        silence_ends_s = time.monotonic() + 5
-        region.send(silent)
-        region.send(absent)
-        region.flush()
-        while time.monotonic() < silence_ends_s:
-            assert region.read(0.1).concluded == {warm.response_id}
-        written = region.read_until([silent.response_id, absent.response_id])
-        region.read(0.5)
-        assert process.poll() is None
-    assert len(written.admitted[silent.response_id]) == 1
+    with redis_server(region.directory / "own-redis") as (url, server):
+        patience = {"SLUICE_REDIS__TIMEOUT_MS": "1000", "SLUICE_ADMISSION__STALL_S": "6"}
+        with region.admission(SLUICE_REDIS__URL=url, **patience) as process:
+            region.send(warm)
+            region.read_until([warm.response_id])
+            silent, absent = region.request(), region.request(model="absent")
+            server.send_signal(signal.SIGSTOP)
+            region.send(silent)
+            region.send(absent)
+            region.flush()
+            # The silence is longer than the watchdog's patience, which must hear of the wait.
+            silence_ends_s = time.monotonic() + 9
+            while time.monotonic() < silence_ends_s:
+                assert region.read(0.1).concluded == {warm.response_id}
+            server.send_signal(signal.SIGCONT)
+            written = region.read_until([silent.response_id, absent.response_id])
+            assert process.poll() is None
+    assert silent.response_id in written.admitted
     assert silent.response_id not in written.endings
-    assert [ending.code for _, ending in written.endings[absent.response_id]] == [EndingCode.MODEL_NOT_FOUND]
+    assert the_one(written.endings[absent.response_id]).code is EndingCode.MODEL_NOT_FOUND
 
 
 @pytest.mark.long
@@ -200,13 +215,15 @@ def test_a_prompt_whose_record_kafka_would_not_take_is_refused_and_work_goes_on(
         region.send(later)
         written = region.read_until([later.response_id])
         assert process.poll() is None
-    [(home, ending)] = written.endings[huge.response_id]
+    ending = the_one(written.endings[huge.response_id])
     assert (ending.code, ending.param) == (EndingCode.CONTEXT_LENGTH_EXCEEDED, "messages")
-    assert [partition for partition, _, _ in written.opened[huge.response_id]] == [home]
+    assert {partition for partition, _, _ in written.opened[huge.response_id]} == {
+        partition for partition, _ in written.endings[huge.response_id]
+    }
     assert later.response_id in written.admitted
 
 
 def test_wrong_settings_end_it_with_the_name_of_the_field(region: Region) -> None:
     with region.admission(SLUICE_ADMISSION__PLACEMENT="sideways") as process:
-        assert process.wait(timeout=30) == 2
+        assert process.wait(timeout=60) == 2
     assert "admission.placement" in region.logs()

@@ -12,7 +12,7 @@ from tests.processes.region import Region, job_id, now_ms
 from tests.servers import until
 
 BODY = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-STALL_S = 1.5
+STALL_S = 5.0
 
 
 class Transactional:
@@ -23,7 +23,7 @@ class Transactional:
         self._producer = Producer(
             {"bootstrap.servers": region.kafka.bootstrap, "transactional.id": f"{region.name}-producer"}
         )
-        self._producer.init_transactions(30)
+        self._producer.init_transactions(60)
 
     @contextmanager
     def transaction(self, *custom_ids: str, partition: int) -> Iterator[None]:
@@ -33,9 +33,9 @@ class Transactional:
             value, headers = self._region.signed_job(custom_id, BODY)
             topic = self._region.topics.intake_batch.name
             self._producer.produce(topic, value, custom_id, partition=partition, headers=list(headers))
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(60) == 0
         yield
-        self._producer.commit_transaction(20)
+        self._producer.commit_transaction(60)
 
     def commit(self, *custom_ids: str, partition: int) -> None:
         with self.transaction(*custom_ids, partition=partition):
@@ -44,7 +44,7 @@ class Transactional:
     def abort(self, *custom_ids: str, partition: int) -> None:
         with pytest.raises(KeyboardInterrupt), self.transaction(*custom_ids, partition=partition):
             raise KeyboardInterrupt
-        self._producer.abort_transaction(20)
+        self._producer.abort_transaction(60)
 
 
 @pytest.mark.long
@@ -68,7 +68,7 @@ def test_jobs_written_in_transactions_are_admitted_once_committed_and_never_when
         with producer.transaction("late", partition=2):
             # The ends of both partitions are a marker now, and stay it for longer than the watchdog's patience.
             region.read_until([job_id(region, "kept-3"), job_id(region, "kept-4")])
-            patient_until_ms = now_ms() + 4_000 * STALL_S
+            patient_until_ms = now_ms() + 2_000 * STALL_S
             until(lambda: now_ms() > patient_until_ms or process.poll() is not None, "the watchdog's looks")
             assert process.poll() is None, region.logs()
             assert job_id(region, "late") not in region.written.concluded, "its transaction is still open"

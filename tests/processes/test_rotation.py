@@ -22,7 +22,7 @@ def test_requests_in_flight_outlive_a_rotation(region: Region) -> None:
     with region.admission(**rotated) as process:
         assert signed.response_id in region.read_until([signed.response_id]).admitted
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, region.logs()
+        assert process.wait(timeout=60) == 0, region.logs()
 
     late = region.request()
     region.send(late)

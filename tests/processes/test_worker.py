@@ -20,7 +20,7 @@ from schemas.worker import WorkerState
 from streams.log.kafka import KafkaConsumer
 from streams.log.port import LogRecord, TopicPartition
 from streams.settings import KafkaSettings
-from tests.processes.worker_region import ENGINE, Region, worker
+from tests.processes.worker_region import ENGINE, FAST, Region, worker
 
 LOADS_FOR_EVER = ENGINE.model_copy(update={"start_ms": 3_600_000})
 _regions = count()
@@ -49,8 +49,8 @@ async def test_a_cancel_frees_the_engine_and_ends_the_response(region: Region) -
         await region.until(lambda: region.accepted(response_id) > 3)
         assert running.engine.stats().running == 1
         await region.cancel(response_id)
-        await region.ended(response_id, timeout_s=5)
-        assert running.engine.stats().kv_blocks_used == 0
+        await region.ended(response_id)
+        await region.until(lambda: running.engine.stats().kv_blocks_used == 0)
     assert region.terminal(response_id) is EndingCode.CANCELLED
 
 
@@ -68,14 +68,15 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves_the_rest(region: R
 
 async def test_what_a_drain_cannot_finish_is_taken_over(region: Region) -> None:
     async with worker(region, "a", drain_timeout_s=0.2):
-        response_id = await region.request(max_tokens=3_000)
+        response_id = await region.request(max_tokens=1_500)
         await region.until(lambda: region.accepted(response_id) > 3)
     assert region.terminal(response_id) is None
-    async with worker(region, "b"):
+    async with worker(region, "b", FAST):
         await region.ended(response_id)
     assert region.terminal(response_id) is EndingCode.COMPLETED
-    assert region.accepted(response_id) == 3_000
-    assert [fence.kind for fence in region.fences(response_id)] == ["fresh", "takeover"]
+    assert region.accepted(response_id) == 1_500
+    first, *others = (fence.kind for fence in region.fences(response_id))
+    assert (first, {*others}) == ("fresh", {"takeover"})
 
 
 class HangsOnPartition0(KafkaConsumer):
@@ -100,13 +101,13 @@ async def test_a_partition_that_cannot_be_read_holds_up_neither_other_takeovers_
 ) -> None:
     monkeypatch.setattr("gpu_consumers.shell.reading_back.PATIENCE_S", 3_600)
     async with worker(region, "a", drain_timeout_s=0.2):
-        ids = [await region.request(max_tokens=2_000) for _ in range(4)]
+        ids = [await region.request(max_tokens=1_500) for _ in range(4)]
         await region.until(lambda: all(region.accepted(response_id) > 3 for response_id in ids))
-    async with worker(region, "b", drain_timeout_s=0.2) as heir:
+    async with worker(region, "b", FAST, drain_timeout_s=0.2) as heir:
         heir.worker._reading_back.reader = lambda: HangsOnPartition0(region.kafka, None, "b-read-back")
-        await region.ended(ids[1], ids[3], timeout_s=60)
+        await region.ended(ids[1], ids[3])
         assert [region.terminal(response_id) for response_id in (ids[0], ids[2])] == [None, None]
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while any(thread.name.startswith("read-back") for thread in threading.enumerate()):
         assert time.monotonic() < deadline_s, "the process would wait for this thread"
         await asyncio.sleep(0.05)
@@ -141,7 +142,7 @@ async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
         monkeypatch.setattr(claims, "finish", away)
         response_id = await region.request()
         await region.ended(response_id)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await refused.wait()
             monkeypatch.setattr(claims, "finish", back)
             await told.wait()
@@ -153,13 +154,13 @@ async def test_what_ended_while_redis_was_away_is_marked_when_it_is_back(
 
 async def test_an_engine_that_hangs_is_started_again_and_its_answers_go_on(region: Region) -> None:
     hangs = ENGINE.model_copy(update={"hang_after_tokens": 400})  # seconds: both are to have begun by then
-    async with worker(region, "a", hangs, engine_answers_s=0.5) as running:
-        cut_off = [await region.request(max_tokens=600) for _ in range(2)]
+    async with worker(region, "a", hangs, engine_answers_s=3) as running:
+        cut_off = [await region.request(max_tokens=260) for _ in range(2)]
         await region.ended(*cut_off)
         assert {region.terminal(each) for each in cut_off} == {EndingCode.COMPLETED}
         later = await region.request()
         await region.ended(later)
-        assert running.metrics.engine_deaths._value.get() == 1
+        assert running.metrics.engine_deaths._value.get() >= 1
     assert region.terminal(later) is EndingCode.COMPLETED
 
 
@@ -185,7 +186,7 @@ async def test_an_answer_begun_while_redis_was_away_survives_a_rebalance_after_i
         monkeypatch.setattr(claims, "renew", renew)
         await region.until(lambda: all(work.claimed_as for work in running.core._works.by_response.values()))
         async with worker(region, "b"):
-            await region.ended(*ids, timeout_s=60)
+            await region.ended(*ids)
     assert {region.terminal(each) for each in ids} == {EndingCode.COMPLETED}
 
 
@@ -227,18 +228,20 @@ context_window = 4096
 name = "pool"
 engine = "simulated"
 [pools.engine_args]
-inter_token_ms = 10
+inter_token_ms = {inter_token_ms}
 {more}
 """
 
 
-def start_process(region: Region, folder: Path, worker_id: str, more: str = "") -> subprocess.Popen[bytes]:
+def start_process(
+    region: Region, folder: Path, worker_id: str, more: str = "", inter_token_ms: int = 10
+) -> subprocess.Popen[bytes]:
     config = folder / f"{worker_id}.toml"
-    config.write_text(
-        CONFIG.format(
-            region=region.name, bootstrap=region.kafka.bootstrap, redis=region.redis_url, worker_id=worker_id, more=more
-        )
-    )
+    settings = CONFIG.format(
+        region=region.name, bootstrap=region.kafka.bootstrap, redis=region.redis_url, worker_id=worker_id, more=more,
+        inter_token_ms=inter_token_ms,
+    )  # fmt: skip
+    config.write_text(settings)
     with (folder / f"{worker_id}.log").open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "gpu_consumers"],
@@ -251,57 +254,64 @@ def start_process(region: Region, folder: Path, worker_id: str, more: str = "") 
 async def test_a_killed_process_loses_nothing_and_a_stopped_one_leaves_cleanly(region: Region, tmp_path: Path) -> None:
     victim = start_process(region, tmp_path, "victim")
     heir = None
+    states = KafkaConsumer(region.kafka, None, "test-states")
+    states.assign({TopicPartition(region.topics.workers.name, 0): 0})
+    told: list[LogRecord] = []
+
+    def beats() -> list[WorkerState]:
+        """Of the heir, so far."""
+        told.extend(states.poll(1_000, 0.05))
+        beats = [WorkerState.model_validate_json(record.value) for record in told if record.value is not None]
+        return [beat for beat in beats if beat.worker_id == "heir"]
+
     try:
         begun = await region.request(max_tokens=1_000)
         await region.until(lambda: region.accepted(begun) > 10)
         victim.kill()
         waiting = await region.request()
-        heir = start_process(region, tmp_path, "heir")
+        heir = start_process(region, tmp_path, "heir", inter_token_ms=2)
         await region.ended(begun, waiting)
+        await region.until(lambda: any(beat.lane_partitions[Lane.BATCH] == [0, 1] for beat in beats()))
         heir.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(heir.wait, 20) == 0, (tmp_path / "heir.log").read_text()
+        assert await asyncio.to_thread(heir.wait, 60) == 0, (tmp_path / "heir.log").read_text()
     finally:
         for process in (victim, heir):
             if process is not None:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=60)
     assert region.terminal(begun) is EndingCode.COMPLETED
     assert region.terminal(waiting) is EndingCode.COMPLETED
     assert region.committed() == 2
-    states = KafkaConsumer(region.kafka, None, "test-states")
-    states.assign({TopicPartition(region.topics.workers.name, 0): 0})
-    records = states.poll(1_000, 5)
+    await region.until(lambda: {"ready", "draining"} <= {beat.state for beat in beats()})
+    await region.until(lambda: beats() and told[-1].value is None)  # the last word of one that leaves
     states.close()
-    assert records[-1].value is None, "the last word of one that leaves"
-    beats = [WorkerState.model_validate_json(record.value) for record in records if record.value is not None]
-    assert {"ready", "draining"} <= {beat.state for beat in beats if beat.worker_id == "heir"}
-    assert any(beat.lane_partitions[Lane.BATCH] == [0, 1] for beat in beats)
 
 
 async def test_a_killed_workers_answer_waits_for_the_engine_of_its_heir(region: Region, tmp_path: Path) -> None:
     victim = start_process(region, tmp_path, "victim")
     try:
-        begun = await region.request(max_tokens=1_000)
+        begun = await region.request(max_tokens=2_000)
         await region.until(lambda: region.accepted(begun) > 10)
         victim.kill()
-        victim.wait(timeout=10)
+        victim.wait(timeout=60)
         async with worker(region, "heir", LOADS_FOR_EVER) as heir:
-            await region.until(lambda: len(region.fences(begun)) == 2)
+            await region.until(lambda: len(region.fences(begun)) >= 2)
             assert heir.worker.not_ready == "starting"
         assert region.terminal(begun) is None
-        async with worker(region, "other"):
+        async with worker(region, "other", FAST):
             await region.ended(begun)
     finally:
         victim.kill()
-        victim.wait(timeout=10)
+        victim.wait(timeout=60)
     assert region.terminal(begun) is EndingCode.COMPLETED
-    assert region.accepted(begun) == 1_000
+    assert region.accepted(begun) == 2_000
 
 
 async def test_a_worker_that_loads_its_engine_takes_no_work_from_a_ready_one(region: Region) -> None:
-    async with worker(region, "ready"):
+    """Their leases are long: who is not heard of for as long as that is not taken for ready any more."""
+    async with worker(region, "ready", lease_ms=60_000):
         await region.ended(await region.request())
-        async with worker(region, "loading", LOADS_FOR_EVER) as loading:
+        async with worker(region, "loading", LOADS_FOR_EVER, lease_ms=60_000) as loading:
             await region.until(loading.has_listened)
             ids = [await region.request() for _ in range(8)]
             await region.ended(*ids)
@@ -314,11 +324,15 @@ async def test_a_worker_whose_engine_stays_away_leaves_its_work_to_a_ready_one(r
     async with worker(region, "ready") as ready:
         dies_once = ENGINE.model_copy(update={"die_after_tokens": 30})
         async with worker(region, "dying", dies_once) as dying:
-            await region.until(lambda: ready.partitions() and dying.partitions(), timeout_s=60)
+            await region.until(lambda: ready.partitions() and dying.partitions())
             dying.engine._settings = LOADS_FOR_EVER  # from its next start on
-            # Two into each partition of each lane: whichever of them it got, the engine is asked for enough to die.
-            ids = [await region.request(max_tokens=30, lane=LANES[number // 2 % len(LANES)]) for number in range(12)]
-            await region.ended(*ids)
+            ids: list[str] = []
+            while not dying.metrics.engine_deaths._value.get():
+                # Two into each partition of each lane: whichever it has, the engine is asked for enough to die. Once
+                # more where a balance has left it none of them just then.
+                asked = [await region.request(max_tokens=30, lane=LANES[n // 2 % len(LANES)]) for n in range(12)]
+                await region.ended(*asked)
+                ids += asked
             await region.until(lambda: dying.worker.not_ready and not dying.partitions())
             late = [await region.request() for _ in range(4)]
             await region.ended(*late)
@@ -329,5 +343,5 @@ async def test_a_worker_whose_engine_stays_away_leaves_its_work_to_a_ready_one(r
 
 async def test_wrong_engine_settings_are_named(region: Region, tmp_path: Path) -> None:
     process = start_process(region, tmp_path, "wrong", more='colour = "red"')
-    assert await asyncio.to_thread(process.wait, 30) == 2
+    assert await asyncio.to_thread(process.wait, 60) == 2
     assert "engine_args.colour" in (tmp_path / "wrong.log").read_text()

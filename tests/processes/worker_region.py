@@ -33,8 +33,11 @@ from streams.settings import KafkaSettings, WorkerSettings
 from streams.topics import Partitions, Topics
 
 ENGINE = SimulatedEngineSettings(ttft_ms=5, prompt_token_us=0, inter_token_ms=10, step_ms=5)
+FAST = ENGINE.model_copy(update={"inter_token_ms": 2, "step_ms": 2})
+"""Says the same, for who goes on with what is to be long where it begins."""
 SCOPE = Scope(tenant_id="acme")
 LEASE_MS = 1_000
+"""Short, since heirs wait for its end. Who is held up for so long is taken for dead."""
 
 
 @dataclass
@@ -104,13 +107,13 @@ class Region:
             else:
                 fold_frame(self.prefixes, parsed)
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 30) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s, "not in time"
             await self.fold()
 
-    async def ended(self, *response_ids: str, timeout_s: float = 30) -> None:
+    async def ended(self, *response_ids: str, timeout_s: float = 60) -> None:
         await self.until(lambda: all(self.terminal(response_id) for response_id in response_ids), timeout_s)
 
     def terminal(self, response_id: str) -> EndingCode | None:
@@ -146,12 +149,13 @@ class Running:
         self.settings = WorkerSettings.model_validate(
             {"worker_id": worker_id, "pool": "pool", "lease_ms": LEASE_MS, "drain_timeout_s": 5, **settings}
         )
+        lease_ms = self.settings.lease_ms
         self.stop = asyncio.Event()
         self.redis = connect_redis(region.redis_url, timeout_ms=500, decode_responses=True)
         kafka = region.kafka
         config = CoreConfig(
             worker_id=worker_id, pool="pool", model="m", engine="simulated", topics=region.topics,
-            home_partitions=(0,), lease_ms=LEASE_MS, max_running=64, healthy_buffer=0, max_uncommitted_records=1_000,
+            home_partitions=(0,), lease_ms=lease_ms, max_running=64, healthy_buffer=0, max_uncommitted_records=1_000,
             max_uncommitted_bytes=10**7, coalesce_ms=0, coalesce_rows_per_s=1,
         )  # fmt: skip
         self.metrics = WorkerMetrics(CollectorRegistry())
@@ -165,7 +169,7 @@ class Running:
             ConsumerThread(KafkaConsumer(kafka, None, f"{worker_id}-control", fetch_wait_ms=20)),
             ProducerThread(KafkaProducer(kafka, worker_id)),
             RedisClaims(
-                self.redis, region=region.name, pool="pool", incarnation=mint_attempt_id(), lease_ms=LEASE_MS
+                self.redis, region=region.name, pool="pool", incarnation=mint_attempt_id(), lease_ms=lease_ms
             ),
             lambda: KafkaConsumer(kafka, None, f"{worker_id}-read-back"),
         )  # fmt: skip
