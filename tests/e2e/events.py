@@ -21,6 +21,16 @@ class Event:
         return choices[0]["delta"].get("content") or ""
 
 
+def until_token(events: Iterator[Event], number: int) -> list[Event]:
+    """What comes up to the first event that has this token, or one behind it: how many tokens an event has is open."""
+    seen: list[Event] = []
+    for event in events:
+        seen.append(event)
+        if event.id >= number:
+            break
+    return seen
+
+
 def read_events(response: httpx.Response) -> Iterator[Event]:
     """Events until `[DONE]`; fails when the stream ends without it."""
     last_id = 0

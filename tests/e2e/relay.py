@@ -11,17 +11,19 @@ from urllib.parse import urlsplit
 
 
 class Relay:
-    """Passes bytes on in both directions, until `cut`."""
+    """Passes bytes on in both directions, until `cut`; nothing while it is `down`."""
 
     def __init__(self, url: str) -> None:
         self._target = url
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._is_down = threading.Event()
         relay = self
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                relay.serve(self.request)
+                if not relay._is_down.is_set():
+                    relay.serve(self.request)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -69,6 +71,15 @@ class Relay:
             except OSError:
                 continue  # its other end was quicker
         return len(ends) // 2
+
+    @contextmanager
+    def down(self) -> Iterator[int]:
+        """Every connection ends at once, and new ones end as they begin. Gives how many there were."""
+        self._is_down.set()
+        try:
+            yield self.cut()
+        finally:
+            self._is_down.clear()
 
     @contextmanager
     def running(self) -> Iterator[Self]:

@@ -1,6 +1,6 @@
 """What the stories share: the engine's script, the tenants, clients, and a look into the worker."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +129,11 @@ def body(text: str = "Tell me a story.", **fields: Any) -> dict[str, Any]:
 def is_scripted(text: str) -> bool:
     """Whether this is what the engine says, from its beginning, with nothing lost, doubled or broken."""
     return bool(text) and (SCRIPT * (len(text) // len(SCRIPT) + 1)).startswith(text)
+
+
+def until_seen_growing(pieces: Callable[[], Sequence[object]], at_least: int = 6) -> None:
+    """Until an answer has come in so many pieces: where somebody was held up, all of it lies there at once."""
+    until(lambda: len(pieces()) >= at_least, "an answer comes as it is made", TIMEOUT_S)
 
 
 def outcomes(stack: Stack) -> dict[str, float]:

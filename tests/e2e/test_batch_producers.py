@@ -231,7 +231,7 @@ def test_a_job_waits_for_its_tenant_s_quota_until_it_expires(stack: Stack) -> No
         submit(stack, custom_id, value, headers)
         errors.append(result(stack, custom_id, "tiny-quota")["error"])
     assert errors[0] is None
-    assert errors[1]["code"] == "deadline_exceeded"
+    assert errors[1]["code"] in ("deadline_exceeded", "job_expired"), "while it waits, or before it was read"
 
 
 # What the documentation promises

@@ -6,11 +6,12 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from deploy.local.runner import Stack
 from streams.ids import uuid7
 from tests.e2e.events import read_events
-from tests.e2e.stacks import LONG, SCRIPT, body, http_client, is_scripted, openai_client, user
+from tests.e2e.stacks import LONG, SCRIPT, body, http_client, is_scripted, openai_client, until_seen_growing, user
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -31,20 +32,23 @@ def test_an_answer_comes_whole_with_its_usage(demo: openai.OpenAI) -> None:
 
 
 def test_an_answer_streams_and_ends_with_its_usage(demo: openai.OpenAI) -> None:
-    with demo.chat.completions.create(
-        model="default", messages=user("Hello!"), stream=True, stream_options={"include_usage": True}
-    ) as stream:
-        response_id = stream.response.headers["x-request-id"]
-        chunks = list(stream)
-    assert {chunk.id for chunk in chunks} == {response_id}
-    assert chunks[0].choices[0].delta.role == "assistant"
-    *texts, finish, usage = chunks
-    assert is_scripted("".join(chunk.choices[0].delta.content or "" for chunk in texts))
-    assert len(texts) > 5, "tokens come as they are made"
-    assert finish.choices[0].finish_reason == "stop"
-    assert usage.choices == []
-    assert usage.usage is not None
-    assert 30 <= usage.usage.completion_tokens <= 60
+    def pieces() -> list[ChatCompletionChunk]:
+        with demo.chat.completions.create(
+            model="default", messages=user("Hello!"), stream=True, stream_options={"include_usage": True}
+        ) as stream:
+            response_id = stream.response.headers["x-request-id"]
+            chunks = list(stream)
+        assert {chunk.id for chunk in chunks} == {response_id}
+        assert chunks[0].choices[0].delta.role == "assistant"
+        *texts, finish, usage = chunks
+        assert is_scripted("".join(chunk.choices[0].delta.content or "" for chunk in texts))
+        assert finish.choices[0].finish_reason == "stop"
+        assert usage.choices == []
+        assert usage.usage is not None
+        assert 30 <= usage.usage.completion_tokens <= 60
+        return texts
+
+    until_seen_growing(pieces)
 
 
 def test_without_asking_for_it_a_stream_has_no_usage(demo: openai.OpenAI) -> None:

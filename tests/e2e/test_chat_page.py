@@ -83,13 +83,13 @@ def test_a_question_is_answered_token_by_token_and_the_ending_says_what_it_used(
     assert "make run" in page["welcome"].text, "it says where a key is found"
     page.ready(api_key(stack))
     page.picture("empty")
-    page.long_answers(150)
+    page.long_answers(400)
     page.ask("What is the capital of France?")
-    lengths = {len(page.until_longer(0)), len(page.until_longer(40)), len(page.until_longer(120))}
-    assert len(lengths) > 1, "the text grows while one looks"
+    begun = page.until_longer(0)
+    assert page.until_longer(len(begun)).startswith(begun), "the text grows while one looks"
     page.picture("answering")
     assert "tokens in" in page.until_ended()
-    assert "150 out" in page.notes[-1]
+    assert "400 out" in page.notes[-1]
     assert "$0.0000" in page.notes[-1], "and what it costs"
     assert "tokens" in page["total"].text
     assert is_scripted(page.answer)
@@ -109,8 +109,8 @@ def test_conversations_are_kept_apart_and_found_again(
     page.until_ended(2)
     assert int(page.notes[1].split()[0]) > first_in, "what was said before is part of the prompt"
     page["fresh"].click()
-    assert page.turns("user") == []
-    assert page["empty"].is_displayed()
+    page.until_shows()
+    until(lambda: page["empty"].is_displayed(), "it is empty", TIMEOUT_S)
     page.ask("Something else.")
     page.until_ended(1)
     page.open("What is the capital of France?")
@@ -129,7 +129,7 @@ def test_conversations_are_kept_apart_and_found_again(
         other.until_lists("New chat", "Renamed", "What is the capital of France?")
         other.open("What is the capital of France?")
         other.until_shows("What is the capital of France?", "And of Italy?")
-        assert "tokens in" in other.notes[0]
+        until(lambda: "tokens in" in "".join(other.notes), "with what they used", TIMEOUT_S)
         assert other.complaints() == []
         assert other.kept() == {}
     page.delete()
@@ -165,7 +165,7 @@ def test_a_long_story_can_be_stopped(page: ChatPage, stack: Stack, by: str) -> N
         page["text"].send_keys(Keys.ESCAPE)
     note = page.until_ended()
     assert note.startswith("stopped")
-    assert 0 < int(note.split(" out")[0].split()[-1].replace(",", "")) < 1_000
+    assert 0 < int(note.split(" out")[0].split()[-1].replace(",", "")) < 2_000
     assert is_scripted(page.answer)
     assert not page["stop"].is_displayed()
     page.ask("Thank you.")
@@ -186,16 +186,15 @@ def test_a_message_is_edited_and_an_answer_given_anew(page: ChatPage, stack: Sta
     page.until_shows("First? Edited.")
     page.until_ended(1)
     page.press(".regenerate")
-    until(lambda: page.notes == [], "it is asked again", TIMEOUT_S)
+    until(lambda: page.texts(".versions") == ["3 of 3"], "it is asked again", TIMEOUT_S)
     page.until_ended(1)
     assert is_scripted(page.answer)
     assert page.turns("user") == ["First? Edited."]
-    assert page.texts(".versions") == ["3 of 3"]
     page.browser.refresh()
     page.ready(api_key(stack))
     page.open("First?")
     page.until_shows("First? Edited.")
-    assert page.texts(".versions") == ["3 of 3"], "they are the gateway's"
+    until(lambda: page.texts(".versions") == ["3 of 3"], "they are the gateway's", TIMEOUT_S)
     page.picture("versions")
     page.all(".version")[0].click()
     until(lambda: page.texts(".versions") == ["2 of 3"], "the one before is shown", TIMEOUT_S)
@@ -237,7 +236,7 @@ def test_a_tool_is_called_and_what_it_says_is_answered(page: ChatPage, stack: St
     assert is_scripted(page.answer)
     page.picture("called")
     page.press(".regenerate")
-    until(lambda: len(page.notes) == 1, "asked anew with the same result", TIMEOUT_S)
+    until(lambda: "2 of 2" in page.texts(".versions"), "asked anew with the same result", TIMEOUT_S)
     page.until_ended(2)
     assert is_scripted(page.answer)
     page.ask("Thank you.")
@@ -250,16 +249,17 @@ def test_a_lost_connection_is_taken_up_where_it_was(browser: Chrome, stack: Stac
     with Relay(stack.gateway_url).running() as relay:
         page = ChatPage(browser, relay.url, tmp_path)
         page.ready(api_key(stack))
-        page.long_answers(600)
+        page.long_answers(900)
         page.ask("Tell me a long story.")
         seen = page.until_longer(60)
-        assert relay.cut() > 0
-        page.until_says("status", "reconnecting")
-        page.picture("reconnecting")
+        with relay.down() as cut:
+            assert cut > 0
+            page.until_says("status", "reconnecting")
+            page.picture("reconnecting")
         page.until_says("status", "reconnected, continuing at token")
         page.picture("reconnected")
         assert page.until_longer(len(seen) + 400).startswith(seen)
-        assert "600 out" in page.until_ended()
+        assert "900 out" in page.until_ended()
         assert is_scripted(page.answer), "nothing is missing, nothing is told twice"
         assert "taken up again after token" in page.texts(".taken-up")[0]
         page.forget()

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.local.runner import Stack
 from schemas.websocket import Delta, TerminalMessage
-from tests.e2e.events import read_events
+from tests.e2e.events import read_events, until_token
 from tests.e2e.sockets import open_socket
 from tests.e2e.stacks import body, http_client, is_scripted, user
 
@@ -43,8 +43,7 @@ def test_who_drops_out_of_several_answers_goes_on_with_all_of_them(stack: Stack)
     asked = body("Three!", n=3, max_tokens=60, ignore_eos=True, stream=True, on_disconnect="continue")
     with http_client(stack) as client:
         with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
-            response_id, events = answer.headers["x-request-id"], read_events(answer)
-            seen = [next(events) for _ in range(40)]
+            response_id, seen = answer.headers["x-request-id"], until_token(read_events(answer), 40)
         path = f"/v1/chat/completions/{response_id}"
         query = {"stream": "true", "starting_after": str(seen[-1].id)}
         with client.stream("GET", path, params=query) as answer:

@@ -149,7 +149,7 @@ def test_a_request_that_is_put_there_again_is_not_executed_again(stack: Stack, i
         put(stack, original.topic, original.value, key=response_id, headers=original.headers, partition=partition)
 
     def concluded() -> bool:
-        return outcomes(stack).get("finished", 0) == finished + stack.plan.settings.topics.requests.partitions
+        return outcomes(stack).get("finished", 0) >= finished + stack.plan.settings.topics.requests.partitions
 
     until(concluded, "every copy is known as done", TIMEOUT_S, every_s=0.2)
     assert gpu_work(stack) == before

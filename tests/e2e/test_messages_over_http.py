@@ -6,7 +6,7 @@ import anthropic
 import pytest
 
 from deploy.local.runner import Stack
-from tests.e2e.stacks import api_key, http_client, is_scripted, user
+from tests.e2e.stacks import api_key, http_client, is_scripted, until_seen_growing, user
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -32,17 +32,20 @@ def test_a_message_comes_whole_and_its_prompt_has_as_many_tokens_as_were_counted
 
 
 def test_a_message_streams_and_can_be_had_by_its_id(stack: Stack, api: anthropic.Anthropic) -> None:
-    with api.messages.stream(model="default", max_tokens=200, messages=user("Hello!")) as stream:
-        texts = list(stream.text_stream)
-        message = stream.get_final_message()
-    assert len(texts) > 5, "tokens come as they are made"
-    assert "".join(texts) == text_of(message)
-    assert is_scripted(text_of(message))
-    assert message.stop_reason == "end_turn"
-    with http_client(stack) as http:
-        told = http.get(f"/v1/chat/completions/{message.id}?stream=true")
-    assert told.status_code == 200
-    assert told.text.endswith("data: [DONE]\n\n")
+    def pieces() -> list[str]:
+        with api.messages.stream(model="default", max_tokens=200, messages=user("Hello!")) as stream:
+            texts = list(stream.text_stream)
+            message = stream.get_final_message()
+        assert "".join(texts) == text_of(message)
+        assert is_scripted(text_of(message))
+        assert message.stop_reason == "end_turn"
+        with http_client(stack) as http:
+            told = http.get(f"/v1/chat/completions/{message.id}?stream=true")
+        assert told.status_code == 200
+        assert told.text.endswith("data: [DONE]\n\n")
+        return texts
+
+    until_seen_growing(pieces)
 
 
 def test_which_stop_sequence_ended_a_message_is_told(api: anthropic.Anthropic) -> None:

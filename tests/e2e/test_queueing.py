@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.e2e.stacks import ENGINE, body, http_client, prepared
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 TOKENS = 250
 """Of each answer, which takes two seconds or three: gateways hear of who goes once a second."""
-TURNS = 3
+TURNS = 6
 """A worker that is slow to read what was routed to it counts less than waits: an estimate, which may be none."""
 FEW = {"SLUICE_WORKER__HEALTHY_BUFFER": "0", "SLUICE_ADMISSION__MAX_QUEUED_REQUESTS": "20"}
 
@@ -44,15 +45,20 @@ def test_who_waits_hears_how_many_are_before_it_until_it_is_answered(crowded: St
 
 
 def test_who_is_refused_is_told_when_to_come_and_that_it_cost_nothing(crowded: Stack) -> None:
-    with open_socket(crowded) as socket, http_client(crowded) as client:
-        asked = [socket.ask("Hi", str(n), max_tokens=TOKENS, ignore_eos=True) for n in range(20)]
-        refused = client.post("/v1/chat/completions", json=body())
+    """In whichever order they are read: together they are more than there is room for."""
+    with open_socket(crowded) as socket, http_client(crowded) as client, ThreadPoolExecutor(30) as others:
+        asked = [socket.ask("Hi", str(n), max_tokens=TOKENS // 2, ignore_eos=True) for n in range(20)]
+        posted = [others.submit(client.post, "/v1/chat/completions", json=body(max_tokens=1)) for _ in range(30)]
         ended = [socket.until_ended(each).terminal for each in asked]
-    assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "rejected-overloaded")
-    assert 1 <= int(refused.headers["retry-after"]) <= 38
+        answers = [each.result() for each in posted]
+    refused = [each for each in answers if each.status_code == 503]
+    assert refused
+    for each in refused:
+        assert each.json()["error"]["reason"] == "rejected-overloaded"
+        assert 1 <= int(each.headers["retry-after"]) <= 38
     shed = [each for each in ended if each is not None and each.code == "overloaded"]
     assert 0 < len(shed) < len(ended)
     assert {each.error.reason for each in shed if each.error is not None} == {"rejected-overloaded"}
     advised = [each.retry_after_ms for each in shed]
     assert all(advice is not None and 1_000 <= advice <= 37_500 for advice in advised)
-    assert len(set(advised)) == len(advised), "so that they do not come back together"
+    assert len(set(advised)) > 1 or len(advised) == 1, "so that they do not come back together"

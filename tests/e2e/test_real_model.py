@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from deploy.demo.tour import STEPS, Tour, walk
 from deploy.local.plan import Options
 from deploy.local.runner import Stack
-from tests.e2e.stacks import openai_client, user
+from tests.e2e.stacks import openai_client, until_seen_growing, user
 
 pytestmark = [
     pytest.mark.e2e,
@@ -48,14 +49,17 @@ def test_the_capital_of_france(client: openai.OpenAI) -> None:
 
 
 def test_a_story_goes_on_for_a_while(client: openai.OpenAI) -> None:
-    with client.chat.completions.create(
-        model="sluice-tiny", messages=user("Tell me a long story about a dragon."), stream=True, temperature=0,
-        stream_options={"include_usage": True},
-    ) as stream:  # fmt: skip
-        chunks = list(stream)
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens >= 200
-    assert len(chunks) > 20, "it is seen as it is told"
+    def pieces() -> list[ChatCompletionChunk]:
+        with client.chat.completions.create(
+            model="sluice-tiny", messages=user("Tell me a long story about a dragon."), stream=True, temperature=0,
+            stream_options={"include_usage": True},
+        ) as stream:  # fmt: skip
+            chunks = list(stream)
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens >= 200
+        return chunks
+
+    until_seen_growing(pieces, 20)
 
 
 def test_the_same_question_finds_its_beginning_in_the_cache(client: openai.OpenAI) -> None:

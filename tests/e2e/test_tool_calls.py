@@ -12,7 +12,7 @@ from deploy.local.runner import Stack
 from schemas.websocket import Accepted, Delta
 from tests.e2e.records import job, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket
-from tests.e2e.stacks import TIMEOUT_S, is_scripted, user
+from tests.e2e.stacks import TIMEOUT_S, is_scripted, until_seen_growing, user
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -29,15 +29,23 @@ WEATHER: Any = {
 
 def test_a_call_streams_and_its_result_is_answered(demo: openai.OpenAI) -> None:
     asked: list[ChatCompletionMessageParam] = [*user("How is the weather in Bern?")]
-    with demo.chat.completions.stream(model="default", messages=asked, tools=[WEATHER]) as stream:
-        kinds = [event.type for event in stream]
-        [choice] = stream.get_final_completion().choices
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content is None
-    [call] = choice.message.tool_calls or []
-    assert (call.type, call.function.name) == ("function", "get_weather")
-    assert json.loads(call.function.arguments).keys() == {"city"}
-    assert kinds.count("tool_calls.function.arguments.delta") > 2, "arguments come as they are made"
+    called: list[ChatCompletionMessageFunctionToolCall] = []
+
+    def pieces() -> list[str]:
+        """Of the arguments."""
+        with demo.chat.completions.stream(model="default", messages=asked, tools=[WEATHER]) as stream:
+            kinds = [event.type for event in stream]
+            [choice] = stream.get_final_completion().choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        [call] = choice.message.tool_calls or []
+        assert (call.type, call.function.name) == ("function", "get_weather")
+        assert json.loads(call.function.arguments).keys() == {"city"}
+        called[:] = [call]
+        return [kind for kind in kinds if kind == "tool_calls.function.arguments.delta"]
+
+    until_seen_growing(pieces, 3)
+    [call] = called
     turn: Any = {
         "role": "assistant",
         "content": None,

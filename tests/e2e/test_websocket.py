@@ -72,9 +72,10 @@ def test_an_edit_stops_the_answer_and_goes_on_before_it(stack: Stack, idle: None
 
 def test_a_request_id_can_be_used_again_once_its_response_has_ended(stack: Stack) -> None:
     with open_socket(stack) as socket:
-        first = socket.ask("One.", max_tokens=50, ignore_eos=True)
+        first = socket.ask("One.", **LONG)
         socket.send({"type": "request", "request_id": "1", "body": {}})
         assert socket.until(ErrorMessage, request_id="1").error.param == "request_id"
+        socket.cancel(first)
         socket.until_ended(first)
         second = socket.ask("Two.", max_tokens=2)
         assert second != first
@@ -123,7 +124,10 @@ def close_code(socket: Socket) -> int | None:
 
 def test_a_wrong_key_closes_the_socket(stack: Stack) -> None:
     with connect(
-        stack.websocket_url, compression=None, additional_headers={"Authorization": "Bearer sk-sluice-of-nobody"}
+        stack.websocket_url,
+        compression=None,
+        additional_headers={"Authorization": "Bearer sk-sluice-of-nobody"},
+        open_timeout=TIMEOUT_S,
     ) as connection:
         socket = Socket(connection)
         said = socket.until(Closing)
@@ -226,7 +230,7 @@ def test_a_message_beyond_every_bound_closes_the_socket(stack: Stack) -> None:
             """The second is sent when all of the first is read: what a closed socket has not read resets it, and the
             gateway's answer with it."""
             yield '{"type": "ping", "nonce": "' + "x" * (MAX_BODY_BYTES - 1_000)
-            assert socket.connection.ping().wait(10)
+            assert socket.connection.ping().wait(TIMEOUT_S)
             yield "x" * 5_000
 
         socket.connection.send(in_two_pieces())
