@@ -52,7 +52,7 @@ async def followed(*frames: str) -> tuple[Meter, list[Any], str]:
     async with centrifugo(*frames) as (url, heard), aiohttp.ClientSession() as session:
         with pytest.raises(RuntimeError) as ended:
             await _follow(session, url, 0, meter, subscribed)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await subscribed.acquire()
     return meter, heard, str(ended.value)
 

@@ -25,7 +25,7 @@ def request(max_tokens: int) -> Request:
 async def test_a_reader_that_leaves_takes_nobody_with_it() -> None:
     settings = SimulatedEngineSettings(ttft_ms=1, inter_token_ms=1, step_ms=1)
     server = ThinServer(SimulatedEngine(settings), ChatTokenizer(MODEL_PATH))
-    async with asyncio.timeout(30), server.app.router.lifespan_context(server.app):
+    async with asyncio.timeout(60), server.app.router.lifespan_context(server.app):
         leaving, staying = [await server._complete(request(tokens)) for tokens in (1_000, 50)]
         chunks = leaving.body_iterator
         await anext(aiter(chunks))

@@ -60,7 +60,7 @@ def server(authority: Authority) -> Iterator[Server]:
     yield server
     server.http.shutdown()
     server.http.server_close()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
 
 
 def settings(server: Server, authority: Authority, **wrong: Any) -> Settings:

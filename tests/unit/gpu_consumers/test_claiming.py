@@ -12,7 +12,7 @@ from gpu_consumers.metrics import WorkerMetrics
 from gpu_consumers.shell.claiming import MARKS_AT_ONCE, MAX_CLAIM_MARKS, Claiming
 from tests.unit.gpu_consumers.fleet import LEASE_MS, NOW_MS, Fleet
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class ScriptedStore:

@@ -16,7 +16,7 @@ from tests.unit.gpu_consumers.fleet import TOPICS
 from tests.unit.gpu_consumers.test_takeover import takeovers
 
 GENERATED = TOPICS.generated
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass

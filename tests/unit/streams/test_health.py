@@ -1,7 +1,6 @@
 """The probes and metrics of a process, over a real socket."""
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -32,7 +31,7 @@ def server(process: Process) -> Iterator[HealthServer]:
 
 
 def get(server: HealthServer, path: str, method: str = "GET") -> httpx.Response:
-    return httpx.request(method, f"http://127.0.0.1:{server.port}{path}", timeout=10, trust_env=False)
+    return httpx.request(method, f"http://127.0.0.1:{server.port}{path}", timeout=60, trust_env=False)
 
 
 def test_a_probe_learns_whether_it_lives_and_whether_it_is_ready(server: HealthServer, process: Process) -> None:
@@ -50,19 +49,18 @@ def test_a_scraper_gets_the_metrics(server: HealthServer) -> None:
     assert "in_work 7.0" in get(server, "/metrics").text
 
 
-def test_slow_scrapers_hold_up_no_probe(server: HealthServer) -> None:
+def test_slow_scrapers_hold_up_no_probe(server: HealthServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.health.DEADLINE_S", 3_600)  # None of them is given up.
     with ExitStack() as held:
         for _ in range(2 * MAX_CONNECTIONS):
-            slow = held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            slow = held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             slow.sendall(b"GET /metrics HT")
-        began_s = time.monotonic()
         assert get(server, "/readyz").status_code == 200
-        assert time.monotonic() - began_s < 4, "before any of them was given up"
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * MAX_HEAD_BYTES * 2, b"\0" * 100_000])
 def test_who_sends_too_much_is_cut_off(server: HealthServer, head: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         try:
             client.sendall(head)
             assert client.recv(1) == b""
@@ -76,7 +74,7 @@ def test_it_listens_where_it_is_told(process: Process) -> None:
     try:
         own = socket.gethostbyname(socket.gethostname())
         url = f"http://{own}:{server.port}/readyz"
-        assert httpx.get(url, timeout=10, trust_env=False).status_code == 200
+        assert httpx.get(url, timeout=60, trust_env=False).status_code == 200
     finally:
         server.close()
     with pytest.raises(httpx.ConnectError):

@@ -32,7 +32,7 @@ async def test_a_command_can_be_cancelled_at_any_moment(redis_url: str) -> None:
                 cancelled += 1
                 with pytest.raises(asyncio.CancelledError):
                     await command
-        assert cancelled > 5, "it was cancelled on its way"
+        assert cancelled > 2, "it was cancelled on its way"
         await client.set("cancelled", "value")
         assert await client.get("cancelled") == b"value", "what was cancelled leaves no answer behind"
 
@@ -85,7 +85,7 @@ async def test_a_server_that_says_nothing_is_told_in_time_and_asked_anew() -> No
         async with connect_redis(f"redis://127.0.0.1:{port}/0?protocol=2", timeout_ms=1_000) as client:
             assert await client.ping()
             is_deaf = True
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 with pytest.raises(RedisTimeoutError, match="reading"):
                     await client.ping()
             is_deaf = False
@@ -121,7 +121,7 @@ async def test_a_connection_that_came_free_for_who_is_gone_is_the_next_ones(redi
         await asyncio.sleep(0)
         await client.connection_pool.release(taken)
         assert first.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await second
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from streams.stop_signals import on_signals
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)

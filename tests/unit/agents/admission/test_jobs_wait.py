@@ -78,7 +78,7 @@ async def test_jobs_that_look_for_room_together_overshoot_nothing_and_are_not_re
             heartbeats += 1
 
     pipeline = replace(world.pipeline, sleep=wait)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(pipeline.handle_queued_job(record) for record in queued))
     assert len(world.log.of(Opened, "local.generated")) == 3
     assert not world.log.endings

@@ -87,7 +87,7 @@ def test_the_watchdog_asks_the_broker_and_speaks_once() -> None:
         said.put,
     )
     watchdog.start()
-    assert said.get(timeout=20) == "no progress in requests-0"
+    assert said.get(timeout=60) == "no progress in requests-0"
     watchdog.close()
     assert said.empty()
 
@@ -111,7 +111,7 @@ def test_a_watchdog_that_breaks_is_no_watchdog_and_says_so(broken: str) -> None:
     )
     watchdog.start()
     expected = "LogError: scripted" if broken == "connecting" else "RuntimeError: scripted"
-    assert said.get(timeout=20) == f"the watchdog itself failed: {expected}"
+    assert said.get(timeout=60) == f"the watchdog itself failed: {expected}"
     watchdog.close()
     assert said.empty()
 
@@ -135,7 +135,7 @@ def test_a_broker_that_does_not_answer_is_asked_again() -> None:
         lambda: consumer, lambda: log.consumer(None, "look"), lambda: [P], Excuses(), 0.01, said.put, look_every_s=0.01
     )
     watchdog.start()
-    assert said.get(timeout=30) == "no progress in requests-0"
+    assert said.get(timeout=60) == "no progress in requests-0"
     watchdog.close()
 
 
@@ -164,6 +164,6 @@ def test_offsets_that_hold_no_record_are_no_lag() -> None:
     watchdog.start()
     until(lambda: looks or not said.empty(), "a look at what seems to lag")
     log.append("requests", b"2")
-    assert said.get(timeout=20) == "no progress in requests-0"
+    assert said.get(timeout=60) == "no progress in requests-0"
     watchdog.close()
     assert looks == 2, "it is remembered that nothing stands there"

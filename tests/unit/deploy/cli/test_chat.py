@@ -75,7 +75,7 @@ def gateway(*connections: Callable[[ServerConnection], None]) -> Iterator[str]:
             yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/v1/stream"
         finally:
             server.shutdown()
-            thread.join(timeout=10)
+            thread.join(timeout=60)
 
 
 REFUSED = ErrorBody(message="Another gateway serves it.", type="server_error", code="replay_unavailable")

@@ -84,7 +84,7 @@ def billing(columns: Sequence[str] = ("one",), row: Sequence[Any] = (1,)) -> Ite
             yield server.server_port, seen
         finally:
             server.shutdown()
-            thread.join(timeout=10)
+            thread.join(timeout=60)
 
 
 def test_a_query_bears_the_password_that_the_processes_were_started_with(
@@ -242,7 +242,7 @@ def test_what_is_stopped_is_who_holds_the_folder_and_not_who_held_it_once(tmp_pa
             with pytest.raises(CommandError, match="just beginning"):
                 overview.status(data=tmp_path, as_json=True)
             lifecycle.down(data=tmp_path)
-            assert holder.wait(timeout=30) == -signal.SIGTERM
+            assert holder.wait(timeout=60) == -signal.SIGTERM
             assert stranger.poll() is None
         finally:
             stranger.kill()

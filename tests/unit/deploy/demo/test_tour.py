@@ -72,7 +72,7 @@ def test_what_an_earlier_tour_left_running_is_ended_before_its_folder_is_emptied
             assert left.returncode == -signal.SIGTERM
         finally:
             left.kill()
-            reaper.join(timeout=30)
+            reaper.join(timeout=60)
     assert list(tmp_path.iterdir()) == [folder.lock_file]
 
 

@@ -36,7 +36,7 @@ from deploy.paths import ROOT
 def test_it_needs_nothing_that_it_has_yet_to_install() -> None:
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import deploy.install.bootstrap"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -97,7 +97,7 @@ with DataFolder(Path({str(data.path)!r})).lock():
         assert holder.stdout.readline() == "locked\n"
         assert data.is_locked()
         holder.kill()
-        holder.wait(timeout=30)
+        holder.wait(timeout=60)
     with data.lock():
         pass
 
@@ -112,7 +112,7 @@ def test_only_the_same_processes_are_leftovers_and_not_who_has_their_pid_now(dat
         data.write_run(run_with(ours, stranger, stopped))
         assert data.leftovers() == [ours]
         living.kill()
-        living.wait(timeout=30)
+        living.wait(timeout=60)
     assert data.leftovers() == []
 
 

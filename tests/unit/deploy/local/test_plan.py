@@ -49,7 +49,7 @@ def test_a_folder_of_the_same_name_where_a_process_starts_is_not_taken_for_ours(
     (tmp_path / "deploy").mkdir()
     (tmp_path / "deploy" / "__init__.py").write_text("raise SystemExit('a stranger')")
     ours = [*python, "deploy.install.kafka_jars", "--help"]
-    done = subprocess.run(ours, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(ours, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 

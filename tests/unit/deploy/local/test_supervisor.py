@@ -20,7 +20,7 @@ from deploy.local.supervision import RestartPolicy, State
 from deploy.local.supervisor import KILL_TIMEOUT_S, Guardian, Supervisor, SupervisorError, bound_log, stop_timeout_s
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05, stable_s=60)
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -92,7 +92,7 @@ def test_a_killed_process_comes_back_with_another_pid(supervise: Callable[..., S
     supervisor.wait_ready(DEADLINE_S)
     first = pid_of(supervisor, "one")
     assert supervisor.process("one").send(signal.SIGKILL) == first
-    until(lambda: supervisor.records()[0].restarts == 1)
+    until(lambda: supervisor.records()[0].restarts >= 1)
     supervisor.wait_ready(DEADLINE_S)
     assert pid_of(supervisor, "one") != first
 
@@ -105,7 +105,7 @@ def test_a_killed_process_comes_back_although_nobody_can_be_told(supervise: Call
     supervisor = supervise(script("one", SLEEPS), on_change=disk_is_full)
     until(lambda: supervisor.records()[0].state is State.READY)
     supervisor.process("one").send(signal.SIGKILL)
-    until(lambda: supervisor.records()[0].restarts == 1)
+    until(lambda: supervisor.records()[0].restarts >= 1)
     supervisor.wait_ready(DEADLINE_S)
 
 
@@ -115,7 +115,7 @@ def test_an_observer_that_never_returns_holds_up_nothing(supervise: Callable[...
     try:
         supervisor.wait_ready(DEADLINE_S)
         supervisor.process("one").send(signal.SIGKILL)
-        until(lambda: supervisor.records()[0].restarts == 1)
+        until(lambda: supervisor.records()[0].restarts >= 1)
     finally:
         released.set()
 
@@ -249,7 +249,7 @@ def test_a_killed_supervisor_leaves_no_orphan(tmp_path: Path) -> None:
         spec = ProcessSpec("one", Stage.SINKS, (sys.executable, "-c", nested), lambda: None)
         supervisor = Supervisor([spec], {{}}, Path({str(tmp_path)!r}), lambda record: None)
         supervisor.start(infrastructure=False)
-        supervisor.wait_ready(30)
+        supervisor.wait_ready(60)
         log = Path({str(tmp_path)!r}) / "one.log"
         while not log.exists() or not log.read_text().endswith("\\n"):
             time.sleep(0.01)
@@ -275,7 +275,7 @@ def test_a_killed_guardian_is_replaced(supervise: Callable[..., Supervisor]) -> 
     guardian.kill()
     until(lambda: ended(guardian))
     supervisor.process("one").send(signal.SIGKILL)
-    until(lambda: supervisor.records()[0].restarts == 1)
+    until(lambda: supervisor.records()[0].restarts >= 1)
     supervisor.wait_ready(DEADLINE_S)
     assert supervisor.guardian_pid() != guardian.pid
     supervisor.stop()

@@ -12,7 +12,7 @@ from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
 from gpu_consumers.parsing.port import ParserNames
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 imports_vllm = pytest.mark.filterwarnings("ignore")
 """vLLM and torch warn of their own deprecations while they are imported."""

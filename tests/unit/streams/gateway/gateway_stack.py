@@ -173,16 +173,21 @@ class Pipeline:
     def __init__(self, log: MemoryLog, settings: Settings) -> None:
         self.log = log
         self.topics = settings.topics
-        self._read = 0
+        self._read: set[str] = set()
 
     def requests(self) -> list[Request]:
         return [Request.model_validate_json(r.value or b"") for r in self.log.records(self.topics.requests.name)]
 
     async def next_request(self) -> Request:
         """The next one that was not asked for yet."""
-        await until(lambda: len(self.requests()) > self._read, "a request arrives")
-        self._read += 1
-        return sorted(self.requests(), key=lambda r: r.accepted_at_ms)[self._read - 1]
+
+        def fresh() -> list[Request]:
+            return [request for request in self.requests() if request.response_id not in self._read]
+
+        await until(fresh, "a request arrives")
+        found = min(fresh(), key=lambda request: request.accepted_at_ms)
+        self._read.add(found.response_id)
+        return found
 
     def cancels(self) -> list[Cancel]:
         return [Cancel.model_validate_json(r.value or b"") for r in self.log.records(self.topics.control.name)]
@@ -287,7 +292,7 @@ def unread(monkeypatch: pytest.MonkeyPatch, *partitions: int) -> None:
     monkeypatch.setattr(Readings, "wanted", lambda self, each: each not in partitions and wanted(self, each))
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:

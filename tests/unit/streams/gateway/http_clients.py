@@ -20,7 +20,7 @@ def sdk(stack: Stack, *, max_retries: int = 0) -> openai.AsyncOpenAI:
 
 
 def client(stack: Stack, **headers: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=stack.url, headers={**AUTH, **headers}, timeout=20, trust_env=False)
+    return httpx.AsyncClient(base_url=stack.url, headers={**AUTH, **headers}, timeout=60, trust_env=False)
 
 
 def events_of(text: str) -> list[tuple[str | None, str]]:

@@ -49,13 +49,13 @@ class Peer:
         """Everything until the gateway hangs up."""
         told = b""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while part := await self.reader.read(65_536):
                     told += part
         return told
 
     async def hear(self, end: bytes = b"\r\n\r\n") -> bytes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.reader.readuntil(end)
 
 

@@ -30,7 +30,7 @@ def span(first: int, text: str) -> Span:
 
 def http(stack: Stack) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {KEY}"}
-    return httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=20, trust_env=False)
+    return httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=60, trust_env=False)
 
 
 async def text_after(stack: Stack, response_id: str, after: int) -> dict[str, Any]:

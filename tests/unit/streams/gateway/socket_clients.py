@@ -23,7 +23,7 @@ async def say(socket: ClientConnection, **message: Any) -> None:
 
 async def hear(socket: ClientConnection) -> Any:
     """The next message, checked against the catalogue."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return SERVER_MESSAGE.validate_json(await socket.recv())
 
 

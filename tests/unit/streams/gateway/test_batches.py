@@ -50,11 +50,12 @@ class Lines:
         """Custom ids that are not answered."""
 
     async def play(self) -> None:
-        topics, seen = self._settings.topics, 0
+        topics, seen = self._settings.topics, set[tuple[int, int]]()
         while True:
-            records = sorted(self._log.records(topics.intake_batch.name), key=lambda record: record.timestamp_ms)
-            for record in records[seen:]:
-                seen += 1
+            for record in self._log.records(topics.intake_batch.name):
+                if (record.partition, record.offset) in seen:
+                    continue
+                seen.add((record.partition, record.offset))
                 verify_request([SECRET.encode()], record.topic, dict(record.headers), record.value or b"")
                 request = on_intake(record.value or b"")
                 if isinstance(request, LineCancel):
@@ -95,7 +96,7 @@ async def create(api: openai.AsyncOpenAI, file_id: str, **more: Any) -> Batch:
 
 
 async def ended(api: openai.AsyncOpenAI, batch_id: str) -> Batch:
-    for _ in range(600):
+    for _ in range(1_200):
         if (batch := await api.batches.retrieve(batch_id)).status in FINAL:
             return batch
         await asyncio.sleep(0.05)

@@ -198,7 +198,7 @@ async def test_who_comes_back_while_its_response_ends_and_leaves_memory_is_told_
     await stack.runtime.gateway._history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
     reads = StaleReads(monkeypatch)
     back = asyncio.ensure_future(text_after(stack, response_id, 1))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await reads.has_read.wait()
         stack.pipeline.write(response_id, release(response_id, ACME, 3, ["c"]))
         stack.pipeline.write(response_id, terminal(response_id, ACME, 4))
@@ -222,7 +222,7 @@ async def test_who_comes_back_while_another_gateway_reads_the_rest_is_told_it(
     await history.append([entry(response_id, span(1, "ab"), with_start=True, is_first=True)])
     reads = StaleReads(monkeypatch)
     back = asyncio.ensure_future(text_after(stack, response_id, 1))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await reads.has_read.wait()
         source = TopicPartition(stack.settings.topics.responses.name, 0)
         pump.revoked([source], monotonic_ms())

@@ -163,7 +163,7 @@ async def test_each_token_comes_once_however_often_the_connection_is_lost(stack:
             if number % 3 == 0:
                 cut(stack)
         stack.pipeline.end(request, len(WORDS) + 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await listening
     assert whole_text(heard) == "".join(WORDS)
     assert len(stack.pipeline.requests()) == 1
@@ -183,7 +183,7 @@ async def test_what_may_have_been_accepted_is_not_asked_twice(
     async with asking(stack, client) as (heard, listening):
         await until(lambda: asked, "it has asked")
         cut(stack)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await listening
     assert heard == [{"type": "failed", "code": "unknown"}]
     assert asked == 1
@@ -204,7 +204,7 @@ async def test_what_was_refused_for_now_is_asked_again_as_advised(
     monkeypatch.setattr(Gateway, "submit", first_refuse)
     async with asking(stack, client) as (heard, listening):
         await stack.pipeline.answer(["Hi"])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await listening
     assert whole_text(heard) == "Hi"
     assert asked_s[1] - asked_s[0] >= 1, "a second at least is advised"
@@ -222,7 +222,7 @@ async def test_what_was_refused_for_now_is_asked_again_as_advised(
 async def test_what_is_refused_for_good_is_said_so(
     stack: Stack, client: Client, key: str, body: Message, code: str
 ) -> None:
-    async with asking(stack, client, key, body=body) as (heard, listening), asyncio.timeout(20):
+    async with asking(stack, client, key, body=body) as (heard, listening), asyncio.timeout(60):
         await listening
     assert heard == [{"type": "failed", "code": code}]
 
@@ -230,7 +230,7 @@ async def test_what_is_refused_for_good_is_said_so(
 async def test_an_answer_that_fails_ends_with_its_terminal(stack: Stack, client: Client) -> None:
     async with asking(stack, client) as (heard, listening):
         await stack.pipeline.ends(EndingCode.ENGINE_FAILED, "one ")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await listening
     assert whole_text(heard) == "one "
     assert heard[-1]["error"]["code"] == EndingCode.ENGINE_FAILED.value
@@ -258,7 +258,7 @@ async def test_another_token_is_shown_when_one_has_expired(
             socket._close(CloseReason.TOKEN_EXPIRED)
         stack.pipeline.release(request, 2, ["two"])
         stack.pipeline.end(request, 3)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await listening
     assert whole_text(heard) == "one two"
 

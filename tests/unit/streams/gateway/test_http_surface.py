@@ -131,7 +131,7 @@ async def test_bad_input_is_named_in_openais_shape_and_reaches_no_topic(
     raw = [
         (k.encode(), v.encode("latin-1")) for k, v in {**AUTH, "content-type": "application/json", **headers}.items()
     ]
-    async with httpx.AsyncClient(base_url=stack.url, timeout=20, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=stack.url, timeout=60, trust_env=False) as http:
         answer = await http.post("/v1/chat/completions", content=content, headers=raw)
     assert answer.status_code == status
     error = answer.json()["error"]
@@ -357,7 +357,7 @@ async def test_head_of_a_stream_watches_nothing(stack: Stack) -> None:
         stack.pipeline.start(request)
         stack.pipeline.release(request, 1, ["a"])
         await until(lambda: stack.runtime.hub.released_tokens == 1, "it runs")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             asked = await http.head(f"/v1/chat/completions/{request.response_id}?stream=true")
         assert (asked.status_code, asked.content) == (200, b"")
         await until(lambda: stack.runtime.hub.viewers == 1, "only who asked for it watches")

@@ -114,6 +114,7 @@ class Unheard:
 
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: LogError | None = None) -> None:
         self.is_deaf = True
+        self._patch, self._patience_s = monkeypatch, acceptance.ACKNOWLEDGE_TIMEOUT_S
         send = ProducerThread.send
         topic = settings.topics.requests.name
 
@@ -129,6 +130,11 @@ class Unheard:
         monkeypatch.setattr(acceptance, "ACKNOWLEDGE_TIMEOUT_S", 0.05)
         monkeypatch.setattr(ProducerThread, "send", late)
 
+    def hear(self) -> None:
+        """And wait for it as long as ever."""
+        self.is_deaf = False
+        self._patch.setattr(acceptance, "ACKNOWLEDGE_TIMEOUT_S", self._patience_s)
+
 
 async def test_what_was_written_and_not_acknowledged_is_joined_once_it_is_known(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +144,7 @@ async def test_what_was_written_and_not_acknowledged_is_joined_once_it_is_known(
         unheard = Unheard(settings, monkeypatch)
         refused = await http.post(PATH, json=HELLO)
         assert (error_of(refused)[:2], refused.headers["x-should-retry"]) == ((503, "unavailable"), "true")
-        unheard.is_deaf = False
+        unheard.hear()
         request = await answer_next(stack)
         await until(lambda: stack.runtime.hub.has_ended(request.response_id), "it has ended")
         again = await http.post(PATH, json=HELLO)
@@ -156,7 +162,7 @@ async def test_what_was_not_acknowledged_and_is_not_known_is_written_again_at_on
     async with asking(settings, log, keys) as (stack, http):
         unheard = Unheard(settings, monkeypatch, None if reached else LogError("away", retriable=True))
         assert (await http.post(PATH, json=HELLO)).status_code == 503
-        unheard.is_deaf = False
+        unheard.hear()
         posting = asyncio.ensure_future(http.post(PATH, json=HELLO))
         await until(lambda: len(stack.pipeline.requests()) == 1 + reached, "it is written again")
         request = await answer_next(stack)
@@ -173,7 +179,7 @@ async def test_what_the_log_does_not_take_leaves_the_key_free(
         unheard = Unheard(settings, monkeypatch, ProducerQueueFull())
         assert (await http.post(PATH, json=HELLO)).status_code == 503
         assert len(keys) == 0
-        unheard.is_deaf = False
+        unheard.hear()
         answering = asyncio.ensure_future(answer_next(stack))
         assert (await http.post(PATH, json={**HELLO, "n": 1})).status_code == 200
         await answering
@@ -187,7 +193,7 @@ async def test_a_stored_response_that_is_written_again_is_stored_once(
         unheard = Unheard(settings, monkeypatch)
         assert (await http.post("/v1/responses", json=RESPONSE)).status_code == 503
         assert len(stored.open_ids()) == 1, "what is on the log will be had by its key"
-        unheard.is_deaf = False
+        unheard.hear()
         posting = asyncio.ensure_future(http.post("/v1/responses", json=RESPONSE))
         await until(lambda: len(stack.pipeline.requests()) == 2, "it is written again")
         request = await answer_next(stack)

@@ -34,7 +34,8 @@ async def test_pings_keep_a_stream_alive_and_the_package_passes_over_them(
     other = await stack.pipeline.next_request()
     for each in (request, other):
         stack.pipeline.start(each)
-    await asyncio.sleep(0.1)
+    for _ in range(20):  # however long a turn of the loop takes
+        await asyncio.sleep(0.01)
     for each in (request, other):
         stack.pipeline.release(each, 1, ["Once"])
         stack.pipeline.end(each, 2)

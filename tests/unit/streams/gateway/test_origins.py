@@ -18,7 +18,7 @@ PREFLIGHT = {
 
 def page(stack: Stack, origin: str, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=stack.url, headers={"origin": origin, "x-api-key": KEY, **headers}, timeout=20, trust_env=False
+        base_url=stack.url, headers={"origin": origin, "x-api-key": KEY, **headers}, timeout=60, trust_env=False
     )
 
 

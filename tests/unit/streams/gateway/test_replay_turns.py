@@ -21,7 +21,7 @@ GREEDY = store.MAX_CONCURRENT_READS + 16
 
 async def ask(stack: Stack, api_key: str, response_id: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {api_key}"}
-    async with httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=20, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=stack.url, headers=headers, timeout=60, trust_env=False) as http:
         return await http.get(f"/v1/chat/completions/{response_id}")
 
 
@@ -78,7 +78,7 @@ async def test_reads_from_the_log(stack: Stack, monkeypatch: pytest.MonkeyPatch,
     def slow(consumer: Any, source: Any, tenant_id: str, *rest: Any) -> Replay:
         reading.append(tenant_id)
         if tenant_id == "acme":
-            assert goes_on.wait(20)
+            assert goes_on.wait(60)
         return read_log(consumer, source, tenant_id, *rest)
 
     monkeypatch.setattr(log_history, "read_log", slow)
@@ -100,7 +100,7 @@ async def test_who_leaves_holds_its_turn_until_its_thread_is_free(
 
     def slow(*_: Any) -> Replay:
         reading.release()
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
         return Replay()
 
     monkeypatch.setattr(log_history, "read_log", slow)

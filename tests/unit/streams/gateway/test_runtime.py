@@ -44,7 +44,7 @@ async def test_a_gateway_whose_producer_has_ended_ends_and_leaves_nothing_open(
     async def serve() -> None:
         async with serving(settings, memory_log(settings)) as stack:
             is_fenced.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await asyncio.wait((stack.running,))
 
     with pytest.raises(LogError, match="fenced"):
@@ -57,7 +57,7 @@ async def test_a_coordinator_that_is_away_holds_up_no_viewer_and_the_commit_is_m
     async with (
         serving(settings, log) as stack,
         connect(stack.websocket_url, additional_headers={"x-api-key": KEY}, proxy=None) as socket,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
     ):
         await socket.send(json.dumps({"type": "request", "request_id": "1", "body": HELLO}))
         request = await stack.pipeline.next_request()

@@ -35,7 +35,7 @@ def deaf_socket(stack: Stack) -> socket.socket:
 
 
 async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything(redis_url: str) -> None:
-    settings = gateway_settings(redis_url, "deaf", viewer_stall_ms=300, viewer_lag_bytes=100_000)
+    settings = gateway_settings(redis_url, "deaf", viewer_stall_ms=1_000, viewer_lag_bytes=100_000)
     async with serving(settings, memory_log(settings)) as stack:
         deaf = deaf_socket(stack)
         body = json.dumps({**HELLO, "stream": True}).encode()
@@ -55,7 +55,7 @@ async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything
             for number in range(1, RECORDS + 1):
                 stack.pipeline.release(request, number, ["x" * CHARS])
                 while received < number * CHARS:
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(60):
                         message = json.loads(await reader.recv())
                     received += len(message.get("text", ""))
                 stream = stack.runtime.hub.get(request.response_id)
@@ -64,7 +64,7 @@ async def test_a_deaf_sse_client_is_cut_off_while_another_viewer_gets_everything
                 assert kept <= 100_000, "a slow viewer holds no more than its bound"
             await until(lambda: stack.runtime.hub.viewers == 1, "the deaf viewer is given up")
             stack.pipeline.end(request, RECORDS + 1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert json.loads(await reader.recv())["type"] == "terminal"
         await until(lambda: not stack.server.server_state.connections, "its connection is given up too")
         deaf.close()
@@ -74,7 +74,7 @@ async def test_a_deaf_websocket_is_cut_off(redis_url: str) -> None:
     settings = gateway_settings(redis_url, "deafws", viewer_stall_ms=300)
     async with serving(settings, memory_log(settings)) as stack:
         deaf = deaf_socket(stack)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             client = await connect(
                 stack.websocket_url, sock=deaf, additional_headers={"x-api-key": KEY}, proxy=None, max_queue=1
             )
@@ -93,7 +93,7 @@ async def test_a_deaf_websocket_is_cut_off(redis_url: str) -> None:
 async def test_who_waits_for_history_keeps_its_socket_and_all_its_responses(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = gateway_settings(redis_url, "patient", viewer_stall_ms=300)
+    settings = gateway_settings(redis_url, "patient", viewer_stall_ms=1_000)
     sweeps, may_read = 0, asyncio.Event()
     sweep, read = Hub.sweep, RedisHistory.read
 
@@ -110,7 +110,7 @@ async def test_who_waits_for_history_keeps_its_socket_and_all_its_responses(
         serving(settings, memory_log(settings)) as stack,
         connect(stack.websocket_url, additional_headers={"x-api-key": KEY}, proxy=None) as first,
         connect(stack.websocket_url, additional_headers={"x-api-key": KEY}, proxy=None) as second,
-        asyncio.timeout(20),
+        asyncio.timeout(60),
     ):
         await first.send(json.dumps({"type": "request", "request_id": "1", "body": HELLO}))
         old = await stack.pipeline.next_request()
@@ -176,7 +176,7 @@ async def test_who_takes_a_little_of_what_was_answered_is_cut_off_too(
         await slow.say(head.encode() + body)
         await until(lambda: buffered(stack) > 1_000_000, "it is answered")
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while stack.server.server_state.connections:
                     await slow.reader.read(1_024)
                     await asyncio.sleep(0.01)
@@ -201,7 +201,7 @@ async def ended_response(stack: Stack) -> str:
         for number in range(1, RECORDS + 1):
             stack.pipeline.release(request, number, ["x" * CHARS])
         stack.pipeline.end(request, RECORDS + 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while json.loads(await reader.recv())["type"] != "terminal":
                 pass
     await until(lambda: stack.runtime.hub.get(request.response_id) is None, "the response leaves memory")
@@ -236,7 +236,7 @@ async def test_a_replay_to_a_deaf_sse_client_ends(redis_url: str) -> None:
             follower, ChatEvents(response_id, 0, "tiny", EventsForm(include_usage=False)), first=None, headers={},
             metrics=gateway.metrics, queues=gateway.queues, release=lambda: released.append(None), stall_s=0.1,
         )  # fmt: skip
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await response({"type": "http"}, stays, send)
         assert (sent, released) == (["http.response.start", "http.response.body"], [None])
 
@@ -259,6 +259,6 @@ async def test_a_replay_to_a_deaf_websocket_ends(redis_url: str) -> None:
                 spans += 1
                 await never(message)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await Socket(stack.runtime.gateway, receive, send, "").run(KEY)
         assert spans == 1

@@ -31,7 +31,7 @@ class Secured:
     def client(self) -> httpx.AsyncClient:
         url = f"https://127.0.0.1:{self.stack.port}"
         trust: dict[str, Any] = {"verify": self.trust, "trust_env": False}
-        return httpx.AsyncClient(base_url=url, headers={"x-api-key": KEY}, timeout=20, **trust)
+        return httpx.AsyncClient(base_url=url, headers={"x-api-key": KEY}, timeout=60, **trust)
 
     async def is_healthy(self) -> bool:
         async with self.client() as http:
@@ -77,12 +77,12 @@ async def test_a_socket_over_wss(redis_url: str, tmp_path: Path) -> None:
             await socket.send(json.dumps({"type": "request", "request_id": "r1", "body": HELLO}))
             await gateway.stack.pipeline.answer(["Par", "is"])
             seen: list[Any] = []
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not (seen and seen[-1]["type"] == "terminal"):
                     seen.append(json.loads(await socket.recv()))
             assert "".join(message.get("text", "") for message in seen) == "Paris"
             gateway.stack.server.stop_soon()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert json.loads(await socket.recv())["reason"] == "going_away"
 
 
@@ -93,7 +93,7 @@ async def test_who_does_not_shake_hands_is_hung_up_on(redis_url: str, tmp_path: 
     async with secured(redis_url, tmp_path, head_timeout_ms=300) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.stack.port)
         writer.write(said)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 assert b"HTTP" not in await reader.read()
         writer.close()

@@ -301,7 +301,7 @@ async def test_too_large_a_message_closes_with_1009_and_disturbs_nobody(stack: S
 
 def _close_frames(stack: Stack, opening: bytes, more: bytes, times: int) -> list[tuple[int, bytes]]:
     """Sends `opening` and then `more` again and again without reading; returns the frames that came back."""
-    with socketlib.create_connection(("127.0.0.1", stack.port), timeout=20) as raw:
+    with socketlib.create_connection(("127.0.0.1", stack.port), timeout=60) as raw:
         raw.sendall(
             b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
@@ -391,7 +391,7 @@ async def test_every_socket_is_told_when_the_process_stops(stack: Stack) -> None
         while not isinstance(await hear(watching), StartedMessage):
             pass
         stack.server.stop_soon()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             told = [[message async for message in _all(socket)] for socket in (watching, idle, nobody)]
     assert [[m.type for m in messages] for messages in told] == [["error", "closing"], ["closing"], ["closing"]]
     assert {messages[-1].reason for messages in told} == {"going_away"}

@@ -9,7 +9,7 @@ from typing import cast
 from streams.log.consumer_thread import ConsumerThread
 from streams.log.port import LogConsumer, LogRecord, OnPartitions, TopicPartition
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 PLACE = TopicPartition("t", 0)
 
 
