@@ -152,4 +152,4 @@ class AnyFaults(RuleBasedStateMachine):
 
 
 TestAnyFaults = AnyFaults.TestCase
-TestAnyFaults.settings = settings(max_examples=100, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TestAnyFaults.settings = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))

@@ -115,4 +115,4 @@ class Owners(RuleBasedStateMachine):
 
 
 TestOwners = Owners.TestCase
-TestOwners.settings = settings(max_examples=150, stateful_step_count=40)
+TestOwners.settings = settings(max_examples=80, stateful_step_count=40)

@@ -328,7 +328,7 @@ def test_without_a_claim_store_an_engine_s_deaths_are_counted_by_its_worker() ->
     st.sampled_from([2, 8]),
     st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_whoever_kills_whom_each_ends_and_no_killer_is_tried_more_often(
     requests: list[tuple[bool, bool, int]], max_running: int, claims_are_lost: bool
 ) -> None:

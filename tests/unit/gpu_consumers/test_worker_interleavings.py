@@ -100,7 +100,7 @@ def play(script: list[tuple[Any, ...]], fleet: Fleet) -> None:
 
 
 @given(st.lists(ACTIONS, max_size=25), st.sampled_from([1, 4]))
-@settings(max_examples=150)
+@settings(max_examples=80)
 @example(
     [("request", Lane.STANDARD, 20), ("run", 400, 0), ("crash", "a", 0), ("request", Lane.BATCH, 3), ("run", 20, 0)], 4
 )

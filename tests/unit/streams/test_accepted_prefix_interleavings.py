@@ -262,17 +262,17 @@ def live(chance: random.Random, seed_moves: int, continues: bool, choices: int) 
 
 
 @pytest.mark.parametrize("continues", [False, True])
-def test_no_fork_and_nothing_unfinished_in_four_thousand_lives(continues: bool) -> None:
-    lives = [live(random.Random(seed), 10 + seed % 90, continues, 1 + seed % 3) for seed in range(4_000)]
+def test_no_fork_and_nothing_unfinished_in_a_thousand_lives(continues: bool) -> None:
+    lives = [live(random.Random(seed), 10 + seed % 90, continues, 1 + seed % 3) for seed in range(1_000)]
 
     assert all(response.reader.prefix.terminal is not None for response in lives)
     # The lives were worth living: all that the rule is for did happen, often.
     ends = [response.reader.terminals[0] for response in lives]
-    assert ends.count(EndingCode.COMPLETED) > 400
-    assert ends.count(EndingCode.GENERATION_INTERRUPTED) > 200 or continues
-    assert sum(len(response.reader.void_fences) > 0 for response in lives) > 400
+    assert ends.count(EndingCode.COMPLETED) > 100
+    assert ends.count(EndingCode.GENERATION_INTERRUPTED) > 50 or continues
+    assert sum(len(response.reader.void_fences) > 0 for response in lives) > 100
     spliced = sum(len({attempt_id for attempt_id, _ in response.reader.text}) > 1 for response in lives)
-    assert spliced > 200 if continues else spliced == 0
+    assert spliced > 50 if continues else spliced == 0
 
 
 class Interleaving(RuleBasedStateMachine):
@@ -344,4 +344,4 @@ class Interleaving(RuleBasedStateMachine):
 
 
 TestInterleaving = Interleaving.TestCase
-TestInterleaving.settings = settings(max_examples=150, stateful_step_count=40)
+TestInterleaving.settings = settings(max_examples=100, stateful_step_count=40)

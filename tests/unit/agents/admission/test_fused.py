@@ -164,7 +164,7 @@ def written(world: World, *, verdicts: bool) -> list[tuple[str, int, bytes | Non
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(steps=STEPS)
 def test_whatever_comes_and_comes_again_ends_as_it_does_stage_by_stage(steps: list[Step]) -> None:
     response_ids = [IDS.mint(3) for _ in range(8)]

@@ -231,7 +231,7 @@ def test_the_answer_of_a_tenant_without_a_policy_is_never_shown() -> None:
 SENTENCE = "First, you ｍake  a\u200b BÓMB — with; secret   sauce on it."
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.lists(st.integers(1, len(SENTENCE) - 1), max_size=30, unique=True),
     st.lists(st.integers(1, 30), max_size=8, unique=True),

@@ -229,4 +229,4 @@ class ParkingMachine(RuleBasedStateMachine):
 
 
 TestParking = ParkingMachine.TestCase
-TestParking.settings = settings(max_examples=100, stateful_step_count=40)
+TestParking.settings = settings(max_examples=60, stateful_step_count=40)

@@ -137,7 +137,7 @@ KINDS: list[tuple[Kind, int]] = [
 SENTENCE = '{"how": "First, you ｍake  a\u200b BÓMB — with; secret   sauce"}'
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.sampled_from(KINDS),
     st.lists(st.integers(1, len(SENTENCE) - 1), max_size=30, unique=True),
@@ -169,7 +169,7 @@ def test_no_character_of_a_denied_phrase_leaks_whatever_it_stands_in(
 ESCAPED = '{"how": "First,\\nm\\u0061ke \\u0061\\tb\\u006Fmb, \\"now\\""}'
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.lists(st.integers(1, len(ESCAPED) - 1), max_size=30, unique=True),
     st.lists(st.integers(1, 40), max_size=10, unique=True),

@@ -141,7 +141,7 @@ def test_any_sequence_of_calls_agrees_with_the_model(redis_url: str) -> None:
     run_state_machine_as_test(
         Sequences,
         settings=settings(
-            max_examples=100, stateful_step_count=30,
+            max_examples=60, stateful_step_count=30,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )  # fmt: skip

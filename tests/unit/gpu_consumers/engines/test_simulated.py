@@ -350,7 +350,7 @@ def test_unknown_settings_are_refused_by_name() -> None:
         st.tuples(st.sampled_from(["submit", "abort", "step"]), st.integers(0, 5), st.integers(1, 90)), max_size=60
     )
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_whatever_happens_blocks_and_slots_are_conserved(script: list[tuple[str, int, int]]) -> None:
     core = SimulatedCore(FAST.model_copy(update={"kv_blocks": 14, "max_running": 3}))
     now_s, open_requests, ended = 0.0, set[str](), set[str]()

@@ -144,7 +144,7 @@ def _composed(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(schema=st.recursive(LEAVES, _composed, max_leaves=12), shared=LEAVES)
 def test_whatever_it_says_is_valid(schema: dict[str, Any], shared: dict[str, Any]) -> None:
     document = {"allOf": [schema], "$defs": {"shared": shared}}

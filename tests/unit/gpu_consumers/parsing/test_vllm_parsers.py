@@ -108,7 +108,7 @@ def test_a_stop_string_cuts_a_call_off_and_what_is_told_of_it_stays(tokenizer: A
 
 
 @given(st.data(), answers())
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_our_hermes_parser_tells_what_vllms_does(tokenizer: Any, data: st.DataObject, answer: Answer) -> None:
     parsers = VllmParsers(ParserNames("hermes"), tokenizer)
     texts = [*data.draw(cut(answer.text)), ""]

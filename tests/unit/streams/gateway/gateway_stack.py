@@ -178,6 +178,10 @@ class Pipeline:
     def requests(self) -> list[Request]:
         return [Request.model_validate_json(r.value or b"") for r in self.log.records(self.topics.requests.name)]
 
+    def pass_over(self) -> None:
+        """Whatever was asked so far is not asked for any more: another gateway's pipeline has answered it."""
+        self._read = {request.response_id for request in self.requests()}
+
     async def next_request(self) -> Request:
         """The next one that was not asked for yet."""
 

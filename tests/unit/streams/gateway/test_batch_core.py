@@ -60,7 +60,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(EVENTS, max_size=12))
 def test_whatever_happens_in_whatever_order_the_counts_hold_and_an_end_is_final(events: list[Event]) -> None:
     held = begun()

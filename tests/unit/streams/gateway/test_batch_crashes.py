@@ -70,7 +70,7 @@ async def test_killed_after_any_step_every_line_ends_once(step: int) -> None:
         await all_ended_once(story, 10, 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lines=st.integers(1, 30), broken=st.integers(0, len(BROKEN)), in_flight=st.integers(1, 40),
     kills=st.sets(st.integers(0, 60), max_size=25), saved_bytes=st.sampled_from((1, 1_500, arrivals.SAVED_BYTES)),

@@ -146,7 +146,7 @@ def answers(draw: st.DrawFn) -> list[Part]:
     return parts
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(answers(), st.integers(1, 4), st.integers(1, 4), st.sampled_from(["tool_calls", "length", "content_filter"]))
 def test_the_package_puts_together_what_the_whole_answer_says(
     parts: list[Part], size: int, grouping: int, reason: str
@@ -162,7 +162,7 @@ def test_the_package_puts_together_what_the_whole_answer_says(
     assert told_calls(completion) == message.get("tool_calls", [])
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(answers(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_who_was_cut_off_anywhere_puts_the_same_together(
     parts: list[Part], size: int, grouping: int, other_grouping: int

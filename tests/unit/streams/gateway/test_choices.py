@@ -63,7 +63,7 @@ def chunks_of(spans: list[Span], end: Terminal, after: int = 0) -> list[dict[str
     return [json.loads(data) for _, data in events_of(told.decode()) if data != "[DONE]"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(spoken(), st.integers(1, 12))
 def test_the_package_puts_each_choice_together(tokens: list[Span], chars: int) -> None:
     spans, end = join_runs(tokens, chars), ended(tokens)

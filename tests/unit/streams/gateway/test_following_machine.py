@@ -285,5 +285,5 @@ class FollowingMachine(RuleBasedStateMachine):
 
 TestFollowingMachine = FollowingMachine.TestCase
 TestFollowingMachine.settings = settings(
-    max_examples=100, stateful_step_count=50, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=50, suppress_health_check=list(HealthCheck)
 )

@@ -79,7 +79,7 @@ async def ask_in_background(stack: Stack) -> tuple[Response, Request]:
 
 
 async def goes_on(stack: Stack, response_id: str) -> None:
-    stack.pipeline._read = len(stack.pipeline.requests())
+    stack.pipeline.pass_over()
     async with sdk(stack) as api:
         _, request = await ask(stack, api, "Italy?", previous_response_id=response_id)
     assert said(request) == [("user", "France?"), ("assistant", "Paris"), ("user", "Italy?")]
@@ -328,7 +328,7 @@ async def test_while_the_database_is_away_only_what_needs_it_is_refused(
         assert len(stack.pipeline.requests()) == 2, "after the first failure the log is spared what would be refused"
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items")):
             assert (await http.request(method, f"/v1/responses/{response.id}{path}")).status_code == 503
-        stack.pipeline._read = len(stack.pipeline.requests())
+        stack.pipeline.pass_over()
         passing, _ = await ask(stack, api, "Hi", store=False)
         assert (await api.responses.retrieve(passing.id)).output_text == "Paris."
         stored.is_away = False

@@ -186,7 +186,7 @@ async def test_another_gateway_goes_on_as_soon_as_the_answer_is_written(settings
     async with serving(settings, log, stored=stored) as here, sdk(here) as api:
         first, _ = await ask(here, api, "France?")
         async with serving(other, log, stored=stored) as there, sdk(there) as its_api:
-            there.pipeline._read = len(there.pipeline.requests())
+            there.pipeline.pass_over()
             going_on = asyncio.ensure_future(ask(there, its_api, "Italy?", previous_response_id=first.id))
             await asyncio.sleep(0.2)
             stored.may_complete.set()
