@@ -1,4 +1,4 @@
-"""One real stack with the simulated engine for all end-to-end stories."""
+"""One real stack with the simulated engine, of models that chat and that embed, for all end-to-end stories."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.e2e.stacks import openai_client, prepared, until_idle
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with prepared(tmp_path_factory.mktemp("e2e"), ends_in_order=True) as stack:
+    with prepared(tmp_path_factory.mktemp("e2e"), embeddings=True, ends_in_order=True) as stack:
         yield stack
     assert list(stack.data.scratch.iterdir()) == [], "what a stop leaves behind"
 

@@ -4,7 +4,6 @@ import http.client
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ from openai.types.responses import Response
 
 from deploy.local.runner import Stack
 from tests.e2e.records import result, signature, submit, usage_rows
-from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, prepared, user
+from tests.e2e.stacks import TIMEOUT_S, api_key, body, is_scripted, openai_client, user
 from tests.faults.history import read_topic
 from tests.servers import until
 
@@ -28,12 +27,6 @@ LINES = 300
 MANY = 1_000
 """Far more than are answered within a minute, at 2,000 tokens each."""
 BATCH_TIMEOUT_S = 180.0
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with prepared(tmp_path_factory.mktemp("batches"), embeddings=True) as stack:
-        yield stack
 
 
 def asking(url: str, custom_id: str, **fields: Any) -> str:

@@ -136,7 +136,7 @@ def test_the_tokens_are_bounded_by_either_name(demo: openai.OpenAI) -> None:
 
 
 def test_the_models_are_listed_with_what_one_needs_to_choose(demo: openai.OpenAI, stack: Stack) -> None:
-    assert [model.id for model in demo.models.list()] == ["sluice-tiny", "default"]
+    assert [model.id for model in demo.models.list()] == ["sluice-tiny", "default", "sluice-embed"]
     model = demo.models.retrieve("sluice-tiny").model_dump()
     assert model["context_window"] == 4096
     assert model["aliases"] == ["default"]

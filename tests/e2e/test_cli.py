@@ -17,7 +17,8 @@ from tests.servers import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 PROCESSES = {
-    "kafka", "redis", "redis-history", "gateway-1", "admission-1", "worker-1", "post-safety", "settlement", "billing",
+    "kafka", "redis", "redis-history", "gateway-1", "admission-1", "worker-1", "worker-2", "post-safety", "settlement",
+    "billing",
 }  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def test_status_has_what_a_script_needs(stack: Stack) -> None:
     status = shown(stack, "status")
     assert status["gateway"] == stack.gateway_url
     assert status["api_key"] == stack.api_key("demo")
-    assert set(status["models"]) == {"sluice-tiny", "default"}
+    assert set(status["models"]) == {"sluice-tiny", "default", "sluice-embed"}
     assert status["kafka"] == stack.plan.settings.kafka.bootstrap
     assert status["redis"] == stack.plan.settings.redis.url
     assert httpx.get(f"{status['clickhouse']}/internal/status", timeout=TIMEOUT_S).status_code == 401
@@ -100,8 +101,8 @@ def test_topics_and_models_are_listed(stack: Stack) -> None:
     assert topics["local.workers"]["records"] > 0
     assert "local.results.demo" in topics
     assert "local.inference.default.batch" in topics
-    [model] = shown(stack, "models")
-    assert (model["name"], model["aliases"]) == ("sluice-tiny", ["default"])
+    models = [(model["name"], model["aliases"]) for model in shown(stack, "models")]
+    assert models == [("sluice-tiny", ["default"]), ("sluice-embed", [])]
 
 
 def test_a_question_in_sql_is_answered_and_a_wrong_one_explained(stack: Stack) -> None:

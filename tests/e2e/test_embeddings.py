@@ -1,24 +1,18 @@
 """Embeddings with OpenAI's own package through the whole flow, beside the model that chats."""
 
 import math
-from collections.abc import Iterator
 
 import openai
 import pytest
 
 from deploy.local.runner import Stack
-from tests.e2e.stacks import TIMEOUT_S, http_client, openai_client, prepared, user
+from tests.e2e.records import usage_rows
+from tests.e2e.stacks import TIMEOUT_S, http_client, openai_client, user
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 MODEL = "sluice-embed"
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with prepared(tmp_path_factory.mktemp("embeddings"), embeddings=True) as stack:
-        yield stack
 
 
 def tokens_of(stack: Stack, text: str) -> list[int]:
@@ -36,7 +30,8 @@ def test_texts_and_tokens_become_vectors_that_are_billed_by_the_prompt(stack: St
     assert [item.index for item in answer.data] == list(range(300))
     assert all(math.hypot(*item.embedding) == pytest.approx(1, abs=1e-5) for item in answer.data)
     assert len({tuple(item.embedding) for item in answer.data}) == 300
-    again = demo.embeddings.create(model=MODEL, input=token_ids)
+    raw_again = demo.embeddings.with_raw_response.create(model=MODEL, input=token_ids)
+    again = raw_again.parse()
     assert [item.embedding for item in again.data] == [answer.data[0].embedding, answer.data[299].embedding]
     assert again.usage.prompt_tokens == again.usage.total_tokens == sum(map(len, token_ids))
     assert int(raw.headers["x-ratelimit-remaining-tokens"]) < int(raw.headers["x-ratelimit-limit-tokens"])
@@ -46,15 +41,12 @@ def test_texts_and_tokens_become_vectors_that_are_billed_by_the_prompt(stack: St
     with http_client(stack) as client:
         told = client.get(f"/v1/embeddings/{raw.headers['x-request-id']}").json()
         assert [item["embedding"] for item in told["data"]] == [item.embedding for item in answer.data]
-
-        def billed() -> bool:
-            page = client.get("/v1/usage", params={"group_by": "model"}).json()
-            rows = [row for bucket in page["data"] for row in bucket["results"] if row.get("model") == MODEL]
-            inputs = sum(row["uncached_input_tokens"] for row in rows)
-            assert all(row["output_tokens"] == 0 for row in rows)
-            return bool(inputs >= answer.usage.prompt_tokens + again.usage.prompt_tokens)
-
-        until(billed, "the prompts are billed, and no output", TIMEOUT_S)
+    of_both = f"response_id IN {tuple(each.headers['x-request-id'] for each in (raw, raw_again))}"
+    until(lambda: len(usage_rows(stack, of_both)) == 2, "the prompts are billed", TIMEOUT_S, every_s=0.2)
+    rows = usage_rows(stack, of_both)
+    asked = sum(int(row["uncached_input_tokens"]) + int(row["cached_input_tokens"]) for row in rows)
+    assert asked == answer.usage.prompt_tokens + again.usage.prompt_tokens
+    assert {(row["model"], int(row["output_tokens"])) for row in rows} == {(MODEL, 0)}
 
 
 def test_each_model_does_its_own_and_says_which(stack: Stack, demo: openai.OpenAI) -> None:
