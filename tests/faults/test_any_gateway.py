@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from deploy.local.runner import Stack
-from tests.e2e.events import Event, read_events
+from tests.e2e.events import Event, read_events, until_token
 from tests.e2e.stacks import TIMEOUT_S, body, http_client, is_scripted, prepared
 from tests.faults.many_gateways import Audience, Viewer, added, gateway_urls
 from tests.servers import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 TOKENS = 600
 """About 8 s."""
@@ -64,10 +64,10 @@ def assert_all_have_all(viewers: list[Viewer], tokens: int = TOKENS) -> None:
     assert len(texts) == len({viewer.answer.response_id for viewer in viewers})
 
 
-def start_and_leave(client: httpx.Client) -> tuple[str, list[Event]]:
-    with client.stream("POST", "/v1/chat/completions", json=body("A long one.", stream=True, **LASTING)) as answer:
-        stream = read_events(answer)
-        return answer.headers["x-request-id"], [next(stream) for _ in range(10)]
+def start_and_leave(client: httpx.Client, tokens: int = TOKENS) -> tuple[str, list[Event]]:
+    asked = body("A long one.", stream=True, **{**LASTING, "max_tokens": tokens})
+    with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        return answer.headers["x-request-id"], until_token(read_events(answer), 10)
 
 
 def test_what_one_gateway_accepted_is_resumed_at_the_others_in_every_way_while_it_runs_and_after(
@@ -103,7 +103,7 @@ def test_what_one_gateway_accepted_is_resumed_at_the_others_in_every_way_while_i
 
 def test_a_response_that_runs_is_told_as_it_stands_at_any_gateway(stack: Stack, urls: list[str]) -> None:
     with http_client(stack, gateway_url=urls[0]) as client:
-        response_id, _ = start_and_leave(client)
+        response_id, _ = start_and_leave(client, 4_000)  # far longer than one looks at it
     for url in urls:
         with http_client(stack, gateway_url=url) as client:
             told = client.get(f"/v1/chat/completions/{response_id}").json()
@@ -159,12 +159,12 @@ def test_what_is_to_end_with_its_viewers_ends_with_the_last_of_them_at_whichever
             with owner.stream("POST", path, json=body("Leave me.", stream=True, **ends)) as asked:
                 response_id = asked.headers["x-request-id"]
                 stream = read_events(asked)
-                after = [next(stream) for _ in range(3)][-1].id
+                after = until_token(stream, 3)[-1].id
                 query = {"stream": "true", "starting_after": str(after)}
                 rest = read_events(watching.enter_context(other.stream("GET", f"{path}/{response_id}", params=query)))
                 assert next(rest).id > after
             # Longer than the grace of a response that nobody watches where it is owned.
-            assert all(next(rest).data is not None for _ in range(400))
+            assert all(event.data is not None for event in until_token(rest, after + 400))
 
         def is_cancelled() -> bool:
             return bool(owner.get(f"{path}/{response_id}").json()["code"] == "cancelled")

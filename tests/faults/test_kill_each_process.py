@@ -12,7 +12,7 @@ from streams.toml_directory import read_tenants
 from tests.faults.history import judge
 from tests.faults.traffic import Traffic
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 SCRIPT = "A fox went for a walk and met an old friend. Behind the hill lived the silver dragon, who was kind 🐉. "
 ENGINE: dict[str, bool | int | float | str] = {
@@ -40,11 +40,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def test_a_killed_process_loses_nothing_and_bills_nothing_twice(stack: Stack, process: str) -> None:
     traffic = Traffic(stack)
     traffic.start()
-    traffic.until_answered(12, 60)
+    traffic.until_answered(12, 120)
     stack.kill(process)
-    stack.wait_ready(90)
-    traffic.until_answered(12, 60, "completed", "safety_halted")
-    seen = traffic.finish(120)
+    stack.wait_ready(180)
+    traffic.until_answered(12, 120, "completed", "safety_halted")
+    seen = traffic.finish(240)
     endings = judge(stack, seen)
     assert set(endings) <= {"completed", "safety_halted", "prompt_refused", "unavailable"}, endings
     assert stack.record(process).restarts >= 1

@@ -16,7 +16,7 @@ from tests.e2e.stacks import TIMEOUT_S, http_client, prepared, worker_metrics
 from tests.faults.history import billed_once, view
 from tests.servers import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 TEXTS = [f"Text number {number} of those that are embedded together." for number in range(1_500)]
 """They keep a worker busy for tenths of a second: wherever it is killed, it is amid some."""
@@ -113,7 +113,7 @@ def test_a_worker_that_embeds_is_killed_amid_requests(stack: Stack) -> None:
         asking.until_embedded(CLIENTS)
         until(lambda: worker_metrics(stack, worker)["sluice_worker_running_requests"], "it is busy", TIMEOUT_S)
         stack.kill(worker)
-        stack.wait_ready(90)
+        stack.wait_ready(180)
         asking.until_embedded(2 * CLIENTS)
         told = {each.request_id: each for each in [first, *asking.finish()]}
     assert stack.record(worker).restarts >= 1

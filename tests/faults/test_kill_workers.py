@@ -128,7 +128,7 @@ def test_every_answer_is_the_one_that_was_never_cut(stack: Stack) -> None:
         Event().wait(rng.uniform(*BETWEEN_S))
         name = rng.choice(["worker-1", "worker-2"])
         stack.kill(name)
-        stack.wait_ready(60, name)
+        stack.wait_ready(180, name)
     told = clients.finish()
     log = view(stack)
     usage = log.usage_of
@@ -141,5 +141,5 @@ def test_every_answer_is_the_one_that_was_never_cut(stack: Stack) -> None:
         undisturbed = dict(zip(continued, pool.map(lambda number: ask(client, number), continued), strict=True))
     for number in continued:
         assert told[number].same(undisturbed[number]), (number, told[number], undisturbed[number])
-    until(lambda: len(view(stack).terminals) == len(told) + len(continued), "all are in the log", 60)
+    until(lambda: len(view(stack).terminals) == len(told) + len(continued), "all are in the log", 120)
     billed_once(stack, view(stack).usage_events)

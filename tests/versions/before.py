@@ -14,8 +14,8 @@ from deploy.local.runner import Stack
 from deploy.paths import ROOT
 from tests.servers import free_ports, until
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
 WHEELS = Path(__file__).parent
 
 

@@ -16,7 +16,7 @@ from tests.faults.history import judge
 from tests.faults.traffic import Traffic
 from tests.versions.before import beside, release_before
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 SCRIPT = "A fox went for a walk and met an old friend. Behind the hill lived the silver dragon, who was kind 🐉. "
 ENGINE: dict[str, bool | int | float | str] = {
@@ -50,14 +50,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.mark.parametrize("name", ["worker-1", "admission-1", "post-safety", "settlement"])
 def test_what_one_release_began_the_other_finishes(stack: Stack, package: Path, name: str) -> None:
     with Traffic(stack) as traffic, beside(stack, name, package) as before:
-        traffic.until_answered(ANSWERS, 60)
+        traffic.until_answered(ANSWERS, 120)
         stack.supervisor.process(name).stop()
-        traffic.until_answered(ANSWERS, 60)
+        traffic.until_answered(ANSWERS, 120)
         stack.supervisor.process(name).start()
-        stack.wait_ready(60, name)
-        traffic.until_answered(ANSWERS, 60)
+        stack.wait_ready(180, name)
+        traffic.until_answered(ANSWERS, 120)
         before.stop()
-        traffic.until_answered(ANSWERS, 60, "completed", "safety_halted")
+        traffic.until_answered(ANSWERS, 120, "completed", "safety_halted")
         endings = judge(stack, traffic.finish(120))
     allowed = {"completed", "safety_halted", "prompt_refused"}
     if name == "worker-1":  # the release before does not see the claims of this one, and continues no answer
@@ -71,11 +71,11 @@ def test_clients_of_either_gateway_are_answered(stack: Stack, package: Path) -> 
         Traffic(stack, url=before.gateway) as old,
         Traffic(stack) as new,
     ):
-        old.until_answered(ANSWERS, 60, "completed", "safety_halted")
-        new.until_answered(ANSWERS, 60, "completed", "safety_halted")
+        old.until_answered(ANSWERS, 120, "completed", "safety_halted")
+        new.until_answered(ANSWERS, 120, "completed", "safety_halted")
         seen = [old.finish(120)]
         before.stop()
-        new.until_answered(ANSWERS, 60)
+        new.until_answered(ANSWERS, 120)
         seen.append(new.finish(120))
     for each in seen:
         endings = judge(stack, each)
