@@ -74,9 +74,16 @@ def _imported(folders: set[str]) -> set[str]:
 
 @cache
 def _imports_in(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """Wherever they stand in it."""
-    tree = ast.parse(path.read_text())
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    """Wherever they stand in it. Expressions, of which most of a file consists, have none."""
+    found: list[ast.Import | ast.ImportFrom] = []
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, block, ())
+    return found
 
 
 @cache

@@ -1,16 +1,41 @@
 """Fixtures: settings with a region of their own, and a served gateway."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anthropic
 import pytest
 
+from streams.gateway import watches
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.settings import Settings
 from tests.unit.streams.gateway.gateway_stack import Stack, gateway_settings, memory_log, serving
 from tests.unit.streams.gateway.messages_clients import package
 
 _regions = iter(f"t{number}" for number in range(10_000))
+
+
+class Hurried:
+    """asyncio for uvicorn's server, which looks ten times a second whether it is to stop, and waits as long again."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s / 10)
+
+
+@pytest.fixture(autouse=True)
+def servers_stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests here serve a gateway of their own."""
+    monkeypatch.setattr("uvicorn.server.asyncio", Hurried())
+
+
+@pytest.fixture
+def leases_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For so long nothing is ended by a gateway that has just begun: it cannot know who watches elsewhere."""
+    monkeypatch.setattr(watches, "LEASE_S", 1)
 
 
 @pytest.fixture

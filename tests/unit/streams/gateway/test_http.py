@@ -340,6 +340,7 @@ async def test_cancel_is_idempotent(stack: Stack) -> None:
         assert len(stack.pipeline.cancels()) == 1
 
 
+@pytest.mark.usefixtures("leases_of_a_second")
 @pytest.mark.parametrize(("policy", "cancelled"), [("cancel", True), ("continue", False)])
 async def test_a_client_that_leaves_detaches_and_its_policy_decides(stack: Stack, policy: str, cancelled: bool) -> None:
     async with client(stack) as http:

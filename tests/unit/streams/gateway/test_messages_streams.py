@@ -177,6 +177,7 @@ async def test_a_message_can_be_had_while_it_runs_and_afterwards(stack: Stack) -
         anthropic.types.Message.model_validate(ended, strict=True)
 
 
+@pytest.mark.usefixtures("leases_of_a_second")
 @pytest.mark.parametrize(("policy", "cancelled"), [("cancel", True), ("continue", False)])
 async def test_a_client_that_leaves_detaches_and_its_policy_decides(stack: Stack, policy: str, cancelled: bool) -> None:
     async with client(stack) as http:

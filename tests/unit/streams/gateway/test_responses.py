@@ -184,6 +184,7 @@ async def test_a_refusal_is_a_real_status_also_in_the_background(stack: Stack) -
                 assert error.value.response.headers["x-ratelimit-limit-requests"] == "10"
 
 
+@pytest.mark.usefixtures("leases_of_a_second")
 async def test_a_viewer_that_leaves_ends_what_is_not_in_the_background(stack: Stack) -> None:
     async with sdk(stack) as api:
         for background in (True, False):

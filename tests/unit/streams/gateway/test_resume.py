@@ -61,6 +61,7 @@ async def test_a_restarted_gateway_continues_a_running_response(settings: Settin
     assert answer["text"].endswith('"sequence_number":4}\n\ndata: [DONE]\n\n')
 
 
+@pytest.mark.usefixtures("leases_of_a_second")
 @pytest.mark.parametrize("lost", [False, True], ids=["history", "log"])
 @pytest.mark.parametrize("policy", ["cancel", "continue"])
 async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_policy(
@@ -104,6 +105,7 @@ async def test_a_response_whose_client_went_with_the_old_gateway_still_has_its_p
             assert stack.pipeline.cancels() == []
 
 
+@pytest.mark.usefixtures("leases_of_a_second")
 @pytest.mark.parametrize("fails", [False, True], ids=["", "log fails for a while"])
 async def test_each_of_many_responses_that_history_has_lost_keeps_its_policy(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, fails: bool

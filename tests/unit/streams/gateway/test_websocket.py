@@ -162,6 +162,7 @@ async def test_a_cancel_of_what_has_ended_is_told_how_it_ended(stack: Stack) -> 
     assert stack.pipeline.cancels() == []
 
 
+@pytest.mark.usefixtures("leases_of_a_second")
 async def test_a_client_that_closes_cancels_by_default(stack: Stack) -> None:
     async with dial(stack) as socket:
         await say(socket, type="request", request_id="r1", body=HELLO)
