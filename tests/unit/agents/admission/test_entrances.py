@@ -278,7 +278,7 @@ async def test_a_job_that_takes_long_to_read_holds_up_nobody_but_its_tenant_s_ne
             begun[custom_id] += 1
             if set(begun) == {"large 1", "large other"}:
                 loop.call_soon_threadsafe(both_begun.set)
-            assert goes_on.wait(10), "nobody else was served meanwhile"
+            assert goes_on.wait(60), "nobody else was served meanwhile"
         return parse_job(value, custom_id)
 
     monkeypatch.setattr("agents.admission.entrances.parse_job", read_for_long)

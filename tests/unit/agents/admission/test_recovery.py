@@ -410,7 +410,7 @@ def test_the_view_of_workers_follows_the_topic() -> None:
     failures: list[Exception] = []
     reader = WorkersReader(lambda: log.consumer(None, "reader"), "workers", view, failures.append)
     reader.start()
-    assert reader.caught_up.wait(20)
+    assert reader.caught_up.wait(60)
     reader.close()
     assert [load.state.worker_id for load in view.live("default", NOW)] == ["here"]
     assert [(record.key, error.reason) for record, error in reader.unreadable] == [(b"broken", "not_json")]
@@ -445,6 +445,6 @@ def test_a_log_that_fails_later_ends_the_process_too() -> None:
 
     reader = WorkersReader(lambda: Failing(log, None, "reader", "earliest"), "workers", WorkersView(), on_failure)
     reader.start()
-    assert failed.wait(20)
+    assert failed.wait(60)
     reader.close()
     assert [str(error) for error in failures] == ["gone for good"]

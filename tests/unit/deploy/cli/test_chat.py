@@ -108,7 +108,7 @@ def test_an_interrupt_while_the_connection_is_lost_cancels_the_answer_over_the_n
         socket.send(TERMINAL.encode())
 
     def interrupted(_text: str) -> None:
-        assert closed.wait(30)
+        assert closed.wait(60)
         raise KeyboardInterrupt
 
     with gateway(breaks_off, cancels) as url, Chat(url, "key") as chat:

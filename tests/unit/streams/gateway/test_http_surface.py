@@ -238,7 +238,7 @@ async def test_a_large_body_is_parsed_while_others_are_served(
     others_served = threading.Event()
 
     def parse_for_long(raw: bytes | str, *most_values: int) -> dict[str, Any]:
-        assert others_served.wait(20), "nobody else was served meanwhile"
+        assert others_served.wait(60), "nobody else was served meanwhile"
         return parse_json_object(raw, *most_values)
 
     module = "http.answering" if transport == "http" else "websocket.client_messages"

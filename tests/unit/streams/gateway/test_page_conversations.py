@@ -86,7 +86,7 @@ async def test_a_failed_answer_is_explained_and_asked_again(stack: Stack, page: 
     assert "failed on this question" in await beside(lambda: page["announcer"].get_attribute("textContent"))
     await beside(page.press, ".regenerate")
     again = await stack.pipeline.answer(["Yes."])
-    await beside(wait_until, lambda: page.turns("assistant") == ["Yes."], "it is answered", 20)
+    await beside(wait_until, lambda: page.turns("assistant") == ["Yes."], "it is answered")
     assert said(again) == [("user", "One?")]
 
 
@@ -98,7 +98,7 @@ async def test_a_refused_question_is_asked_again_in_its_place(stack: Stack, page
     assert note.startswith("Your organisation has used its tokens of this minute.")
     await beside(page.press, ".regenerate")
     again = await stack.pipeline.answer(["Second."])
-    await beside(wait_until, lambda: page.turns("assistant") == ["First.", "Second."], "it is answered", 20)
+    await beside(wait_until, lambda: page.turns("assistant") == ["First.", "Second."], "it is answered")
     assert said(again) == [("user", "One?"), ("assistant", "First."), ("user", "Two?")]
     [conversation] = await conversations_of(stack)
     assert [each["response_id"] for each in (await shown_of(stack, conversation))["turns"]][1] == again.response_id
@@ -109,7 +109,7 @@ async def test_what_is_no_longer_stored_is_asked_anew_all_the_same(stack: Stack,
     await stack.runtime.gateway.delete(stack.runtime.gateway.authenticate(KEY), response_id)
     await beside(page.press, ".regenerate")
     again = await stack.pipeline.answer(["Again."])
-    await beside(wait_until, lambda: page.turns("assistant") == ["Again."], "it is answered", 20)
+    await beside(wait_until, lambda: page.turns("assistant") == ["Again."], "it is answered")
     assert said(again) == [("user", "One?")]
 
 
@@ -153,12 +153,12 @@ async def test_a_new_chat_that_is_deleted_before_it_has_its_place_leaves_nothing
     )
     await beside(page.run, late)
     await beside(page.ask, "One?")
-    await beside(wait_until, lambda: page.run("return !!window.arrive"), "the gateway has given it a place", 20)
+    await beside(wait_until, lambda: page.run("return !!window.arrive"), "the gateway has given it a place")
     assert len(await conversations_of(stack)) == 1
     await beside(page.delete)
     await beside(page.until_shows)
     await beside(page.run, "window.arrive()")
-    await beside(wait_until, lambda: page.run("return window.isRemoved"), "its place is given back", 20)
+    await beside(wait_until, lambda: page.run("return window.isRemoved"), "its place is given back")
     assert await conversations_of(stack) == []
     assert await beside(lambda: page.conversations) == ["New chat"]
     assert stack.pipeline.requests() == []

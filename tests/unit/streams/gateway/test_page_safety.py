@@ -139,7 +139,7 @@ async def test_the_policy_refuses_what_is_none_of_the_gateways_files(
             "try { document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=2>'); } catch {}"
             "const image = new Image(); image.src = 'https://elsewhere.example/x.png'; document.body.append(image);"
         )
-        wait_until(lambda: len(page.complaints()) > 0, "the browser says that it refused", 20)
+        wait_until(lambda: len(page.complaints()) > 0, "the browser says that it refused")
         assert page.run("return window.hacked ?? null") is None
 
     await beside(attack)

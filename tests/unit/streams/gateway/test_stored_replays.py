@@ -28,7 +28,7 @@ async def test_no_more_is_read_than_may_be_held_until_it_is_folded(monkeypatch: 
     may_fold = threading.Event()
 
     def fold(_told: bytes, after: int) -> Replay:
-        may_fold.wait(20)
+        may_fold.wait(60)
         return Replay(after)
 
     monkeypatch.setattr(replays_module, "_folded", fold)

@@ -121,7 +121,7 @@ async def test_a_statement_that_does_not_end_is_ended(folder: Path) -> None:
 
     with pytest.raises(MetadataUnavailable):
         await database.read(work)
-    assert await asyncio.to_thread(ended.wait, 20), "its thread is free again"
+    assert await asyncio.to_thread(ended.wait, 60), "its thread is free again"
     await asyncio.sleep(0)
     await database.close()
 
@@ -182,7 +182,7 @@ async def test_no_more_transactions_wait_than_may(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(database_module, "MAX_WAITING", 2)
     go = threading.Event()
     database = Database(PATIENT, folder)
-    wait: Callable[[Connection], bool] = lambda _connection: go.wait(20)  # noqa: E731
+    wait: Callable[[Connection], bool] = lambda _connection: go.wait(60)  # noqa: E731
     waiting = [asyncio.ensure_future(database.read(wait)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(MetadataUnavailable, match="wait already"):
