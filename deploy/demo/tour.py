@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.batch.connection import Kafka
-from deploy.cli.chat import Chat
+from deploy.cli.chat import Answer, Chat
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
 from deploy.cli.questions import query
@@ -33,7 +33,9 @@ from deploy.paths import DEFAULT_DATA
 
 CLIENT_TIMEOUT_S = 60.0
 BATCH_TIMEOUT_S = 60.0
-USAGE_TIMEOUT_S = 30.0
+USAGE_TIMEOUT_S = 60.0
+PIECES, ATTEMPTS = 3, 3
+"""In so many pieces an answer comes as it is made; all of it at once where the machine did something else meanwhile."""
 
 STORY = "Tell me a story about a fox."
 DRAGON = "Tell me a story about a dragon."
@@ -103,25 +105,32 @@ def _message(error: openai.APIStatusError) -> str:
 
 def chat_over_websocket(tour: Tour) -> None:
     """A chat over WebSocket, token by token"""
-    out.print(f"  [bold]> {STORY}[/bold]\n  ", end="")
-    with tour.chat("demo") as chat:
-        answer = chat.ask(
-            {"model": "default", "messages": _user(STORY), "max_tokens": 200},
-            lambda text: print(text, end="", flush=True),
-        )
-    print()
+    for _ in range(ATTEMPTS):
+        out.print(f"  [bold]> {STORY}[/bold]\n  ", end="")
+        with tour.chat("demo") as chat:
+            answer = chat.ask(
+                {"model": "default", "messages": _user(STORY), "max_tokens": 200},
+                lambda text: print(text, end="", flush=True),
+            )
+        print()
+        _expect_whole(answer)
+        tour.responses[answer.response_id] = Expected("demo", "completed", True, answer.sequence_number)
+        # On a busy machine tokens join; whoever waits for the end would get one piece.
+        if answer.deltas >= PIECES:
+            break
+    expect(answer.deltas >= PIECES, f"several pieces, but got {answer.deltas}")
+    out.print(f"  [dim]{answer.sequence_number} tokens in {answer.deltas} messages[/dim]")
+
+
+def _expect_whole(answer: Answer) -> None:
     expect(answer.error is None, f"an answer, but got {answer.error}")
     terminal = answer.terminal
     assert terminal is not None
     expect(terminal.code == "completed", f"the ending `completed`, but got {terminal.code}")
-    # On a busy machine tokens join; whoever waits for the end would get one piece.
-    expect(answer.deltas >= 3, f"several pieces, but got {answer.deltas}")
     expect(not answer.gaps, f"sequence numbers without a gap, but got {answer.gaps}")
     expect(terminal.sequence_number == answer.sequence_number + 1, "the terminal right after the last token")
     tokens = terminal.usage.completion_tokens
     expect(tokens == answer.sequence_number, f"as many tokens billed as numbered: {tokens}, {answer.sequence_number}")
-    tour.responses[answer.response_id] = Expected("demo", "completed", True, tokens)
-    out.print(f"  [dim]{tokens} tokens in {answer.deltas} messages[/dim]")
 
 
 def chat_over_sse(tour: Tour) -> None:
