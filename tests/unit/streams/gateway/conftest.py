@@ -1,11 +1,14 @@
 """Fixtures: settings with a region of their own, and a served gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import anthropic
+import fastapi.routing
 import pytest
+from fastapi.dependencies.models import Dependant
 
 from streams.gateway import watches
 from streams.gateway.stored.memory import MemoryStoredResponses
@@ -24,6 +27,24 @@ class Hurried:
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s / 10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def routes_are_read_once() -> Iterator[None]:
+    """FastAPI takes a tenth of a second for what the routes of a gateway take, and most tests here make one."""
+    known: dict[object, Dependant] = {}
+    read = fastapi.routing.get_dependant
+
+    def once(*, path: str, call: Callable[..., Any], **more: Any) -> Dependant:
+        """A route's function is made anew for each gateway; what is read is written in it, and the same."""
+        written = (call.__code__, *map(repr, (call.__annotations__, call.__defaults__, call.__kwdefaults__, more)))
+        if (path, written) not in known:
+            known[path, written] = read(path=path, call=call, **more)
+        return replace(known[path, written], call=call)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fastapi.routing, "get_dependant", once)
+        yield
 
 
 @pytest.fixture(autouse=True)
