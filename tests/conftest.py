@@ -1,5 +1,6 @@
 """Real servers for tests: one Kafka node and one redis-server per test run, started when first asked for."""
 
+import gc
 import logging
 import os
 import shutil
@@ -21,6 +22,16 @@ from tests.servers import new_kafka_node, redis_server, running
 # No test depends on how fast the machine is.
 settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sluice")
+
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported for all tests stays for good: to look for garbage in it, again and again, takes minutes."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
 
 VARIABLES = {name: value for name, value in os.environ.items() if name.startswith("SLUICE_")}
 
