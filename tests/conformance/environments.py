@@ -17,7 +17,7 @@ REQUIREMENTS = Path(__file__).parent / "requirements"
 NODE, OURS = "node", "ours"
 """Beside those of `requirements/`: Node's packages, and what Sluice is installed with itself."""
 WITHOUT_TORCH = ("guidellm",)
-DEADLINE_S = 400.0
+DEADLINE_S = 900.0
 """Of all that a script does, with loading the package on a machine that has much else to do."""
 _QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false",

@@ -126,10 +126,13 @@ def test_viewers_of_a_gateway_that_goes_go_on_at_another_and_those_of_the_others
         stack.kill("gateway-2", number)
         viewers = audience.until_ended()
     assert_all_have_all(viewers, LONG_ENOUGH_TOKENS)
-    # Of each response one viewer was at each gateway: the one of gateway 2 had to go, once or more.
+    # Of each response one viewer was at each gateway: the one of gateway 2 had to go, once or more, if it had not ended.
     at_first = [[owner, *(each for each in range(3) if each != owner)] for owner in range(3)]
+    moved = 0
     for viewer, gateway in zip(viewers, [gateway for gateways in at_first for gateway in gateways], strict=True):
-        assert (viewer.connections > 1) == (gateway == 1), (gateway, viewer.told)
+        assert viewer.connections == 1 or gateway == 1, (gateway, viewer.told)
+        moved += viewer.connections > 1
+    assert moved, "somebody had to go"
 
 
 def test_a_gateway_that_is_added_and_one_that_is_drained_are_noticed_by_its_own_viewers_alone(
