@@ -126,7 +126,7 @@ def test_viewers_of_a_gateway_that_goes_go_on_at_another_and_those_of_the_others
         stack.kill("gateway-2", number)
         viewers = audience.until_ended()
     assert_all_have_all(viewers, LONG_ENOUGH_TOKENS)
-    # Of each response one viewer was at each gateway: the one of gateway 2 had to go, once or more, if it had not ended.
+    # Of each response one viewer was at each gateway: the one of gateway 2 had to go, unless that had ended.
     at_first = [[owner, *(each for each in range(3) if each != owner)] for owner in range(3)]
     moved = 0
     for viewer, gateway in zip(viewers, [gateway for gateways in at_first for gateway in gateways], strict=True):
