@@ -4,11 +4,15 @@ import gc
 import logging
 import os
 import shutil
+import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -34,6 +38,23 @@ def pytest_collection_finish() -> None:
 
 
 VARIABLES = {name: value for name, value in os.environ.items() if name.startswith("SLUICE_")}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_loaded_once() -> Iterator[None]:
+    """Each client of httpx loads all that it might check servers by, which takes longer than most answers."""
+    load = httpx.create_ssl_context
+
+    @cache
+    def of_everybody(trust_env: bool) -> ssl.SSLContext:
+        return load(trust_env=trust_env)
+
+    def once(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        return of_everybody(trust_env) if verify is True and cert is None else load(verify, cert, trust_env)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("httpx._transports.default.create_ssl_context", once)
+        yield
 
 
 @pytest.fixture(autouse=True)

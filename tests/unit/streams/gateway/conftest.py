@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
-import fastapi.routing
 import pytest
 from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_dependant
 
 from streams.gateway import watches
 from streams.gateway.stored.memory import MemoryStoredResponses
@@ -33,17 +33,16 @@ class Hurried:
 def routes_are_read_once() -> Iterator[None]:
     """FastAPI takes a tenth of a second for what the routes of a gateway take, and most tests here make one."""
     known: dict[object, Dependant] = {}
-    read = fastapi.routing.get_dependant
 
     def once(*, path: str, call: Callable[..., Any], **more: Any) -> Dependant:
         """A route's function is made anew for each gateway; what is read is written in it, and the same."""
         written = (call.__code__, *map(repr, (call.__annotations__, call.__defaults__, call.__kwdefaults__, more)))
         if (path, written) not in known:
-            known[path, written] = read(path=path, call=call, **more)
+            known[path, written] = get_dependant(path=path, call=call, **more)
         return replace(known[path, written], call=call)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fastapi.routing, "get_dependant", once)
+        patched.setattr("fastapi.routing.get_dependant", once)
         yield
 
 
