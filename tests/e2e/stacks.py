@@ -167,6 +167,11 @@ def gpu_work(stack: Stack) -> Mapping[str, float]:
     return {name: metrics.get(name, 0) for name in counted}
 
 
+def restarts(stack: Stack) -> dict[str, int]:
+    """Of each process, so far: what did not come up at first on a busy machine was started again."""
+    return {record.name: record.restarts for record in stack.processes()}
+
+
 def until_idle(stack: Stack) -> None:
     """Nothing runs, nothing waits and no KV block is held, as the worker says."""
     held = ("sluice_worker_running_requests", "sluice_worker_waiting_requests", "sluice_worker_kv_blocks_used")

@@ -10,7 +10,7 @@ from schemas.generated import Opened
 from schemas.request import AdmittedRequest, Lane, ReplyTo, Sampling
 from tests.e2e.records import Place, dead_letter, find, job, put, result, signature, submit, usage_rows
 from tests.e2e.sockets import open_socket
-from tests.e2e.stacks import TIMEOUT_S, body, gpu_work, http_client, is_scripted, outcomes, until_idle
+from tests.e2e.stacks import TIMEOUT_S, body, gpu_work, http_client, is_scripted, outcomes, restarts, until_idle
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -43,7 +43,7 @@ def readers(stack: Stack) -> dict[str, tuple[str, ...]]:
 
 
 def test_garbage_on_every_topic_is_kept_with_the_reason_and_disturbs_nobody(stack: Stack, idle: None) -> None:
-    restarts = {record.name: record.restarts for record in stack.processes()}
+    restarted = restarts(stack)
     places: list[tuple[Place, bytes]] = []
     before = gpu_work(stack)
     with open_socket(stack) as socket:
@@ -70,11 +70,11 @@ def test_garbage_on_every_topic_is_kept_with_the_reason_and_disturbs_nobody(stac
     after = gpu_work(stack)
     assert after["sluice_worker_queue_seconds_count"] - before["sluice_worker_queue_seconds_count"] == 1
     assert after["sluice_worker_generated_tokens_total"] - before["sluice_worker_generated_tokens_total"] == 800
-    assert {record.name: record.restarts for record in stack.processes()} == restarts
+    assert restarts(stack) == restarted
 
 
 def test_records_without_a_value_disturb_nobody(stack: Stack) -> None:
-    restarts = {record.name: record.restarts for record in stack.processes()}
+    restarted = restarts(stack)
     places = [put(stack, topic, None, key="outsider", partition=0) for topic in readers(stack)]
     for place in places:
         # On the compacted topic it says that a worker is gone, and is well understood.
@@ -82,7 +82,7 @@ def test_records_without_a_value_disturb_nobody(stack: Stack) -> None:
             dead_letter(stack, place, stage)
     with open_socket(stack) as socket:
         socket.until_ended(socket.ask("Still there?", max_tokens=3))
-    assert {record.name: record.restarts for record in stack.processes()} == restarts
+    assert restarts(stack) == restarted
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_work_in_a_lane_that_nobody_can_do_ends_no_worker_and_its_response_ends(
     stack: Stack, field: str, value: object
 ) -> None:
     """It is well formed, and whoever admitted it was mistaken."""
-    restarts = {record.name: record.restarts for record in stack.processes()}
+    restarted = restarts(stack)
     topics, response_id = stack.plan.settings.topics, stack.plan.settings.response_ids.mint(0)
     now_ms = time_ns() // 1_000_000
     common = {
@@ -118,7 +118,7 @@ def test_work_in_a_lane_that_nobody_can_do_ends_no_worker_and_its_response_ends(
     condition = f"response_id = '{response_id}'"
     until(lambda: usage_rows(stack, condition), "post-safety has ended it", TIMEOUT_S, every_s=0.2)
     assert [row["ending"] for row in usage_rows(stack, condition)] == ["deadline_exceeded"]
-    assert {record.name: record.restarts for record in stack.processes()} == restarts
+    assert restarts(stack) == restarted
 
 
 def test_a_request_that_no_gateway_wrote_is_not_executed(stack: Stack, idle: None) -> None:
@@ -158,6 +158,7 @@ def test_a_request_that_is_put_there_again_is_not_executed_again(stack: Stack, i
 
 def test_compressed_garbage_does_not_stop_admission(stack: Stack) -> None:
     """Whatever codec an outsider chooses, the records after it are read."""
+    restarted = restarts(stack)
     topics = stack.plan.settings.topics
     for compression in ("gzip", "snappy", "lz4", "zstd"):
         for topic in (topics.requests, topics.intake_batch, topics.jobs("default")):
@@ -167,4 +168,4 @@ def test_compressed_garbage_does_not_stop_admission(stack: Stack) -> None:
     value = job(max_tokens=2)
     submit(stack, custom_id, value, signature(stack, custom_id, value))
     assert result(stack, custom_id)["error"] is None
-    assert stack.record("admission-1").restarts == 0
+    assert restarts(stack) == restarted
