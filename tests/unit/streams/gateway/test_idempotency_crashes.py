@@ -16,6 +16,7 @@ from streams.gateway.idempotency.keyed import CHATS, digest_of
 from streams.gateway.idempotency.memory import MemoryIdempotencyKeys
 from streams.gateway.idempotency.port import KEPT_MS, Claim, Held
 from streams.gateway.service import acceptance, resumption, stored_turns
+from streams.gateway.service.ports import ACKNOWLEDGE_TIMEOUT_S
 from streams.gateway.stored.memory import MemoryStoredResponses
 from streams.log.memory import MemoryLog
 from streams.log.port import LogError, ProducerQueueFull
@@ -114,7 +115,7 @@ class Unheard:
 
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: LogError | None = None) -> None:
         self.is_deaf = True
-        self._patch, self._patience_s = monkeypatch, acceptance.ACKNOWLEDGE_TIMEOUT_S
+        self._patch = monkeypatch
         send = ProducerThread.send
         topic = settings.topics.requests.name
 
@@ -133,7 +134,7 @@ class Unheard:
     def hear(self) -> None:
         """And wait for it as long as ever."""
         self.is_deaf = False
-        self._patch.setattr(acceptance, "ACKNOWLEDGE_TIMEOUT_S", self._patience_s)
+        self._patch.setattr(acceptance, "ACKNOWLEDGE_TIMEOUT_S", ACKNOWLEDGE_TIMEOUT_S)
 
 
 async def test_what_was_written_and_not_acknowledged_is_joined_once_it_is_known(
