@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 
-_OTHERS = ("tests/contract", "tests/processes", "tests/faults", "tests/versions", "tests/e2e")
+_STACKS = ("tests/processes", "tests/faults", "tests/e2e")
+_CONTRACTS = ("tests/contract", "tests/versions")
 _EVEN = ("tests/unit/benchmarks", "tests/unit/billing_jobs", "tests/unit/deploy", "tests/unit/models")
 """So that both end at about the same time."""
 HALVES = {
-    "not long": (("tests/unit", *(f"--ignore={each}" for each in _EVEN)), (*_EVEN, *_OTHERS)),
-    "long and not chaos": (("tests/conformance",), ("tests/unit", *_OTHERS)),
+    "not long": (("tests/unit", *(f"--ignore={each}" for each in _EVEN)), (*_EVEN, *_CONTRACTS, *_STACKS)),
+    "long and not chaos": (("tests/conformance", "tests/unit", *_CONTRACTS), _STACKS),
 }
 """By what is chosen of them: those that are shown, and those beside them."""
 
