@@ -239,7 +239,10 @@ class OneWorker:
         self._live[item.response_id] = live
         self._held.add(item.lane, item.tenant_id, 1, on_floor=given.on_floor)
         self._held.silent[item.lane] += 1
-        heappush(self._on_their_way, (now_s + CLAIM_S, live.attempt, partial(self._enter, live)))
+        self._later(now_s + CLAIM_S, live, partial(self._enter, live))
+
+    def _later(self, at_s: float, live: _Live, what: Callable[[float], None]) -> None:
+        heappush(self._on_their_way, (at_s, live.attempt, what))
 
     def _enter(self, live: _Live, now_s: float) -> None:
         priority = 0 if live.given.on_floor else LANES.index(live.item.lane)
@@ -256,7 +259,7 @@ class OneWorker:
         self.engine.abort(live.attempt, now_s)
         self._leave(name, goes_on=True)
         live.pauses += 1
-        heappush(self._on_their_way, (now_s + READ_BACK_S, live.attempt, partial(self._wait_again, live)))
+        self._later(now_s + READ_BACK_S, live, partial(self._wait_again, live))
 
     def _wait_again(self, live: _Live, now_s: float) -> None:
         may_pause = live.pauses < self._max_pauses
