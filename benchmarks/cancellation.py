@@ -1,9 +1,10 @@
 """How soon a response that is ended early leaves the engine: from the act until its blocks are free, by way.
 
 Streams run on the whole stack, with the simulated engine; one after the other is cancelled, edited, left, or ends by
-its deadline or a phrase that its tenant forbids. A worker accounts for an attempt once the engine has dropped it, in
-the same turn: when that record came to `usage`, by the broker's clock, is when the blocks were free. vLLM drops it with
-its next step, which is measured beside that, on an engine alone.
+its deadline or a phrase that its tenant forbids. In the turn in which the engine drops it the worker writes its ending,
+which says when that was (`stage_ms`). What others have ended it stops in silence: then it is when the attempt's account
+had come to `usage`, by the broker's clock, which is later by the way there. vLLM drops it with its next step, which is
+measured beside that, on an engine alone.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from gpu_consumers.engines.port import EngineDelta, EngineDied, EngineRequest
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from schemas.control import CONTROL, Cancel
 from schemas.endings import ENDINGS, EndingCode
-from schemas.generated import GENERATED, Frame, Opened
+from schemas.generated import GENERATED, Ending, Frame, Opened
 from schemas.request import Message, Sampling, TextPart
 from schemas.usage import USAGE, ComputeRecord, UsageEvent
 from streams.chat_tokenizer import ChatTokenizer
@@ -188,6 +189,8 @@ class _Told:
             told = GENERATED.validate_json(record.value or b"")
             if isinstance(told, Opened):
                 self.deadline_ms[told.response_id] = told.deadline_ms
+            elif isinstance(told, Ending) and told.written_by == "worker":
+                self.freed_at_ms[told.response_id] = told.stage_ms["worker"]
             elif isinstance(told, Frame):
                 self._hear(told)
 
