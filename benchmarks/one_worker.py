@@ -1,25 +1,28 @@
 """One worker in virtual time: its scheduler, its slots and the simulated engine, without log and claims' store.
 
 The same arrivals go through the scheduler of the worker or through what it replaced: strict lanes without floors, first
-come, first served in each.
+come, first served in each. Beside them one may take in batches of which each ends before the next begins.
 """
 
 import random
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
 from gpu_consumers.core.fair_queue import NEVER, OUTPUT_COST, Queued
 from gpu_consumers.core.held import Held
 from gpu_consumers.core.scheduler import Given
-from gpu_consumers.engines.port import EngineRequest, EngineStats
+from gpu_consumers.engines.port import Accepted, EngineDelta, EngineRequest, EngineStats
 from gpu_consumers.engines.simulated import SimulatedCore, SimulatedEngineSettings
 from schemas.request import LANES, Lane, Sampling
 
 CLAIM_S = 0.002
 """From a slot to the engine: the claim's round trip."""
+READ_BACK_S = 0.05
+"""From a pause until it waits again: the fence is acknowledged, and what was said is read back."""
 TELL_S = 0.05
 """How often the engine's figures are looked at: with each tick of a worker."""
 WINDOW_S = 10.0
@@ -36,13 +39,13 @@ class Arrival:
 
 
 class Policy(Protocol):
-    def add(self, item: Queued) -> None: ...
+    def add(self, item: Queued, *, front: bool = False) -> None: ...
 
     def take(self, held: Held, now_ms: int) -> Given | None: ...
 
     def grown(self, lane: Lane, response_id: str, output: int) -> int: ...
 
-    def left(self, lane: Lane, response_id: str, output: int | None) -> None: ...
+    def left(self, lane: Lane, response_id: str, output: int | None, *, goes_on: bool = False) -> None: ...
 
     def engine_tells(self, stats: EngineStats, now_ms: int) -> None: ...
 
@@ -54,7 +57,7 @@ class FirstComeFirstServed:
         self._slots = slots
         self._lanes: dict[Lane, OrderedDict[str, Queued]] = {lane: OrderedDict() for lane in LANES}
 
-    def add(self, item: Queued) -> None:
+    def add(self, item: Queued, *, front: bool = False) -> None:
         self._lanes[item.lane][item.response_id] = item
 
     def take(self, held: Held, now_ms: int) -> Given | None:
@@ -68,9 +71,25 @@ class FirstComeFirstServed:
     def grown(self, lane: Lane, response_id: str, output: int) -> int:
         return NEVER
 
-    def left(self, lane: Lane, response_id: str, output: int | None) -> None: ...
+    def left(self, lane: Lane, response_id: str, output: int | None, *, goes_on: bool = False) -> None: ...
 
     def engine_tells(self, stats: EngineStats, now_ms: int) -> None: ...
+
+
+class StaticBatches(FirstComeFirstServed):
+    """None begins before all of the batch have ended."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self._size = slots
+        self._room = 0
+
+    def take(self, held: Held, now_ms: int) -> Given | None:
+        if not held.total:
+            self._room = self._size
+        given = super().take(held, now_ms) if self._room else None
+        self._room -= given is not None
+        return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +122,28 @@ class Seen:
     answered: list[Answered] = field(default_factory=list)
     block_s: float = 0.0
     """Time that blocks of the engine's memory were held."""
+    pauses: int = 0
+    tokens_again: int = 0
+    """Of prompts and answers, computed once more after a pause."""
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
     item: Queued
     arrival: Arrival
+    prompt: list[int]
     given: Given
+    pauses: int = 0
     output: int = 0
+    """Since it was given its slot."""
+    said: list[int] = field(default_factory=list)
+    chars: int = 0
     told_beyond: int = NEVER
-    waited_s: float = 0.0
+    waited_s: float | None = None
+
+    @property
+    def attempt(self) -> str:
+        return f"{self.item.response_id}/{self.pauses}"
 
 
 class OneWorker:
@@ -124,8 +155,10 @@ class OneWorker:
         engine: SimulatedEngineSettings,
         seed: int,
         lets_in: Callable[[Arrival, "Waiting"], bool] = lambda arrival, waiting: True,
+        max_pauses: int = 0,
     ) -> None:
         self._policy = policy
+        self._max_pauses = max_pauses
         self.engine = SimulatedCore(engine)
         self._tell_at_s = 0.0
         self._batch = engine.max_running
@@ -134,7 +167,8 @@ class OneWorker:
         self._lets_in = lets_in
         self._arrivals: dict[str, Arrival] = {}
         self._live: dict[str, _Live] = {}
-        self._on_their_way: list[tuple[float, str]] = []
+        self._paused: dict[str, _Live] = {}
+        self._on_their_way: list[tuple[float, str, Callable[[float], None]]] = []
         self._number = 0
         self.waiting = Waiting()
         self.seen = Seen()
@@ -157,12 +191,12 @@ class OneWorker:
             while coming and coming[-1].at_s <= now_s:
                 self._arrive(coming.pop())
             while self._on_their_way and self._on_their_way[0][0] <= now_s:
-                self._enter(heappop(self._on_their_way)[1], now_s)
+                heappop(self._on_their_way)[2](now_s)
             for delta in self.engine.step(now_s):
                 if delta.error is not None:
-                    self._fail(delta.request_id)
+                    self._fail(delta.request_id.partition("/")[0])
                 else:
-                    self._token(delta.request_id, len(delta.token_ids), delta.finish, now_s, from_s)
+                    self._token(delta, now_s, from_s)
             if now_s >= self._tell_at_s:
                 self._tell_at_s = now_s + TELL_S
                 self._policy.engine_tells(self.engine.stats(), int(now_s * 1_000))
@@ -186,46 +220,81 @@ class OneWorker:
         item = Queued(
             name, arrival.lane, arrival.prompt_tokens + arrival.max_tokens, int(arrival.at_s * 1_000), 1,
             arrival.tenant_id, arrival.prompt_tokens, arrival.max_tokens, arrival.weight,
+            may_pause=self._max_pauses > 0,
         )  # fmt: skip
         self._arrivals[name] = arrival
         self.waiting.add(item, 1)
         self._policy.add(item)
 
     def _take(self, given: Given, now_s: float) -> None:
+        if given.instead_of:
+            self._pause(given.instead_of, now_s)
         item = given.item
         self.waiting.add(item, -1)
-        live = _Live(item, self._arrivals.pop(item.response_id), given, told_beyond=given.told_beyond)
+        live = self._paused.pop(item.response_id, None)
+        if live is None:
+            prompt = self._random.choices(range(10_000), k=item.prompt_tokens)
+            live = _Live(item, self._arrivals.pop(item.response_id), prompt, given)
+        live.item, live.given, live.told_beyond, live.output = item, given, given.told_beyond, 0
         self._live[item.response_id] = live
         self._held.add(item.lane, item.tenant_id, 1, on_floor=given.on_floor)
         self._held.silent[item.lane] += 1
-        heappush(self._on_their_way, (now_s + CLAIM_S, item.response_id))
+        self._later(now_s + CLAIM_S, live, partial(self._enter, live))
 
-    def _enter(self, name: str, now_s: float) -> None:
-        live = self._live[name]
-        prompt = self._random.choices(range(10_000), k=live.item.prompt_tokens)
+    def _later(self, at_s: float, live: _Live, what: Callable[[float], None]) -> None:
+        heappush(self._on_their_way, (at_s, live.attempt, what))
+
+    def _enter(self, live: _Live, now_s: float) -> None:
         priority = 0 if live.given.on_floor else LANES.index(live.item.lane)
-        self.engine.submit(EngineRequest(name, prompt, Sampling(), live.item.most_output, priority), now_s)
+        accepted = Accepted([live.said], [live.chars]) if live.said else None
+        self.engine.submit(
+            EngineRequest(
+                live.attempt, live.prompt, Sampling(), live.item.most_output, priority, accepted=accepted
+            ), now_s,
+        )  # fmt: skip
 
-    def _token(self, name: str, tokens: int, finish: str, now_s: float, from_s: float) -> None:
-        live = self._live[name]
+    def _pause(self, name: str, now_s: float) -> None:
+        live = self._paused[name] = self._live[name]
+        self.seen.pauses += 1
+        self.engine.abort(live.attempt, now_s)
+        self._leave(name, goes_on=True)
+        live.pauses += 1
+        self._later(now_s + READ_BACK_S, live, partial(self._wait_again, live))
+
+    def _wait_again(self, live: _Live, now_s: float) -> None:
+        may_pause = live.pauses < self._max_pauses
+        item = replace(
+            live.item, queued_at_ms=int(now_s * 1_000), said_tokens=len(live.said), may_pause=may_pause
+        )  # fmt: skip
+        self.waiting.add(item, 1)
+        self._policy.add(item, front=True)
+
+    def _token(self, delta: EngineDelta, now_s: float, from_s: float) -> None:
+        name = delta.request_id.partition("/")[0]
+        live, tokens = self._live[name], len(delta.token_ids)
         item = live.item
         counted = self.seen.service[int((now_s - from_s) // WINDOW_S)]
         if not live.output:
             self._held.silent[item.lane] -= 1
+            if live.pauses:
+                self.seen.tokens_again += item.prompt_tokens + len(live.said) - delta.cached_tokens
+        if live.waited_s is None:
             counted[item.tenant_id] += item.prompt_tokens
             if live.arrival.at_s >= from_s:
                 self.seen.waits_ms[item.tenant_id, item.lane].append((now_s - live.arrival.at_s) * 1_000)
             live.waited_s = now_s - live.arrival.at_s
         live.output += tokens
+        live.said += delta.token_ids
+        live.chars += len(delta.text)
         if now_s >= from_s:
             self.seen.tokens += tokens
         counted[item.tenant_id] += OUTPUT_COST * tokens
         if live.output > live.told_beyond:
             live.told_beyond = self._policy.grown(item.lane, name, live.output)
-        if finish:
+        if delta.finish:
             if now_s >= from_s:
                 took_s = now_s - live.arrival.at_s
-                self.seen.answered.append(Answered(live.arrival, live.waited_s, took_s, live.output))
+                self.seen.answered.append(Answered(live.arrival, live.waited_s, took_s, len(live.said)))
             self._leave(name)
 
     def _fail(self, name: str) -> None:
@@ -234,10 +303,10 @@ class OneWorker:
         self._held.silent[live.item.lane] -= not live.output
         self._leave(name)
 
-    def _leave(self, name: str) -> None:
+    def _leave(self, name: str, *, goes_on: bool = False) -> None:
         live = self._live.pop(name)
         self._held.add(live.item.lane, live.item.tenant_id, -1, on_floor=live.given.on_floor)
-        self._policy.left(live.item.lane, name, live.output)
+        self._policy.left(live.item.lane, name, live.output, goes_on=goes_on)
 
 
 class Waiting:

@@ -112,6 +112,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         coalesce_rows_per_s=worker.coalesce_rows_per_s,
         dimensions=0 if model.embedding is None else model.embedding.dimensions,
         headroom=worker.headroom,
+        max_pauses=worker.max_pauses,
         memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
     )

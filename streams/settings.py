@@ -335,6 +335,10 @@ class WorkerSettings(_Section):
         default=3 / 64, ge=0, le=0.5,
         description="The part of `max_running` kept free for who holds little, so that nobody waits behind a flood.",
     )  # fmt: skip
+    max_pauses: int = Field(
+        default=3, ge=0, le=6,
+        description="So often an answer that nobody waits for leaves the engine for who waits for a first token.",
+    )  # fmt: skip
     healthy_buffer: int = Field(
         default=8, ge=0, description="Answers beyond `max_running` that wait in the engine, where none is kept free."
     )

@@ -28,20 +28,11 @@ class Attempts:
     """Moves works from phase to phase. Puts what is to be done into `effects`, or has `emission` do so."""
 
     def __init__(
-        self,
-        works: Works,
-        slots: Slots,
-        remembered: Remembered,
-        emission: Emission,
-        effects: list[effects.Effect],
+        self, works: Works, slots: Slots, remembered: Remembered, emission: Emission, effects: list[effects.Effect],
         mint_attempt_id: Callable[[], str],
-    ) -> None:
-        self._works = works
-        self._slots = slots
-        self._remembered = remembered
-        self._emission = emission
-        self._effects = effects
-        self._mint = mint_attempt_id
+    ) -> None:  # fmt: skip
+        self._works, self._slots, self._remembered = works, slots, remembered
+        self._emission, self._effects, self._mint = emission, effects, mint_attempt_id
         self._waiting: list[tuple[int, str]] = []
         self.asking = Asking()
         self.keeping = Keeping(works, self.asking, effects)
@@ -176,6 +167,8 @@ class Attempts:
 
     def start(self, given: Given, now_ms: int) -> None:
         """It has a slot."""
+        if given.instead_of:
+            self._pause(self._works.by_response[given.instead_of], now_ms)
         work = self._works.by_response[given.item.response_id]
         work.on_floor, work.told_beyond = given.on_floor, given.told_beyond
         if work.plan != "generate":
@@ -188,6 +181,13 @@ class Attempts:
         # Told before it enters: what kills this worker must have been counted by then.
         purpose: Literal["begin", "take"] = "take" if work.is_counted else "begin"
         self._effects.append(self.asking.ask(work, work.attempt_id, purpose, now_ms))
+
+    def _pause(self, work: Work, now_ms: int) -> None:
+        """It has said something, and goes on from there when it has a slot again."""
+        work.pauses += 1
+        self._emission.publish_held()
+        self._stop(work, "paused")
+        self._take_over(work, now_ms)
 
     def look_up(self, now_ms: int) -> None:
         """Asks, of what found no slot, whether somebody has begun it. A worker that drains: of what it owes alone."""

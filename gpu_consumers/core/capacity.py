@@ -19,6 +19,8 @@ Who is alone in the engine has room, whatever is expected of it. Nothing is coun
 memory, nor where that is not counted in tokens.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -161,6 +163,19 @@ class Capacity:
             row = joined(row, self._row(beside, 0))
         return self._all.has_room(row, limit, self._shared)
 
+    @contextmanager
+    def without(self, response_id: str) -> Iterator[None]:
+        """As if that one had left."""
+        each = self._reserved.get(response_id)
+        if each is None:
+            yield
+            return
+        self._add(each, -1)
+        try:
+            yield
+        finally:
+            self._add(each, 1)
+
     @property
     def reserved(self) -> int:
         """The most blocks that what is in the engine is taken to hold, now or later."""
@@ -190,7 +205,7 @@ class Capacity:
         tokens = max((each.item.said_tokens + output) // 8, FEWEST_TOKENS * each.item.slots)
         return output + tokens * (4 if 2 * self._all.expected[0] < self._total else 1)
 
-    def left(self, response_id: str, output: int | None) -> None:
+    def left(self, response_id: str, output: int | None, *, goes_on: bool = False) -> None:
         """As `FairQueue.left`. What it held may have been shared with others: it is free once the engine says so."""
         each = self._reserved.pop(response_id, None)
         if each is None:
@@ -201,7 +216,7 @@ class Capacity:
             held = chain((most for _, _, most in each.row), _NOTHING)
             self._shared = [max(shared - own, 0) for shared, own in zip(self._shared, held, strict=False)]
         item = each.item
-        if output is not None and item.most_output:
+        if output is not None and item.most_output and not goes_on:
             self._lengths.ended(item.tenant_id, (item.said_tokens + output) // item.slots)
 
     def _begins(self, response_id: str) -> None:

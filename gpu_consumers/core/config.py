@@ -31,6 +31,8 @@ class CoreConfig:
     """How many numbers the vectors of its engine have; 0: it gives text."""
     headroom: float = 0.0
     """The part of `max_running` that is kept free for who holds little."""
+    max_pauses: int = 3
+    """Of one answer of a lane in which nobody waits for first tokens."""
     memory: MemoryPolicy = DEFAULT_MEMORY
     lanes: LanePolicies = LANE_POLICIES
 

@@ -8,6 +8,7 @@ from gpu_consumers.core.takeover import ReadBack
 from gpu_consumers.core.work import MAX_LOSSES, Work
 from gpu_consumers.engines.port import Accepted, EngineDelta
 from schemas.endings import ENDINGS, EndingCode
+from schemas.request import Sampling
 
 MAX_ATTEMPTS = 12
 """In the log, of one response. A second bound, for when the claims have lost their count."""
@@ -29,6 +30,14 @@ def why_interrupted(work: Work, answer: ReadBack) -> str | None:
     if answer.attempts > MAX_ATTEMPTS:
         return _interruption(answer.accepted, f"it was begun {answer.attempts - 1} times")
     return None
+
+
+def goes_on_anywhere(sampling: Sampling) -> bool:
+    """Whether every engine continues what was begun with these. Others may say that they cannot, and end it."""
+    is_drawn = sampling.seed is not None and sampling.temperature > 0
+    counts = sampling.presence_penalty or sampling.frequency_penalty
+    watches = sampling.bad_words or sampling.repetition_detection or sampling.structured_outputs
+    return not (is_drawn or counts or watches)
 
 
 def how_it_failed(work: Work, delta: EngineDelta) -> tuple[EndingCode, str]:

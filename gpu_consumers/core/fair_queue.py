@@ -66,6 +66,8 @@ class Queued:
     """So much earlier it was queued first: it was another's meanwhile, or taken over, or its engine was lost."""
     said_tokens: int = 0
     """Of its answers that are open, in attempts before."""
+    may_pause: bool = False
+    """Once it runs it may be taken out of the engine again for who goes first (`pausing.py`)."""
 
 
 _SHORT, _LARGE = 0, 1
@@ -215,10 +217,11 @@ class FairQueue:
             self._changed(charge.tenant)
         return charge.told_beyond
 
-    def left(self, response_id: str, output: int | None) -> None:
+    def left(self, response_id: str, output: int | None, *, goes_on: bool = False) -> None:
         """It has left the engine with so many tokens; None: it never entered. What it was charged beyond is returned.
 
-        Who entered otherwise than by `take` is passed over.
+        What goes on later is charged its prompt again then, and how long its answer gets is not known yet. Who entered
+        otherwise than by `take` is passed over.
         """
         charge = self._charges.pop(response_id, None)
         if charge is None:
@@ -229,8 +232,8 @@ class FairQueue:
             charge.pay(-(charge.prompt_tokens + OUTPUT_COST * charge.output))
         else:
             output = min(output, charge.most_output)
-            charge.pay(OUTPUT_COST * (output - charge.output))
-            if charge.most_output:
+            charge.pay(OUTPUT_COST * (output - charge.output) - goes_on * charge.prompt_tokens)
+            if charge.most_output and not goes_on:
                 tokens = output / charge.answers
                 self._answer_tokens = _nearer(self._answer_tokens, tokens)
                 tenant.answer_tokens = _nearer(tenant.answer_tokens, tokens)

@@ -6,11 +6,13 @@ there, so that nobody who came over them is preferred to them. A lane that has n
 begun for long (`starves_after_ms`), goes before all others once: so no lane starves, also where its floor comes to no
 whole slot. Within a lane the tenants share (`fair_queue.py`).
 
-Some slots are kept free (`headroom`), because an answer that runs is not taken back: who comes beside a flood, in a
-lane above it or as a tenant that holds little, would wait for one to end. So nothing of lanes in which nobody waits for
-first tokens takes them, and no tenant that holds an eighth of the batch or was given much more than others. Where
-something is kept free, nothing waits in the engine, in which no tenants share; where nothing is, `buffer` answers do,
-so that no batch runs short.
+Some slots are kept free (`headroom`), because an answer that somebody reads is not taken back: who comes beside a
+flood, in a lane above it or as a tenant that holds little, would wait for one to end. So nothing of lanes in which
+nobody waits for first tokens takes them, and no tenant that holds an eighth of the batch or was given much more than
+others. Where something is kept free, nothing waits in the engine, in which no tenants share; where nothing is, `buffer`
+answers do, so that no batch runs short. Where what is kept free is not enough, an answer of a lane in which nobody
+waits for first tokens is paused for who is next above it: it leaves the engine at once, and goes on when it has a slot
+again (`pausing.py`).
 
 A lane waits for one answer of those below it to end, not for a crowd of them, which one request may ask for: while the
 engine holds more than its batch, a lane and those above it have one request wait in it, which the engine takes first.
@@ -23,12 +25,13 @@ one that is not large: so of either kind nobody waits for ever.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.fair_queue import FairQueue, Queued
 from gpu_consumers.core.held import Held
+from gpu_consumers.core.pausing import Pausing
 from gpu_consumers.engines.port import EngineStats
 from schemas.request import LANES, Lane
 from schemas.worker import LaneQueue
@@ -42,7 +45,7 @@ BURST_TOKENS = 4_096
 that it made just before. Without it these would wait for large ones that may not take it. With no bound, who holds few
 slots because its prompts are long would take it for ever."""
 
-Why = Literal["order", "floor", "starving", "headroom", "room"]
+Why = Literal["order", "floor", "starving", "headroom", "room", "pause"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,14 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class Given:
     """A request that has a slot now. `on_floor`: no lane's work is preferred to it in the engine. Of more tokens than
-    `told_beyond` the scheduler is to be told.
+    `told_beyond` the scheduler is to be told. `instead_of`: a response whose answer leaves the engine for it, at once.
     """
 
     item: Queued
     why: Why
     on_floor: bool
     told_beyond: int
+    instead_of: str = ""
 
 
 class _Lane:
@@ -142,6 +146,7 @@ class Scheduler:
             for lane in LANES
             for policy in [policies.of(lane)]
         }
+        self._pausing = Pausing(frozenset(lane for lane in LANES if not policies.of(lane).waits_for_first_tokens))
         self._items: dict[str, Queued] = {}
         self._queued_tokens = 0
         self._tokens_of: Counter[str] = Counter()
@@ -190,7 +195,7 @@ class Scheduler:
                     return self._give(item, why, held, now_ms)
                 if queue.shared.has_short:
                     return None
-        return self._take_in_order(held, large, now_ms)
+        return self._take_in_order(held, large, now_ms) or self._take_instead(held, large, now_ms)
 
     def _take_in_order(self, held: Held, large: Queued | None, now_ms: int) -> Given | None:
         """The highest lane in which somebody waits decides for all, above their floors; but where only large ones do,
@@ -214,6 +219,22 @@ class Scheduler:
                 return self._give(item, "headroom", held, now_ms)
             if queue.shared.has_short or queue.lacks_room_since_ms is None:
                 return None
+        return None
+
+    def _take_instead(self, held: Held, large: Queued | None, now_ms: int) -> Given | None:
+        """As `_take_in_order`, in the place of an answer that is paused. Where nothing is kept free others wait in the
+        engine, and would have it.
+        """
+        if not self._sizes.headroom or held.total > self._sizes.all:
+            return None
+        for lane, queue in self._lanes.items():
+            if not queue.in_order:
+                continue
+            if not queue.takes_headroom or (paused := self._pausing.for_lane(lane)) is None:
+                return None
+            with self._memory.without(paused):
+                item = queue.shared.peek(self._room_in(queue, large, now_ms))
+                return None if item is None else replace(self._give(item, "pause", held, now_ms), instead_of=paused)
         return None
 
     def _small(self, lane: Lane, held: Held, has_room: Callable[[Queued], bool]) -> Queued | None:
@@ -280,13 +301,15 @@ class Scheduler:
 
     def grown(self, lane: Lane, response_id: str, output: int) -> int:
         """The answers of a request in the engine have so many tokens by now. Returns as `Given.told_beyond`."""
+        self._pausing.said(response_id)
         return min(self._lanes[lane].shared.grown(response_id, output), self._memory.grown(response_id, output))
 
-    def left(self, lane: Lane, response_id: str, output: int | None) -> None:
-        """It has left the engine with so many tokens; None: it has not been in it."""
+    def left(self, lane: Lane, response_id: str, output: int | None, *, goes_on: bool = False) -> None:
+        """It has left the engine with so many tokens, for good unless it `goes_on`; None: it has not been in it."""
         queue = self._lanes[lane]
-        queue.shared.left(response_id, output)
-        self._memory.left(response_id, output)
+        self._pausing.left(response_id)
+        queue.shared.left(response_id, output, goes_on=goes_on)
+        self._memory.left(response_id, output, goes_on=goes_on)
         if output is None:
             queue.never_entered(response_id)
 
@@ -330,6 +353,8 @@ class Scheduler:
         queue = self._lanes[item.lane]
         on_floor = why == "starving" or held.on_floor[item.lane] < queue.floor
         told_beyond = min(queue.shared.take(item), self._memory.take(item))
+        if self._pausing.entered(item, on_floor=on_floor):
+            told_beyond = 0
         queue.begins(item, now_ms)
         if queue.lacks_room_since_ms is not None and self._memory.is_large(item):
             queue.lacks_room_since_ms = None

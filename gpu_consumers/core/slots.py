@@ -11,6 +11,7 @@ from collections import deque
 
 from gpu_consumers.core.capacity import Capacity
 from gpu_consumers.core.claims import AskClaim
+from gpu_consumers.core.continuation import goes_on_anywhere
 from gpu_consumers.core.fair_queue import NEVER, Queued
 from gpu_consumers.core.scheduler import Given, Scheduler, Sizes
 from gpu_consumers.core.work import Work, Works
@@ -31,9 +32,16 @@ the engine does not get empty for them."""
 
 class Slots:
     def __init__(
-        self, sizes: Sizes, policies: LanePolicies, works: Works, memory: Capacity, dimensions: int = 0
+        self,
+        sizes: Sizes,
+        policies: LanePolicies,
+        works: Works,
+        memory: Capacity,
+        dimensions: int = 0,
+        max_pauses: int = 0,
     ) -> None:
         self._works = works
+        self._max_pauses = max_pauses
         self._dimensions = dimensions
         self._memory = memory
         self._scheduler = Scheduler(sizes, policies, memory)
@@ -66,6 +74,7 @@ class Slots:
         return Queued(
             work.response_id, request.lane, tokens, now_ms, work.slots, request.scope.tenant_id,
             work.prompt_tokens, most_output, request.weight, waited_ms, work.said_tokens,
+            work.pauses < self._max_pauses and goes_on_anywhere(request.sampling),
         )  # fmt: skip
 
     def room_lacked(self, work: Work) -> int | None:
@@ -93,8 +102,8 @@ class Slots:
 
     def _account(self) -> None:
         """What the engine has done for whom since it was looked at last."""
-        for lane, response_id, output in self._works.take_left():
-            self._scheduler.left(lane, response_id, output)
+        for lane, response_id, output, goes_on in self._works.take_left():
+            self._scheduler.left(lane, response_id, output, goes_on=goes_on)
         for work in self._works.take_grown():
             work.told_beyond = self._scheduler.grown(work.request.lane, work.response_id, work.generated_tokens)
 

@@ -94,6 +94,8 @@ class Work:
     next_sequence: int = 1
     """Of the next token that is published."""
     generated_tokens: int = 0
+    pauses: int = 0
+    """How often it was taken out of the engine for who went first."""
     told_beyond: int = NEVER
     """Of more tokens than these the scheduler is to be told."""
     on_floor: bool = False
@@ -205,7 +207,7 @@ class Works:
         # By response, how many it takes.
         self._in_slots: dict[str, int] = {}
         self.held = Held()
-        self._left: list[tuple[Lane, str, int | None]] = []
+        self._left: list[tuple[Lane, str, int | None, bool]] = []
         self._grown: list[Work] = []
 
     @property
@@ -237,7 +239,7 @@ class Works:
             self._take_slots(work, -self._in_slots[work.response_id])
             del self._in_slots[work.response_id]
             output = work.generated_tokens if work.phase is Phase.RUNNING else None
-            self._left.append((work.request.lane, work.response_id, output))
+            self._left.append((work.request.lane, work.response_id, output, phase is not Phase.CLOSING))
         work.phase = phase
 
     def has_token(self, work: Work) -> None:
@@ -251,8 +253,10 @@ class Works:
         work.told_beyond = NEVER
         self._grown.append(work)
 
-    def take_left(self) -> list[tuple[Lane, str, int | None]]:
-        """Who has left the engine since this was asked last, with how many tokens; None: it never entered."""
+    def take_left(self) -> list[tuple[Lane, str, int | None, bool]]:
+        """Who has left the engine since this was asked last, with how many tokens (None: it never entered), and whether
+        it goes on later.
+        """
         left, self._left = self._left, []
         return left
 

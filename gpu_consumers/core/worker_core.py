@@ -42,7 +42,9 @@ class WorkerCore:
         self._works = Works()
         self._lanes = Lanes(config)
         self._memory = Capacity(config.memory_policy)
-        self._slots = Slots(config.sizes, config.lanes, self._works, self._memory, config.dimensions)
+        self._slots = Slots(
+            config.sizes, config.lanes, self._works, self._memory, config.dimensions, config.max_pauses
+        )  # fmt: skip
         self._remembered = Remembered()
         self._emission = Emission(config, self._works, observer, self._effects)
         self._attempts = Attempts(

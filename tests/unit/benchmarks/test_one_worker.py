@@ -5,8 +5,8 @@ import random
 import pytest
 
 from benchmarks import memory
-from benchmarks.fairness import ENGINE, POLICIES, SIZES
-from benchmarks.one_worker import Arrival, OneWorker, at_once, jain, steady
+from benchmarks.fairness import BATCH, ENGINE, POLICIES, SIZES
+from benchmarks.one_worker import Arrival, OneWorker, Policy, StaticBatches, at_once, jain, steady
 from schemas.request import Lane
 
 
@@ -35,6 +35,35 @@ def test_a_full_memory_is_overrun_by_count_and_not_by_what_is_expected() -> None
 
     by_count, by_memory = (run(policy).engine.recomputed_tokens for policy in memory.POLICIES)
     assert by_count > 20 * by_memory
+
+
+def test_who_asks_beside_a_full_batch_lane_waits_as_if_alone_and_what_is_paused_for_it_is_answered_whole() -> None:
+    """One tenant asks so often that it holds more than an eighth of the slots."""
+
+    def run(max_pauses: int) -> OneWorker:
+        rng = random.Random(3)
+        arrivals = [*steady(rng, "asks", Lane.INTERACTIVE, 4.0, 15.0), *at_once(rng, "batch", Lane.BATCH, 200)]
+        worker = OneWorker(POLICIES["fair"](), ENGINE, 3, max_pauses=max_pauses)
+        seen = worker.run(arrivals, 120.0)
+        assert len(seen.answered) == len(arrivals)
+        assert sum(each.tokens for each in seen.answered) == worker.engine.produced_tokens
+        assert all(120 <= each.tokens <= 480 for each in seen.answered), "as the engine's answers are"
+        return worker
+
+    alone_ms = 2 + 20 + 0.05 * 500
+    paused, never = run(3), run(0)
+    assert max(paused.seen.waits_ms["asks", Lane.INTERACTIVE]) <= alone_ms * 1.3
+    assert max(never.seen.waits_ms["asks", Lane.INTERACTIVE]) > alone_ms * 4
+    assert (paused.seen.pauses > 0, never.seen.pauses) == (True, 0)
+
+
+def test_as_answers_end_others_take_their_slots_which_a_static_batch_leaves_unused() -> None:
+    def used(policy: Policy) -> float:
+        arrivals = at_once(random.Random(3), "batch", Lane.BATCH, 640)
+        return OneWorker(policy, ENGINE, 3).run(arrivals, 30.0).busy_s / 30.0 / BATCH
+
+    assert used(StaticBatches(BATCH)) < 0.7
+    assert used(POLICIES["fair"]()) > 0.95
 
 
 def test_slots_and_service_are_those_of_the_answers() -> None:

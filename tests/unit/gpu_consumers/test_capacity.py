@@ -205,6 +205,17 @@ def test_each_tenant_is_known_by_itself_and_so_many_are() -> None:
     assert len(lengths._of) == MAX_TENANTS_KNOWN
 
 
+def test_what_goes_on_later_tells_nothing_of_how_long_answers_get() -> None:
+    made = capacity(1_000, for_short=0)
+    for number in range(50):
+        made.take(request(f"r{number}", 10, 400))
+        made.left(f"r{number}", 1, goes_on=True)
+    never_paused = capacity(1_000, for_short=0)
+    for each in (made, never_paused):
+        each.take(request("next", 10, 400))
+    assert made.reserved == never_paused.reserved
+
+
 def test_what_is_old_weighs_less() -> None:
     lengths = AnswerLengths()
     for tokens in (3_000, 10):

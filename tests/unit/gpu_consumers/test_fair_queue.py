@@ -277,6 +277,15 @@ def test_an_answer_costs_what_it_came_to(output: int) -> None:
     assert queue.served("acme") == 10 + OUTPUT_COST * output
 
 
+def test_what_goes_on_later_has_paid_for_what_it_said_alone_and_tells_nothing_of_how_long_answers_get() -> None:
+    queue = FairQueue()
+    fill(queue, "acme", 2, output=4_000)
+    queue.take(request("acme0", output=4_000))
+    queue.left("acme0", 3, goes_on=True)
+    assert queue.served("acme") == OUTPUT_COST * 3
+    assert queue.take(request("acme1", output=4_000)) == FIRST_GUESS_TOKENS + 1
+
+
 def test_a_request_that_never_entered_costs_nothing() -> None:
     queue = FairQueue()
     queue.add(request("r1"))

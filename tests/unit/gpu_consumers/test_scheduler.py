@@ -27,6 +27,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_engine: list[Given] = []
         """Each as often as it has answers that have not ended."""
         self.silent: set[str] = set()
+        self.spoke: list[str] = []
+        """Of those that may be paused, in this order."""
         self.names = 0
         self.now_ms = 0
 
@@ -62,12 +64,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         lane=st.sampled_from(LANES), tokens=st.integers(1, 50), front=st.booleans(),
         choices=st.integers(1, MAX_CHOICES), tenant_id=st.sampled_from(TENANTS), before_ms=st.sampled_from([0, 6_000]),
+        may_pause=st.booleans(),
     )  # fmt: skip
-    def add(self, lane: Lane, tokens: int, front: bool, choices: int, tenant_id: str, before_ms: int) -> None:
+    def add(
+        self, lane: Lane, tokens: int, front: bool, choices: int, tenant_id: str, before_ms: int, may_pause: bool
+    ) -> None:
         self.names += 1
         queued = Queued(
             str(self.names), lane, tokens, self.now_ms, choices, tenant_id, tokens, 10 * choices,
-            queued_before_ms=before_ms,
+            queued_before_ms=before_ms, may_pause=may_pause,
         )  # fmt: skip
         self.scheduler.add(queued, front=front)
         self.model.insert(0 if front else len(self.model), queued)
@@ -81,6 +86,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         while (given := self.scheduler.take(self.held(), self.now_ms)) is not None:
+            if given.instead_of:
+                self.pause(given)
             self.judge(given)
             self.model.remove(given.item)
             self.in_engine += [given] * given.item.slots
@@ -88,6 +95,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.begun_at_ms[given.item.lane] = self.now_ms
             self.left.append(given.item)
         self.judge_who_waits()
+
+    def pausable(self) -> list[Given]:
+        """The one that began to speak last comes last."""
+        return [each for name in self.spoke for each in self.in_engine if each.item.response_id == name]
+
+    def pause(self, given: Given) -> None:
+        assert given.why == "pause"
+        paused = self.pausable()[-1]
+        assert paused.item.response_id == given.instead_of
+        assert not POLICIES.of(paused.item.lane).waits_for_first_tokens
+        assert self.held().total <= self.sizes.all
+        self.in_engine.remove(paused)
+        self.spoke.remove(given.instead_of)
+        self.scheduler.left(paused.item.lane, given.instead_of, 10, goes_on=True)
+        assert not paused.on_floor
 
     def judge(self, given: Given) -> None:
         held, lane, sizes = self.held(), given.item.lane, self.sizes
@@ -101,6 +123,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.starves(lane)
             case "floor":
                 assert held.of_lane[lane] < self.floors[lane]
+            case "pause":
+                assert self.sizes.headroom
+                assert POLICIES.of(lane).waits_for_first_tokens
             case "headroom":
                 assert POLICIES.of(lane).waits_for_first_tokens
                 assert held.of_tenant(lane, given.item.tenant_id) < max(sizes.batch // LARGE, 1)
@@ -109,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not any(self.starves(each) for each in LANES) or is_crowd
                 assert held.total < sizes.shared or is_crowd
                 assert self.taken(lane) < sizes.shared, "a crowd makes no more room than there is"
-        if given.why in ("headroom", "order"):
+        if given.why in ("headroom", "order", "pause"):
             assert all(LANES.index(lane) <= LANES.index(each.lane) for each in self.model), "in strict order"
 
     def taken(self, lane: Lane) -> int:
@@ -120,6 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def judge_who_waits(self) -> None:
         held = self.held()
         highest = min((queued.lane for queued in self.model), key=LANES.index, default=None)
+        if highest is not None and POLICIES.of(highest).waits_for_first_tokens and self.sizes.headroom:
+            assert not self.pausable() or held.total > self.sizes.all, "nobody waits beside one that may be paused"
         for queued in (each for each in self.model if each.lane is highest):
             assert held.total >= self.sizes.shared, "nobody waits beside a free slot that is for all"
             silent = sum(held.silent[lane] for lane in LANES[: LANES.index(queued.lane) + 1])
@@ -132,13 +159,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         given = data.draw(st.sampled_from(self.in_engine))
         self.in_engine.remove(given)
         self.silent.discard(given.item.response_id)
+        if given.item.response_id in self.spoke:
+            self.spoke.remove(given.item.response_id)
         if given not in self.in_engine:
             self.scheduler.left(given.item.lane, given.item.response_id, 10)
 
     @precondition(lambda self: self.silent)
     @rule(data=st.data())
     def it_says_something(self, data: st.DataObject) -> None:
-        self.silent.remove(data.draw(st.sampled_from(sorted(self.silent))))
+        name = data.draw(st.sampled_from(sorted(self.silent)))
+        self.silent.remove(name)
+        given = next(each for each in self.in_engine if each.item.response_id == name)
+        item = given.item
+        if item.may_pause and item.slots == 1 and item.lane is Lane.BATCH and not given.on_floor:
+            assert given.told_beyond == 0, "or it would not be heard"
+            self.spoke.append(name)
+        self.scheduler.grown(item.lane, name, 1)
 
     @rule(which=st.integers(0, 60), is_moved=st.booleans())
     def remove(self, which: int, is_moved: bool) -> None:
