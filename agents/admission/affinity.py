@@ -11,7 +11,7 @@ bounded loads" (Mirrokni, Thorup and Zadimoghaddam, 2018); what it is spared goe
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from schemas.request import Message, Request
@@ -68,6 +68,8 @@ class Standing(NamedTuple):
     """What it has to do."""
     slack_tokens: float
     """So much beyond its part is none for a batch of its size."""
+    queued_tokens: float = 0.0
+    """What of its burden waits for a slot."""
     has_slot: bool = True
     memory: float = 0.0
     """The part of its KV blocks that requests hold."""
@@ -75,7 +77,11 @@ class Standing(NamedTuple):
     """How long the head of its queue has waited."""
 
 
-def within_bounds(workers: Mapping[str, Standing], excess: float) -> list[str]:
+Standings = dict[str, Standing]
+"""By worker."""
+
+
+def within_bounds(workers: Standings, excess: float) -> Standings:
     """Who may be sent more, of at least one: always some, none of whose burden is above the mean by more than `excess`
     of it and their slack.
 
@@ -85,19 +91,26 @@ def within_bounds(workers: Mapping[str, Standing], excess: float) -> list[str]:
     most = (1 + excess) * sum(each.burden_tokens for each in workers.values()) / len(workers)
     # The least burdened is never above the mean, but for what is lost in the last digit of a float.
     least = min(each.burden_tokens for each in workers.values())
-    fit = {
-        name: each for name, each in workers.items() if each.burden_tokens <= max(most + each.slack_tokens, least)
-    }  # fmt: skip
+    fit = {name: each for name, each in workers.items() if each.burden_tokens <= max(most + each.slack_tokens, least)}
     fit = _if_any(fit, lambda each: each.has_slot)
     fit = _if_any(fit, lambda each: each.memory < FULL_MEMORY)
     youngest_ms = min(each.oldest_ms for each in fit.values())
-    return list(_if_any(fit, lambda each: each.oldest_ms <= OLDER_TIMES * youngest_ms + OLDER_MS))
+    return _if_any(fit, lambda each: each.oldest_ms <= OLDER_TIMES * youngest_ms + OLDER_MS)
 
 
-def _if_any(workers: dict[str, Standing], wanted: Callable[[Standing], bool]) -> dict[str, Standing]:
-    return {name: each for name, each in workers.items() if wanted(each)} or workers
+def best(workers: Standings, cache_id: str, excess: float) -> str:
+    """Who has had what begins alike, of those whose queue is longer than the mean by no more than `excess` of it: to
+    wait for a slot takes longer than to compute most prompts.
+    """
+    most = (1 + excess) * sum(each.queued_tokens for each in workers.values()) / len(workers)
+    fit = _if_any(workers, lambda each: each.queued_tokens <= most)
+    return max(fit, key=lambda worker_id: score(cache_id, worker_id))
 
 
 def score(cache_id: str, worker_id: str) -> tuple[bytes, str]:
     """Of several workers the one with the greatest has it."""
     return hashlib.blake2b(f"{cache_id} {worker_id}".encode(), digest_size=8).digest(), worker_id
+
+
+def _if_any(workers: Standings, wanted: Callable[[Standing], bool]) -> Standings:
+    return {name: each for name, each in workers.items() if wanted(each)} or workers

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agents.admission.affinity import Standing, score, within_bounds
+from agents.admission import affinity
+from agents.admission.affinity import Standing, within_bounds
 from schemas.generated import QueueAhead
 from schemas.request import Lane
 from schemas.worker import WorkerState
@@ -77,17 +78,22 @@ class Load:
 
         Where nothing waits, what was routed since fills the free slots first: it runs, and weighs no more than that.
         """
-        state = self.state
-        free = 0 if state.waiting else max(state.max_running - state.running, 0)
+        state, slots = self.state, self.state.max_running
+        free = 0 if state.waiting else max(slots - state.running, 0)
         at_once = min(self.routed_answers, free)
-        waits = 1 - at_once / self.routed_answers if self.routed_answers else 0
-        moves = bool(state.queues) and not waiting(state.queues, AHEAD[lane])
+        queued = state.queued_tokens
+        if at_once < self.routed_answers:
+            queued += self.routed_tokens * (self.routed_answers - at_once) // self.routed_answers
+        oldest_ms = state.oldest_waiting_ms
+        if oldest_ms and state.queues and not waiting(state.queues, AHEAD[lane]):
+            oldest_ms = 0
         return Standing(
-            burden_tokens=state.queued_tokens + self.routed_tokens * waits + (state.running + at_once) * RUNNING_TOKENS,
-            slack_tokens=max(state.max_running * SLACK_OF_SLOTS, min(LEAST_SLACK, state.max_running)) * RUNNING_TOKENS,
+            burden_tokens=queued + (state.running + at_once) * RUNNING_TOKENS,
+            slack_tokens=max(slots * SLACK_OF_SLOTS, min(LEAST_SLACK, slots)) * RUNNING_TOKENS,
+            queued_tokens=queued,
             has_slot=free > at_once,
             memory=state.kv_blocks_used / state.kv_blocks_total if state.kv_blocks_total else 0.0,
-            oldest_ms=0 if moves else state.oldest_waiting_ms,
+            oldest_ms=oldest_ms,
         )
 
 
@@ -267,7 +273,7 @@ def choose(
         return Route(lane_partition, stable_partition(response_id, generated_partitions), None)
     able = within_bounds({load.state.worker_id: load.standing(lane) for load in fit}, excess)
     if cache_id and excess:
-        worker_id = max(able, key=lambda worker_id: score(cache_id, worker_id))
+        worker_id = affinity.best(able, cache_id, excess)
         best = next(load for load in fit if load.state.worker_id == worker_id)
     else:
         among = [load for load in fit if load.state.worker_id in able]

@@ -12,6 +12,7 @@ from agents.admission.affinity import (
     LEADING_TOKENS,
     OLDER_MS,
     Standing,
+    best,
     cache_id,
     score,
     within_bounds,
@@ -118,6 +119,7 @@ def test_keys_are_spread_evenly() -> None:
 standings = st.builds(
     Standing,
     burden_tokens=st.floats(0, 10**7),
+    queued_tokens=st.floats(0, 10**6),
     slack_tokens=st.floats(0, 10**4),
     has_slot=st.booleans(),
     memory=st.floats(0, 1),
@@ -134,13 +136,14 @@ def test_there_is_always_somebody_and_nobody_beyond_the_bound(workers: dict[str,
         most = (1 + excess) * mean + workers[name].slack_tokens
         assert workers[name].burden_tokens <= most or workers[name].burden_tokens == pytest.approx(most)
     assert sorted(within_bounds(dict(reversed(workers.items())), excess)) == sorted(fit)
+    assert best(fit, "a key", excess) in fit
 
 
 def test_a_worker_that_has_more_than_its_part_is_passed_over_until_it_has_not() -> None:
     hot, others = Standing(1_300, 0), {"b": Standing(900, 0), "c": Standing(800, 0)}
-    assert within_bounds({"a": hot, **others}, 0.25) == ["b", "c"]
-    assert within_bounds({"a": hot._replace(burden_tokens=1_200), **others}, 0.25) == ["a", "b", "c"]
-    assert within_bounds({"a": hot._replace(slack_tokens=100), **others}, 0.25) == ["a", "b", "c"], "for its batch"
+    assert [*within_bounds({"a": hot, **others}, 0.25)] == ["b", "c"]
+    assert [*within_bounds({"a": hot._replace(burden_tokens=1_200), **others}, 0.25)] == ["a", "b", "c"]
+    assert [*within_bounds({"a": hot._replace(slack_tokens=100), **others}, 0.25)] == ["a", "b", "c"], "for its batch"
 
 
 @pytest.mark.parametrize(
@@ -150,13 +153,21 @@ def test_a_worker_that_has_more_than_its_part_is_passed_over_until_it_has_not() 
 )
 def test_who_is_full_or_slow_is_passed_over_unless_all_are(worse: dict[str, float]) -> None:
     good, bad = Standing(100, 0), Standing(100, 0)._replace(**worse)  # type: ignore[arg-type]
-    assert within_bounds({"a": bad, "b": good}, 0.25) == ["b"]
-    assert within_bounds({"a": bad, "b": bad}, 0.25) == ["a", "b"]
+    assert [*within_bounds({"a": bad, "b": good}, 0.25)] == ["b"]
+    assert [*within_bounds({"a": bad, "b": bad}, 0.25)] == ["a", "b"]
 
 
 def test_where_all_have_waited_long_nobody_is_slow_for_having_waited_a_little_longer() -> None:
     def waits(*oldest_ms: int) -> list[str]:
-        return within_bounds({f"w{each}": Standing(1, 0, oldest_ms=each) for each in oldest_ms}, 0.25)
+        return list(within_bounds({f"w{each}": Standing(1, 0, oldest_ms=each) for each in oldest_ms}, 0.25))
 
     assert waits(40_000, 75_000) == ["w40000", "w75000"]
     assert waits(40_000, 90_000) == ["w40000"]
+
+
+def test_nobody_waits_for_what_it_begins_with_behind_a_longer_queue() -> None:
+    home, other = sorted(["a", "b"], key=lambda worker_id: score("a key", worker_id), reverse=True)
+    even = Standing(5_000, 0, queued_tokens=1_000)
+    assert best({home: even, other: even}, "a key", 0.25) == home
+    assert best({home: even._replace(queued_tokens=2_000), other: even}, "a key", 0.25) == other
+    assert best({home: even._replace(queued_tokens=0.0), other: even}, "a key", 0.25) == home
