@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,11 +38,11 @@ def asked(*messages: Message, tenant_id: str = "acme", **fields: object) -> Requ
     return Request.model_validate(values | fields)
 
 
-def of_chat(*messages: Message, **fields: object) -> str:
+def of_chat(*messages: Message, **fields: Any) -> str:
     return cache_id(asked(*messages, **fields), [1, 2, 3])
 
 
-def of_prompt(token_ids: Sequence[int], **fields: object) -> str:
+def of_prompt(token_ids: Sequence[int], **fields: Any) -> str:
     return cache_id(asked(prompt=list(token_ids), endpoint="completions", **fields), token_ids)
 
 

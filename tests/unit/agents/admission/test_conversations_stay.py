@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ def three_workers(world: World, **fields: object) -> None:
         )  # fmt: skip
 
 
-async def sent(world: World, stages: Sequence[Stage], tenant: str = "gold", **fields: object) -> None:
-    values: dict[str, object] = {"sampling": FEW, "service_tier": "default", "response_id": IDS.mint(3)}
+async def sent(world: World, stages: Sequence[Stage], tenant: str = "gold", **fields: Any) -> None:
+    values: dict[str, Any] = {"sampling": FEW, "service_tier": "default", "response_id": IDS.mint(3)}
     await world.pipeline.handle_request(world.record(world.request(tenant=tenant, **(values | fields))), stages)
 
 

@@ -1,5 +1,7 @@
 """Routing decides on what workers say, and on nothing else."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,7 +160,7 @@ def test_a_flood_that_begins_alike_is_spread_before_it_overruns_its_worker() -> 
 
 
 def test_what_waits_in_another_lane_makes_no_worker_slow() -> None:
-    slow = {"oldest_waiting_ms": 60_000, "max_running": 8, "kv_blocks_total": 100}
+    slow: dict[str, Any] = {"oldest_waiting_ms": 60_000, "max_running": 8, "kv_blocks_total": 100}
     behind_batch = {"interactive": {}, "standard": {}, "batch": {"waiting": 9}}
     for queues, is_slow in ((behind_batch, False), (behind_batch | {"standard": {"waiting": 1}}, True), ({}, True)):
         [load] = [Load(worker(queues=queues, **slow))]
