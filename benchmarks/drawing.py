@@ -15,7 +15,11 @@ from matplotlib.figure import Figure
 from benchmarks.plots import Bars, Lines, Pairs, plots
 
 SIZE_INCHES = (7.0, 4.0)
-COLOURS = {"pipeline": "#1f5fa8", "thin server": "#b8602a", "fair": "#1f5fa8", "first come": "#b8602a"}
+OURS, BEFORE, BY_CHANCE = "#1f5fa8", "#b8602a", "#9a9a9a"
+COLOURS = {
+    "pipeline": OURS, "thin server": BEFORE, "fair": OURS, "first come": BEFORE, "by prefix": OURS,
+    "least loaded": BEFORE, "random": BY_CHANCE,
+}  # fmt: skip
 DASHES = {"p50": "-", "p99": ":"}
 SETTINGS = {
     "svg.hashsalt": "sluice",
@@ -70,10 +74,12 @@ def _draw_bars(axes: matplotlib.axes.Axes, shown: Bars) -> None:
 
 
 def _draw_pairs(axes: matplotlib.axes.Axes, shown: Pairs) -> None:
-    for offset, (policy, values_ms) in zip((-0.2, 0.2), shown.policies_ms.items(), strict=True):
+    step = 0.8 / len(shown.policies_ms)
+    for place_of_it, (policy, values_ms) in enumerate(shown.policies_ms.items()):
+        offset = (place_of_it - (len(shown.policies_ms) - 1) / 2) * step
         places = [number + offset for number in range(len(values_ms))]
         lengths_ms = [value_ms or 0.0 for value_ms in values_ms]
-        bars = axes.barh(places, lengths_ms, height=0.38, color=COLOURS[policy], label=policy)
+        bars = axes.barh(places, lengths_ms, height=0.95 * step, color=COLOURS[policy], label=policy)
         axes.bar_label(bars, ["" if each is None else f"{each:,.0f}" for each in values_ms], padding=3)
         for place, value_ms in zip(places, values_ms, strict=True):
             if value_ms is None:

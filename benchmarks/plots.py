@@ -42,7 +42,11 @@ def plots(content: Mapping[str, Any]) -> dict[str, Lines | Bars | Pairs]:
         shown["first_token"] = _over_load(values, "first token", "First token of requests that come at once")
         shown["between_chunks"] = _over_load(values, "between chunks", "Time between chunks of requests at once")
     if "fairness" in content["reports"]:
-        shown["fairness"] = _first_tokens_beside(content["reports"]["fairness"]["figures"])
+        title = "First token p99 before and since tenants share"
+        shown["fairness"] = _by_policy(content["reports"]["fairness"]["figures"], title)
+    if "prefix_routing" in content["reports"]:
+        title = "First token p99 by where turns of conversations go"
+        shown["prefix_routing"] = _by_policy(content["reports"]["prefix_routing"]["figures"], title, "first token p99")
     if cpu_us := costs(content)["cpu_us_per"].get("token"):
         ranked = sorted(cpu_us.items(), key=lambda item: -item[1])
         shown["cpu_per_token"] = Bars("CPU time per token delivered, 1,000 streams", dict(ranked))
@@ -60,15 +64,15 @@ def _over_load(values: Mapping[str, float], what: str, title: str) -> Lines:
     return Lines(title, sizes, lines_ms)
 
 
-def _first_tokens_beside(figures: Sequence[Mapping[str, Any]]) -> Pairs:
-    """All situations that were measured in milliseconds, in their order."""
+def _by_policy(figures: Sequence[Mapping[str, Any]], title: str, what: str = "") -> Pairs:
+    """All situations that were measured in milliseconds, in their order; of what they are named by alone."""
     found: dict[str, dict[str, float]] = {}
     for figure in figures:
         policy, _, situation = figure["name"].partition(": ")
-        if figure["unit"] == "ms":
+        if figure["unit"] == "ms" and what in situation:
             found.setdefault(policy, {})[situation] = figure["value"]
     situations = [*max(found.values(), key=lambda own_ms: len(own_ms))]
     policies_ms: dict[str, list[float | None]] = {
         policy: [own_ms.get(situation) for situation in situations] for policy, own_ms in found.items()
     }
-    return Pairs("First token p99 before and since tenants share", situations, policies_ms)
+    return Pairs(title, situations, policies_ms)

@@ -34,6 +34,12 @@ class WorkerMetrics:
             "sluice_worker_preemptions", "Answers that lost their KV-cache blocks to others", registry=registry
         )
         self._preemptions_seen = 0
+        self._prompt_tokens = Counter(
+            "sluice_worker_prompt_tokens", "Tokens of prompts whose answers have begun", registry=registry
+        )
+        self._cached_tokens = Counter(
+            "sluice_worker_cached_prompt_tokens", "Of these, tokens found in the prefix cache", registry=registry
+        )
         self._queue_time = Histogram(
             "sluice_worker_queue_seconds", "From read to start", ["lane"], buckets=_SECONDS, registry=registry
         )
@@ -68,6 +74,10 @@ class WorkerMetrics:
 
     def first_token(self, lane: Lane, since_accepted_ms: int) -> None:
         self._ttft.labels(lane.value).observe(since_accepted_ms / 1_000)
+
+    def prompt(self, tokens: int, cached: int) -> None:
+        self._prompt_tokens.inc(tokens)
+        self._cached_tokens.inc(cached)
 
     def tokens(self, count: int) -> None:
         self._tokens.inc(count)

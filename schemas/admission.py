@@ -33,6 +33,9 @@ class Admission(ScopedRecord):
     lane: Lane
     prompt_token_ids: list[int] = Field(min_length=1)
     input_ends: list[int] = Field(default_factory=list, exclude_if=not_, description="As in `admitted`.")
+    cache_id: str = Field(
+        default="", max_length=64, exclude_if=not_, description="Of its tenant's alone: the same for what begins alike."
+    )
     max_tokens: TokenCount = Field(description="Output bound after the context window and tenant limits.")
     reserved_tokens: TokenCount = Field(default=0, description="What quota holds; 0 before the quota stage.")
     limits: dict[str, int] = Field(default_factory=dict, exclude_if=not_, description="As in `opened`.")

@@ -36,6 +36,7 @@ MAX_TOOL_NAME_CHARS = 128
 MAX_CALLED_NAME_CHARS = 1_024
 MAX_CALL_ID_CHARS = 128
 MAX_WEIGHT = 100
+MAX_CACHE_KEY_CHARS = 512
 
 
 class Lane(StrEnum):
@@ -247,6 +248,10 @@ class Request(ScopedRecord):
     tool_choice: ToolChoice | None = Field(default=None, exclude_if=is_absent, description="Null without tools.")
     choices: int = Field(default=1, ge=1, le=MAX_CHOICES, exclude_if=is_one, description="How many answers, apart.")
     service_tier: ServiceTier = "auto"
+    cache_key: str = Field(
+        default="", max_length=MAX_CACHE_KEY_CHARS, exclude_if=not_,
+        description="What its client calls whatever begins alike. Two tenants' keys are never the same.",
+    )  # fmt: skip
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds = Field(description="Decides prices and month; set once, never changed.")
     deadline_ms: Milliseconds = Field(description="Unix time after which the response is ended.")
@@ -316,6 +321,10 @@ class AdmittedRequest(ScopedRecord):
     weight: int = Field(
         default=1, ge=1, le=MAX_WEIGHT, exclude_if=is_one,
         description="Its tenant's part of a lane, beside those of the others.",
+    )  # fmt: skip
+    cache_id: str = Field(
+        default="", max_length=64, exclude_if=not_,
+        description="The same for what begins alike, of one tenant: whoever moves it can keep it beside that.",
     )  # fmt: skip
     reply_to: ReplyTo
     accepted_at_ms: Milliseconds

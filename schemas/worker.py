@@ -59,6 +59,12 @@ class WorkerState(Record):
     max_running: int = Field(default=0, ge=0)
     kv_blocks_used: int = Field(default=0, ge=0)
     kv_blocks_total: int = Field(default=0, ge=0)
+    prompt_tokens: int = Field(
+        default=0, ge=0, exclude_if=not_, description="Of prompts whose answers began within the last minute, about."
+    )
+    cached_tokens: int = Field(
+        default=0, ge=0, exclude_if=not_, description="Of these, what was in the engine's prefix cache."
+    )
     oldest_waiting_ms: int = Field(default=0, ge=0)
     tokens_per_second: float = Field(default=0, ge=0)
     accepts_seed: bool = Field(default=True, description="vLLM on CPU dies of a seed that is left to it.")

@@ -305,6 +305,10 @@ class AdmissionSettings(_Section):
         description="Bound of a pool's queue, half of it for one tenant; then `overloaded`.",
     )
     max_queued_requests: int = Field(default=10_000, ge=1, description="The same, in which each answer counts.")
+    prefix_load_excess: float = Field(
+        default=0.25, ge=0, le=10,
+        description="Beyond its pool's mean load, for what a worker has the beginning of. 0: the least loaded has it.",
+    )  # fmt: skip
     trust_window_ms: int = Field(default=300_000, ge=1_000)
 
 

@@ -155,6 +155,7 @@ def _services(
         phrases=PromptPolicies(),
         trust_window_ms=settings.admission.trust_window_ms,
         clock_ms=now_ms,
+        prefix_load_excess=settings.admission.prefix_load_excess,
         long_prompts=LongPrompts(settings.admission.in_flight),
         on_hold=excuses.hold,
     )

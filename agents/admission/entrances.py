@@ -177,6 +177,7 @@ async def intake(job: "ClaimedJob", services: Services, readers: JobReaders) -> 
         choices=asked.choices,
         echo=asked.echo,
         service_tier="batch",
+        cache_key=asked.cache_key,
         reply_to=genuine.reply_to,
         accepted_at_ms=record.timestamp_ms,
         deadline_ms=job.expires_ms,

@@ -73,6 +73,7 @@ class Publication:
                 generated_partition=decision.generated_partition,
                 opened_offset=opened_offset,
                 weight=self._weight(admission.scope.tenant_id),
+                cache_id=admission.cache_id,
             )
             await self.publisher.publish(
                 self.topics.lane(decision.pool, decision.lane).name,

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from agents.admission import affinity
+from agents.admission.affinity import Standing, within_bounds
 from schemas.generated import QueueAhead
 from schemas.request import Lane
 from schemas.worker import WorkerState
@@ -23,6 +25,8 @@ PICKUP_MS = 250
 """A heartbeat may miss what was routed so shortly before it: the worker had not read it yet."""
 RUNNING_TOKENS = 256
 """What a running answer is taken to weigh, in tokens still to be done."""
+SLACK_OF_SLOTS, LEAST_SLACK = 1 / 16, 2
+"""A batch may be so much of itself fuller than others are, in answers, for what it has the beginning of."""
 MAX_ROUTED = 10_000
 LEAST_WAIT_MS, MOST_WAIT_MS = 1_000, 30_000
 """Whoever is refused is advised to wait so long. Longer, and a queue that has emptied stands idle."""
@@ -68,6 +72,29 @@ class Load:
     @property
     def queued_answers(self) -> int:
         return self.state.waiting + self.routed_answers
+
+    def standing(self, lane: Lane) -> Standing:
+        """Among the workers that could take a request of this lane.
+
+        Where nothing waits, what was routed since fills the free slots first: it runs, and weighs no more than that.
+        """
+        state, slots = self.state, self.state.max_running
+        free = 0 if state.waiting else max(slots - state.running, 0)
+        at_once = min(self.routed_answers, free)
+        queued = state.queued_tokens
+        if at_once < self.routed_answers:
+            queued += self.routed_tokens * (self.routed_answers - at_once) // self.routed_answers
+        oldest_ms = state.oldest_waiting_ms
+        if oldest_ms and state.queues and not waiting(state.queues, AHEAD[lane]):
+            oldest_ms = 0
+        return Standing(
+            burden_tokens=queued + (state.running + at_once) * RUNNING_TOKENS,
+            slack_tokens=max(slots * SLACK_OF_SLOTS, min(LEAST_SLACK, slots)) * RUNNING_TOKENS,
+            queued_tokens=queued,
+            has_slot=free > at_once,
+            memory=state.kv_blocks_used / state.kv_blocks_total if state.kv_blocks_total else 0.0,
+            oldest_ms=oldest_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +254,13 @@ class WorkersView:
 
 
 def choose(
-    loads: Sequence[Load], lane: Lane, response_id: str, *, lane_partitions: int, generated_partitions: int
-) -> Route:
-    """The least loaded live worker that reads `lane` and has a home; one of its partitions of each, by response id.
+    loads: Sequence[Load], lane: Lane, response_id: str, *, lane_partitions: int, generated_partitions: int,
+    cache_id: str = "", excess: float = 0.0,
+) -> Route:  # fmt: skip
+    """A live worker that reads `lane` and has a home; one of its partitions of each, by response id.
+
+    Of those within bounds, the one that has had what begins alike; without a `cache_id`, or an `excess` of load that
+    this is worth, the least loaded.
 
     Without such a worker the partitions follow from the response id alone: the work waits there for whoever comes. Not
     where a worker is held up: whatever comes there waits for one long answer.
@@ -240,7 +271,13 @@ def choose(
         unread = [partition for partition in range(lane_partitions) if partition not in held_up]
         lane_partition = unread[stable_partition(response_id, len(unread))] if unread else 0
         return Route(lane_partition, stable_partition(response_id, generated_partitions), None)
-    best = min(fit, key=lambda load: (load.tokens, stable_partition(response_id + load.state.worker_id, 2**32)))
+    able = within_bounds({load.state.worker_id: load.standing(lane) for load in fit}, excess)
+    if cache_id and excess:
+        worker_id = affinity.best(able, cache_id, excess)
+        best = next(load for load in fit if load.state.worker_id == worker_id)
+    else:
+        among = [load for load in fit if load.state.worker_id in able]
+        best = min(among, key=lambda load: (load.tokens, stable_partition(response_id + load.state.worker_id, 2**32)))
     lanes, homes = best.state.lane_partitions[lane], best.state.home_partitions
     return Route(
         lanes[stable_partition(response_id, len(lanes))],

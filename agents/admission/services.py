@@ -51,6 +51,8 @@ class Services:
     phrases: PromptPolicies
     trust_window_ms: int
     clock_ms: Callable[[], int]
+    prefix_load_excess: float
+    """Of a pool's mean load: so much more may be at the worker that has had what begins alike."""
     long_prompts: LongPrompts = field(default_factory=LongPrompts)
     on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
     """Told that records of a topic wait on purpose, for so many seconds. Called from any thread."""

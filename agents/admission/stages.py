@@ -247,7 +247,7 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
 
 
 def _route(admission: Admission, services: Services, *, also_asking: bool = False) -> Decision | Refusal:
-    """The least loaded worker's partitions; a refusal where the pool's queue is full."""
+    """A worker's partitions; a refusal where the pool's queue is full."""
     loads = services.workers.live(
         admission.pool, services.clock_ms(), admission.scope.tenant_id, also_asking=also_asking
     )
@@ -255,8 +255,9 @@ def _route(admission: Admission, services: Services, *, also_asking: bool = Fals
         return _full(loads)
     counts = services.topics.counts
     route = choose(
-        loads, admission.lane, admission.response_id, lane_partitions=counts.lane, generated_partitions=counts.generated
-    )
+        loads, admission.lane, admission.response_id, lane_partitions=counts.lane,
+        generated_partitions=counts.generated, cache_id=admission.cache_id, excess=services.prefix_load_excess,
+    )  # fmt: skip
     return Decision(
         pool=admission.pool,
         lane=admission.lane,

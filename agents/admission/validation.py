@@ -10,6 +10,7 @@ from itertools import chain
 
 from jinja2 import TemplateError
 
+from agents.admission.affinity import cache_id
 from agents.admission.embedding import UnfitInput, ends_of, not_done, tokens_of_inputs
 from agents.admission.long_prompts import LONG_CHARS
 from agents.admission.refusals import (
@@ -137,6 +138,7 @@ async def readmitted(request: Request, decided: Decided, services: Services) -> 
 def _admission(
     request: Request, tenant: Tenant, model: Model, tokenised: list[list[int]], max_tokens: int
 ) -> Admission:
+    prompt = tokenised[0] if len(tokenised) == 1 else list(chain.from_iterable(tokenised))
     return Admission(
         response_id=request.response_id,
         scope=request.scope.model_copy(update={"policy_version": tenant.policy.version}),
@@ -145,8 +147,9 @@ def _admission(
         model=model.name,
         pool=model.pool,
         lane=lane_of(tenant.tier, request.service_tier),
-        prompt_token_ids=tokenised[0] if len(tokenised) == 1 else list(chain.from_iterable(tokenised)),
+        prompt_token_ids=prompt,
         input_ends=ends_of(tokenised) if request.inputs else [],
+        cache_id=cache_id(request, prompt),
         max_tokens=max_tokens,
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 from gpu_consumers.core.config import CoreConfig, Observer
 from gpu_consumers.core.effects import DeadLetterSent, Effect, EndingSent, FenceSent, FrameSent, Publish, Receipt
 from gpu_consumers.core.frames import FrameColumns, HeldRows, joined
+from gpu_consumers.core.prompt_hits import PromptHits
 from gpu_consumers.core.work import Phase, Work, Works
 from gpu_consumers.engines.port import EngineDelta
 from schemas.base import Record
@@ -38,6 +39,7 @@ class Emission:
         self._held = HeldRows(-1 if config.embeds else config.coalesce_ms * 1_000, config.coalesce_rows_per_s)
         self._frames_in_flight = 0
         self.generated_tokens = 0
+        self.prompt_hits = PromptHits()
 
     # Tokens
 
@@ -97,6 +99,7 @@ class Emission:
                 work.first_token_at_ms = now_ms
                 work.cached_tokens = delta.cached_tokens
                 self._works.has_token(work)
+                self._found(work, now_ms)
                 if work.accepted is None:
                     self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
             if may_wait and not is_first and not delta.finish:
@@ -120,6 +123,13 @@ class Emission:
             self.generated_tokens += tokens
             self._observer.tokens(tokens)
         return kept_back
+
+    def _found(self, work: Work, now_ms: int) -> None:
+        """Of vectors an engine does not say what it has found."""
+        if not self._config.embeds:
+            cached = _cached_tokens(work)
+            self.prompt_hits.add(work.prompt_tokens, cached, now_ms)
+            self._observer.prompt(work.prompt_tokens, cached)
 
     def tick(self, now_ms: int) -> None:
         if self._held.overdue(now_ms * 1_000):
@@ -223,8 +233,7 @@ class Emission:
             pool=self._config.pool,
             model=request.model,
             prompt_tokens=work.prompt_tokens,
-            # Of an answer that is continued, more than the prompt may be found.
-            cached_tokens=min(work.cached_tokens, work.prompt_tokens),
+            cached_tokens=_cached_tokens(work),
             generated_tokens=tokens,
             engine_ms=max(now_ms - work.submitted_at_ms, 0),
             outcome=outcome,
@@ -240,3 +249,8 @@ class Emission:
         self._effects.append(
             Publish(self._config.topics.generated.name, work.partition, work.response_id, record.encode(), receipt)
         )
+
+
+def _cached_tokens(work: Work) -> int:
+    """Of an answer that is continued, more than the prompt may be found."""
+    return min(work.cached_tokens, work.prompt_tokens)

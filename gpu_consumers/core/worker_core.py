@@ -241,6 +241,7 @@ class WorkerCore:
         now_ms: int,
     ) -> WorkerState:
         self._counts_since_ms = self._counts_since_ms or now_ms
+        prompts = self._emission.prompt_hits.lately(now_ms)
         return WorkerState(
             worker_id=self.config.worker_id,
             pool=self.config.pool,
@@ -262,6 +263,8 @@ class WorkerCore:
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
             kv_blocks_total=stats.kv_blocks_total,
+            prompt_tokens=prompts.all,
+            cached_tokens=prompts.cached,
             oldest_waiting_ms=max(self._slots.oldest_waiting_ms(now_ms).values()),
             tokens_per_second=tokens_per_second,
             accepts_seed=accepts_seed,

@@ -31,7 +31,7 @@ from gpu_consumers.engines.port import (
     OnStep,
 )
 from gpu_consumers.engines.simulated_answers import Answer, OtherAnswer
-from gpu_consumers.engines.simulated_blocks import KvBlocks, prefix_blocks
+from gpu_consumers.engines.simulated_blocks import KvBlocks, blocks_behind, prefix_blocks
 from gpu_consumers.engines.simulated_logprobs import Likelihoods
 from gpu_consumers.engines.simulated_regex import CannotSay
 from gpu_consumers.engines.simulated_speech import EndsWithResult, Speech
@@ -85,6 +85,7 @@ class _Running:
     order: int
     prefix: list[bytes]
     answer: Answer
+    said: list[int]
     private_blocks: int = 0
     block_room: int = 0
     cached_tokens: int = 0
@@ -163,7 +164,8 @@ class SimulatedCore:
         if answers:
             self._requests[request.request_id] = choices
         for answer in answers:
-            running = choices[answer.choice] = _Running(request, next(self._order), prefix, answer)
+            said = [] if request.accepted is None else list(request.accepted.token_ids[answer.choice])
+            running = choices[answer.choice] = _Running(request, next(self._order), prefix, answer, said)
             heappush(self._waiting, (request.priority, running.order, running))
         self._fill(now_s)
 
@@ -307,9 +309,16 @@ class SimulatedCore:
             self._release(running)
 
     def _release(self, running: _Running) -> None:
-        self._kv.free(running.prefix, running.private_blocks)
+        said = self._said_blocks(running) if self.settings.prefix_cache else []
+        self._kv.free(running.prefix, running.private_blocks, said)
         running.private_blocks = 0
         self._running -= 1
+
+    def _said_blocks(self, running: _Running) -> list[bytes]:
+        """Of the answer, and of the prompt's end before it. Its last token was computed by nobody."""
+        request, size = running.request, self.settings.block_tokens
+        before = running.prefix[-1] if running.prefix else request.cache_salt.encode()
+        return blocks_behind(before, request.prompt_token_ids[len(running.prefix) * size :] + running.said[:-1], size)
 
     def _preempt_for(self, running: _Running) -> bool:
         """Frees the worst running request's blocks; False when that is `running` itself, which then waits again."""
@@ -321,7 +330,7 @@ class SimulatedCore:
         self._release(victim)
         # What is scheduled for it points to the old object; a copy takes its place.
         victim.alive = False
-        again = _Running(victim.request, victim.order, victim.prefix, victim.answer, is_again=True)
+        again = _Running(victim.request, victim.order, victim.prefix, victim.answer, victim.said, is_again=True)
         self._requests[victim.request.request_id][victim.answer.choice] = again
         heappush(self._waiting, (again.request.priority, again.order, again))
         return victim is not running
@@ -340,11 +349,13 @@ class SimulatedCore:
         finish = answer.finish_due
         if answer.is_plain and finish != "stop":
             token_ids, text, text_ends = answer.next_token()
+            running.said += token_ids
             deltas.append(
                 EngineDelta(answer.request_id, answer.choice, token_ids, text, text_ends, finish, running.cached_tokens)
             )
         else:
             finish = answer.say(finish, running.cached_tokens, deltas)
+            running.said.append(answer.last_token_id)
         if finish:
             choices = self._requests[answer.request_id]
             del choices[answer.choice]

@@ -8,17 +8,23 @@ from collections.abc import Sequence
 
 def prefix_blocks(prompt: list[int], salt: str, size: int) -> list[bytes]:
     """Names of its full blocks: each says what stands in it, and in all before it."""
-    name = salt.encode()
+    return blocks_behind(salt.encode(), prompt, size)
+
+
+def blocks_behind(name: bytes, tokens: list[int], size: int) -> list[bytes]:
+    """Names of the full blocks that follow on the one of this name."""
     blocks = []
-    for start in range(0, len(prompt) - size + 1, size):
-        block = array("q", prompt[start : start + size]).tobytes()
+    for start in range(0, len(tokens) - size + 1, size):
+        block = array("q", tokens[start : start + size]).tobytes()
         name = hashlib.blake2b(name + block, digest_size=16).digest()
         blocks.append(name)
     return blocks
 
 
 class KvBlocks:
-    """Counts blocks. Full prompt blocks are shared by prefix and stay cached, least recently used first to go."""
+    """Counts blocks. Full blocks are shared by prefix and stay cached, least recently used first to go; of several that
+    were left together the last of a prompt first, as in vLLM: without the blocks before it one is of no use.
+    """
 
     def __init__(self, total: int, cache: bool) -> None:
         self.total = total
@@ -61,9 +67,14 @@ class KvBlocks:
         self._evict()
         return True
 
-    def free(self, prefix: Sequence[bytes], private: int) -> None:
+    def free(self, prefix: Sequence[bytes], private: int, said: Sequence[bytes] = ()) -> None:
+        """`said` are those of the private ones that are full and follow on the prefix."""
         self._private -= private
-        for block in prefix:
+        for block in reversed(said if self._cache else ()):
+            if block not in self._references:
+                self._idle.pop(block, None)
+                self._idle[block] = None
+        for block in reversed(prefix):
             left = self._references[block] - 1
             if left:
                 self._references[block] = left

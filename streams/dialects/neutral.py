@@ -62,6 +62,7 @@ class NeutralRequest(BaseModel):
     stream: bool = False
     user: str | None = None
     service_tier: ServiceTier = "auto"
+    cache_key: str = Field(default="", description="As in `request`.")
     on_disconnect: OnDisconnect = "cancel"
     background: bool = Field(default=False, description="It is not waited for: its client comes for it.")
     echo: str = Field(default="", description="As in `request`.")

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from schemas.endings import EndingCode
 from schemas.request import (
+    MAX_CACHE_KEY_CHARS,
     MAX_CHOICES,
     MAX_OUTPUT_TOKENS,
     OnDisconnect,
@@ -44,6 +45,10 @@ class GenerationBody(StructuredBody):
     safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
     metadata: Metadata | None = Field(default=None, max_length=MAX_METADATA, description="Given back by the id.")
     service_tier: ServiceTier = "auto"
+    prompt_cache_key: str | None = Field(
+        default=None, max_length=MAX_CACHE_KEY_CHARS,
+        description="One for whatever begins alike: it goes where that has been, as far as load lets it.",
+    )  # fmt: skip
     on_disconnect: OnDisconnect = Field(
         default="cancel", description="What happens when the last viewer is gone: an extension."
     )
@@ -108,6 +113,7 @@ def neutral_fields(
         "usage_so_far": options.include_usage and options.continuous_usage_stats,
         "user": body.user or body.safety_identifier,
         "service_tier": body.service_tier,
+        "cache_key": body.prompt_cache_key or "",
         "on_disconnect": body.on_disconnect,
         "echo": written(echo) if echo else "",
         "names": _names(body),

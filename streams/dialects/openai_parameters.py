@@ -91,8 +91,8 @@ NOT_OFFERED_WITH_A_PROMPT: Final[Mapping[str, NotOffered]] = {
 """The same where the prompt is no chat."""
 
 HINTS: Final[Mapping[str, type]] = {
-    # OpenAI's, Anthropic's and vLLM's hints for caches and routing: placement makes no use of them yet.
-    "prompt_cache_key": str,
+    # OpenAI's and vLLM's hints for caches and routing, beside `prompt_cache_key`: what is cached stays while there is
+    # room, and who goes on with what is seen by how it begins.
     "prompt_cache_retention": str,
     "prompt_cache_options": dict,
     "session_id": str,

@@ -300,6 +300,11 @@ async def test_a_repeated_prompt_is_found_in_the_cache(client: Client) -> None:
         await client.ended(name)
     assert client.deltas["cold"][0].cached_tokens == 0
     assert client.deltas["warm"][0].cached_tokens >= 200
+    client.submit("answered", prompt=prompt, max_tokens=140)
+    await client.ended("answered")
+    client.submit("next turn", prompt=[*prompt, *client.tokens("answered"), 7], max_tokens=1)
+    await client.ended("next turn")
+    assert client.deltas["next turn"][0].cached_tokens > len(prompt), "the answer's own blocks too"
 
 
 async def test_all_sampling_parameters_are_taken(client: Client) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from schemas.base import MAX_ECHO_CHARS
 from schemas.request import (
+    MAX_CACHE_KEY_CHARS,
     MAX_MESSAGES,
     MAX_OUTPUT_TOKENS,
     MAX_TEXT_CHARS,
@@ -113,6 +114,10 @@ class ResponsesBody(SamplingBody):
     user: str | None = Field(default=None, max_length=512, description="Kept only as a pseudonym.")
     safety_identifier: str | None = Field(default=None, max_length=512, description="In the place of `user`.")
     service_tier: ServiceTier = "auto"
+    prompt_cache_key: str | None = Field(
+        default=None, max_length=MAX_CACHE_KEY_CHARS,
+        description="One for whatever begins alike: it goes where that has been, as far as load lets it.",
+    )  # fmt: skip
     tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
@@ -172,6 +177,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         stream=valid.stream,
         user=valid.user or valid.safety_identifier,
         service_tier=valid.service_tier,
+        cache_key=valid.prompt_cache_key or "",
         on_disconnect="continue" if valid.background else "cancel",
         background=valid.background,
         echo=_echo(valid, is_stored=is_stored),
@@ -268,6 +274,7 @@ def _echo(body: ResponsesBody, *, is_stored: bool) -> str:
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
         "store": is_stored,
         "temperature": body.temperature,
         "text": {"format": body.text.format.model_dump(), "verbosity": "medium"},
@@ -280,7 +287,7 @@ def _echo(body: ResponsesBody, *, is_stored: bool) -> str:
     if body.background:
         echo["background"] = True  # Its start says so too, if it ever starts.
     named = [{**tool, "description": None, "parameters": None} for tool in echo["tools"]]
-    shorter = {"instructions": None, "text": None, "tools": named}
+    shorter = {"instructions": None, "text": None, "prompt_cache_key": None, "tools": named}
     while len(told := written(echo)) > MAX_ECHO_CHARS:
         longest = max(shorter, key=lambda name: len(written(echo[name])))
         echo[longest] = shorter.pop(longest)

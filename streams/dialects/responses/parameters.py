@@ -32,7 +32,6 @@ NOT_OFFERED: Final[Mapping[str, NotOffered]] = {
 }
 
 HINTS: Final[Mapping[str, type]] = {
-    "prompt_cache_key": str,
     "prompt_cache_retention": str,
     "prompt_cache_options": dict,
     "client_metadata": dict,

@@ -67,7 +67,7 @@ class LineLog:
             response_id=response_id, scope=scope.model_copy(update={"end_user": end_user}), endpoint=given.endpoint,
             model=given.model, messages=given.messages, prompt=given.prompt, inputs=given.inputs,
             dimensions=given.dimensions, sampling=given.sampling, tools=given.tools, tool_choice=given.tool_choice,
-            choices=given.choices, service_tier="batch", echo=given.echo,
+            choices=given.choices, service_tier="batch", cache_key=given.cache_key, echo=given.echo,
             reply_to=self._reply_to(batch, line, asked.custom_id, response_id),
             accepted_at_ms=now_ms, deadline_ms=batch.expires_at_ms, stage_ms={"gateway": now_ms},
         )  # fmt: skip

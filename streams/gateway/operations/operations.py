@@ -192,6 +192,6 @@ def _shown(worker: WorkerState, at_ms: int) -> WorkerNow:
         worker_id=worker.worker_id, pool=worker.pool, model=worker.model, engine=worker.engine,
         state=worker.state if worker.is_live(at_ms) else "gone", running=worker.running, max_running=worker.max_running,
         waiting=worker.waiting, oldest_waiting_ms=worker.oldest_waiting_ms, kv_blocks_used=worker.kv_blocks_used,
-        kv_blocks_total=worker.kv_blocks_total, tokens_per_second=worker.tokens_per_second,
-        beat_ago_ms=max(0, at_ms - worker.beat_at_ms),
+        kv_blocks_total=worker.kv_blocks_total, prompt_tokens=worker.prompt_tokens, cached_tokens=worker.cached_tokens,
+        tokens_per_second=worker.tokens_per_second, beat_ago_ms=max(0, at_ms - worker.beat_at_ms),
     )  # fmt: skip

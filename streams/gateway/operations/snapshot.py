@@ -56,6 +56,8 @@ class WorkerNow(_Part):
     oldest_waiting_ms: int
     kv_blocks_used: int
     kv_blocks_total: int
+    prompt_tokens: int = Field(description="Of prompts whose answers began within the last minute, about.")
+    cached_tokens: int = Field(description="Of these, what was in the engine's prefix cache.")
     tokens_per_second: float
     beat_ago_ms: int
 

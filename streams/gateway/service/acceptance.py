@@ -175,7 +175,7 @@ class Acceptance:
             messages=asked.messages, prompt=asked.prompt and _SHORT, inputs=asked.inputs and [_SHORT],
             dimensions=asked.dimensions,
             sampling=asked.sampling, tools=asked.tools, tool_choice=asked.tool_choice, choices=asked.choices,
-            service_tier=asked.service_tier,
+            service_tier=asked.service_tier, cache_key=asked.cache_key,
             reply_to=ReplyTo(partition=parse_response_id(response_id).partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=asked.on_disconnect,
             echo=asked.echo,

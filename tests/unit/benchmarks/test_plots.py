@@ -24,6 +24,10 @@ def measured() -> dict[str, Any]:
     for policy, wait_ms in (("first come", 28_000.0), ("fair", 47.0)):
         fairness.add(f"{policy}: first token p99 beside a flood", wait_ms, "ms")
         fairness.add(f"{policy}: first token p99 beside a flood, over its calm", wait_ms / 47, "ratio")
+    prefix_routing = Report("prefix_routing", {})
+    for policy, wait_ms in (("random", 300.0), ("least loaded", 200.0), ("by prefix", 100.0)):
+        prefix_routing.add(f"{policy}: conversations, first token p50", wait_ms / 2, "ms")
+        prefix_routing.add(f"{policy}: conversations, first token p99", wait_ms, "ms")
     for number, server in enumerate(("thin server", "pipeline")):
         bursts.add(f"{server}: 20/s, first token p50", 23.0, "ms")
         for size in (8, 32):
@@ -34,7 +38,7 @@ def measured() -> dict[str, Any]:
     bursts.add_ratio("8 at once, first token p50, pipeline / thin server", of, over, 0.1)
     fan_out.add("CPU per token: kafka", 2.0, "µs")
     fan_out.add("CPU per token: gateway-1", 10.0, "µs")
-    reports = {report.name: report.as_json() for report in (bursts, fairness, fan_out)}
+    reports = {report.name: report.as_json() for report in (bursts, fairness, fan_out, prefix_routing)}
     return {"measured_on": "2026-11-22", "machine": {}, "reports": reports}
 
 
@@ -55,6 +59,13 @@ def test_they_show_first_tokens_before_and_since_tenants_share() -> None:
     assert shown.policies_ms == {"first come": [28_000.0], "fair": [47.0]}
 
 
+def test_they_show_first_tokens_by_where_turns_go() -> None:
+    shown = plots(measured())["prefix_routing"]
+    assert isinstance(shown, Pairs)
+    assert shown.situations == ["conversations, first token p99"]
+    assert shown.policies_ms == {"random": [300.0], "least loaded": [200.0], "by prefix": [100.0]}
+
+
 def test_who_was_never_served_keeps_its_place() -> None:
     content = measured()
     fairness = content["reports"]["fairness"]
@@ -67,7 +78,7 @@ def test_who_was_never_served_keeps_its_place() -> None:
 
 def test_what_was_not_measured_is_not_shown() -> None:
     content = measured()
-    del content["reports"]["bursts"], content["reports"]["fairness"]
+    del content["reports"]["bursts"], content["reports"]["fairness"], content["reports"]["prefix_routing"]
     assert list(plots(content)) == ["cpu_per_token"]
 
 
@@ -87,5 +98,5 @@ def test_the_same_figures_give_the_same_files(tmp_path: Path) -> None:
         command = [str(PYTHON), "-m", "benchmarks.drawing", str(tmp_path / "results.json"), str(tmp_path / folder)]
         subprocess.run(command, cwd=ROOT, env=os.environ, check=True)
     drawn = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-    assert drawn.keys() == {"first_token.svg", "between_chunks.svg", "cpu_per_token.svg", "fairness.svg"}
+    assert drawn.keys() == {f"{name}.svg" for name in plots(measured())}
     assert drawn == {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}

@@ -104,12 +104,15 @@ class Region:
         prompt: int = 4,
         tenant_id: str = SCOPE.tenant_id,
         weight: int = 1,
+        begins: int | None = None,
         **sampling: Any,
     ) -> str:
-        """With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many."""
+        """With `inputs` so many texts of three tokens, to be embedded, else with a prompt of so many, of which the
+        first is `begins`; none begins as another one does where that is left out.
+        """
         number = len(self.requests)
         response_id, generated_partition = f"resp_test-0_{number:032x}", number % 2
-        token_ids = [*range(10, 10 + 3 * inputs)] if inputs else [1_000 + number, *range(7, 6 + prompt)]
+        token_ids = [*range(10, 10 + 3 * inputs)] if inputs else [begins or 1_000 + number, *range(7, 6 + prompt)]
         common: dict[str, Any] = {
             "response_id": response_id, "scope": SCOPE.model_copy(update={"tenant_id": tenant_id}),
             "endpoint": "embeddings" if inputs else "chat.completions",

@@ -117,9 +117,13 @@ async def test_a_request_without_a_value_is_a_dead_letter(world: World) -> None:
 
 
 async def test_a_job_becomes_a_batch_request_with_an_id_of_its_own(world: World) -> None:
-    await world.submit(world.job({"model": "default", "messages": [{"role": "user", "content": "hi"}]}))
+    body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "prompt_cache_key": "mine"}
+    await world.submit(world.job({**body}))
     [(_, work)] = world.log.of(AdmittedRequest, "local.inference.default.batch")
     assert work.lane is Lane.BATCH
+    await world.submit(world.job({**body, "messages": [{"role": "user", "content": "and"}]}, custom_id="line-2"))
+    [_, (_, beside)] = world.log.of(AdmittedRequest, "local.inference.default.batch")
+    assert beside.cache_id == work.cache_id != ""
     assert work.reply_to == ReplyTo(
         partition=work.reply_to.partition, results_topic="local.results.acme", custom_id="line-1"
     )

@@ -61,7 +61,9 @@ async def test_a_tenant_beyond_its_limits_hears_that_and_not_the_phrase(world: W
     assert [ending.code for ending in world.log.endings] == [EndingCode.RATE_LIMITED_TOKENS]
 
 
-async def test_requests_that_ask_together_share_the_workers(world: World) -> None:
+async def test_requests_that_ask_together_share_the_workers() -> None:
+    world = World(prefix_load_excess=0.0)
+    world.beat()
     world.beat("worker-2", home_partitions=[6], lane_partitions={lane: [3] for lane in LANES})
     reserve, answer = world.quota.reserve, asyncio.Event()
 

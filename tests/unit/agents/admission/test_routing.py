@@ -1,5 +1,7 @@
 """Routing decides on what workers say, and on nothing else."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +120,71 @@ def test_requests_spread_over_equal_workers_between_heartbeats() -> None:
         view.routed(route.worker_id, f"r{i}", Weight(100), NOW)
         chosen.append(route.worker_id)
     assert {name: chosen.count(name) for name in ("a", "b", "c")} == {"a": 10, "b": 10, "c": 10}
+
+
+def routed_to(view: WorkersView, cache_id: str, response_id: str = "r", *, excess: float = 0.25) -> str | None:
+    route = choose(
+        view.live("default", NOW), Lane.STANDARD, response_id, lane_partitions=8, generated_partitions=8,
+        cache_id=cache_id, excess=excess,
+    )  # fmt: skip
+    return route.worker_id
+
+
+def test_what_begins_alike_goes_to_one_worker_while_that_has_room() -> None:
+    view = WorkersView()
+    for name in ("a", "b", "c"):
+        view.update(name, worker(name, max_running=256, queues={lane: {} for lane in LANES}))
+    homes = {key: routed_to(view, key) for key in map(str, range(50))}
+    assert {*homes.values()} == {"a", "b", "c"}
+    for number, (key, home) in enumerate(homes.items()):
+        assert routed_to(view, key, f"r{number}") == home
+        view.routed(home, f"r{number}", Weight(20_000, lane=Lane.STANDARD), NOW)
+    assert {key: routed_to(view, key, "another turn") for key in homes} == homes, "all of it runs at once"
+    assert {routed_to(view, key, f"r{key}", excess=0.0) for key in homes} != {*homes.values()}, "the least loaded"
+
+
+def test_a_flood_that_begins_alike_is_spread_before_it_overruns_its_worker() -> None:
+    view = WorkersView()
+    for name in ("a", "b", "c"):
+        view.update(name, worker(name, max_running=16))
+    sent: list[str | None] = []
+    for number in range(60):
+        sent.append(routed_to(view, "hot"))
+        view.routed(sent[-1], f"r{number}", Weight(300), NOW)
+    home = sent[0]
+    counts = {name: sent.count(name) for name in ("a", "b", "c")}
+    assert counts.pop(str(home)) <= 30, counts
+    assert min(counts.values()) >= 10
+    view.update(str(home), worker(str(home), max_running=16, running=15, kv_blocks_used=95, kv_blocks_total=100))
+    assert routed_to(view, "hot") != home, "its memory is full, and that of others is not"
+
+
+def test_what_waits_in_another_lane_makes_no_worker_slow() -> None:
+    slow: dict[str, Any] = {"oldest_waiting_ms": 60_000, "max_running": 8, "kv_blocks_total": 100}
+    behind_batch = {"interactive": {}, "standard": {}, "batch": {"waiting": 9}}
+    for queues, is_slow in ((behind_batch, False), (behind_batch | {"standard": {"waiting": 1}}, True), ({}, True)):
+        [load] = [Load(worker(queues=queues, **slow))]
+        assert (load.standing(Lane.STANDARD).oldest_ms > 0) == is_slow
+        assert load.standing(Lane.BATCH).oldest_ms == 60_000
+
+
+@given(st.lists(states, min_size=1), st.sampled_from(LANES), st.text(min_size=1), st.floats(0, 2))
+def test_no_cache_id_takes_anybody_where_the_lane_is_not_read_or_beyond_the_bound(
+    heartbeats: list[WorkerState], lane: Lane, cache_id: str, excess: float
+) -> None:
+    view = WorkersView()
+    for state in heartbeats:
+        view.update(state.worker_id, state)
+    loads = view.live("default", NOW)
+    route = choose(
+        loads, lane, "r", lane_partitions=8, generated_partitions=8, cache_id=cache_id, excess=excess
+    )  # fmt: skip
+    fit = [load for load in loads if load.state.lane_partitions[lane] and load.state.home_partitions]
+    chosen = [load for load in fit if load.state.worker_id == route.worker_id]
+    assert len(chosen) == bool(fit)
+    for load in chosen:
+        assert route.lane_partition in load.state.lane_partitions[lane]
+        assert load.tokens <= (1 + excess) * sum(each.tokens for each in fit) / len(fit) + 1e-6
 
 
 def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
@@ -275,3 +342,8 @@ def test_the_wait_is_by_what_left_its_lane_and_those_above_it() -> None:
         view.update("worker-1", worker(beat_at_ms=NOW + second * 1_000, queues=queues))
     waits = [queued and queued.wait_ms for queued in (view.queued("worker-1", lane) for lane in LANES)]
     assert waits == [2_500, 2_500, 3_000]
+
+
+def test_what_a_worker_may_have_beyond_others_goes_by_its_size() -> None:
+    slack = [Load(worker(max_running=slots)).standing(Lane.STANDARD).slack_tokens for slots in (0, 1, 8, 64, 256)]
+    assert slack == [256 * answers for answers in (0, 1, 2, 4, 16)]

@@ -156,7 +156,10 @@ class Log:
 class World:
     """`now_ms` is everybody's clock; Unix time is `set_back_ms` behind it."""
 
-    def __init__(self, max_attempts: int = 3, queue_bound: QueueBound = QueueBound(10**6, 10**4)) -> None:
+    def __init__(
+        self, max_attempts: int = 3, queue_bound: QueueBound = QueueBound(10**6, 10**4),
+        prefix_load_excess: float = 0.25,
+    ) -> None:  # fmt: skip
         self.now_ms = NOW
         self.set_back_ms = 0
         self.topics = Topics("local", ["default", "other"])
@@ -191,7 +194,7 @@ class World:
             tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere", "embed", "fixed")}, quota=self.quota,
             workers=self.workers,
             queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000,
-            clock_ms=lambda: self.now_ms - self.set_back_ms,
+            clock_ms=lambda: self.now_ms - self.set_back_ms, prefix_load_excess=prefix_load_excess,
         )  # fmt: skip
         self.pipeline = Pipeline(
             self.services, self.log, self._recover, max_attempts, sleep=self._sleep, monotonic_ms=lambda: self.now_ms

@@ -249,6 +249,27 @@ def test_a_second_prompt_with_the_same_beginning_is_cached_within_its_tenant() -
         assert cached == ({64} if name == "second" else {0})
 
 
+@pytest.mark.parametrize("more", [{}, {"stop": ["never"]}], ids=["plain", "looked at"])
+def test_a_next_turn_finds_what_was_answered_too(more: dict[str, object]) -> None:
+    core = SimulatedCore(FAST)
+    core.submit(request("first", prompt=20, max_tokens=61, ignore_eos=True, **more), 0.0)
+    said = tokens_of(run(core), "first")
+    assert len(said) == 61
+    for name, begins, found in (("next", said, 80), ("edited", [*said[:30], 0, *said[31:]], 48)):
+        turn = EngineRequest(name, [*range(20), *begins, 1, 2, 3], Sampling(), 1)
+        core.submit(turn, 0.0)
+        [delta] = run(core)
+        assert delta.cached_tokens == found, "whole blocks of 16, without the last token, which nobody computed"
+
+
+def test_of_a_prompt_that_is_displaced_the_beginning_stays_longest() -> None:
+    core = SimulatedCore(FAST.model_copy(update={"kv_blocks": 20}))
+    for name, tokens in (("kept", range(160)), ("other", range(1_000, 1_180)), ("again", range(160))):
+        core.submit(EngineRequest(name, [*tokens], Sampling(), 1), 0.0)
+        deltas = run(core)
+    assert deltas[0].cached_tokens == 128, "eight of ten blocks: the last two had to go"
+
+
 def test_abort_frees_slot_and_blocks_at_once_and_nothing_follows() -> None:
     core = SimulatedCore(FAST.model_copy(update={"max_running": 1}))
     core.submit(request("a", prompt=100), 0.0)

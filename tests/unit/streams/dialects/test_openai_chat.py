@@ -65,6 +65,11 @@ def test_as_many_answers_are_asked_for_as_n_says(extra: dict[str, object], choic
     assert parse_chat_request({**HELLO, **extra}).choices == choices
 
 
+def test_what_begins_alike_may_be_named() -> None:
+    assert parse_chat_request({**HELLO, "prompt_cache_key": "a document"}).cache_key == "a document"
+    assert parse_chat_request({**HELLO, "prompt_cache_key": None}).cache_key == ""
+
+
 def test_parts_are_kept_and_developer_is_a_system_role() -> None:
     chat = parse_chat_request(
         {
@@ -90,7 +95,7 @@ def _neutral_bodies() -> Iterator[Mapping[str, object]]:
     yield {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
     yield from ({"tool_choice": mode} for mode in ("none", "auto"))
     yield from ({name: kind()} for name, kind in HINTS.items())
-    yield {"metadata": {}, "prompt_cache_key": "tenant-7", "chat_template_kwargs": {}}
+    yield {"metadata": {}, "prompt_cache_key": "", "chat_template_kwargs": {}}
     yield {"stream_options": None}
     yield {"stream_options": {"include_obfuscation": False}}
     yield {"length_penalty": 1}
@@ -223,7 +228,7 @@ def test_what_is_not_offered_is_refused_by_name(extra: dict[str, object], param:
         ({"metadata": "x"}, "metadata"), ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"), ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"metadata": {str(i): "\n" * 512 for i in range(16)}}, "metadata"),
-        ({"prompt_cache_key": 4}, "prompt_cache_key"),
+        ({"prompt_cache_key": 4}, "prompt_cache_key"), ({"prompt_cache_key": "k" * 513}, "prompt_cache_key"),
         ({"messages": [{"role": "user", "content": "x", "name": "n" * 65}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": "x", "reasoning": {}}]}, "messages[0].reasoning"),
         ({"stream_options": 3}, "stream_options"),

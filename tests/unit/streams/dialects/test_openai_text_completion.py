@@ -36,6 +36,10 @@ def test_the_smallest_body_gets_the_documented_defaults() -> None:
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.max_tokens) == (1.0, 1.0, 16)
 
 
+def test_what_begins_alike_may_be_named() -> None:
+    assert parse_completion_request({**ONCE, "prompt_cache_key": "a document"}).cache_key == "a document"
+
+
 @pytest.mark.parametrize(
     ("prompt", "understood"),
     [("Once", "Once"), (["Once"], "Once"), ([1, 0, 7], [1, 0, 7]), ([[1, 0, 7]], [1, 0, 7]), (" \n", " \n")],

@@ -150,9 +150,11 @@ async def test_lines_go_through_the_intake_signed_in_the_batch_lane_and_nothing_
     stack: Stack,
 ) -> None:
     async with sdk(stack) as api, playing(stack) as lines:
-        file = await upload(api, line("a", body={"model": "small", "messages": [{"role": "user", "content": "Hi"}]}))
+        body = {"model": "small", "messages": [{"role": "user", "content": "Hi"}], "prompt_cache_key": "mine"}
+        file = await upload(api, line("a", body=body))
         batch = await ended(api, (await create(api, file.id)).id)
         (request,) = lines.requests
+        assert request.cache_key == "mine"
         assert (request.service_tier, request.scope.tenant_id, request.scope.key_id) == ("batch", "acme", "k1")
         assert (request.reply_to.results_topic, request.reply_to.is_untold) == (
             stack.settings.topics.batch_results.name,

@@ -58,7 +58,7 @@ async def test_what_is_accepted_is_signed_scoped_and_holds_no_raw_user(stack: St
     async with client(stack, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01") as http:
         answering = asyncio.ensure_future(stack.pipeline.answer(["x"]))
         body = {**HELLO, "user": "ann@example.com", "temperature": 0.5, "on_disconnect": "continue"}
-        await http.post("/api/chat/completions", json=body)
+        await http.post("/api/chat/completions", json={**body, "prompt_cache_key": "a document"})
     request = await answering
     [record] = stack.log.records(stack.settings.topics.requests.name)
     verify_request([SECRET.encode()], record.topic, dict(record.headers), record.value or b"")
@@ -68,6 +68,7 @@ async def test_what_is_accepted_is_signed_scoped_and_holds_no_raw_user(stack: St
     assert len(request.scope.end_user) == 32
     assert request.scope.traceparent.startswith("00-aaaa")
     assert (request.sampling.temperature, request.on_disconnect) == (0.5, "continue")
+    assert request.cache_key == "a document"
     assert request.deadline_ms - request.accepted_at_ms == stack.settings.gateway.request_timeout_ms
 
 

@@ -88,7 +88,14 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
         _, request = await asyncio.gather(asked, answering)
         failing = http.post("/v1/chat/completions", json=HELLO)
         await asyncio.gather(failing, stack.pipeline.ends(EndingCode.OVERLOADED, message="SECRET-M"))
-        beat(stack, "worker-1", tokens_per_second=12.5, queues={"standard": {"waiting": 4}})
+        beat(
+            stack,
+            "worker-1",
+            tokens_per_second=12.5,
+            prompt_tokens=80,
+            cached_tokens=60,
+            queues={"standard": {"waiting": 4}},
+        )
         beat(stack, "worker-2")
         stack.log.append(stack.settings.topics.workers.name, b"no heartbeat", key="worker-3")
         stack.log.append(stack.settings.topics.workers.name, None, key="worker-2")
@@ -109,6 +116,7 @@ async def test_what_flows_is_told_and_nothing_that_was_said(stack: Stack) -> Non
     assert told["groups"] == [{"group": "admission", "topic": "requests", "lag": 2}]
     [worker] = told["workers"]
     assert (worker["worker_id"], worker["state"], worker["kv_blocks_used"]) == ("worker-1", "ready", 3)
+    assert (worker["prompt_tokens"], worker["cached_tokens"]) == (80, 60)
     assert told["first_token"]["answers"] == 1
     assert 0 <= told["first_token"]["p50_ms"] == told["first_token"]["p99_ms"]
     assert {each["code"]: each["count"] for each in told["endings"]} == {"completed": 1, "overloaded": 1}

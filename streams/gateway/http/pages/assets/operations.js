@@ -60,7 +60,7 @@ function show(now) {
   draw_flow($("flow"), now);
   table(
     $("workers"),
-    ["Worker", "State", "Running", "Waiting", "Tokens/s", "KV blocks"],
+    ["Worker", "State", "Running", "Waiting", "Tokens/s", "KV blocks", "Prompts cached"],
     now.workers.map(worker => [
       el("span", {title: `${worker.model} on ${worker.engine}`}, worker.worker_id),
       el("span", {className: `state ${worker.state}`}, worker.state),
@@ -68,6 +68,7 @@ function show(now) {
       count(worker.waiting),
       rate(worker.tokens_per_second),
       blocks(worker),
+      worker.prompt_tokens ? `${((100 * worker.cached_tokens) / worker.prompt_tokens).toFixed(0)} %` : "–",
     ]),
     "No worker has said anything.",
   );

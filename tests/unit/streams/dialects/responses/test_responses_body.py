@@ -60,6 +60,7 @@ def test_what_is_honoured_arrives() -> None:
         instructions="Be brief.", max_output_tokens=64, temperature=0, top_p=0.5, stream=True, background=True,
         user="ann", service_tier="priority", tools=[ADD], tool_choice="required", parallel_tool_calls=False,
         metadata={"a": "b"}, store=False, text={"format": {"type": "text"}}, max_tool_calls=3,
+        prompt_cache_key="a document",
     )  # fmt: skip
     assert [(m.role, m.text) for m in asked.messages] == [("system", "Be brief."), ("user", "Hello")]
     assert (asked.sampling.max_tokens, asked.sampling.temperature, asked.sampling.top_p) == (64, 0.0, 0.5)
@@ -71,6 +72,7 @@ def test_what_is_honoured_arrives() -> None:
     assert (asked.store, parse_responses_request(HELLO).store) == (False, True)
     echo = read_echo(asked.echo)
     assert (echo["metadata"], echo["store"], echo["max_tool_calls"]) == ({"a": "b"}, False, 3)
+    assert (asked.cache_key, echo["prompt_cache_key"]) == ("a document", "a document")
     assert parsed(safety_identifier="ben").user == "ben"
 
 
@@ -310,6 +312,7 @@ def test_all_that_openai_can_include_is_known() -> None:
 
 def test_an_echo_that_is_too_long_goes_without_the_longest_first() -> None:
     long, longer = "ü" * (MAX_ECHO_CHARS // 2), "é" * (MAX_ECHO_CHARS * 2 // 3)
+    assert read_echo(parsed(instructions=longer, tools=[ADD], prompt_cache_key="k").echo)["prompt_cache_key"] == "k"
     bare = {**ADD, "description": None, "parameters": None}
     told = {**ADD, "description": long}
     form = {"format": {**PERSON, "description": longer}}
@@ -333,6 +336,7 @@ def test_metadata_and_the_names_of_tools_are_always_repeated() -> None:
     asked = parsed(
         tools=tools, metadata=metadata, instructions="x" * MAX_ECHO_CHARS, max_tool_calls=2**31, background=True,
         max_output_tokens=131_072, tool_choice={"type": "function", "name": tools[0]["name"]},
+        prompt_cache_key="ü" * 512,
     )  # fmt: skip
     assert len(asked.echo) <= MAX_ECHO_CHARS
     echo = read_echo(asked.echo)
