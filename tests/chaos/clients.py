@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -163,28 +163,25 @@ class OverEvents(Asking):
         )
 
     def _read(self, told: httpx.Response) -> str:
-        answer, code = self.answer, ""
-        for chunk in _chunks(told):
-            error, number = chunk.get("error"), chunk.get("sequence_number")
-            if error is not None and number is None:
-                return str(error["code"])
-            assert number is not None
-            if error is not None:
-                answer.code, answer.terminal_sequence = error["code"], number
+        answer, code, number = self.answer, "", 0
+        for line in told.iter_lines():
+            if line == "data: [DONE]" and code:
+                # The chunk before it has the end's own number. Who resumes is told the usage in that.
+                answer.code, answer.terminal_sequence = code, number
                 return "ended"
+            if not line.startswith("data: "):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            error = chunk.get("error")
+            if error is not None and "sequence_number" not in chunk:
+                return str(error["code"])
+            number = chunk["sequence_number"]
+            if error is not None:
+                code = str(error["code"])
+                continue
             for choice in chunk["choices"]:
                 if text := choice["delta"].get("content"):
                     first = answer.last + 1 if number > answer.last else number
                     answer.spans.append(Span(first, number, text, 0, now_ms()))
-                code = _CODES.get(choice["finish_reason"], "")
-            # The last chunk has the end's own number. Who resumes is told the usage in it, behind the reason.
-            if code and number > answer.last:
-                answer.code, answer.terminal_sequence = code, number
-                return "ended"
+                code = _CODES.get(choice["finish_reason"], code)
         return "the stream ended without an end"
-
-
-def _chunks(told: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in told.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))

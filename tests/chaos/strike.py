@@ -11,9 +11,11 @@ from deploy.local.supervision import State
 from tests.chaos.clients import now_ms
 from tests.chaos.schedule import LEASE_S, Fault, Kind
 from tests.chaos.traffic import Traffic
+from tests.e2e.stacks import worker_metrics
 
 RECOVERY_TIMEOUT_S = 300.0
 """Far beyond what it takes, on a busy machine too."""
+BUSY_TIMEOUT_S = 10.0
 FLUSH_AFTER_S = LEASE_S + 0.5
 """Of a freeze."""
 
@@ -40,6 +42,7 @@ class Struck:
 def strike(stack: Stack, traffic: Traffic, fault: Fault) -> Struck:
     """Raises TimeoutError where the stack does not recover, SupervisorError where a process is given up."""
     time.sleep(fault.after_s)
+    _until_busy(stack, fault)
     at_ms, began_s = now_ms(), time.monotonic()
     match fault.kind:
         case Kind.KILL:
@@ -57,6 +60,16 @@ def strike(stack: Stack, traffic: Traffic, fault: Fault) -> Struck:
     answered_s = time.monotonic() - blow_s
     traffic.until_moved(blow_ms, RECOVERY_TIMEOUT_S)
     return Struck(fault, at_ms, blow_s - began_s, ready_s, answered_s, time.monotonic() - blow_s)
+
+
+def _until_busy(stack: Stack, fault: Fault) -> None:
+    """Of the workers that are struck each has an answer to lose, unless none comes to it for some seconds."""
+    deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+    for name in fault.processes:
+        while name.startswith("worker-") and time.monotonic() < deadline_s:
+            if worker_metrics(stack, name).get("sluice_worker_running_requests"):
+                break
+            time.sleep(0.05)
 
 
 def _freeze(stack: Stack, fault: Fault) -> None:
