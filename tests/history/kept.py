@@ -1,0 +1,61 @@
+"""A history in a folder: `answers.jsonl` and `jobs.jsonl` (what clients saw), `log.jsonl.gz` (what Kafka holds),
+`bills.jsonl` (what was billed), `engine.json` (the arguments of the simulated engine, where it was that).
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.history.check import Verdict, check
+from tests.history.log import Log, Logged
+from tests.history.saw import Answer, Job, read_answers, read_jobs, write_lines
+from tests.history.undisturbed import Alone
+
+_FAST = 1
+
+
+@dataclass(frozen=True)
+class History:
+    """A folder, which `keep` fills and `verdict` reads."""
+
+    folder: Path
+
+    def keep(
+        self,
+        answers: Sequence[Answer],
+        jobs: Sequence[Job],
+        log: Iterable[Logged],
+        bills: Iterable[Mapping[str, Any]],
+        engine_args: Mapping[str, Any] | None,
+    ) -> None:
+        """`engine_args` None: it was another engine than the simulated one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_lines(self.folder / "answers.jsonl", answers)
+        write_lines(self.folder / "jobs.jsonl", jobs)
+        with gzip.open(self.folder / "log.jsonl.gz", "wt", compresslevel=_FAST, encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in log)
+        with (self.folder / "bills.jsonl").open("w") as bills_file:
+            bills_file.writelines(json.dumps(bill) + "\n" for bill in bills)
+        (self.folder / "engine.json").write_text(json.dumps(engine_args))
+
+    def log(self) -> Log:
+        log = Log()
+        for record in self._logged():
+            log.take(record)
+        return log
+
+    def _logged(self) -> Iterator[Logged]:
+        with gzip.open(self.folder / "log.jsonl.gz", "rt", encoding="utf-8") as file:
+            for line in file:
+                yield Logged(*json.loads(line))
+
+    def verdict(self, log: Log | None = None) -> Verdict:
+        """`log`: if it was read already. Raises OSError where a file is missing, ValueError where one is broken."""
+        bills = map(json.loads, (self.folder / "bills.jsonl").read_bytes().splitlines())
+        engine_args = json.loads((self.folder / "engine.json").read_bytes())
+        answers, jobs = read_answers(self.folder / "answers.jsonl"), read_jobs(self.folder / "jobs.jsonl")
+        undisturbed = None if engine_args is None else Alone(engine_args)
+        return check(answers, jobs, self.log() if log is None else log, bills, undisturbed)
