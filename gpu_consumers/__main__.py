@@ -114,6 +114,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         headroom=worker.headroom,
         memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
+        brownout=settings.brownout,
     )
 
 

@@ -28,6 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
 from streams.directory import Model, Pool
 from streams.ids import ResponseIds
 from streams.keyring import Keyring, Purpose, derived_keyring
@@ -572,6 +573,7 @@ class Settings(BaseSettings):
     post_safety: PostSafetySettings = PostSafetySettings()
     worker: WorkerSettings = WorkerSettings()
     lanes: LanePolicies = LANE_POLICIES
+    brownout: BrownoutPolicy = DEFAULT_POLICY
     billing: BillingSettings = BillingSettings()
     metadata: MetadataSettings = MetadataSettings()
     files: FileSettings = FileSettings()
@@ -596,6 +598,8 @@ class Settings(BaseSettings):
         for model in self.models:
             if model.pool not in pools:
                 raise ValueError(f"models.{model.name}.pool: no pool {model.pool!r}")
+        if unknown := sorted(self.brownout.pinned.keys() - set(pools)):
+            raise ValueError(f"brownout.pinned: no pool {unknown[0]!r}")
         if (self.kafka.min_insync_replicas or 1) > (self.kafka.replication_factor or 1):
             raise ValueError("kafka.min_insync_replicas: more than kafka.replication_factor")
         return self

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agents.admission.brownout import Brownouts
 from agents.admission.long_prompts import LongPrompts
 from agents.admission.routing import QueueBound, WorkersView
 from agents.quota.store import QuotaStore
@@ -51,6 +52,7 @@ class Services:
     phrases: PromptPolicies
     trust_window_ms: int
     clock_ms: Callable[[], int]
+    brownout: Brownouts = field(default_factory=Brownouts)
     long_prompts: LongPrompts = field(default_factory=LongPrompts)
     on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
     """Told that records of a topic wait on purpose, for so many seconds. Called from any thread."""

@@ -1,5 +1,6 @@
 """What a worker writes to the log: fences, frames, endings, dead letters, and the account of each attempt."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -13,7 +14,9 @@ from schemas.base import Record
 from schemas.codec import Undecodable
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence
+from schemas.request import Lane
 from schemas.usage import ComputeRecord
+from streams.brownout import SLO_LANES
 from streams.dead_letters import letter_of
 from streams.log.offset_tracker import OffsetTracker
 from streams.log.port import LogRecord
@@ -38,6 +41,9 @@ class Emission:
         self._held = HeldRows(-1 if config.embeds else config.coalesce_ms * 1_000, config.coalesce_rows_per_s)
         self._frames_in_flight = 0
         self.generated_tokens = 0
+        self.first_tokens: Counter[Lane] = Counter()
+        self.late_first_tokens: Counter[Lane] = Counter()
+        """Of lanes in which somebody waits for them."""
 
     # Tokens
 
@@ -98,7 +104,7 @@ class Emission:
                 work.cached_tokens = delta.cached_tokens
                 self._works.has_token(work)
                 if work.accepted is None:
-                    self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
+                    self._first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
             if may_wait and not is_first and not delta.finish:
                 if waits is None:
                     held.put(row, row_us)
@@ -120,6 +126,12 @@ class Emission:
             self.generated_tokens += tokens
             self._observer.tokens(tokens)
         return kept_back
+
+    def _first_token(self, lane: Lane, since_accepted_ms: int) -> None:
+        self._observer.first_token(lane, since_accepted_ms)
+        if lane in SLO_LANES:
+            self.first_tokens[lane] += 1
+            self.late_first_tokens[lane] += since_accepted_ms > self._config.brownout.of(lane).first_token_ms
 
     def tick(self, now_ms: int) -> None:
         if self._held.overdue(now_ms * 1_000):

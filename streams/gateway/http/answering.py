@@ -23,6 +23,7 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
+    brownout_headers,
     ending_response,
     invalid_parameter,
     json_bytes,
@@ -105,6 +106,7 @@ class Answering:
                 raise unavailable("The request was not admitted in time; it is cancelled.")
             if follower.started is not None:
                 headers |= dialect.limit_headers(follower.started.limits, now_ms())
+                headers |= brownout_headers(follower.started.brownout)
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
                 return ending_response(first, headers, dialect, asked)
             if asked.stream:
