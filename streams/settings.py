@@ -241,6 +241,12 @@ class GatewaySettings(_Section):
     port: int = Field(default=8080, ge=0, le=65_535)
     gateway_id: str = "gateway-1"
     admission_timeout_ms: int = Field(default=5_000, ge=1, description="Wait for `started` or a refusal; then 503.")
+    circuit_failures: int = Field(
+        default=20, ge=1, description="So many in a row are not admitted in time: then others hear 503 at once."
+    )
+    circuit_open_ms: int = Field(
+        default=1_000, ge=1, description="Until one is let through to try; longer each time, up to eight times that."
+    )
     request_timeout_ms: int = Field(
         default=600_000, ge=1_000, le=LONGEST_RESPONSE_MS, description="Deadline of a response."
     )
