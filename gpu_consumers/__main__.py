@@ -115,6 +115,7 @@ def _core_config(settings: Settings, pool: Pool, model: Model) -> CoreConfig:
         max_pauses=worker.max_pauses,
         memory=MemoryPolicy(worker.memory_foresight, worker.memory_for_short, worker.large_waits_ms),
         lanes=settings.lanes,
+        brownout=settings.brownout,
     )
 
 

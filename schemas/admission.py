@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.base import Identifier, ScopedRecord, TokenCount, is_absent
+from schemas.brownout import Brownout
 from schemas.generated import QueueAhead
 from schemas.request import Lane, Request
 from schemas.verdict import Verdict
@@ -21,6 +22,7 @@ class Decision(BaseModel):
     lane_partition: int = Field(ge=0)
     generated_partition: int = Field(ge=0)
     worker_id: str | None = Field(default=None, description="Whom the router had in mind; None when no worker lived.")
+    brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
 
 
 class Admission(ScopedRecord):
@@ -36,7 +38,10 @@ class Admission(ScopedRecord):
     cache_id: str = Field(
         default="", max_length=64, exclude_if=not_, description="Of its tenant's alone: the same for what begins alike."
     )
-    max_tokens: TokenCount = Field(description="Output bound after the context window and tenant limits.")
+    max_tokens: TokenCount = Field(
+        description="Output bound after the context window, tenant limits and the level of its pool."
+    )
+    brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     reserved_tokens: TokenCount = Field(default=0, description="What quota holds; 0 before the quota stage.")
     limits: dict[str, int] = Field(default_factory=dict, exclude_if=not_, description="As in `opened`.")
     verdict: Verdict | None = Field(default=None, description="Pre-safety's, once it has decided.")

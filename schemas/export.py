@@ -10,6 +10,7 @@ from typing import Any
 
 from schemas.base import Record
 from schemas.batch import BatchJob, BatchResult, JobCancel, LineCancel
+from schemas.brownout import PoolLevel
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.generated import Ending, Fence, Frame, Opened
@@ -24,8 +25,8 @@ from schemas.worker import WorkerState
 
 RECORDS: tuple[type[Record], ...] = (
     AdmittedRequest, AttemptVoid, BatchJob, BatchResult, Cancel, ComputeRecord, DeadLetter, DeliveredCount, Ending,
-    Fence, Frame, Halt, JobCancel, LineCancel, Opened, OutputPolicy, Parked, Release, Request, Started, Terminal,
-    UsageEvent, Verdict, WorkerState,
+    Fence, Frame, Halt, JobCancel, LineCancel, Opened, OutputPolicy, Parked, PoolLevel, Release, Request, Started,
+    Terminal, UsageEvent, Verdict, WorkerState,
 )  # fmt: skip
 """Every record that travels on a topic."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, TypeAdapter, model_validator
 
 from schemas.base import Echo, Identifier, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent
+from schemas.brownout import Brownout
 from schemas.columns import are_calls, can_be_cut, check_lengths, check_scopes, unusable_rows
 from schemas.endings import MAX_MESSAGE_CHARS, EndingCode
 from schemas.logprobs import RowLogprobs, are_all_logprobs
@@ -75,6 +76,11 @@ class Opened(ScopedRecord):
         default=None,
         exclude_if=is_absent,
         description="Absent where nothing was known to be before it, or an earlier delivery was routed.",
+    )
+    brownout: Brownout | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="Absent where it is given all that it asked for.",
     )
     echo: Echo = ""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
+from schemas.brownout import Brownout
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import ENDINGS, EndingCode, Reached
 from schemas.generated import Kind, QueueAhead, StoppedBy
@@ -35,6 +36,7 @@ class Started(ScopedRecord):
         default_factory=dict, exclude_if=not_, description="As in `opened`: for the headers of its first answer."
     )
     queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     echo: Echo = ""
 
 
@@ -120,6 +122,7 @@ class Terminal(ScopedRecord):
         default=None, exclude_if=is_absent, description="How far it had come; null where it did not fail."
     )
     limits: dict[str, int] = Field(default_factory=dict)
+    brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     usage: TokenUsage = TokenUsage()
     model: str = ""
     ended_at_ms: Milliseconds

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from schemas.base import Identifier, TokenCount, is_absent
+from schemas.brownout import Brownout
 from schemas.generated import Kind
 from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CallId
 
@@ -140,6 +141,11 @@ class StartedMessage(_ServerMessage):
     prompt_tokens: TokenCount
     accepted_at_ms: int
     deadline_ms: int
+    brownout: Brownout | None = Field(
+        default=None,
+        exclude_if=is_absent,
+        description="The service is overloaded, and gives this response less than it asked for.",
+    )
 
 
 class QueuedMessage(_ServerMessage):
@@ -218,6 +224,7 @@ class TerminalMessage(_ServerMessage):
     error: ErrorBody | None = None
     retry_after_ms: int | None = None
     limits: dict[str, int] = Field(default_factory=dict)
+    brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `started`.")
 
 
 class ErrorMessage(_ServerMessage):

@@ -17,6 +17,9 @@ OfTenants = Annotated[dict[Identifier, Annotated[int, Field(ge=0)]], Field(max_l
 class LaneQueue(BaseModel):
     """What waits of one lane in front of a worker's engine, and what has left there since it counts: for the engine, or
     because it ended. Requests; `left_tokens` are theirs as they counted in `queued_tokens`.
+
+    Of `first_tokens`, since the same time, those were late that came later than the lane's target
+    (`brownout.LANE.first_token_ms`).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -24,6 +27,9 @@ class LaneQueue(BaseModel):
     waiting: int = Field(default=0, ge=0)
     left: int = Field(default=0, ge=0)
     left_tokens: int = Field(default=0, ge=0)
+    oldest_ms: int = Field(default=0, ge=0, exclude_if=not_, description="What of this has waited longest.")
+    first_tokens: int = Field(default=0, ge=0, exclude_if=not_)
+    late_first_tokens: int = Field(default=0, ge=0, exclude_if=not_)
 
 
 class WorkerState(Record):

@@ -85,7 +85,7 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "gateway",
             groups=(f"{region}.gateways",),
-            reads=(topics.responses.name, topics.batch_results.name, topics.workers.name),
+            reads=(topics.responses.name, topics.batch_results.name, topics.workers.name, topics.brownout.name),
             writes=(topics.requests.name, topics.intake_batch.name, control, usage, dead),
             # For the operations page: lag, and how much is written. It reads none of that.
             watches_groups=(
@@ -96,8 +96,14 @@ def process_roles(topics: Topics) -> list[Role]:
         Role(
             "admission",
             groups=(f"{region}.admission",),
-            reads=(topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.workers.name, generated),
-            writes=(*lanes, *jobs, *between, generated, topics.verdicts.name, topics.policies.name, dead),
+            reads=(
+                topics.requests.name, topics.intake_batch.name, *jobs, *between, topics.workers.name,
+                topics.brownout.name, generated,
+            ),
+            writes=(
+                *lanes, *jobs, *between, generated, topics.verdicts.name, topics.policies.name, topics.brownout.name,
+                dead,
+            ),
         ),
         Role(
             "worker",

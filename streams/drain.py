@@ -45,6 +45,13 @@ def passed(queues: Mapping[Lane, LaneQueue], lanes: Iterable[Lane]) -> Passed:
     return Passed(sum(each.left for each in of), sum(each.left_tokens for each in of))
 
 
+class FirstTokens(NamedTuple):
+    """How many came in the window, and how many of them late."""
+
+    came: int = 0
+    late: int = 0
+
+
 class _Beat(NamedTuple):
     """What is kept of a heartbeat: whose the work is, which may be most of it, says nothing here."""
 
@@ -76,6 +83,16 @@ class DrainWindow:
         if lanes not in self._known:
             self._known[lanes] = self._measured(lanes)
         return self._known[lanes]
+
+    def first_tokens(self, lane: Lane) -> FirstTokens:
+        """Between the first and the last heartbeat of the window."""
+        if not self._beats:
+            return FirstTokens()
+        nothing = LaneQueue()
+        first, last = (self._beats[at].queues.get(lane, nothing) for at in (0, -1))
+        return FirstTokens(
+            max(last.first_tokens - first.first_tokens, 0), max(last.late_first_tokens - first.late_first_tokens, 0)
+        )
 
     def _measured(self, lanes: tuple[Lane, ...]) -> Drain | None:
         waited_ms = requests = tokens = 0

@@ -2,7 +2,9 @@
 
 import random
 
+LEAST_ADVICE_MS = 1_000
 
-def retry_advice_ms(least_ms: int = 1_000) -> int:
+
+def retry_advice_ms(least_ms: int = LEAST_ADVICE_MS) -> int:
     """Jittered, so that refused clients do not come back together."""
     return least_ms + random.randrange(least_ms)  # noqa: S311

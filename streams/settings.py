@@ -28,6 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
 from streams.directory import Model, Pool
 from streams.ids import ResponseIds
 from streams.keyring import Keyring, Purpose, derived_keyring
@@ -240,6 +241,12 @@ class GatewaySettings(_Section):
     port: int = Field(default=8080, ge=0, le=65_535)
     gateway_id: str = "gateway-1"
     admission_timeout_ms: int = Field(default=5_000, ge=1, description="Wait for `started` or a refusal; then 503.")
+    circuit_failures: int = Field(
+        default=20, ge=1, description="So many in a row are not admitted in time: then others hear 503 at once."
+    )
+    circuit_open_ms: int = Field(
+        default=1_000, ge=1, description="Until one is let through to try; longer each time, up to eight times that."
+    )
     request_timeout_ms: int = Field(
         default=600_000, ge=1_000, le=LONGEST_RESPONSE_MS, description="Deadline of a response."
     )
@@ -580,6 +587,7 @@ class Settings(BaseSettings):
     post_safety: PostSafetySettings = PostSafetySettings()
     worker: WorkerSettings = WorkerSettings()
     lanes: LanePolicies = LANE_POLICIES
+    brownout: BrownoutPolicy = DEFAULT_POLICY
     billing: BillingSettings = BillingSettings()
     metadata: MetadataSettings = MetadataSettings()
     files: FileSettings = FileSettings()
@@ -604,6 +612,8 @@ class Settings(BaseSettings):
         for model in self.models:
             if model.pool not in pools:
                 raise ValueError(f"models.{model.name}.pool: no pool {model.pool!r}")
+        if unknown := sorted(self.brownout.pinned.keys() - set(pools)):
+            raise ValueError(f"brownout.pinned: no pool {unknown[0]!r}")
         if (self.kafka.min_insync_replicas or 1) > (self.kafka.replication_factor or 1):
             raise ValueError("kafka.min_insync_replicas: more than kafka.replication_factor")
         return self

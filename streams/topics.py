@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from schemas.admission import Admission
 from schemas.batch import INTAKE, BatchResult
+from schemas.brownout import PoolLevel
 from schemas.control import CONTROL
 from schemas.dead_letter import DeadLetter
 from schemas.generated import GENERATED
@@ -130,6 +131,8 @@ class Topics:
         self.usage = Topic(name("usage"), "response id", USAGE, p.usage, 400 * DAY_MS, extra=_APPEND_TIME)
         self.control = Topic(name("control"), "response id", CONTROL, p.control, HOUR_MS, extra=_APPEND_TIME)
         self.workers = Topic(name("workers"), "worker id", WorkerState, 1, None)
+        # How far each pool is degraded: one admission worker says it, all of them go by it.
+        self.brownout = Topic(name("brownout"), "pool", PoolLevel, 1, None, extra={"segment.ms": str(HOUR_MS)})
         self.verdicts = Topic(name("verdicts"), "response id", Verdict, p.usage, 30 * DAY_MS)
         # The latest of each key, for no longer than records of `generated` may name it: while responses are opened
         # under it, it is written again every hour.
@@ -182,8 +185,8 @@ class Topics:
         """Every topic that must exist, given the tenants that have results topics."""
         return [
             self.requests, self.intake_batch, self.batch_results, self.validated, self.reserved, self.screened,
-            self.aside, self.generated, self.responses, self.usage, self.control, self.workers, self.verdicts,
-            self.policies, self.parked, self.dead_letters,
+            self.aside, self.generated, self.responses, self.usage, self.control, self.workers, self.brownout,
+            self.verdicts, self.policies, self.parked, self.dead_letters,
             *(self.jobs(pool) for pool in self.pools),
             *(self.lane(pool, lane) for pool in self.pools for lane in LANES),
             *(self.results(tenant) for tenant in sorted(tenants)),

@@ -11,9 +11,10 @@ import structlog
 import uvloop
 
 from agents.admission.app import AdmissionApp
+from agents.admission.brownout import Brownouts, Decider
 from agents.admission.long_prompts import LongPrompts
 from agents.admission.pipeline import Pipeline, places_among
-from agents.admission.publisher import Publisher
+from agents.admission.publisher import Publisher, PublishFailed
 from agents.admission.recovery import Recovery, RecoveryFailed
 from agents.admission.refusals import Buried
 from agents.admission.routing import QueueBound, WorkersView
@@ -30,14 +31,16 @@ from streams.garbage import collect_seldom
 from streams.health import HealthServer
 from streams.keyring import Keyring, Purpose
 from streams.log.kafka import QUIET_FETCH_WAIT_MS, KafkaConsumer
-from streams.log.port import LogConsumer
+from streams.log.port import LogConsumer, TopicPartition
 from streams.redis_client import connect_quota
 from streams.settings import Settings
 from streams.toml_directory import SettingsCatalog, TomlTenantDirectory
+from streams.topics import Topics
 
 RECOVERY_PATIENCE_S = 120.0
 """Without progress; reading a day of `generated` may take much longer."""
 EPOCH_LOOK_S = 5.0
+DECIDE_EVERY_S = 1.0
 UNREADABLE_EVERY_S = 1.0
 _log = structlog.get_logger()
 
@@ -66,6 +69,7 @@ def run(settings: Settings) -> int:
     directory = TomlTenantDirectory(settings.tenants_file)
     catalog = SettingsCatalog(settings)
     workers = WorkersView()
+    levels = Brownouts(settings.brownout, settings.topics.pools)
     excuses = Excuses()
     quota = RedisQuota(connect_quota(settings.redis), settings.region)
 
@@ -75,7 +79,9 @@ def run(settings: Settings) -> int:
     recovery = _recovery(settings, quota, directory, excuses, independent_reader)
 
     def wire(publisher: Publisher) -> Pipeline:
-        services = _services(settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, excuses)
+        services = _services(
+            settings, request_secrets, pseudonym_secret, directory, catalog, quota, workers, levels, excuses
+        )
         return Pipeline(
             services, publisher, recovery.run, settings.admission.max_attempts,
             places=places_among(settings.admission.in_flight),
@@ -86,12 +92,15 @@ def run(settings: Settings) -> int:
 
     reader = WorkersReader(
         independent_reader,
-        settings.topics.workers.name,
+        settings.topics,
         workers,
+        levels,
         lambda error: end_process("workers cannot be read", error),
     )
 
     _set_timers(admission, quota, recovery, reader)
+    decider = Decider(settings.brownout, settings.topics.pools, levels)
+    _decide_levels(admission, settings.topics, decider, workers, reader)
     watchdog = _watchdog(settings, admission, excuses, independent_reader)
 
     def ready() -> str | None:
@@ -137,7 +146,7 @@ def _watchdog(
 
 def _services(
     settings: Settings, request_secrets: Keyring, pseudonym_secret: bytes, directory: TenantDirectory,
-    catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, excuses: Excuses,
+    catalog: ModelCatalog, quota: QuotaStore, workers: WorkersView, levels: Brownouts, excuses: Excuses,
 ) -> Services:  # fmt: skip
     return Services(
         topics=settings.topics,
@@ -153,6 +162,7 @@ def _services(
             settings.admission.max_queued_tokens, settings.admission.max_queued_requests, settings.lanes
         ),
         phrases=PromptPolicies(),
+        brownout=levels,
         trust_window_ms=settings.admission.trust_window_ms,
         clock_ms=now_ms,
         prefix_load_excess=settings.admission.prefix_load_excess,
@@ -180,6 +190,28 @@ def _set_timers(admission: AdmissionApp, quota: RedisQuota, recovery: Recovery, 
             record, error = reader.unreadable.popleft()
             buried = Buried(error.reason, error.detail)
             await admission.pipeline.publication.bury(record, "admission", buried, now_ms())
+
+
+def _decide_levels(
+    admission: AdmissionApp, topics: Topics, decider: Decider, workers: WorkersView, reader: WorkersReader
+) -> None:
+    """Whoever owns the first partition of `requests` decides for the region."""
+    owned = TopicPartition(topics.requests.name, 0)
+
+    @admission.faust.timer(DECIDE_EVERY_S)  # type: ignore[untyped-decorator]
+    async def decide() -> None:
+        if owned not in admission.owned or not reader.caught_up.is_set() or admission.faust.should_stop:
+            decider.rest()
+            return
+        at_ms = now_ms()
+        for change in decider.changes({pool: workers.samples(pool, at_ms) for pool in topics.pools}, at_ms):
+            try:
+                await admission.pipeline.publisher.publish(topics.brownout.name, change.encode(), key=change.pool)
+            except PublishFailed as error:
+                # Decided anew in a second.
+                _log.warning("brownout_not_written", pool=change.pool, error=str(error), repeats=True)
+            else:
+                _log.warning("brownout_level", pool=change.pool, level=change.level, why=change.why)
 
 
 def _run_until_signal(admission: AdmissionApp) -> int:

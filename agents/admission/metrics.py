@@ -22,5 +22,9 @@ outcome = cache(OUTCOMES.labels)
 stage_seconds = cache(STAGE_SECONDS.labels)
 RETRIES = Counter("sluice_admission_retries_total", "Repeated stages by stage.", ["stage"])
 DEAD_LETTERS = Counter("sluice_admission_dead_letters_total", "Dead letters by reason.", ["reason"])
+BROWNOUT_LEVEL = Gauge("sluice_brownout_level", "How far a pool is degraded, from 0 to 3.", ["pool"])
+BROWNED_OUT = Counter(
+    "sluice_admission_browned_out_total", "Requests that were given less, by pool and its level.", ["pool", "level"]
+)
 IN_FLIGHT = Gauge("sluice_admission_in_flight_requests", "Events being worked on.")
 REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota store had lost its memory.")

@@ -157,7 +157,11 @@ def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
         tokens=opened.reserved_tokens,
         deadline_ms=opened.deadline_ms,
         decision=Decision(
-            pool=opened.pool, lane=opened.lane, lane_partition=opened.lane_partition, generated_partition=partition
+            pool=opened.pool,
+            lane=opened.lane,
+            lane_partition=opened.lane_partition,
+            generated_partition=partition,
+            brownout=opened.brownout,
         ),
     )
 

@@ -6,7 +6,7 @@ process has routed since; `choose` and `overloaded` decide on it.
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,11 +14,13 @@ from typing import NamedTuple
 from agents.admission import affinity
 from agents.admission.affinity import Standing, within_bounds
 from schemas.generated import QueueAhead
-from schemas.request import Lane
+from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
+from streams.brownout import LaneSample
 from streams.drain import AHEAD, Drain, DrainWindow, passed, waiting
 from streams.ids import stable_partition
 from streams.lane_policy import LANE_POLICIES, LanePolicies
+from streams.lane_queues import lane_queues
 from streams.queue_place import wait_ms
 
 PICKUP_MS = 250
@@ -239,6 +241,19 @@ class WorkersView:
                 with self._lock:
                     known.asking.pop(response_id, None)
 
+    def samples(self, pool: str, now_ms: int) -> dict[Lane, LaneSample] | None:
+        """What its live workers say of each lane; None where there is none."""
+        with self._lock:
+            known = {
+                worker_id: each for worker_id, each in self._workers.items()
+                if each.state.pool == pool and each.state.is_live(now_ms)
+            }  # fmt: skip
+            if not known:
+                return None
+            states = {worker_id: each.state for worker_id, each in known.items()}
+            windows = {worker_id: each.window for worker_id, each in known.items()}
+            return {lane: _sample(pool, lane, states, windows, now_ms) for lane in LANES}
+
     def live(self, pool: str, now_ms: int, tenant_id: str = "", *, also_asking: bool = False) -> list[Load]:
         """Ready workers of the pool whose lease has not run out, ordered by id; with what they hold of the tenant's.
 
@@ -251,6 +266,18 @@ class WorkersView:
                 for _, known in sorted(self._workers.items())
                 if known.state.pool == pool and known.state.state == "ready" and known.state.is_live(now_ms)
             ]
+
+
+def _sample(
+    pool: str, lane: Lane, states: Mapping[str, WorkerState], windows: Mapping[str, DrainWindow], now_ms: int
+) -> LaneSample:
+    first = [window.first_tokens(lane) for window in windows.values()]
+    return LaneSample(
+        max((state.queues[lane].oldest_ms for state in states.values() if lane in state.queues), default=0),
+        lane_queues(pool, lane, states, windows, now_ms).wait_ms,
+        sum(each.came for each in first),
+        sum(each.late for each in first),
+    )
 
 
 def choose(

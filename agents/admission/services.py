@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agents.admission.brownout import Brownouts
 from agents.admission.long_prompts import LongPrompts
 from agents.admission.routing import QueueBound, WorkersView
 from agents.quota.store import QuotaStore
@@ -53,6 +54,7 @@ class Services:
     clock_ms: Callable[[], int]
     prefix_load_excess: float
     """Of a pool's mean load: so much more may be at the worker that has had what begins alike."""
+    brownout: Brownouts = field(default_factory=Brownouts)
     long_prompts: LongPrompts = field(default_factory=LongPrompts)
     on_hold: Callable[[str, float], None] = lambda _topic, _for_s: None
     """Told that records of a topic wait on purpose, for so many seconds. Called from any thread."""

@@ -3,11 +3,13 @@
 | stage      | takes       | gives                              | refuses for                                        |
 |------------|-------------|------------------------------------|----------------------------------------------------|
 | validation | `Request`   | `Admission`: tokens, pool and lane | tenant, model, deadline, context, tools, sampling  |
+| brownout   | `Admission` | … with a lower bound of its output | nothing                                            |
 | quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency                      |
 | pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
 | routing    | `Admission` | … with a decision: partitions      | a full queue                                       |
 
-Where these are fused, a request asks the quota store once: `quota_and_route` stands in the place of `quota`.
+Brownout goes with quota, which reserves what is left: it waits for nothing, and has no topic of its own. Where all are
+fused, a request asks the quota store once: `quota_and_route` stands in the place of `quota`.
 
 A producer's job is not refused for what passes: where a limit of its tenant or the queue of its pool has no room, it
 gets `NotYet`, and waits (`agents.admission.pipeline`).
@@ -30,11 +32,13 @@ from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
 from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
+from schemas.brownout import Brownout
 from schemas.endings import EndingCode
 from schemas.generated import QueueAhead
 from schemas.request import Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
+from streams.brownout import Degraded
 from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
 
@@ -59,11 +63,38 @@ async def room(admission: Admission, services: Services) -> StageResult | NotYet
     if now_ms >= admission.request.deadline_ms:
         return Refused(Origin.of(admission), DEADLINE_PASSED)
     loads = services.workers.live(admission.pool, now_ms, admission.scope.tenant_id)
+    if _degraded(admission, services).takes_no_jobs:
+        return NotYet(_full(loads))
     return NotYet(_full(loads)) if overloaded(loads, admission.lane, services.queue_bound) else admission
+
+
+def _degraded(admission: Admission, services: Services) -> Degraded:
+    tenant = services.directory.tenant(admission.scope.tenant_id)
+    return Degraded() if tenant is None else services.brownout.of(admission.pool, tenant.tier)
+
+
+def brownout(admission: Admission, services: Services) -> Admission:
+    """With shorter answers, where its pool is degraded and its tenant is among those who give way.
+
+    An earlier delivery may have been given another bound: that is replayed with what it reserved.
+    """
+    given = _degraded(admission, services)
+    if given.max_tokens is None:
+        return admission
+    # At least as long as it asks for.
+    max_tokens = max(given.max_tokens, admission.request.sampling.min_tokens)
+    if max_tokens >= admission.max_tokens:
+        return admission
+    cut = Brownout(level=given.level, max_tokens=max_tokens)
+    return admission.model_copy(update={"max_tokens": max_tokens, "brownout": cut})
 
 
 async def quota(admission: Admission, services: Services) -> StageResult | NotYet:
     """Reserves prompt plus bounded output. An earlier delivery's outcome is replayed. Raises QuotaUnavailable."""
+    return await _quota(brownout(admission, services), services)
+
+
+async def _quota(admission: Admission, services: Services) -> StageResult | NotYet:
     return _of_outcome(admission, await _reserve(admission, services), services)
 
 
@@ -72,15 +103,16 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
 
     They find it decided then. What takes long to look at is left to them. Raises QuotaUnavailable.
     """
+    admission = brownout(admission, services)
     tenant = services.directory.tenant(admission.scope.tenant_id)
     if tenant is None:
-        return await quota(admission, services)
+        return await _quota(admission, services)
     phrases = services.phrases.of(tenant)
     if _takes_long_to_look_at(admission.request, phrases):
-        return await quota(admission, services)
+        return await _quota(admission, services)
     wanted = _route(admission, services, also_asking=True)
     if isinstance(wanted, Refusal) or _first_denial(phrases, admission, services) is not None:
-        return await quota(admission, services)
+        return await _quota(admission, services)
     queued = services.workers.queued(wanted.worker_id, admission.lane)
     with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, services)):
         outcome = await _reserve(admission, services, wanted)
@@ -129,15 +161,23 @@ def _of_outcome(
         case NotYet() | Finished():
             return outcome
         case Reserved(held, limits):
-            return admission.model_copy(update={"reserved_tokens": held, "limits": limits})
+            return admission.model_copy(update={**_as_held(admission, held), "limits": limits})
         case Decided(decision, held, is_new, limits):
-            found = {"reserved_tokens": held, "decision": decision, "replayed": not is_new}
-            found["queued"] = queued if is_new else None
+            found = {**_as_held(admission, held), "decision": decision, "replayed": not is_new}
+            found |= {"brownout": decision.brownout, "queued": queued if is_new else None}
             return admission.model_copy(update={**found, "limits": limits or admission.limits})
         case Refusal():
             return Refused(Origin.of(admission), _with_reason(outcome, admission, services), stored=True)
         case Refunded():
             return Refused(Origin.of(admission), DEADLINE_PASSED)
+
+
+def _as_held(admission: Admission, held: int) -> dict[str, object]:
+    """What was reserved for it, which may have been under another bound."""
+    max_tokens, others = divmod(held - len(admission.prompt_token_ids), admission.request.choices)
+    bound = admission.max_tokens if others or max_tokens < 0 else max_tokens
+    cut = admission.brownout if bound == admission.max_tokens else None
+    return {"reserved_tokens": held, "max_tokens": bound, "brownout": cut}
 
 
 def _with_reason(refusal: Refusal, admission: Admission, services: Services) -> Refusal:
@@ -264,6 +304,7 @@ def _route(admission: Admission, services: Services, *, also_asking: bool = Fals
         lane_partition=route.lane_partition,
         generated_partition=route.generated_partition,
         worker_id=route.worker_id,
+        brownout=admission.brownout,
     )
 
 

@@ -132,6 +132,7 @@ async def readmitted(request: Request, decided: Decided, services: Services) -> 
         return None
     admission = _admission(request, tenant, model, tokenised, max_tokens)
     found = {"reserved_tokens": decided.tokens, "decision": decided.decision, "replayed": True}
+    found["brownout"] = decided.decision.brownout
     return admission.model_copy(update=found)
 
 

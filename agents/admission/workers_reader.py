@@ -1,4 +1,4 @@
-"""Feeds a `WorkersView` from the compacted `workers` topic, in a thread of its own, outside of any consumer group."""
+"""Feeds a `WorkersView` and `Brownouts` from their compacted topics, in a thread of its own, outside of any group."""
 
 import threading
 import time
@@ -9,11 +9,14 @@ from typing import TypeVar
 
 import structlog
 
+from agents.admission.brownout import Brownouts
 from agents.admission.routing import WorkersView
+from schemas.brownout import PoolLevel
 from schemas.codec import Undecodable, decode
 from schemas.worker import WorkerState
 from streams.log.port import LogConsumer, LogError, LogRecord, TopicPartition
 from streams.log.reading import RECORDS_PER_POLL, kept_offsets, read_offsets
+from streams.topics import Topics
 
 T = TypeVar("T")
 
@@ -24,23 +27,25 @@ _log = structlog.get_logger()
 
 
 class WorkersReader:
-    """`caught_up` is set once everything that stood in the topic at the start has been read.
+    """`caught_up` is set once everything that stood in the topics at the start has been read.
 
     `on_failure` is called once, from the thread, when it cannot go on: without it the view grows old in silence.
-    `unreadable` holds the last records that are no heartbeats, for whoever writes their dead letters; the same ones
-    again after a restart.
+    `unreadable` holds the last records that are neither heartbeats nor levels, for whoever writes their dead letters;
+    the same ones again after a restart.
     """
 
     def __init__(
         self,
         consumer: Callable[[], LogConsumer],
-        topic: str,
+        topics: Topics,
         view: WorkersView,
+        levels: Brownouts,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._new_consumer = consumer
-        self._topic = topic
+        self._topics = topics
         self._view = view
+        self._levels = levels
         self._on_failure = on_failure
         self.caught_up = threading.Event()
         self.unreadable: deque[tuple[LogRecord, Undecodable]] = deque(maxlen=MAX_UNREADABLE)
@@ -72,8 +77,9 @@ class WorkersReader:
                 self._take(record)
 
     def _catch_up(self, consumer: LogConsumer) -> dict[TopicPartition, int]:
-        """Takes what stands in the topic. Returns where that ended. Raises LogError."""
-        offsets = kept_offsets(consumer, consumer.partitions(self._topic))
+        """Takes what stands in the topics. Returns where that ended. Raises LogError."""
+        topics = (self._topics.workers, self._topics.brownout)
+        offsets = kept_offsets(consumer, [each for topic in topics for each in consumer.partitions(topic.name)])
         for record in read_offsets(consumer, offsets, time.monotonic() + CATCH_UP_TIMEOUT_S):
             self._take(record)
         return {partition: kept.stop for partition, kept in offsets.items()}
@@ -91,14 +97,14 @@ class WorkersReader:
         return None
 
     def _take(self, record: LogRecord) -> None:
-        worker_id = (record.key or b"").decode(errors="replace")
-        if record.value is None:
-            self._view.update(worker_id, None)
-            return
         try:
-            state = decode(WorkerState, record.value)
+            if record.topic == self._topics.brownout.name:
+                self._levels.take(decode(PoolLevel, record.value))
+            elif record.value is None:
+                self._view.update((record.key or b"").decode(errors="replace"), None)
+            else:
+                state = decode(WorkerState, record.value)
+                self._view.update(state.worker_id, state)
         except Undecodable as error:
-            _log.warning("heartbeat_unreadable", offset=record.offset, error=str(error))
+            _log.warning("record_unreadable", topic=record.topic, offset=record.offset, error=str(error))
             self.unreadable.append((record, error))
-            return
-        self._view.update(state.worker_id, state)

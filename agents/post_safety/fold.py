@@ -236,6 +236,7 @@ def _say_started(response: Response) -> Emit:
         on_disconnect=opened.on_disconnect,
         limits=opened.limits,
         queued=opened.queued,
+        brownout=opened.brownout,
         echo=opened.echo,
     )
     return Emit("responses", opened.response_id, started, response.reply_partition)

@@ -191,6 +191,7 @@ def _terminal(
         retry_after_ms=_retry_after_ms(about.response_id, code, ending),
         reached=reached if ENDINGS[code].is_error else None,
         limits=ending.limits if ending is not None else {},
+        brownout=about.brownout if isinstance(about, Opened) else None,
         usage=usage,
         model=model,
         ended_at_ms=ended_at_ms,

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import closing, suppress
 from urllib.parse import urlsplit
 
 from confluent_kafka import (
@@ -13,6 +13,7 @@ from confluent_kafka import (
 from confluent_kafka import TopicPartition as NativePartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from schemas.brownout import PoolLevel
 from schemas.codec import Undecodable
 from schemas.worker import WorkerState
 from streams import heartbeats
@@ -21,6 +22,7 @@ from streams.log.kafka.watch import asked_in_time
 from streams.log.port import TopicPartition
 from streams.log.reading import kept_offsets, read_offsets
 from streams.log.watch import Lag, lag_by_topic
+from streams.pool_levels import read_levels
 from streams.settings import KafkaSettings
 from streams.topics import Topics
 
@@ -101,6 +103,13 @@ def record_counts(settings: KafkaSettings, topics: list[str]) -> dict[str, int]:
         for place, end in _ends(admin, set(partitions)).items():
             counts[place.topic] += end
         return dict(counts)
+
+
+def pool_levels(settings: KafkaSettings, topics: Topics) -> dict[str, PoolLevel]:
+    """How far each pool is degraded. Raises LogError."""
+    with closing(KafkaConsumer(settings, None, "sluice-status")) as consumer:
+        said = read_levels(consumer, topics.brownout.name)
+    return {pool: said.get(pool) or PoolLevel(pool=pool, level=0, since_ms=0) for pool in topics.pools}
 
 
 def worker_states(settings: KafkaSettings, topics: Topics) -> list[WorkerState]:

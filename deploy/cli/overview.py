@@ -3,16 +3,26 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.app import DataOption, JsonOption, app, err, nothing_runs, out, running, settings_of
-from deploy.cli.inspection import consumer_lag, record_counts, shown_state, without_credentials, worker_states
+from deploy.cli.inspection import (
+    consumer_lag,
+    pool_levels,
+    record_counts,
+    shown_state,
+    without_credentials,
+    worker_states,
+)
 from deploy.local.data_folder import DataFolder, RunRecord
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
+from schemas.brownout import PoolLevel
 from schemas.worker import WorkerState
 from streams.access import producer_prefix
 from streams.log.port import LogError
@@ -20,8 +30,10 @@ from streams.log.watch import Lag
 from streams.toml_directory import read_tenants
 
 
-def status_of(folder: DataFolder, lag: Lag | None = None) -> dict[str, Any]:
-    """What `sluice status --json` prints; `lag` None: not known. Raises CommandError, DataFolderError."""
+def status_of(
+    folder: DataFolder, lag: Lag | None = None, levels: Mapping[str, PoolLevel] | None = None
+) -> dict[str, Any]:
+    """What `sluice status --json` prints; `lag` and `levels` None: not known. Raises CommandError, DataFolderError."""
     run = folder.read_run()
     if run is None:
         raise nothing_runs(folder)
@@ -53,6 +65,7 @@ def status_of(folder: DataFolder, lag: Lag | None = None) -> dict[str, Any]:
         },
         "processes": [record.model_dump(mode="json") for record in run.processes],
         "lag": lag,
+        "brownout": None if levels is None else {pool: said.level for pool, said in levels.items()},
         "data": str(folder.path),
     }
 
@@ -63,24 +76,26 @@ def status(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
     folder, run = running(data)
     settings = settings_of(run)
     lag: Lag | None = None
+    levels: dict[str, PoolLevel] | None = None
     workers: list[WorkerState] = []
     try:
-        lag, workers = (
+        lag, levels, workers = (
             consumer_lag(settings.kafka),
+            pool_levels(settings.kafka, settings.topics),
             [] if as_json else worker_states(settings.kafka, settings.topics),
         )
     except LogError as error:
         err.print(f"[yellow]sluice:[/yellow] Kafka does not say how workers and lag are: {escape(str(error))}")
-    shown = status_of(folder, lag)
+    shown = status_of(folder, lag, levels)
     if as_json:
         print(json.dumps(shown, indent=1))
     else:
-        _show(shown, run, workers)
+        _show(shown, run, workers, levels or {})
     if any(record.state is not State.READY for record in run.processes):
         sys.exit(1)
 
 
-def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState]) -> None:
+def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState], levels: Mapping[str, PoolLevel]) -> None:
     title = f"{' '.join(shown['gateways'])}  {shown['engine']}"
     processes = Table("process", "pid", "state", "restarts", "detail", title=title)
     for record in run.processes:
@@ -102,11 +117,20 @@ def _show(shown: dict[str, Any], run: RunRecord, workers: list[WorkerState]) -> 
             str(worker.waiting), f"{worker.tokens_per_second:.0f}", blocks, cached,
         )  # fmt: skip
     out.print(beats)
+    degraded = Table("pool", "brownout", "since", "why", title="degradation")
+    for pool, said in levels.items():
+        colour = "red" if said.level else "green"
+        degraded.add_row(pool, f"[{colour}]{said.level}[/{colour}]", _shown_time(said.since_ms), escape(said.why))
+    out.print(degraded)
     behind = Table("group", "topic", "lag", title="lag")
     for group, lag_by_topic in shown["lag"].items():
         for topic, records in lag_by_topic.items():
             behind.add_row(group, topic, str(records))
     out.print(behind)
+
+
+def _shown_time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if at_ms else ""
 
 
 @app.command()

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 from gpu_consumers.core.capacity import DEFAULT_MEMORY, MemoryPolicy
 from gpu_consumers.core.scheduler import Sizes, Why
 from schemas.request import Lane
+from streams.brownout import DEFAULT_POLICY, BrownoutPolicy
 from streams.lane_policy import LANE_POLICIES, LanePolicies
 from streams.topics import Topics
 
@@ -35,6 +36,8 @@ class CoreConfig:
     """Of one answer of a lane in which nobody waits for first tokens."""
     memory: MemoryPolicy = DEFAULT_MEMORY
     lanes: LanePolicies = LANE_POLICIES
+    brownout: BrownoutPolicy = DEFAULT_POLICY
+    """Says when a first token is late."""
 
     @property
     def embeds(self) -> bool:

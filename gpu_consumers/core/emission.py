@@ -1,5 +1,6 @@
 """What a worker writes to the log: fences, frames, endings, dead letters, and the account of each attempt."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -14,7 +15,9 @@ from schemas.base import Record
 from schemas.codec import Undecodable
 from schemas.endings import ENDINGS, EndingCode
 from schemas.generated import Ending, Fence
+from schemas.request import Lane
 from schemas.usage import ComputeRecord
+from streams.brownout import SLO_LANES
 from streams.dead_letters import letter_of
 from streams.log.offset_tracker import OffsetTracker
 from streams.log.port import LogRecord
@@ -40,6 +43,9 @@ class Emission:
         self._frames_in_flight = 0
         self.generated_tokens = 0
         self.prompt_hits = PromptHits()
+        self.first_tokens: Counter[Lane] = Counter()
+        self.late_first_tokens: Counter[Lane] = Counter()
+        """Of lanes in which somebody waits for them."""
 
     # Tokens
 
@@ -101,7 +107,7 @@ class Emission:
                 self._works.has_token(work)
                 self._found(work, now_ms)
                 if work.accepted is None:
-                    self._observer.first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
+                    self._first_token(work.request.lane, now_ms - work.request.accepted_at_ms)
             if may_wait and not is_first and not delta.finish:
                 if waits is None:
                     held.put(row, row_us)
@@ -130,6 +136,12 @@ class Emission:
             cached = _cached_tokens(work)
             self.prompt_hits.add(work.prompt_tokens, cached, now_ms)
             self._observer.prompt(work.prompt_tokens, cached)
+
+    def _first_token(self, lane: Lane, since_accepted_ms: int) -> None:
+        self._observer.first_token(lane, since_accepted_ms)
+        if lane in SLO_LANES:
+            self.first_tokens[lane] += 1
+            self.late_first_tokens[lane] += since_accepted_ms > self._config.brownout.of(lane).first_token_ms
 
     def tick(self, now_ms: int) -> None:
         if self._held.overdue(now_ms * 1_000):

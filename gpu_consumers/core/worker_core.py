@@ -25,7 +25,7 @@ from schemas.base import Scope
 from schemas.codec import Undecodable, decode
 from schemas.control import CONTROL, AttemptVoid, Cancel
 from schemas.request import AdmittedRequest, Lane
-from schemas.worker import WorkerState
+from schemas.worker import LaneQueue, WorkerState
 from streams.log.offset_tracker import OffsetTracker
 from streams.log.port import Committed, LogRecord, TopicPartition
 
@@ -258,7 +258,7 @@ class WorkerCore:
             queued_tokens=self._slots.queued_tokens + stats.waiting * self._works.tokens_per_slot,
             queued_of=self._slots.tokens_of,
             waiting_of=self._slots.slots_of,
-            queues=self._slots.queues(),
+            queues=self._queues(now_ms),
             counts_since_ms=self._counts_since_ms,
             max_running=self.config.max_running,
             kv_blocks_used=stats.kv_blocks_used,
@@ -269,6 +269,19 @@ class WorkerCore:
             tokens_per_second=tokens_per_second,
             accepts_seed=accepts_seed,
         )
+
+    def _queues(self, now_ms: int) -> dict[Lane, LaneQueue]:
+        oldest_ms, told = self._slots.oldest_waiting_ms(now_ms), self._emission
+        return {
+            lane: queue.model_copy(
+                update={
+                    "oldest_ms": oldest_ms[lane],
+                    "first_tokens": told.first_tokens[lane],
+                    "late_first_tokens": told.late_first_tokens[lane],
+                }
+            )
+            for lane, queue in self._slots.queues().items()
+        }
 
     @property
     def kv_blocks_reserved(self) -> int:

@@ -57,6 +57,10 @@ class GatewayMetrics:
         self.refused = Counter(
             "sluice_gateway_refused_requests", "Refused before acceptance, by code.", ["code"], registry=registry
         )
+        self.circuit_is_open = Gauge(
+            "sluice_gateway_circuit_open", "1 while requests are refused at once, as none is admitted.",
+            registry=registry,
+        )  # fmt: skip
         self.keyed = Counter(
             "sluice_gateway_keyed_requests", "Requests with an idempotency key, by what was done for them.", ["step"],
             registry=registry,

@@ -140,13 +140,13 @@ def outcomes(stack: Stack) -> dict[str, float]:
     """How many requests admission has concluded, by outcome."""
     return {
         sample.labels["code"]: sample.value
-        for family in text_string_to_metric_families(_metrics(stack, "admission-1"))
+        for family in text_string_to_metric_families(metrics_text(stack, "admission-1"))
         for sample in family.samples
         if sample.name == "sluice_admission_outcomes_total"
     }
 
 
-def _metrics(stack: Stack, process: str) -> str:
+def metrics_text(stack: Stack, process: str) -> str:
     url = f"http://127.0.0.1:{stack.record(process).health_port}/metrics"
     return httpx.get(url, timeout=TIMEOUT_S, verify=NO_TLS).text
 
@@ -154,7 +154,7 @@ def _metrics(stack: Stack, process: str) -> str:
 def worker_metrics(stack: Stack, worker: str = "worker-1") -> dict[str, float]:
     """Each metric of the worker, summed over its labels."""
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(_metrics(stack, worker)):
+    for family in text_string_to_metric_families(metrics_text(stack, worker)):
         for sample in family.samples:
             totals[sample.name] = totals.get(sample.name, 0) + sample.value
     return totals

@@ -86,7 +86,9 @@ def test_what_has_been_answered_is_committed_by_every_group(stack: Stack) -> Non
     assert sluice(stack, "chat", "Hello!", "--max-tokens", "4").returncode == 0
 
     def behind() -> dict[str, int]:
-        lag = shown(stack, "status")["lag"]
+        status = shown(stack, "status")
+        assert status["brownout"] == {"default": 0}
+        lag = status["lag"]
         # A producer that has left reads on where it was when it comes back.
         ours = [group for group in lag if group.startswith("local.") and not group.startswith("local.producers.")]
         return {f"{group} {topic}": records for group in ours for topic, records in lag[group].items() if records}

@@ -9,14 +9,19 @@ import pytest
 from deploy.local.runner import Stack
 from schemas.websocket import QueuedMessage
 from tests.e2e.sockets import open_socket
-from tests.e2e.stacks import ENGINE, body, http_client, prepared
+from tests.e2e.stacks import ENGINE, TIMEOUT_S, body, http_client, metrics_text, prepared
+from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 TOKENS = 250
 """Of each answer, which takes two seconds or three: gateways hear of who goes once a second."""
 TURNS = 6
 """A worker that is slow to read what was routed to it counts less than waits: an estimate, which may be none."""
-FEW = {"SLUICE_WORKER__HEALTHY_BUFFER": "0", "SLUICE_ADMISSION__MAX_QUEUED_REQUESTS": "20"}
+CUT = 40
+FEW = {
+    "SLUICE_WORKER__HEALTHY_BUFFER": "0", "SLUICE_ADMISSION__MAX_QUEUED_REQUESTS": "20",
+    "SLUICE_BROWNOUT__PINNED": '{"default": 1}', "SLUICE_BROWNOUT__FREE_MAX_TOKENS": str(CUT),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +67,19 @@ def test_who_is_refused_is_told_when_to_come_and_that_it_cost_nothing(crowded: S
     advised = [each.retry_after_ms for each in shed]
     assert all(advice is not None and 1_000 <= advice <= 37_500 for advice in advised)
     assert len(set(advised)) > 1 or len(advised) == 1, "so that they do not come back together"
+
+
+def test_where_the_pool_is_degraded_a_free_tenants_answer_is_cut_and_says_so(crowded: Stack) -> None:
+    """One admission worker has written the level that its operator has set, and goes by it as all do."""
+    told = 'sluice_brownout_level{pool="default"} 1.0'
+    until(lambda: told in metrics_text(crowded, "admission-1"), "the level stands", TIMEOUT_S, every_s=0.1)
+    asked = body(max_tokens=400, ignore_eos=True)
+    with http_client(crowded, "one-at-a-time") as free, http_client(crowded) as paid:
+        cut = free.post("/v1/chat/completions", json=asked)
+        whole = paid.post("/v1/chat/completions", json={**asked, "max_tokens": CUT + 10})
+    assert (cut.status_code, whole.status_code) == (200, 200)
+    assert (cut.headers["x-brownout-level"], cut.headers["x-brownout-max-tokens"]) == ("1", str(CUT))
+    assert cut.json()["choices"][0]["finish_reason"] == "length"
+    assert cut.json()["usage"]["completion_tokens"] == CUT
+    assert whole.json()["usage"]["completion_tokens"] == CUT + 10
+    assert not any(name.startswith("x-brownout") for name in whole.headers)

@@ -23,6 +23,7 @@ from streams.gateway.fan_out.delivery import Follower
 from streams.gateway.fan_out.spans import Span, memory_bytes
 from streams.gateway.fan_out.stream import Closed, Event
 from streams.gateway.http.answers import (
+    brownout_headers,
     ending_response,
     invalid_parameter,
     json_bytes,
@@ -89,7 +90,7 @@ class Answering:
         self, request: Request, dialect: Dialect[Any], state: Callable[[Snapshot, Any], dict[str, Any]] | None = None
     ) -> Response:
         """`state` tells a response that is not waited for, where the dialect has such."""
-        response_id, follower, asked, has_key = await self._accept(request, dialect)
+        response_id, follower, asked, has_key, asked_at_ms = await self._accept(request, dialect)
         headers = {"x-request-id": response_id}
         if traceparent_of(request.headers) and follower.viewer is not None:
             headers["traceparent"] = follower.viewer.stream.scope.traceparent
@@ -99,12 +100,17 @@ class Answering:
             first = await follower.next(self._settings.admission_timeout_ms / 1_000)
             if first is None and follower.has_left:
                 raise ClientDisconnect
+            if first is None:
+                self._gateway.circuit.timed_out(asked_at_ms)
+            elif not isinstance(first, Closed):
+                self._gateway.circuit.answered(asked_at_ms)
             if isinstance(first, Closed) or (first is None and not asked.background):
                 if has_key or asked.background or not await self._gateway.withdraw(follower):
                     return still_running_response(EndingCode.UNAVAILABLE.value, headers, dialect, has_key=has_key)
                 raise unavailable("The request was not admitted in time; it is cancelled.")
             if follower.started is not None:
                 headers |= dialect.limit_headers(follower.started.limits, now_ms())
+                headers |= brownout_headers(follower.started.brownout)
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
                 return ending_response(first, headers, dialect, asked)
             if asked.stream:
@@ -121,8 +127,10 @@ class Answering:
             if not (asked.stream and follower.is_handed_over):
                 self._gateway.release(follower)
 
-    async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked, bool]:
-        """The response's id, a viewer, what was asked for, without what may be large of it, and whether with a key."""
+    async def _accept(self, request: Request, dialect: Dialect[Asked]) -> tuple[str, Follower, Asked, bool, int | None]:
+        """The response's id, a viewer, what was asked for, without what may be large of it, and whether with a key; and
+        when, for the circuit. What has a key may be there already, and what runs in the background waits for nothing.
+        """
         principal = self._permitted(request)
         tenant_id = principal.tenant.tenant_id
         key = idempotency_key_of(request.headers)
@@ -133,10 +141,12 @@ class Answering:
                 return understood(key, dialect.path, parse_json_object(body, dialect.most_values), dialect.parse)
 
             asked, keyed = await self._gateway.understood(tenant_id, body, held, parse)
+            is_waited_for = keyed is None and not asked.background
+            asked_at_ms = self._gateway.circuit.enter(len(body)) if is_waited_for else None
             response_id, follower = await self._gateway.ask(
                 principal, asked, held, len(body), keyed, traceparent_of(request.headers)
             )
-        return response_id, follower, asked.model_copy(update=_NOTHING_LARGE), keyed is not None
+        return response_id, follower, asked.model_copy(update=_NOTHING_LARGE), keyed is not None, asked_at_ms
 
     def _permitted(self, request: Request) -> Principal:
         """Raises ApiError 401 and 403."""

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from fastapi.responses import JSONResponse, Response
 
+from schemas.brownout import Brownout
 from schemas.endings import ENDINGS, EndingCode
 from schemas.responses import Terminal
 from streams.gateway.errors import ApiError
@@ -50,6 +51,13 @@ def error_response(
         advice["www-authenticate"] = "Bearer"
     told = replace(failure, request_id=advice["x-request-id"])
     return JSONResponse(dialect.error(told), status_code=failure.status, headers=advice)
+
+
+def brownout_headers(brownout: Brownout | None) -> dict[str, str]:
+    """Of an answer that is given less than was asked for."""
+    if brownout is None:
+        return {}
+    return {"x-brownout-level": str(brownout.level), "x-brownout-max-tokens": str(brownout.max_tokens)}
 
 
 def api_error_response(error: ApiError, dialect: Dialect[Any], *, closes: bool = False) -> JSONResponse:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from contextlib import ExitStack
 
+from schemas.brownout import PoolLevel
 from schemas.request import LANES
 from schemas.worker import WorkerState
 from streams.access import process_roles
@@ -10,6 +11,7 @@ from streams.drain import DrainWindow, learned
 from streams.heartbeats import Heartbeats
 from streams.log.port import LogConsumer, TopicPartition
 from streams.log.watch import LogWatch, Sight
+from streams.pool_levels import read_levels
 from streams.topics import Topic, Topics
 
 
@@ -32,13 +34,17 @@ class Eyes:
 
     def __init__(self, watch: LogWatch, reader: LogConsumer, topics: Topics) -> None:
         self._watch = watch
+        self._reader = reader
         self._heartbeats = Heartbeats(reader, topics.workers.name)
+        self._levels_topic = topics.brownout.name
         self._groups: Collection[str] = list(groups_of(topics))
         self._places = [
             TopicPartition(topic.name, number) for topic in shown_topics(topics) for number in range(topic.partitions)
         ]
         self.drains: dict[str, DrainWindow] = {}
         """By worker."""
+        self.levels: dict[str, PoolLevel] = {}
+        """By pool."""
 
     @property
     def workers(self) -> dict[str, WorkerState]:
@@ -48,6 +54,7 @@ class Eyes:
         """Raises LogError."""
         sight = self._watch.look(self._places, self._groups)
         self.drains = learned(self.drains, self._heartbeats.read(), self.workers)
+        self.levels = read_levels(self._reader, self._levels_topic)
         return sight
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from schemas.brownout import PoolLevel
 from schemas.endings import ENDINGS, EndingCode
 from schemas.request import LANES, Lane
 from schemas.worker import WorkerState
@@ -15,7 +16,6 @@ from streams.clocks import monotonic_ms, now_ms
 from streams.gateway.fan_out.hub import Hub
 from streams.gateway.operations.eyes import Eyes, groups_of, shown_topics
 from streams.gateway.operations.flow import Look, per_second, within_window, written_per_second
-from streams.gateway.operations.lane_queues import LaneQueues, lane_queues
 from streams.gateway.operations.recent import WINDOW_MS, RecentAnswers
 from streams.gateway.operations.snapshot import (
     EndingCount,
@@ -24,10 +24,12 @@ from streams.gateway.operations.snapshot import (
     GroupLag,
     LaneFlow,
     OperationsNow,
+    PoolNow,
     RecentEnding,
     TopicFlow,
     WorkerNow,
 )
+from streams.lane_queues import LaneQueues, lane_queues
 from streams.log.port import LogError
 from streams.log.watch import Lag, lag_by_topic
 from streams.topics import Topics
@@ -65,6 +67,7 @@ class Operations:
         self._looks: deque[Look] = deque(maxlen=MAX_LOOKS)
         self._workers: Sequence[WorkerState] = ()
         self._queues: Mapping[tuple[str, Lane], LaneQueues] = {}
+        self._levels: Mapping[str, PoolLevel] = {}
         self._failed = False
 
     def now(self) -> OperationsNow:
@@ -79,6 +82,7 @@ class Operations:
             log_state="unavailable" if self._failed else "seen" if looks else "looking",
             looked_ago_ms=monotonic_ms() - looks[-1].at_ms if looks else None,
             topics=self._topic_flows(rates), groups=self._group_lags(lag), lanes=self._lane_flows(rates, lag),
+            pools=[_pool(pool, self._levels.get(pool)) for pool in self._topics.pools],
             workers=[_shown(worker, at_ms) for worker in self._workers if at_ms - worker.beat_at_ms < FORGOTTEN_MS],
             gateway=self._gateway(looks),
             first_token=FirstTokenTimes(
@@ -171,6 +175,7 @@ class Operations:
                     self._looks.append(Look(monotonic_ms(), sight, self._hub.delivered_tokens))
                     newest = sorted(eyes.workers.values(), key=lambda each: each.beat_at_ms)[-MAX_WORKERS:]
                     self._workers = sorted(newest, key=lambda each: each.worker_id)
+                    self._levels = eyes.levels
                     self._queues = {
                         (pool, lane): lane_queues(pool, lane, eyes.workers, eyes.drains, now_ms())
                         for pool in self._topics.pools
@@ -185,6 +190,12 @@ class Operations:
 
 def _reason(code: EndingCode) -> str:
     return ENDINGS[code].message or "The answer is complete."
+
+
+def _pool(pool: str, said: PoolLevel | None) -> PoolNow:
+    if said is None:
+        return PoolNow(pool=pool, level=0, since_ms=None, why="")
+    return PoolNow(pool=pool, level=said.level, since_ms=said.since_ms, why=said.why)
 
 
 def _shown(worker: WorkerState, at_ms: int) -> WorkerNow:

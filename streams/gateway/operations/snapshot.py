@@ -40,6 +40,13 @@ class LaneFlow(_Part):
     wait_ms: int | None = Field(description="That one that comes now would wait, about; null: not measured.")
 
 
+class PoolNow(_Part):
+    pool: str
+    level: int = Field(description="How far it is degraded, from 0 to 3.")
+    since_ms: int | None = Field(description="When it came to be so; null: it never was otherwise.")
+    why: str = Field(description="What was measured then.")
+
+
 class WorkerNow(_Part):
     """What its last heartbeat says."""
 
@@ -110,6 +117,7 @@ class OperationsNow(_Part):
     topics: list[TopicFlow]
     groups: list[GroupLag]
     lanes: list[LaneFlow]
+    pools: list[PoolNow]
     workers: list[WorkerNow]
     gateway: GatewayNow
     first_token: FirstTokenTimes

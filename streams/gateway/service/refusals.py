@@ -7,7 +7,7 @@ from schemas.responses import Terminal
 from streams.at_once import TooManyAtOnce
 from streams.gateway.closing import CloseReason
 from streams.gateway.errors import ApiError
-from streams.retry_advice import retry_advice_ms
+from streams.retry_advice import LEAST_ADVICE_MS, retry_advice_ms
 
 STILL_RUNS: Final = "previous_response_in_progress"
 NOT_THERE: Final = "previous_response_not_found"
@@ -20,8 +20,9 @@ def retry_advice_of(terminal: Terminal) -> int | None:
     return retry_advice_ms() if terminal.retry_after_ms is None else terminal.retry_after_ms
 
 
-def unavailable(message: str, code: str = EndingCode.UNAVAILABLE.value) -> ApiError:
-    return ApiError(503, code, message, error_type="server_error", retry_after_ms=retry_advice_ms())
+def unavailable(message: str, code: str = EndingCode.UNAVAILABLE.value, *, least_wait_ms: int = 0) -> ApiError:
+    advice_ms = retry_advice_ms(max(least_wait_ms, LEAST_ADVICE_MS))
+    return ApiError(503, code, message, error_type="server_error", retry_after_ms=advice_ms)
 
 
 class Unacknowledged(ApiError):

@@ -23,6 +23,7 @@ from streams.gateway.service.acceptance import Acceptance
 from streams.gateway.service.background import Background
 from streams.gateway.service.cancel_writer import CancelWriter
 from streams.gateway.service.cancellation import Cancellation
+from streams.gateway.service.circuit import Circuit
 from streams.gateway.service.conversations import Conversations
 from streams.gateway.service.earlier_turns import EarlierTurns
 from streams.gateway.service.jobs import Jobs
@@ -85,6 +86,7 @@ class Gateway:
         self._history = history
         self._ownership = ownership
         self._background = Background()
+        self.circuit = Circuit(settings.gateway, metrics.circuit_is_open)
         self._large_work = LargeWork()
         self._viewing = Viewing(hub, history)
         self._cancels = CancelWriter(sender, settings.topics.control.name, self._background)

@@ -1,5 +1,7 @@
 """What a worker does with requests: answers, frames, cancels, deadlines, heartbeats."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_consumers.engines.port import EngineDelta, EngineStats
@@ -11,8 +13,9 @@ from schemas.generated import GENERATED, Ending, Fence, Frame
 from schemas.request import LANES, Lane, ReplyTo
 from schemas.usage import USAGE, ComputeRecord
 from schemas.worker import LaneQueue
+from streams.brownout import BrownoutPolicy
 from streams.log.port import TopicPartition
-from tests.unit.gpu_consumers.fleet import NOW_MS, SCOPE, TOPICS, Fleet, check
+from tests.unit.gpu_consumers.fleet import CONFIG, NOW_MS, SCOPE, TOPICS, Fleet, check
 
 
 def test_a_request_is_answered_in_full_and_its_offset_committed() -> None:
@@ -227,10 +230,22 @@ def test_the_heartbeat_says_what_waits_and_what_is_consumed() -> None:
     assert (state.running, state.waiting, state.queued_tokens) == (1, 2, 208)
     assert (state.queued_of, state.waiting_of) == ({"acme": 208}, {"acme": 2})
     assert state.oldest_waiting_ms == 180
-    assert state.queues[Lane.STANDARD] == LaneQueue(waiting=2, left=1, left_tokens=104)
+    assert state.queues[Lane.STANDARD] == LaneQueue(waiting=2, left=1, left_tokens=104, oldest_ms=180, first_tokens=1)
     assert state.queues[Lane.BATCH] == LaneQueue()
     assert worker.core.state("ready", EngineStats(), 0.0, True, 10**14).counts_since_ms == state.counts_since_ms > 0
     assert state.lane_partitions == {lane: [0, 1] for lane in LANES}
+
+
+def test_the_heartbeat_says_how_many_first_tokens_were_late() -> None:
+    policy = BrownoutPolicy.model_validate({"standard": {"first_token_ms": 100}})
+    fleet = Fleet("a", max_running=1, config=replace(CONFIG, brownout=policy))
+    for lane in (Lane.STANDARD, Lane.STANDARD, Lane.INTERACTIVE, Lane.BATCH):
+        fleet.region.request(lane, max_tokens=20)
+    fleet.settle()
+    [worker] = fleet.all
+    queues = worker.core.state("ready", EngineStats(), 50.0, True, fleet.region.now_ms).queues
+    told = {lane: (queue.first_tokens, queue.late_first_tokens) for lane, queue in queues.items()}
+    assert told == {Lane.INTERACTIVE: (1, 0), Lane.STANDARD: (2, 2), Lane.BATCH: (0, 0)}, "nobody waits for a batch's"
 
 
 def test_what_another_worker_goes_on_with_has_not_left_the_queue() -> None:
@@ -243,4 +258,4 @@ def test_what_another_worker_goes_on_with_has_not_left_the_queue() -> None:
     lane = TOPICS.lane("pool", Lane.STANDARD)
     worker.core.revoked([TopicPartition(lane.name, number) for number in range(lane.partitions)])
     state = worker.core.state("ready", EngineStats(), 50.0, True, fleet.region.now_ms)
-    assert state.queues[Lane.STANDARD] == LaneQueue(waiting=0, left=1, left_tokens=104)
+    assert state.queues[Lane.STANDARD] == LaneQueue(waiting=0, left=1, left_tokens=104, first_tokens=1)

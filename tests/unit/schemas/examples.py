@@ -2,6 +2,7 @@
 
 from schemas.base import Record, Scope
 from schemas.batch import BatchJob, BatchResponse, BatchResult, JobCancel, LineCancel
+from schemas.brownout import PoolLevel
 from schemas.control import AttemptVoid, Cancel, Halt
 from schemas.dead_letter import DeadLetter
 from schemas.endings import EndingCode
@@ -103,6 +104,7 @@ EXAMPLES: list[Record] = [
         worker_id="worker-1", pool="default", model="sluice-tiny", engine="simulated", state="ready", beat_at_ms=NOW,
         lease_ms=4_000, lane_partitions={Lane.STANDARD: [0, 1]}, home_partitions=[2], running=3, max_running=64,
     ),
+    PoolLevel(pool="default", level=2, since_ms=NOW, why="standard: a wait of 61000 ms, target 60000"),
     Verdict(response_id=RESPONSE, scope=SCOPE, stage="pre-safety", decision="refuse", rule="deny:1", span_sha256="ab"),
     DeadLetter(
         topic="local.requests", partition=0, offset=7, stage="validation", reason="unknown_version",

@@ -68,6 +68,19 @@ def test_the_release_before_says_nothing_of_its_queues() -> None:
     assert window(*(beat(s * 1_000) for s in range(9))).drain() is None
 
 
+def test_first_tokens_are_those_of_the_window() -> None:
+    def told(at_ms: int, since_ms: int, first_tokens: int, late: int) -> WorkerState:
+        queue = LaneQueue(first_tokens=first_tokens, late_first_tokens=late)
+        return beat(at_ms, since_ms).model_copy(update={"queues": {Lane.STANDARD: queue}})
+
+    beats = [told(s * 1_000, 1, 10 * s, s) for s in range(60)]
+    assert DrainWindow().first_tokens(Lane.STANDARD) == (0, 0)
+    assert window(*beats[:3]).first_tokens(Lane.STANDARD) == (20, 2)
+    assert window(*beats).first_tokens(Lane.STANDARD) == (300, 30)
+    assert window(*beats, told(60_000, 2, 3, 3)).first_tokens(Lane.STANDARD) == (0, 0), "it counts anew"
+    assert window(*beats).first_tokens(Lane.BATCH) == (0, 0)
+
+
 def test_of_a_heartbeat_no_more_is_kept_than_is_measured_by() -> None:
     """Most of one says whose the work is."""
     seen, states = DrainWindow(), [beat(s * 1_000, standard=(9, s, s)) for s in range(9)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from agents.admission.brownout import Brownouts
 from agents.admission.recovery import (
     BATCH,
     CLOCK_SKEW_MS,
@@ -23,6 +24,7 @@ from agents.admission.routing import WorkersView
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.store import OUTCOME_KEEP_MS, EpochLost, Finished, QuotaUnavailable, RedisQuota, Refusal, Restored
 from schemas.base import Scope
+from schemas.brownout import PoolLevel
 from schemas.endings import EndingCode
 from schemas.generated import Ending, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
@@ -31,12 +33,13 @@ from streams.directory import Limits
 from streams.log.memory import MemoryConsumer, MemoryLog
 from streams.log.port import LogError, LogRecord
 from streams.script_pipeline import ScriptPipeline
-from streams.topics import DAY_MS, LONGEST_RESPONSE_MS
+from streams.topics import DAY_MS, LONGEST_RESPONSE_MS, Topics
 from tests.unit.agents.admission.world import Directory
 
 NOW = 1_790_000_000_000
 PATIENCE_S = 30.0
 SCOPE = Scope(tenant_id="acme")
+TOPICS = Topics("local", ["default"])
 
 
 def opened(response_id: str) -> Opened:
@@ -399,27 +402,42 @@ def heartbeat(worker_id: str) -> bytes:
     ).encode()
 
 
-def test_the_view_of_workers_follows_the_topic() -> None:
+def log_of_workers() -> MemoryLog:
     log = MemoryLog()
-    log.create_topic("workers", 1)
-    log.append("workers", heartbeat("gone"), key="gone")
-    log.append("workers", heartbeat("here"), key="here")
-    log.append("workers", b"{", key="broken")
-    log.append("workers", None, key="gone")
-    view = WorkersView()
+    for topic in (TOPICS.workers, TOPICS.brownout):
+        log.create_topic(topic.name, 1)
+    return log
+
+
+def test_the_views_of_workers_and_levels_follow_their_topics() -> None:
+    log = log_of_workers()
+    workers, brownout = TOPICS.workers.name, TOPICS.brownout.name
+    log.append(workers, heartbeat("gone"), key="gone")
+    log.append(workers, heartbeat("here"), key="here")
+    log.append(workers, b"{", key="broken")
+    log.append(workers, None, key="gone")
+    for level in (1, 2):
+        log.append(brownout, PoolLevel(pool="default", level=level, since_ms=NOW).encode(), key="default")
+    log.append(brownout, b"[]", key="other")
+    view, levels = WorkersView(), Brownouts()
     failures: list[Exception] = []
-    reader = WorkersReader(lambda: log.consumer(None, "reader"), "workers", view, failures.append)
+    reader = WorkersReader(lambda: log.consumer(None, "reader"), TOPICS, view, levels, failures.append)
     reader.start()
     assert reader.caught_up.wait(60)
     reader.close()
     assert [load.state.worker_id for load in view.live("default", NOW)] == ["here"]
-    assert [(record.key, error.reason) for record, error in reader.unreadable] == [(b"broken", "not_json")]
+    assert (levels.level("default"), levels.level("other")) == (2, 0)
+    assert {(record.key, error.reason) for record, error in reader.unreadable} == {
+        (b"broken", "not_json"), (b"other", "invalid"),
+    }  # fmt: skip
     assert not failures
 
 
 def test_a_topic_that_does_not_exist_ends_the_process_and_is_no_empty_view() -> None:
     failures: list[Exception] = []
-    reader = WorkersReader(lambda: MemoryLog().consumer(None, "reader"), "workers", WorkersView(), failures.append)
+    reader = WorkersReader(
+        lambda: MemoryLog().consumer(None, "reader"), TOPICS, WorkersView(), Brownouts(), failures.append
+    )
     reader.start()
     reader.close()
     [error] = failures
@@ -434,8 +452,7 @@ def test_a_log_that_fails_later_ends_the_process_too() -> None:
                 raise LogError("gone for good", retriable=False)
             return super().poll(max_records, timeout_s)
 
-    log = MemoryLog()
-    log.create_topic("workers", 1)
+    log = log_of_workers()
     failures: list[Exception] = []
     failed = threading.Event()
 
@@ -443,7 +460,9 @@ def test_a_log_that_fails_later_ends_the_process_too() -> None:
         failures.append(error)
         failed.set()
 
-    reader = WorkersReader(lambda: Failing(log, None, "reader", "earliest"), "workers", WorkersView(), on_failure)
+    reader = WorkersReader(
+        lambda: Failing(log, None, "reader", "earliest"), TOPICS, WorkersView(), Brownouts(), on_failure
+    )
     reader.start()
     assert failed.wait(60)
     reader.close()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.safety.phrases import PhraseSet
+from schemas.brownout import Brownout
 from schemas.control import AttemptVoid, Halt
 from schemas.endings import EndingCode
 from schemas.generated import QueueAhead
@@ -68,6 +69,16 @@ def test_what_it_found_before_it_reaches_who_waits_for_the_answer() -> None:
     world.write(opened("r1").model_copy(update={"queued": queued}), opened("r2"))
     Member(world).run()
     assert [record.queued for record in world.responses() if isinstance(record, Started)] == [queued, None]
+
+
+def test_what_it_is_given_less_of_reaches_who_waits_for_the_answer_and_its_end() -> None:
+    world = World()
+    cut = Brownout(level=1, max_tokens=64)
+    world.write(opened("r1").model_copy(update={"brownout": cut}), opened("r2"))
+    world.write(*(ending(each, EndingCode.CANCELLED) for each in ("r1", "r2")))
+    Member(world).run()
+    assert [record.brownout for record in world.responses() if isinstance(record, Started)] == [cut, None]
+    assert [world.answer(each).terminal.brownout for each in ("r1", "r2")] == [cut, None]
 
 
 def test_the_first_token_leaves_at_once_and_later_ones_are_regrouped() -> None:

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from schemas.brownout import Brownout
 from schemas.endings import EndingCode
 from schemas.request import Request
 from schemas.usage import DeliveredCount
@@ -112,6 +113,26 @@ async def test_openais_package_reads_what_is_left_of_its_limits_with_an_answer_w
         await answering
     assert told(streamed.headers) == expected
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Paris"
+
+
+async def test_who_is_given_less_is_told_in_the_head_whole_or_streamed(stack: Stack) -> None:
+    cut = Brownout(level=2, max_tokens=64)
+
+    def told(headers: httpx.Headers) -> dict[str, str]:
+        return {name: value for name, value in headers.items() if name.startswith("x-brownout")}
+
+    async with sdk(stack) as api:
+        create = api.chat.completions.with_raw_response.create
+        for given, wanted in ((cut, {"x-brownout-level": "2", "x-brownout-max-tokens": "64"}), (None, {})):
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"], brownout=given))
+            whole = await create(model="small", messages=[{"role": "user", "content": "Hi"}])
+            await answering
+            assert told(whole.headers) == wanted
+            answering = asyncio.ensure_future(stack.pipeline.answer(["Par", "is"], brownout=given))
+            streamed = await create(model="small", messages=[{"role": "user", "content": "Hi"}], stream=True)
+            assert len([chunk async for chunk in streamed.parse()]) > 1
+            await answering
+            assert told(streamed.headers) == wanted
 
 
 async def test_openais_package_raises_its_own_errors(stack: Stack) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from schemas.brownout import PoolLevel
 from schemas.endings import EndingCode
 from schemas.worker import WorkerState
 from streams.clocks import now_ms
@@ -55,6 +56,19 @@ def beat(stack: Stack, worker_id: str, **fields: Any) -> None:
         lease_ms=600_000, kv_blocks_used=3, kv_blocks_total=10, running=2, max_running=8, waiting=1, **fields,
     )  # fmt: skip
     stack.log.append(stack.settings.topics.workers.name, state.encode(), key=worker_id)
+
+
+async def test_how_far_a_pool_is_degraded_is_told_with_the_reason(stack: Stack) -> None:
+    make_admin(stack)
+    topic = stack.settings.topics.brownout.name
+    async with client(stack) as http:
+        assert (await seen(http))["pools"] == [{"pool": "default", "level": 0, "since_ms": None, "why": ""}]
+        for level in (1, 2):
+            said = PoolLevel(pool="default", level=level, since_ms=level, why=f"late {level}")
+            stack.log.append(topic, said.encode(), key="default")
+        stack.log.append(topic, b"no level", key="default")
+        told = await until_told(http, lambda told: told["pools"][0]["level"] > 0)
+    assert told["pools"] == [{"pool": "default", "level": 2, "since_ms": 2, "why": "late 2"}]
 
 
 async def test_only_an_administrators_key_is_told(stack: Stack) -> None:

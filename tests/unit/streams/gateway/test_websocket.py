@@ -10,6 +10,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
+from schemas.brownout import Brownout
 from schemas.endings import EndingCode
 from schemas.websocket import Accepted, Delta, ErrorMessage, Pong, StartedMessage, TerminalMessage
 from streams.gateway.fan_out.spans import Span
@@ -110,6 +111,24 @@ async def test_a_refusal_is_a_terminal_with_code_advice_and_error(stack: Stack) 
     assert (end.code, text, end.limits) == ("rate_limited_tokens", "", {"a": 1})
     assert end.error.code == "rate_limited_tokens"
     assert end.retry_after_ms >= 1_000
+
+
+async def test_who_is_given_less_is_told_at_the_start_and_the_end(stack: Stack) -> None:
+    cut = Brownout(level=1, max_tokens=2)
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        request = await stack.pipeline.next_request()
+        stack.pipeline.start(request, brownout=cut)
+        stack.pipeline.release(request, 1, ["one ", "two"])
+        stack.pipeline.end(request, 3, finish_reasons=["length"], brownout=cut)
+        seen, _ = await hear_until_terminal(socket)
+        await say(socket, type="request", request_id="r2", body=HELLO)
+        await stack.pipeline.answer(["as ", "ever"])
+        others, _ = await hear_until_terminal(socket)
+    told = [message.brownout for message in seen if isinstance(message, StartedMessage | TerminalMessage)]
+    assert told == [cut, cut]
+    assert seen[-1].finish_reason == "length"
+    assert not any("brownout" in message.model_dump() for message in others)
 
 
 async def test_a_dropped_socket_resumes_where_it_stopped(stack: Stack) -> None:

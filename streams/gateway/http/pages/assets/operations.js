@@ -140,6 +140,9 @@ function figures(now) {
     ["first token p50", ms(first.p50_ms)],
     ["first token p95", ms(first.p95_ms)],
     ["first token p99", ms(first.p99_ms)],
+    ...now.pools
+      .filter(each => each.level > 0)
+      .map(each => [`brownout of ${each.pool}`, el("span", {className: "bad", title: each.why}, `level ${each.level}`)]),
   ].map(([label, value]) => el("div", {className: "figure"}, el("b", {}, value), el("span", {}, label)));
 }
 

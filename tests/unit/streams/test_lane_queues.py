@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schemas.request import LANES
 from schemas.worker import WorkerState
 from streams.drain import DrainWindow
-from streams.gateway.operations.lane_queues import LaneQueues, lane_queues
+from streams.lane_queues import LaneQueues, lane_queues
 
 NOW = 1_790_000_000_000
 

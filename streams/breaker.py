@@ -1,0 +1,72 @@
+"""A circuit breaker: while something fails for everybody, one asks it at a time and nobody else waits in vain. Pure."""
+
+from collections import deque
+from typing import Final, Literal
+
+WINDOW_MS: Final = 30_000
+"""Within which failures count together."""
+LONGEST_FACTOR: Final = 8
+"""Of what a breaker is open at first: with each who tries in vain it is open twice as long, up to that."""
+
+
+class Breaker:
+    """*Closed*, all may ask. It opens with so many `failures` in a row, within half a minute, and nobody may; after
+    `open_ms` it is *half open*, and one may try, whose success closes it. So does anybody's who had asked before.
+
+    Not thread-safe. `probe_ms`: so long the one who tries is waited for, who may be lost.
+    """
+
+    def __init__(self, failures: int, open_ms: int, probe_ms: int) -> None:
+        self._failed_at_ms: deque[int] = deque(maxlen=failures)
+        self._open_ms = open_ms
+        self._probe_ms = probe_ms
+        self._next_open_ms = open_ms
+        self._until_ms: int | None = None
+        self._probed_at_ms: int | None = None
+        self._succeeded_at_ms = 0
+
+    def state(self, now_ms: int) -> Literal["closed", "open", "half open"]:
+        if self._until_ms is None:
+            return "closed"
+        return "open" if now_ms < self._until_ms else "half open"
+
+    def may_ask(self, now_ms: int) -> bool:
+        """Who may does ask, and says how it went."""
+        match self.state(now_ms):
+            case "closed":
+                return True
+            case "open":
+                return False
+        if self._probed_at_ms is not None and now_ms < self._probed_at_ms + self._probe_ms:
+            return False
+        self._probed_at_ms = now_ms
+        return True
+
+    def wait_ms(self, now_ms: int) -> int:
+        """Until somebody may ask again; 0 where it is not known."""
+        return 0 if self._until_ms is None else max(self._until_ms - now_ms, 0)
+
+    def succeeded(self, now_ms: int) -> None:
+        self._failed_at_ms.clear()
+        self._until_ms = self._probed_at_ms = None
+        self._next_open_ms = self._open_ms
+        self._succeeded_at_ms = now_ms
+
+    def failed(self, asked_at_ms: int, now_ms: int) -> None:
+        """Who asked before the last success says nothing of what is now; nor does, once it is open, who asked before
+        the one who tries.
+        """
+        if asked_at_ms < self._succeeded_at_ms:
+            return
+        if self._until_ms is not None:
+            if self._probed_at_ms is not None and asked_at_ms >= self._probed_at_ms:
+                self._open(now_ms)
+            return
+        self._failed_at_ms.append(now_ms)
+        is_full = len(self._failed_at_ms) == self._failed_at_ms.maxlen
+        if is_full and now_ms - self._failed_at_ms[0] <= WINDOW_MS:
+            self._open(now_ms)
+
+    def _open(self, now_ms: int) -> None:
+        self._until_ms, self._probed_at_ms = now_ms + self._next_open_ms, None
+        self._next_open_ms = min(2 * self._next_open_ms, LONGEST_FACTOR * self._open_ms)
