@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenCount, is_absent, is_one
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import ENDINGS, EndingCode, Reached
-from schemas.generated import Kind, QueueAhead, StoppedBy
+from schemas.generated import Fallback, Kind, QueueAhead, StoppedBy
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES
 
@@ -35,6 +35,7 @@ class Started(ScopedRecord):
         default_factory=dict, exclude_if=not_, description="As in `opened`: for the headers of its first answer."
     )
     queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     echo: Echo = ""
 
 
@@ -122,6 +123,7 @@ class Terminal(ScopedRecord):
     limits: dict[str, int] = Field(default_factory=dict)
     usage: TokenUsage = TokenUsage()
     model: str = ""
+    fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     ended_at_ms: Milliseconds
     echo: Echo = ""
     """Of one that ended before it started, in the background."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from schemas.base import Identifier, TokenCount, is_absent
-from schemas.generated import Kind
+from schemas.generated import Fallback, Kind
 from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CallId
 
 MAX_KEY_CHARS = 4_096
@@ -140,6 +140,9 @@ class StartedMessage(_ServerMessage):
     prompt_tokens: TokenCount
     accepted_at_ms: int
     deadline_ms: int
+    fallback: Fallback | None = Field(
+        default=None, exclude_if=is_absent, description="Where a smaller model answers: which was asked for, and why."
+    )
 
 
 class QueuedMessage(_ServerMessage):
@@ -215,6 +218,7 @@ class TerminalMessage(_ServerMessage):
     finish_reasons: list[str]
     usage: UsageBody
     model: str
+    fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `started`.")
     error: ErrorBody | None = None
     retry_after_ms: int | None = None
     limits: dict[str, int] = Field(default_factory=dict)

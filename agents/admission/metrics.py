@@ -22,5 +22,10 @@ outcome = cache(OUTCOMES.labels)
 stage_seconds = cache(STAGE_SECONDS.labels)
 RETRIES = Counter("sluice_admission_retries_total", "Repeated stages by stage.", ["stage"])
 DEAD_LETTERS = Counter("sluice_admission_dead_letters_total", "Dead letters by reason.", ["reason"])
+FALLBACKS = Counter(
+    "sluice_admission_fallbacks_total",
+    "Requests that a smaller model answers, by the one that was asked for, and why.",
+    ["asked", "reason"],
+)
 IN_FLIGHT = Gauge("sluice_admission_in_flight_requests", "Events being worked on.")
 REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota store had lost its memory.")

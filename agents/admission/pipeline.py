@@ -335,6 +335,8 @@ class Pipeline:
             case Admission(decision=decision) if decision is not None:
                 await self.publication.admitted(event, decision, self.services.clock_ms())
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()
+                if event.fallback is not None and not event.replayed:
+                    metrics.FALLBACKS.labels(event.fallback.asked, event.fallback.reason).inc()
             case Admission() | Request():
                 raise AssertionError("the last stage left a request undecided")
 

@@ -44,6 +44,7 @@ class Publication:
             reserved_tokens=admission.reserved_tokens,
             limits=admission.limits,
             queued=admission.queued,
+            fallback=admission.fallback,
             output_policy=await self._output_policy(admission.scope.tenant_id, now_ms),
             content_is_json=structure is not None and structure.value_schema is not None,
             echo=admission.request.echo,

@@ -193,6 +193,7 @@ def _terminal(
         limits=ending.limits if ending is not None else {},
         usage=usage,
         model=model,
+        fallback=about.fallback if isinstance(about, Opened) else None,
         ended_at_ms=ended_at_ms,
         echo=echo,
     )

@@ -63,6 +63,7 @@ class NeutralRequest(BaseModel):
     user: str | None = None
     service_tier: ServiceTier = "auto"
     on_disconnect: OnDisconnect = "cancel"
+    fallback: bool = True
     background: bool = Field(default=False, description="It is not waited for: its client comes for it.")
     echo: str = Field(default="", description="As in `request`.")
     store: bool = Field(default=False, description="Kept beyond replay, for who goes on with it by its id.")

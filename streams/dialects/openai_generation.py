@@ -16,7 +16,7 @@ from schemas.request import (
     ServiceTier,
 )
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
-from streams.dialects.fields import WIRE, NotOffered, asked, unsupported
+from streams.dialects.fields import WIRE, MayFallBack, NotOffered, asked, unsupported
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.structured import StructuredBody, asked_structure, field_of_structure, structure_of
@@ -47,6 +47,7 @@ class GenerationBody(StructuredBody):
     on_disconnect: OnDisconnect = Field(
         default="cancel", description="What happens when the last viewer is gone: an extension."
     )
+    fallback: MayFallBack = True
 
 
 class GenerationRequest(NeutralRequest):
@@ -109,6 +110,7 @@ def neutral_fields(
         "user": body.user or body.safety_identifier,
         "service_tier": body.service_tier,
         "on_disconnect": body.on_disconnect,
+        "fallback": body.fallback,
         "echo": written(echo) if echo else "",
         "names": _names(body),
     }

@@ -31,7 +31,7 @@ from streams.dialects.conversation_ref import (
     stores,
 )
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
-from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
+from streams.dialects.fields import WIRE, MayFallBack, NotOffered, asked, check_length, invalid, unsupported, validated
 from streams.dialects.neutral import NeutralRequest, OwnTurn
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.openai_tools import FunctionName
@@ -122,6 +122,7 @@ class ResponsesBody(SamplingBody):
     text: TextConfig = TextConfig()
     reasoning: ResponsesReasoning | None = None
     structured_outputs: StructuredOutputsBody | None = Field(default=None, description="In the place of `text.format`.")
+    fallback: MayFallBack = True
 
 
 class ResponsesRequest(NeutralRequest):
@@ -173,6 +174,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         user=valid.user or valid.safety_identifier,
         service_tier=valid.service_tier,
         on_disconnect="continue" if valid.background else "cancel",
+        fallback=valid.fallback,
         background=valid.background,
         echo=_echo(valid, is_stored=is_stored),
         store=is_stored,
