@@ -52,7 +52,7 @@ def pool_and_model(settings: Settings) -> tuple[Pool, Model]:
         pool = catalog.pool(name)
     except KeyError:
         raise SettingsError(f"worker.pool: no pool {name!r}") from None
-    models = [model for model in catalog.models() if model.pool == name]
+    models = [model for model in catalog.models() if name in model.pools]
     if len(models) != 1:
         raise SettingsError(f"pools.{name}: serves {len(models)} models, a worker needs exactly one")
     return pool, models[0]

@@ -7,9 +7,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.base import Identifier, ScopedRecord, TokenCount, is_absent
 from schemas.brownout import Brownout
-from schemas.generated import QueueAhead
+from schemas.generated import Fallback, FallbackReason, QueueAhead
 from schemas.request import Lane, Request
 from schemas.verdict import Verdict
+
+
+class StandIn(BaseModel):
+    """The smaller model that answers, with how long its answers may be, and why."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: Identifier
+    max_tokens: TokenCount
+    reason: FallbackReason
 
 
 class Decision(BaseModel):
@@ -23,6 +33,7 @@ class Decision(BaseModel):
     generated_partition: int = Field(ge=0)
     worker_id: str | None = Field(default=None, description="Whom the router had in mind; None when no worker lived.")
     brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    stand_in: StandIn | None = Field(default=None, description="None: the model that was asked for answers.")
 
 
 class Admission(ScopedRecord):
@@ -30,7 +41,7 @@ class Admission(ScopedRecord):
 
     type: Literal["admission"] = "admission"
     request: Request
-    model: Identifier = Field(description="Canonical model name.")
+    model: Identifier = Field(description="Canonical name of the model that answers.")
     pool: Identifier
     lane: Lane
     prompt_token_ids: list[int] = Field(min_length=1)
@@ -47,4 +58,5 @@ class Admission(ScopedRecord):
     verdict: Verdict | None = Field(default=None, description="Pre-safety's, once it has decided.")
     decision: Decision | None = Field(default=None, description="Set by an earlier delivery, or by routing.")
     queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     replayed: bool = Field(default=False, description="The decision is one that stood already.")

@@ -21,6 +21,8 @@ from schemas.request import MAX_CHOICES, MAX_STOP_CHARS, Lane, ReplyTo
 Kind = Literal["content", "reasoning", "tool_name", "tool_arguments", "embedding"]
 """Of a row. An embedding's tokens are vectors: the one numbered i is of input i, as base64 of little-endian float32."""
 FinishReason = Literal["", "stop", "length"]
+FallbackReason = Literal["overloaded", "no_worker", "preferred"]
+"""Of the model that was asked for no pool had room; or none had a worker; or the smaller one was to be taken first."""
 StoppedBy = Annotated[str, StringConstraints(max_length=MAX_STOP_CHARS)] | int | None
 
 
@@ -38,6 +40,15 @@ class QueueAhead(BaseModel):
     wait_ms: Annotated[int, Field(ge=0)] | None = Field(description="That this takes, as measured; null: it was not.")
     left: int = Field(ge=0)
     counts_since_ms: Milliseconds
+
+
+class Fallback(BaseModel):
+    """That another, smaller model answers than the one that was asked for."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    asked: Identifier = Field(description="The model that was asked for, by its own name.")
+    reason: FallbackReason
 
 
 class Opened(ScopedRecord):
@@ -81,6 +92,9 @@ class Opened(ScopedRecord):
         default=None,
         exclude_if=is_absent,
         description="Absent where it is given all that it asked for.",
+    )
+    fallback: Fallback | None = Field(
+        default=None, exclude_if=is_absent, description="Absent where the model that was asked for answers."
     )
     echo: Echo = ""
 

@@ -256,6 +256,9 @@ class Request(ScopedRecord):
     accepted_at_ms: Milliseconds = Field(description="Decides prices and month; set once, never changed.")
     deadline_ms: Milliseconds = Field(description="Unix time after which the response is ended.")
     on_disconnect: OnDisconnect = "continue"
+    fallback: bool = Field(
+        default=True, exclude_if=bool, description="Whether a smaller model may answer, if its tenant's policy has it."
+    )
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     echo: Echo = ""
 

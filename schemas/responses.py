@@ -11,7 +11,7 @@ from schemas.base import Echo, Milliseconds, Record, Scope, ScopedRecord, TokenC
 from schemas.brownout import Brownout
 from schemas.columns import are_calls, check_lengths, check_rows
 from schemas.endings import ENDINGS, EndingCode, Reached
-from schemas.generated import Kind, QueueAhead, StoppedBy
+from schemas.generated import Fallback, Kind, QueueAhead, StoppedBy
 from schemas.logprobs import RowLogprobs, are_all_logprobs
 from schemas.request import MAX_CHOICES
 
@@ -37,6 +37,7 @@ class Started(ScopedRecord):
     )
     queued: QueueAhead | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
+    fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     echo: Echo = ""
 
 
@@ -125,6 +126,7 @@ class Terminal(ScopedRecord):
     brownout: Brownout | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     usage: TokenUsage = TokenUsage()
     model: str = ""
+    fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `opened`.")
     ended_at_ms: Milliseconds
     echo: Echo = ""
     """Of one that ended before it started, in the background."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from schemas.base import Identifier, TokenCount, is_absent
 from schemas.brownout import Brownout
-from schemas.generated import Kind
+from schemas.generated import Fallback, Kind
 from schemas.request import MAX_TEXT_CHARS, MAX_TOOL_CALLS, CallId
 
 MAX_KEY_CHARS = 4_096
@@ -146,6 +146,9 @@ class StartedMessage(_ServerMessage):
         exclude_if=is_absent,
         description="The service is overloaded, and gives this response less than it asked for.",
     )
+    fallback: Fallback | None = Field(
+        default=None, exclude_if=is_absent, description="Where a smaller model answers: which was asked for, and why."
+    )
 
 
 class QueuedMessage(_ServerMessage):
@@ -221,6 +224,7 @@ class TerminalMessage(_ServerMessage):
     finish_reasons: list[str]
     usage: UsageBody
     model: str
+    fallback: Fallback | None = Field(default=None, exclude_if=is_absent, description="As in `started`.")
     error: ErrorBody | None = None
     retry_after_ms: int | None = None
     limits: dict[str, int] = Field(default_factory=dict)

@@ -2,13 +2,19 @@
 
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from schemas.request import MAX_WEIGHT, Dimensions, Lane
 
 ParserName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{0,64}$")]
+PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
+TenantId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
+Tier = Literal["free", "paid", "premium"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+FALLS_BACK: dict[Tier, bool] = {"free": True, "paid": False, "premium": False}
+"""Whether a smaller model may answer in the place of the one that was asked for, unless a tenant says otherwise."""
 MAX_OUTPUT_DENY_CHARS = 500_000
 """They travel in one record: at six bytes a character still below a topic's largest."""
 
@@ -109,8 +115,8 @@ class ProducerKey(BaseModel):
 class Tenant(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tenant_id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
-    tier: Literal["free", "paid", "premium"] = "free"
+    tenant_id: TenantId
+    tier: Tier = "free"
     weight: int = Field(
         default=1, ge=1, le=MAX_WEIGHT,
         description="Where tenants wait for the same workers: its part of their tokens, beside those of the others.",
@@ -118,12 +124,21 @@ class Tenant(BaseModel):
     limits: Limits = Limits()
     policy: SafetyPolicy = SafetyPolicy()
     models: list[str] = Field(default_factory=list, description="Models it may use; empty: all.")
+    fallback: bool | None = Field(
+        default=None,
+        description="Whether a model's `fallback` may answer in its place, of a request that does not forbid it. None:"
+        " of the tier `free` it may.",
+    )
     api_keys: list[ApiKey] = Field(default_factory=list)
     producer_keys: list[ProducerKey] = Field(default_factory=list)
 
     def api_key(self, key_id: str) -> ApiKey | None:
         """None for unknown and for revoked keys."""
         return next((key for key in self.api_keys if key.key_id == key_id and not key.revoked), None)
+
+    @property
+    def may_fall_back(self) -> bool:
+        return FALLS_BACK[self.tier] if self.fallback is None else self.fallback
 
 
 class Price(BaseModel):
@@ -168,7 +183,16 @@ class Model(BaseModel):
     name: str = Field(min_length=1, max_length=200)
     aliases: list[str] = Field(default_factory=list)
     path: str
-    pool: str = Field(description="Pool that serves it.")
+    pool: str = Field(description="Pool that serves it, and where producers' jobs for it wait.")
+    alternates: list[PoolName] = Field(
+        default_factory=list,
+        description="More pools that serve it. In their order they are asked for room, behind `pool`.",
+    )
+    fallback: str = Field(
+        default="",
+        description="The smaller model that answers in its place where none of its pools has room, or a worker; by its"
+        " own name. Empty: none does.",
+    )
     context_window: int = Field(ge=16, le=2**24)
     tool_parser: ParserName = Field(
         default="", description="How its answers call tools, by vLLM's name (`hermes`, …); empty: they call none."
@@ -182,13 +206,18 @@ class Model(BaseModel):
     price: Price = Price()
     description: str = ""
 
+    @property
+    def pools(self) -> list[str]:
+        """All that serve it, in the order in which they are asked."""
+        return [self.pool, *self.alternates]
+
 
 class Pool(BaseModel):
-    """Workers that serve one model with one kind of engine."""
+    """Workers that serve one model with one kind of engine, and whose requests they are for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
+    name: PoolName
     engine: Literal["vllm", "simulated"]
     workers: int = Field(default=1, ge=0, le=1_024, description="Processes that the local runner starts.")
     max_running: int = Field(
@@ -198,6 +227,20 @@ class Pool(BaseModel):
         default_factory=dict,
         description="Passed to vLLM's AsyncEngineArgs, or to the simulated engine's settings.",
     )
+    tenants: list[TenantId] = Field(default_factory=list, description="Who may use it; empty: all.")
+    max_context: int | None = Field(
+        default=None, ge=16, description="Of a prompt and its longest answer together, in tokens. None: the model's."
+    )
+    max_output: int | None = Field(
+        default=None, ge=1, description="Of each answer's bound, in tokens. None: as much as its context has room for."
+    )
+    queues_for: list[Tier] = Field(
+        default=list(TIERS),
+        description="Whose requests wait here while all of its slots are taken; those of other tiers need a free one.",
+    )
+
+    def is_open_to(self, tenant_id: str) -> bool:
+        return not self.tenants or tenant_id in self.tenants
 
 
 LANE_OF_TIER: dict[str, Lane] = {"free": Lane.STANDARD, "paid": Lane.STANDARD, "premium": Lane.INTERACTIVE}
@@ -225,3 +268,10 @@ class ModelCatalog(Protocol):
     def pool(self, name: str) -> Pool: ...
 
     def pools(self) -> list[Pool]: ...
+
+
+def pools_for(tenant: Tenant, model: Model, catalog: ModelCatalog) -> list[Pool]:
+    """Those in which the tenant may use the model, in the order in which they are asked; none: it may not at all."""
+    if tenant.models and model.name not in tenant.models:
+        return []
+    return [pool for pool in map(catalog.pool, model.pools) if pool.is_open_to(tenant.tenant_id)]

@@ -5,7 +5,7 @@ Over 500 lines because it is the one place for every field, and for what must ho
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Literal, Self
@@ -610,8 +610,7 @@ class Settings(BaseSettings):
         if len(set(names)) != len(names):
             raise ValueError("models: two models share a name or alias")
         for model in self.models:
-            if model.pool not in pools:
-                raise ValueError(f"models.{model.name}.pool: no pool {model.pool!r}")
+            _check_route(model, pools, {each.name: each for each in self.models})
         if unknown := sorted(self.brownout.pinned.keys() - set(pools)):
             raise ValueError(f"brownout.pinned: no pool {unknown[0]!r}")
         if (self.kafka.min_insync_replicas or 1) > (self.kafka.replication_factor or 1):
@@ -667,6 +666,25 @@ class Settings(BaseSettings):
     @property
     def topics(self) -> Topics:
         return Topics(self.region, (pool.name for pool in self.pools), self.kafka.partitions)
+
+
+def _check_route(model: Model, pools: Sequence[str], models: Mapping[str, Model]) -> None:
+    """Raises ValueError where the model names what is not there, or what cannot stand in for it."""
+    where = f"models.{model.name}"
+    if model.pool not in pools:
+        raise ValueError(f"{where}.pool: no pool {model.pool!r}")
+    for pool in model.alternates:
+        if pool not in pools:
+            raise ValueError(f"{where}.alternates: no pool {pool!r}")
+    if len(set(model.pools)) != len(model.pools):
+        raise ValueError(f"{where}.alternates: a pool is named twice")
+    if not model.fallback:
+        return
+    smaller = models.get(model.fallback)
+    if smaller is None or smaller is model:
+        raise ValueError(f"{where}.fallback: no other model {model.fallback!r}")
+    if model.embedding is not None or smaller.embedding is not None:
+        raise ValueError(f"{where}.fallback: vectors of two models cannot be compared")
 
 
 class SettingsError(Exception):

@@ -26,5 +26,10 @@ BROWNOUT_LEVEL = Gauge("sluice_brownout_level", "How far a pool is degraded, fro
 BROWNED_OUT = Counter(
     "sluice_admission_browned_out_total", "Requests that were given less, by pool and its level.", ["pool", "level"]
 )
+FALLBACKS = Counter(
+    "sluice_admission_fallbacks_total",
+    "Requests that a smaller model answers, by the one that was asked for, and why.",
+    ["asked", "reason"],
+)
 IN_FLIGHT = Gauge("sluice_admission_in_flight_requests", "Events being worked on.")
 REBUILDS = Counter("sluice_quota_rebuilds_total", "Epochs begun after the quota store had lost its memory.")

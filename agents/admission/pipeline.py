@@ -337,6 +337,8 @@ class Pipeline:
                 metrics.outcome("replayed" if event.replayed else "admitted").inc()
                 if event.brownout is not None:
                     metrics.BROWNED_OUT.labels(event.pool, event.brownout.level).inc()
+                if event.fallback is not None and not event.replayed:
+                    metrics.FALLBACKS.labels(event.fallback.asked, event.fallback.reason).inc()
             case Admission() | Request():
                 raise AssertionError("the last stage left a request undecided")
 

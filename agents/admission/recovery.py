@@ -28,7 +28,7 @@ from agents.admission import metrics
 from agents.admission.publisher import MustEnd
 from agents.quota.limits import limits_of
 from agents.quota.store import OUTCOME_KEEP_MS, QuotaUnavailable, RedisQuota, Refusal, Restored
-from schemas.admission import Decision
+from schemas.admission import Decision, StandIn
 from schemas.base import Record
 from schemas.codec import Undecodable, decode
 from schemas.endings import EndingCode
@@ -150,6 +150,8 @@ class Rebuild:
 
 
 def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
+    smaller = opened.fallback
+    stand_in = smaller and StandIn(model=opened.model, max_tokens=opened.max_tokens, reason=smaller.reason)
     return Restored(
         response_id=opened.response_id,
         tenant_id=opened.scope.tenant_id,
@@ -162,6 +164,7 @@ def _restored(opened: Opened, partition: int, *, ended: bool) -> Restored:
             lane_partition=opened.lane_partition,
             generated_partition=partition,
             brownout=opened.brownout,
+            stand_in=stand_in,
         ),
     )
 

@@ -6,10 +6,11 @@
 | brownout   | `Admission` | … with a lower bound of its output | nothing                                            |
 | quota      | `Admission` | … with reserved tokens             | requests, tokens, concurrency                      |
 | pre-safety | `Admission` | … with a verdict                   | the tenant's deny phrases                          |
-| routing    | `Admission` | … with a decision: partitions      | a full queue                                       |
+| routing    | `Admission` | … with a decision: where it goes   | a full queue                                       |
 
 Brownout goes with quota, which reserves what is left: it waits for nothing, and has no topic of its own. Where all are
-fused, a request asks the quota store once: `quota_and_route` stands in the place of `quota`.
+fused, a request asks the quota store once: `quota_and_route` stands in the place of `quota`. Routing alone lets a
+smaller model answer (`agents.admission.fallback`).
 
 A producer's job is not refused for what passes: where a limit of its tenant or the queue of its pool has no room, it
 gets `NotYet`, and waits (`agents.admission.pipeline`).
@@ -21,24 +22,27 @@ here publishes. Stages depend on the world through `Services` alone.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
-from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, Origin, Refused
-from agents.admission.routing import Load, Weight, choose, drain_ms, overloaded
+from agents.admission.fallback import answered_by, as_decided, smaller_of, stand_in
+from agents.admission.refusals import DEADLINE_PASSED, TENANT_GONE, UNAVAILABLE, Origin, Refused
+from agents.admission.route_plan import Looked, Option, Plan, plan
+from agents.admission.routing import Weight, choose
 from agents.admission.services import Services
-from agents.admission.validation import may_wait, size_of, validation, work_chars
+from agents.admission.validation import ask_of, may_wait, size_of, validation, work_chars
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, NotYet, Outcome, Refunded, Refusal, Reserved
 from agents.safety.phrases import Match, PhraseSet
 from schemas.admission import Admission, Decision
 from schemas.brownout import Brownout
 from schemas.endings import EndingCode
-from schemas.generated import QueueAhead
+from schemas.generated import Fallback, QueueAhead
 from schemas.request import Request
 from schemas.vectors import weight_tokens
 from schemas.verdict import Verdict
 from streams.brownout import Degraded
+from streams.directory import pools_for
 from streams.prompt_texts import texts_of_messages, texts_of_tools
 from streams.topics import Topics
 
@@ -49,23 +53,38 @@ StageResult = Request | Admission | Refused | Finished
 """What becomes of an event."""
 
 
-def _full(loads: Sequence[Load]) -> Refusal:
+def _full(admission: Admission, at: Plan, services: Services) -> Refusal:
+    """Where the model has a smaller one that was not asked, because it may not be, its name is told."""
+    model, tenant = services.catalog.model(admission.model), services.directory.tenant(admission.scope.tenant_id)
+    smaller = model and services.catalog.model(model.fallback)
+    hint = ""
+    if smaller and tenant and smaller_of(admission, services) is None and pools_for(tenant, smaller, services.catalog):
+        hint = f" {smaller.name} may have room."
     return Refusal(
         code=EndingCode.OVERLOADED,
-        message="rejected-overloaded: the queue is full; nothing was generated.",
-        retry_after_ms=drain_ms(loads),
+        message=f"rejected-overloaded: the queue is full; nothing was generated.{hint}",
+        retry_after_ms=at.retry_after_ms,
     )
+
+
+def _option(admission: Admission, services: Services, *, also_asking: bool = False) -> Option:
+    """The pools of its model as they stand now."""
+    tenant_id, now_ms = admission.scope.tenant_id, services.clock_ms()
+    tenant, model = services.directory.tenant(tenant_id), services.catalog.model(admission.model)
+    pools = [
+        Looked(services.catalog.pool(name), services.workers.live(name, now_ms, tenant_id, also_asking=also_asking))
+        for name in ([admission.pool] if model is None else model.pools)
+    ]
+    return Option(pools, ask_of(admission, tenant))
 
 
 async def room(admission: Admission, services: Services) -> StageResult | NotYet:
     """Where jobs wait for their pool: before they hold anything. What waited too long takes nothing any more."""
-    now_ms = services.clock_ms()
-    if now_ms >= admission.request.deadline_ms:
+    if services.clock_ms() >= admission.request.deadline_ms:
         return Refused(Origin.of(admission), DEADLINE_PASSED)
-    loads = services.workers.live(admission.pool, now_ms, admission.scope.tenant_id)
-    if _degraded(admission, services).takes_no_jobs:
-        return NotYet(_full(loads))
-    return NotYet(_full(loads)) if overloaded(loads, admission.lane, services.queue_bound) else admission
+    at = plan(_option(admission, services), None, services.queue_bound)
+    is_full = at.standing == "overloaded" or _degraded(admission, services).takes_no_jobs
+    return NotYet(_full(admission, at, services)) if is_full else admission
 
 
 def _degraded(admission: Admission, services: Services) -> Degraded:
@@ -95,7 +114,7 @@ async def quota(admission: Admission, services: Services) -> StageResult | NotYe
 
 
 async def _quota(admission: Admission, services: Services) -> StageResult | NotYet:
-    return _of_outcome(admission, await _reserve(admission, services), services)
+    return await _of_outcome(admission, await _reserve(admission, services), services)
 
 
 async def quota_and_route(admission: Admission, services: Services) -> StageResult | NotYet:
@@ -110,15 +129,19 @@ async def quota_and_route(admission: Admission, services: Services) -> StageResu
     phrases = services.phrases.of(tenant)
     if _takes_long_to_look_at(admission.request, phrases):
         return await _quota(admission, services)
-    wanted = _route(admission, services, also_asking=True)
-    if isinstance(wanted, Refusal) or _first_denial(phrases, admission, services) is not None:
+    at = plan(_option(admission, services, also_asking=True), None, services.queue_bound)
+    may_be_smaller = at.standing == "no_worker" or _degraded(admission, services).prefers_smaller_model
+    if at.standing == "overloaded" or (may_be_smaller and smaller_of(admission, services) is not None):
         return await _quota(admission, services)
+    if _first_denial(phrases, admission, services) is not None:
+        return await _quota(admission, services)
+    wanted = _route(admission, at, services)
     queued = services.workers.queued(wanted.worker_id, admission.lane)
     with services.workers.asking(wanted.worker_id, admission.response_id, _weight(admission, services)):
         outcome = await _reserve(admission, services, wanted)
     if isinstance(outcome, Decided) and outcome.is_new:
         _count(admission, wanted, services)
-    result = _of_outcome(admission, outcome, services, queued)
+    result = await _of_outcome(admission, outcome, services, queued)
     if isinstance(result, Admission):
         result.verdict = _allowed(admission)
     return result
@@ -153,19 +176,28 @@ def _weight(admission: Admission, services: Services) -> Weight:
     return Weight(tokens, admission.request.choices, admission.scope.tenant_id, admission.lane)
 
 
-def _of_outcome(
+async def _of_outcome(
     admission: Admission, outcome: Outcome | NotYet, services: Services, queued: QueueAhead | None = None
 ) -> StageResult | NotYet:
-    """What the store's answer makes of it. `queued` is told where it is routed now, and not where it was before."""
+    """What the store's answer makes of it. `queued` is told where it is routed now, and not where it was before.
+
+    Raises QuotaUnavailable.
+    """
     match outcome:
         case NotYet() | Finished():
             return outcome
         case Reserved(held, limits):
             return admission.model_copy(update={**_as_held(admission, held), "limits": limits})
         case Decided(decision, held, is_new, limits):
-            found = {**_as_held(admission, held), "decision": decision, "replayed": not is_new}
+            as_was = admission if is_new else await as_decided(admission, outcome, services)
+            if as_was is None:
+                # It may stand on the log: its ending goes beside it.
+                return Refused(Origin.of(admission), UNAVAILABLE)
+            # What a smaller model may say at most is decided with it.
+            held_as = _as_held(as_was, held) if decision.stand_in is None else {"reserved_tokens": held}
+            found = {**held_as, "decision": decision, "replayed": not is_new}
             found |= {"brownout": decision.brownout, "queued": queued if is_new else None}
-            return admission.model_copy(update={**found, "limits": limits or admission.limits})
+            return as_was.model_copy(update={**found, "limits": limits or admission.limits})
         case Refusal():
             return Refused(Origin.of(admission), _with_reason(outcome, admission, services), stored=True)
         case Refunded():
@@ -269,9 +301,11 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
     """Partitions and worker within pool and lane, stored before anybody hears of them. Raises QuotaUnavailable."""
     if admission.decision is not None:
         return admission
-    wanted = _route(admission, services)
-    if isinstance(wanted, Refusal):
-        return NotYet(wanted) if may_wait(admission.request) else Refused(Origin.of(admission), wanted)
+    admission, at = await _answered(admission, services)
+    if at.standing == "overloaded":
+        refusal = _full(admission, at, services)
+        return NotYet(refusal) if may_wait(admission.request) else Refused(Origin.of(admission), refusal)
+    wanted = _route(admission, at, services)
     queued = services.workers.queued(wanted.worker_id, admission.lane)
     # Counted before anything is awaited: who looks meanwhile must see it.
     _count(admission, wanted, services)
@@ -283,28 +317,42 @@ async def routing(admission: Admission, services: Services) -> StageResult | Not
             services.workers.not_routed(wanted.worker_id, admission.response_id)
     if isinstance(outcome, Decided):
         _count(admission, outcome.decision, services)
-    return _of_outcome(admission, outcome, services, queued)
+    return await _of_outcome(admission, outcome, services, queued)
 
 
-def _route(admission: Admission, services: Services, *, also_asking: bool = False) -> Decision | Refusal:
-    """A worker's partitions; a refusal where the pool's queue is full."""
-    loads = services.workers.live(
-        admission.pool, services.clock_ms(), admission.scope.tenant_id, also_asking=also_asking
-    )
-    if overloaded(loads, admission.lane, services.queue_bound):
-        return _full(loads)
+async def _answered(admission: Admission, services: Services) -> tuple[Admission, Plan]:
+    """By its model where that has room, else by a smaller one that has, and may: where the pool is degraded so far, by
+    that one first. Raises QuotaUnavailable.
+    """
+    at = plan(_option(admission, services), None, services.queue_bound)
+    prefers = _degraded(admission, services).prefers_smaller_model
+    if (at.standing == "room" and not prefers) or (model := smaller_of(admission, services)) is None:
+        return admission, at
+    smaller = await answered_by(model, admission, services)
+    if smaller is None:
+        return admission, at
+    at = plan(_option(admission, services), _option(smaller, services), services.queue_bound, prefer_fallback=prefers)
+    if at.fallback is None:
+        return admission, at
+    fallback = Fallback(asked=admission.model, reason=at.fallback)
+    return smaller.model_copy(update={"fallback": fallback}), at
+
+
+def _route(admission: Admission, at: Plan, services: Services) -> Decision:
+    """A worker's partitions."""
     counts = services.topics.counts
     route = choose(
-        loads, admission.lane, admission.response_id, lane_partitions=counts.lane,
+        at.loads, admission.lane, admission.response_id, lane_partitions=counts.lane,
         generated_partitions=counts.generated, cache_id=admission.cache_id, excess=services.prefix_load_excess,
     )  # fmt: skip
     return Decision(
-        pool=admission.pool,
+        pool=at.pool,
         lane=admission.lane,
         lane_partition=route.lane_partition,
         generated_partition=route.generated_partition,
         worker_id=route.worker_id,
         brownout=admission.brownout,
+        stand_in=stand_in(admission, at.fallback),
     )
 
 

@@ -6,7 +6,7 @@ then is admitted all the same (`readmitted`): one id never gets an admission and
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from jinja2 import TemplateError
 
@@ -24,16 +24,18 @@ from agents.admission.refusals import (
     unknown_token,
     unsupported,
 )
+from agents.admission.route_plan import Ask, longest_context, longest_output, takes
 from agents.admission.services import Services, Tokenizer
 from agents.quota.limits import limits_of
 from agents.quota.store import Decided, Finished, Refunded, Refusal, Reserved
 from schemas.admission import Admission
 from schemas.endings import EndingCode
+from schemas.generated import Fallback
 from schemas.request import ENDPOINTS, Lane, Request
 from streams.chat_template import template_refusal
 from streams.chat_tokenizer import MAX_CHARS_PER_TOKEN, TooManyTokens
 from streams.dialects.overflow import endless_message, overflow_message
-from streams.directory import LANE_OF_TIER, Model, Tenant
+from streams.directory import LANE_OF_TIER, Model, Tenant, Tier, pools_for
 from streams.prompt_texts import PromptSize, prompt_size
 
 CHARS_OF_A_TURN = 100
@@ -77,11 +79,12 @@ async def validation(request: Request, services: Services) -> Admission | Refuse
     """The first stage. Raises QuotaUnavailable."""
     if services.clock_ms() >= request.deadline_ms:
         return Refused(Origin.of(request), DEADLINE_PASSED)
-    result = await _validated(request, services)
+    result = await validated(request, services)
     return replace(result, request=request) if isinstance(result, Refused) else result
 
 
-async def _validated(request: Request, services: Services) -> Admission | Refused | Finished:
+async def validated(request: Request, services: Services) -> Admission | Refused | Finished:
+    """What can be said of a request by its model, tenant and prompt. Raises QuotaUnavailable."""
     origin = Origin.of(request)
     tenant = services.directory.tenant(request.scope.tenant_id)
     if tenant is None:
@@ -89,7 +92,8 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
     if request.endpoint not in ENDPOINTS:
         return Refused(origin, unsupported("endpoint", f"{request.endpoint} is not supported."))
     model = services.catalog.model(request.model)
-    if model is None or (tenant.models and model.name not in tenant.models):
+    pools = [] if model is None else pools_for(tenant, model, services.catalog)
+    if model is None or not pools:
         # The same words for both: who may not use a model does not learn that it exists.
         message = f"The model {request.model!r} does not exist."
         return Refused(origin, Refusal(code=EndingCode.MODEL_NOT_FOUND, message=message, param="model"))
@@ -99,41 +103,58 @@ async def _validated(request: Request, services: Services) -> Admission | Refuse
     if (refusal := not_done(request, model)) is not None:
         return Refused(origin, refusal)
     accepts_seed = request.sampling.seed is None or all(
-        load.state.accepts_seed for load in services.workers.live(model.pool, services.clock_ms())
+        load.state.accepts_seed for pool in pools for load in services.workers.live(pool.name, services.clock_ms())
     )
     tokenizer = services.tokenizers[model.name]
     refusal = _unfit(request, tenant, tokenizer.vocabulary_size, accepts_seed=accepts_seed)
     if refusal is not None:
         return Refused(origin, refusal)
-    tokenised = await _tokenised(request, tokenizer, model.context_window, services)
+    context_window = longest_context(model, pools)
+    tokenised = await _tokenised(request, tokenizer, context_window, services)
     if not isinstance(tokenised, list):
         return tokenised
     if not tokenised[0]:
         refusal = invalid(request.prompt_field, "The prompt has no tokens.")
         return Refused(origin, refusal, spends_request=True)
-    max_tokens = _output_bound(request, tenant, model.context_window, len(tokenised[0]))
+    most = longest_output(model, pools, len(tokenised[0]))
+    max_tokens = _output_bound(request, tenant, context_window, len(tokenised[0]), most)
     if isinstance(max_tokens, Refusal):
         return Refused(origin, max_tokens, spends_request=True)
-    return _admission(request, tenant, model, tokenised, max_tokens)
+    admission = _admission(request, tenant, model, tokenised, max_tokens)
+    ask = ask_of(admission, tenant)
+    return admission.model_copy(update={"pool": next((p.name for p in pools if takes(p, ask)), pools[0].name)})
+
+
+def ask_of(admission: Admission, tenant: Tenant | None) -> Ask:
+    """What it asks of a pool. Of a tenant that has gone no more is known than of any."""
+    ends = admission.input_ends
+    longest_input = max(end - begin for begin, end in pairwise([0, *ends])) if ends else len(admission.prompt_token_ids)
+    tier: Tier = "free" if tenant is None else tenant.tier
+    context = longest_input + admission.max_tokens
+    return Ask(admission.scope.tenant_id, tier, admission.lane, context, admission.max_tokens)
 
 
 async def readmitted(request: Request, decided: Decided, services: Services) -> Admission | None:
     """What was decided in an earlier delivery, as it was decided; None where its tenant or model is gone, or its prompt
     is not what it was. Raises QuotaUnavailable.
     """
-    tenant, model = services.directory.tenant(request.scope.tenant_id), services.catalog.model(request.model)
-    if tenant is None or model is None:
+    tenant, asked = services.directory.tenant(request.scope.tenant_id), services.catalog.model(request.model)
+    stand_in = decided.decision.stand_in
+    model = asked if stand_in is None else services.catalog.model(stand_in.model)
+    if tenant is None or model is None or asked is None:
         return None
     tokenised = await _tokenised(request, services.tokenizers[model.name], model.context_window, services)
     if not isinstance(tokenised, list):
         return None
+    found = {"reserved_tokens": decided.tokens, "decision": decided.decision, "replayed": True}
+    found["brownout"] = decided.decision.brownout
+    if stand_in is not None:
+        found["fallback"] = Fallback(asked=asked.name, reason=stand_in.reason)
+        return _admission(request, tenant, model, tokenised, stand_in.max_tokens).model_copy(update=found)
     max_tokens, others = divmod(decided.tokens - sum(map(len, tokenised)), request.choices)
     if not tokenised[0] or bool(request.inputs) != (max_tokens == 0) or max_tokens < 0 or others:
         return None
-    admission = _admission(request, tenant, model, tokenised, max_tokens)
-    found = {"reserved_tokens": decided.tokens, "decision": decided.decision, "replayed": True}
-    found["brownout"] = decided.decision.brownout
-    return admission.model_copy(update=found)
+    return _admission(request, tenant, model, tokenised, max_tokens).model_copy(update=found)
 
 
 def _admission(
@@ -249,20 +270,24 @@ async def _when_there_is_room(
         place.leave()
 
 
-def _output_bound(request: Request, tenant: Tenant, context_window: int, prompt_tokens: int) -> int | Refusal:
-    """How many tokens each answer may have; vectors have none."""
+def _output_bound(
+    request: Request, tenant: Tenant, context_window: int, prompt_tokens: int, longest: int
+) -> int | Refusal:
+    """How many tokens each answer may have; vectors have none. `longest`: that any pool gives."""
     if request.inputs:
         return 0
     sampling, room = request.sampling, context_window - prompt_tokens
-    most = min(room, tenant.limits.max_output_tokens // request.choices)
+    most = min(longest, tenant.limits.max_output_tokens // request.choices)
     message = overflow_message(request.endpoint, context_window, prompt_tokens, sampling.max_tokens)
-    if room < 1:
+    if room < 1 or longest < 1:
         return too_long(request.prompt_field, message)
     max_tokens = sampling.max_tokens or most
     if _is_lowered(request):
         max_tokens = min(max_tokens, most)
     elif max_tokens > room:
         return too_long("max_tokens", message)
+    elif max_tokens > longest:
+        return invalid("max_tokens", f"max_tokens: at most {longest} are given behind such a prompt.")
     if sampling.min_tokens > max_tokens:
         return invalid("min_tokens", f"min_tokens is above {max_tokens}.")
     if may_wait(request) and sampling.logprobs is not None:

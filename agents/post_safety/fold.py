@@ -227,6 +227,7 @@ def _say_started(response: Response) -> Emit:
         endpoint=opened.endpoint,
         model=opened.model,
         requested_model=opened.requested_model,
+        fallback=opened.fallback,
         lane=opened.lane.value,
         pool=opened.pool,
         prompt_tokens=opened.prompt_tokens,

@@ -194,6 +194,7 @@ def _terminal(
         brownout=about.brownout if isinstance(about, Opened) else None,
         usage=usage,
         model=model,
+        fallback=about.fallback if isinstance(about, Opened) else None,
         ended_at_ms=ended_at_ms,
         echo=echo,
     )

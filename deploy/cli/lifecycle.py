@@ -16,7 +16,7 @@ from deploy.cli.banner import banner
 from deploy.cli.overview import status_of
 from deploy.cli.progress import Progress, wait_ready
 from deploy.local.data_folder import DataFolder, RunRecord
-from deploy.local.plan import PYTHON, Options
+from deploy.local.plan import EMBEDDINGS, PYTHON, SMALL, Options
 from deploy.local.runner import FORMAT_TIMEOUT_S, INFRASTRUCTURE_TIMEOUT_S, Stack, StartInterrupted
 from deploy.local.supervision import State
 from deploy.paths import DEFAULT_DATA
@@ -37,6 +37,9 @@ def up(
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="With a model that embeds, and a worker of its own.")
     ] = False,
+    small: Annotated[
+        bool, typer.Option("--small", help="With the bigger model sluice-small, and a worker of its own.")
+    ] = False,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Any free ports instead of the configured.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Returns when everything is ready; stop: sluice down.")
@@ -54,7 +57,7 @@ def up(
         return
     options = Options(
         engine=None if engine is None else ENGINES[engine], workers=workers, admission=admission, gateways=gateways,
-        embeddings=embeddings, free_ports=free_ports,
+        added=(*[EMBEDDINGS] * embeddings, *[SMALL] * small), free_ports=free_ports,
     )  # fmt: skip
     progress = Progress()
     interrupted = threading.Event()

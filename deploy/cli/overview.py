@@ -166,11 +166,14 @@ def models(data: DataOption = DEFAULT_DATA, as_json: JsonOption = False) -> None
         print(json.dumps([model.model_dump(mode="json") for model in settings.models], indent=1))
         return
     pools = {pool.name: pool for pool in settings.pools}
-    shown = Table("model", "aliases", "context", "engine", "workers", "price in/cached/out per million")
+    shown = Table(
+        "model", "aliases", "context", "pools", "engine", "workers", "fallback", "price in/cached/out per million"
+    )
     for model in settings.models:
-        pool, price = pools[model.pool], model.price
+        own, price = [pools[name] for name in model.pools], model.price
         shown.add_row(
-            model.name, ", ".join(model.aliases), str(model.context_window), pool.engine, str(pool.workers),
-            f"{price.uncached_input} / {price.cached_input} / {price.output} {price.currency}",
+            model.name, ", ".join(model.aliases), str(model.context_window), ", ".join(model.pools),
+            ", ".join(dict.fromkeys(pool.engine for pool in own)), str(sum(pool.workers for pool in own)),
+            model.fallback, f"{price.uncached_input} / {price.cached_input} / {price.output} {price.currency}",
         )  # fmt: skip
     out.print(shown)

@@ -165,7 +165,10 @@ class Timeline:
                     return
                 self.opened = event
                 yield from _stages(event.stage_ms, ADMISSION_STAGES, "admission")
-                yield Step(event.admitted_at_ms, "admitted", "admission")
+                told = "admitted"
+                if event.fallback is not None:
+                    told += f" for {event.model}, in the place of {event.fallback.asked} ({event.fallback.reason})"
+                yield Step(event.admitted_at_ms, told, "admission")
                 yield Step(record.timestamp_ms, "opened", LOG, where)
             case AdmittedRequest():
                 self.work = event

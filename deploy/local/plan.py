@@ -21,12 +21,13 @@ from deploy.local.gpus import TooFewGpus, shared_out, visible_gpus
 from deploy.local.kafka_broker import KafkaNode, run_command
 from deploy.local.ports import free_ports, is_free, owner
 from deploy.paths import ROOT
-from streams.directory import Pool
+from streams.directory import Model, Pool
 from streams.gateway.dismissal import DISMISSAL_S
 from streams.settings import CONFIG_VARIABLE, LOOPBACK, Settings, load_settings, reachable
 
 LOCAL_CONFIG = Path(__file__).parent / "local.toml"
-EMBEDDINGS_CONFIG = LOCAL_CONFIG.with_name("embeddings.toml")
+EMBEDDINGS, SMALL = "embeddings", "small"
+"""What may be added to the settings: each is a file beside `LOCAL_CONFIG`, with its pools and models."""
 LAST_OF_ALL = 65_535
 """Of TCP's ports."""
 PROBE_TIMEOUT_S = 1.0
@@ -78,7 +79,8 @@ class Options:
     """What the command line or a test may choose. `environment` holds more SLUICE_* settings, the strongest of all.
 
     `gpus` None: those that this machine shows. `engine_args` replace the pools' own where `engine` replaces the pools'
-    engine. `free_ports` False: those of the settings. `embeddings`: with the pool and the model of `embeddings.toml`.
+    engine, but for pools that embed. `free_ports` False: those of the settings. `added`: names of files with more
+    pools and models, such as `EMBEDDINGS`.
     """
 
     engine: str | None = None
@@ -87,7 +89,7 @@ class Options:
     max_running: int | None = None
     admission: int = 1
     gateways: int = 1
-    embeddings: bool = False
+    added: tuple[str, ...] = ()
     free_ports: bool = False
     gpus: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -198,35 +200,29 @@ class _Ports:
         return port
 
 
-def _pools(settings: Settings, options: Options) -> list[dict[str, object]]:
-    pools = []
-    for pool in settings.pools:
-        changes: dict[str, object] = {}
-        if options.workers is not None:
-            changes["workers"] = options.workers
-        if options.max_running is not None:
-            changes["max_running"] = options.max_running
-        if options.engine is not None and (options.engine != pool.engine or options.engine_args):
-            changes |= {"engine": options.engine, "engine_args": dict(options.engine_args)}
-        pools.append(pool.model_copy(update=changes).model_dump())
-    return pools
-
-
-def _embedding_pool(pool: dict[str, object], options: Options) -> dict[str, object]:
-    """Arguments that were given are those of the engine that chats."""
-    engine = options.engine or pool["engine"]
-    changes = {"engine": engine, "engine_args": pool["engine_args"] if engine == pool["engine"] else {}}
-    return {**pool, **changes, "workers": 1 if options.workers is None else options.workers}
+def _as_chosen(pool: Pool, options: Options, *, embeds: bool) -> Pool:
+    """What was given of engines is of those that chat."""
+    changes: dict[str, object] = {}
+    arguments = {} if embeds else dict(options.engine_args)
+    if options.workers is not None:
+        changes["workers"] = options.workers
+    if options.max_running is not None and not embeds:
+        changes["max_running"] = options.max_running
+    if options.engine is not None and (options.engine != pool.engine or arguments):
+        changes |= {"engine": options.engine, "engine_args": arguments}
+    return pool.model_copy(update=changes)
 
 
 def _catalogue(settings: Settings, options: Options) -> dict[str, str]:
-    pools = _pools(settings, options)
-    if not options.embeddings:
-        return {"SLUICE_POOLS": json.dumps(pools)}
-    added = tomllib.loads(EMBEDDINGS_CONFIG.read_text())
-    pools += [_embedding_pool(pool, options) for pool in added["pools"]]
-    models = [*(model.model_dump(mode="json") for model in settings.models), *added["models"]]
-    return {"SLUICE_POOLS": json.dumps(pools), "SLUICE_MODELS": json.dumps(models)}
+    added = [tomllib.loads(LOCAL_CONFIG.with_name(f"{name}.toml").read_text()) for name in options.added]
+    models = [*settings.models, *(Model.model_validate(model) for each in added for model in each["models"])]
+    pools = [*settings.pools, *(Pool.model_validate(pool) for each in added for pool in each["pools"])]
+    embedding = {name for model in models if model.embedding is not None for name in model.pools}
+    chosen = [_as_chosen(pool, options, embeds=pool.name in embedding) for pool in pools]
+    return {
+        f"SLUICE_{name}": json.dumps([each.model_dump(mode="json", exclude_defaults=True) for each in listed])
+        for name, listed in (("POOLS", chosen), ("MODELS", models))
+    }
 
 
 def _from_outside(data: DataFolder) -> dict[str, str]:

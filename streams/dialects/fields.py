@@ -6,9 +6,9 @@ Work is bounded: the first field that is wrong is named, and nothing is looked a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.endings import EndingCode
 from streams.dialects.neutral import RequestError
@@ -18,6 +18,13 @@ _NOTHING: Mapping[str, Any] = {}
 _JSON_NAMES: dict[type, str] = {str: "a string", int: "an integer", dict: "an object", list: "a list"}
 _Body = TypeVar("_Body", bound=BaseModel)
 WIRE = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+MayFallBack = Annotated[
+    bool,
+    Field(
+        description="Whether a smaller model may answer where this one has no room, if the organisation's policy has"
+        " it: an extension."
+    ),
+]
 MAX_PARTS = 4_096
 """Of all messages together."""
 

@@ -64,6 +64,7 @@ class NeutralRequest(BaseModel):
     service_tier: ServiceTier = "auto"
     cache_key: str = Field(default="", description="As in `request`.")
     on_disconnect: OnDisconnect = "cancel"
+    fallback: bool = True
     background: bool = Field(default=False, description="It is not waited for: its client comes for it.")
     echo: str = Field(default="", description="As in `request`.")
     store: bool = Field(default=False, description="Kept beyond replay, for who goes on with it by its id.")

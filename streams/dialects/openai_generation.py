@@ -17,7 +17,7 @@ from schemas.request import (
     ServiceTier,
 )
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
-from streams.dialects.fields import WIRE, NotOffered, asked, unsupported
+from streams.dialects.fields import WIRE, MayFallBack, NotOffered, asked, unsupported
 from streams.dialects.neutral import NeutralRequest, RequestError
 from streams.dialects.openai_parameters import HINTS, NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.structured import StructuredBody, asked_structure, field_of_structure, structure_of
@@ -52,6 +52,7 @@ class GenerationBody(StructuredBody):
     on_disconnect: OnDisconnect = Field(
         default="cancel", description="What happens when the last viewer is gone: an extension."
     )
+    fallback: MayFallBack = True
 
 
 class GenerationRequest(NeutralRequest):
@@ -115,6 +116,7 @@ def neutral_fields(
         "service_tier": body.service_tier,
         "cache_key": body.prompt_cache_key or "",
         "on_disconnect": body.on_disconnect,
+        "fallback": body.fallback,
         "echo": written(echo) if echo else "",
         "names": _names(body),
     }

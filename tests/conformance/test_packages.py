@@ -19,6 +19,7 @@ import pytest
 from benchmarks.environments import NotInstalled
 from benchmarks.peer_servers import litellm_proxy
 from benchmarks.stacks import MODEL_PATH
+from deploy.local.plan import EMBEDDINGS
 from deploy.local.runner import Stack
 from deploy.tenants_file import create_api_key
 from streams.directory import Role
@@ -71,7 +72,7 @@ def of(*abilities: str, through_litellm: tuple[str, ...] = ()) -> pytest.MarkDec
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with prepared(tmp_path_factory.mktemp("conformance"), SLOW_WITH_PROMPTS, embeddings=True) as stack:
+    with prepared(tmp_path_factory.mktemp("conformance"), SLOW_WITH_PROMPTS, added=(EMBEDDINGS,)) as stack:
         yield stack
 
 

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from deploy.local.plan import EMBEDDINGS
 from deploy.local.runner import Stack
 from tests.e2e.stacks import openai_client, prepared, until_idle
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with prepared(tmp_path_factory.mktemp("e2e"), embeddings=True, ends_in_order=True) as stack:
+    with prepared(tmp_path_factory.mktemp("e2e"), added=(EMBEDDINGS,), ends_in_order=True) as stack:
         yield stack
     assert list(stack.data.scratch.iterdir()) == [], "what a stop leaves behind"
 

@@ -71,7 +71,7 @@ def prepared(
     *,
     seed: int | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
-    embeddings: bool = False,
+    added: tuple[str, ...] = (),
     ends_in_order: bool = False,
     gateways: int = 1,
     workers: int = 1,
@@ -84,7 +84,7 @@ def prepared(
     options = replace(
         simulated(engine, workers=workers, **more),
         environment={**PATIENCE, **environment},
-        embeddings=embeddings,
+        added=added,
         gateways=gateways,
     )
     with Stack(folder, options, seed=seed) as stack:

@@ -1,4 +1,6 @@
-"""A pool that is too small for what is asked: who waits hears how many are before it, who is refused when to come."""
+"""Pools that are too small for what is asked: who waits hears how many are before it, who is refused when to come, and
+whom a smaller model may answer has it from that.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -6,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from deploy.local.plan import SMALL
 from deploy.local.runner import Stack
-from schemas.websocket import QueuedMessage
+from schemas.websocket import QueuedMessage, StartedMessage
 from tests.e2e.sockets import open_socket
-from tests.e2e.stacks import ENGINE, TIMEOUT_S, body, http_client, metrics_text, prepared
+from tests.e2e.stacks import ENGINE, TIMEOUT_S, body, http_client, is_scripted, metrics_text, prepared
 from tests.servers import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -26,8 +29,9 @@ FEW = {
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One answer at a time."""
-    with prepared(tmp_path_factory.mktemp("crowded"), ENGINE, environment=FEW, max_running=1) as stack:
+    """One answer at a time, of each of two models."""
+    folder = tmp_path_factory.mktemp("crowded")
+    with prepared(folder, ENGINE, environment=FEW, added=(SMALL,), max_running=1) as stack:
         yield stack
 
 
@@ -83,3 +87,29 @@ def test_where_the_pool_is_degraded_a_free_tenants_answer_is_cut_and_says_so(cro
     assert cut.json()["usage"]["completion_tokens"] == CUT
     assert whole.json()["usage"]["completion_tokens"] == CUT + 10
     assert not any(name.startswith("x-brownout") for name in whole.headers)
+
+
+def test_at_a_pool_that_is_taken_paid_tenants_wait_and_free_ones_are_answered_by_the_smaller_model(
+    crowded: Stack,
+) -> None:
+    asked, long = body(model="sluice-small", max_tokens=20), {"max_tokens": 4_000, "ignore_eos": True}
+    with open_socket(crowded) as socket, http_client(crowded, "brief") as free:
+        running = socket.ask("Hi", "1", model="sluice-small", **long)
+        socket.until_token(running, 1)
+        waiting = socket.ask("Hi", "2", model="sluice-small", **long)
+        started = socket.until(StartedMessage, response_id=waiting)
+        assert (started.model, started.fallback) == ("sluice-small", None)
+        answered = free.post("/v1/chat/completions", json=asked)
+        forbidden = free.post("/v1/chat/completions", json={**asked, "fallback": False})
+        assert socket.answers[running].terminal is None, "the pool was taken all the time"
+        for response_id in (waiting, running):
+            socket.cancel(response_id)
+        socket.until_ended(waiting)
+        socket.until_ended(running)
+    assert (answered.status_code, answered.json()["model"]) == (200, "sluice-tiny")
+    assert is_scripted(answered.json()["choices"][0]["message"]["content"])
+    assert answered.headers["x-sluice-fallback-from"] == "sluice-small"
+    assert answered.headers["x-sluice-fallback-reason"] == "overloaded"
+    assert forbidden.status_code == 503
+    assert "sluice-tiny may have room" in forbidden.json()["error"]["message"]
+    assert int(forbidden.headers["retry-after"]) >= 1

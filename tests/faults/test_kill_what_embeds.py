@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import httpx
 import pytest
 
+from deploy.local.plan import EMBEDDINGS
 from deploy.local.runner import Stack
 from tests.e2e.stacks import TIMEOUT_S, http_client, prepared, worker_metrics
 from tests.faults.history import billed_once, view
@@ -28,7 +29,7 @@ TO_BE_ASKED_AGAIN = {"generation_interrupted", "overloaded", "unavailable"}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with prepared(tmp_path_factory.mktemp("embeds"), {}, embeddings=True, seed=13) as stack:
+    with prepared(tmp_path_factory.mktemp("embeds"), {}, added=(EMBEDDINGS,), seed=13) as stack:
         yield stack
 
 

@@ -25,7 +25,7 @@ from streams.dialects.anthropic.content import MessageParam, Reader, Texts, vali
 from streams.dialects.anthropic.parameters import HINTS, NOT_OFFERED, NOT_OFFERED_IN_OUTPUT_CONFIG
 from streams.dialects.anthropic.tools import ToolChoiceParam, ToolParam, asked_tools, neutral_choice, neutral_tools
 from streams.dialects.anthropic.turns import neutral_turns
-from streams.dialects.fields import WIRE, NotOffered, asked
+from streams.dialects.fields import WIRE, MayFallBack, NotOffered, asked
 from streams.dialects.neutral import NeutralRequest
 from streams.dialects.openai_schema import body_schema
 from streams.dialects.structured import JsonSchema, structure_beside_tools
@@ -79,6 +79,7 @@ class MessagesBody(CountTokensBody):
     on_disconnect: OnDisconnect = Field(
         default="cancel", description="What happens when the last viewer is gone: an extension."
     )
+    fallback: MayFallBack = True
 
 
 class MessagesRequest(NeutralRequest):
@@ -120,6 +121,7 @@ def parse_messages_request(body: Mapping[str, Any]) -> MessagesRequest:
         user=given.metadata.user_id if given.metadata else None,
         service_tier="default" if given.service_tier == "standard_only" else "auto",
         on_disconnect=given.on_disconnect,
+        fallback=given.fallback,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from streams.dialects.conversation_ref import (
     stores,
 )
 from streams.dialects.echo import MAX_METADATA, Metadata, check_metadata, check_pairs, written
-from streams.dialects.fields import WIRE, NotOffered, asked, check_length, invalid, unsupported, validated
+from streams.dialects.fields import WIRE, MayFallBack, NotOffered, asked, check_length, invalid, unsupported, validated
 from streams.dialects.neutral import NeutralRequest, OwnTurn
 from streams.dialects.openai_parameters import NOT_OFFERED_IN_STREAM_OPTIONS
 from streams.dialects.openai_tools import FunctionName
@@ -127,6 +127,7 @@ class ResponsesBody(SamplingBody):
     text: TextConfig = TextConfig()
     reasoning: ResponsesReasoning | None = None
     structured_outputs: StructuredOutputsBody | None = Field(default=None, description="In the place of `text.format`.")
+    fallback: MayFallBack = True
 
 
 class ResponsesRequest(NeutralRequest):
@@ -179,6 +180,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> ResponsesRequest:
         service_tier=valid.service_tier,
         cache_key=valid.prompt_cache_key or "",
         on_disconnect="continue" if valid.background else "cancel",
+        fallback=valid.fallback,
         background=valid.background,
         echo=_echo(valid, is_stored=is_stored),
         store=is_stored,

@@ -111,6 +111,7 @@ class Answering:
             if follower.started is not None:
                 headers |= dialect.limit_headers(follower.started.limits, now_ms())
                 headers |= brownout_headers(follower.started.brownout)
+                headers |= _fallback_headers(follower.started)
             if isinstance(first, Terminal) and ENDINGS[first.code].is_error:
                 return ending_response(first, headers, dialect, asked)
             if asked.stream:
@@ -314,6 +315,13 @@ def _told_in(dialect: ById[Any], follower: Follower, opening: Opening) -> Events
     """For who comes back by an id, which may be that of vectors: there are no words for these."""
     events, started = dialect.events(None, opening), follower.started
     return WordsAlone(events) if started is None or started.endpoint == "embeddings" else events
+
+
+def _fallback_headers(started: Started) -> dict[str, str]:
+    """Where a smaller model answers, for who does not compare the `model` of an answer with what was asked for."""
+    if started.fallback is None:
+        return {}
+    return {"x-sluice-fallback-from": started.fallback.asked, "x-sluice-fallback-reason": started.fallback.reason}
 
 
 def _opening(

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from schemas.endings import EndingCode
 from streams.dialects.neutral import RequestError
-from streams.directory import Model, ModelCatalog, Tenant
+from streams.directory import Model, ModelCatalog, Tenant, pools_for
 from streams.gateway.request_headers import api_key_of
 from streams.gateway.service.service import Gateway
 
@@ -42,6 +42,7 @@ def model_object(model: Model, name: str, region: str, since_s: int) -> dict[str
         "description": model.description,
         "context_window": model.context_window,
         "capabilities": capabilities_of(model),
+        "fallback": model.fallback or None,
         "dimensions": None if model.embedding is None else model.embedding.offered,
         "region": region,
         "prices": {
@@ -69,7 +70,7 @@ def anthropic_model_object(model: Model, name: str, since_s: int) -> dict[str, A
 
 
 def models_of(catalog: ModelCatalog, tenant: Tenant) -> list[Model]:
-    return [model for model in catalog.models() if not tenant.models or model.name in tenant.models]
+    return [model for model in catalog.models() if pools_for(tenant, model, catalog)]
 
 
 def model_of(catalog: ModelCatalog, tenant: Tenant, name: str) -> Model:

@@ -178,7 +178,7 @@ class Acceptance:
             service_tier=asked.service_tier, cache_key=asked.cache_key,
             reply_to=ReplyTo(partition=parse_response_id(response_id).partition), accepted_at_ms=accepted_at_ms,
             deadline_ms=accepted_at_ms + settings.gateway.request_timeout_ms, on_disconnect=asked.on_disconnect,
-            echo=asked.echo,
+            fallback=asked.fallback, echo=asked.echo,
             stage_ms={"gateway": accepted_at_ms},
         ).model_copy(update={"prompt": asked.prompt, "inputs": asked.inputs})  # fmt: skip
 

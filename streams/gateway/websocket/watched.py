@@ -35,6 +35,7 @@ def terminal_message(response_id: str, terminal: Terminal) -> TerminalMessage:
         finish_reasons=terminal.finish_reasons,
         usage=UsageBody(**usage_object(terminal.usage)),
         model=terminal.model,
+        fallback=terminal.fallback,
         error=None if error is None else ErrorBody(**error),
         retry_after_ms=retry_advice_of(terminal),
         limits=terminal.limits,
@@ -47,6 +48,7 @@ def started_message(response_id: str, started: Started) -> StartedMessage:
         response_id=response_id, model=started.model, requested_model=started.requested_model,
         prompt_tokens=started.prompt_tokens, accepted_at_ms=started.accepted_at_ms, deadline_ms=started.deadline_ms,
         brownout=started.brownout,
+        fallback=started.fallback,
     )  # fmt: skip
 
 

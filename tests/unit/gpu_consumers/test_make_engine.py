@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from gpu_consumers.__main__ import make_engine
+from gpu_consumers.__main__ import make_engine, pool_and_model
 from gpu_consumers.engines.simulated import SimulatedEngine
 from gpu_consumers.engines.simulated_pooling import SimulatedPoolingEngine
 from gpu_consumers.engines.vllm_engine import VllmEngine
 from gpu_consumers.engines.vllm_pooling import VllmPoolingEngine
 from streams.directory import Embedding, Model, Pool
-from streams.settings import SettingsError
+from streams.settings import Settings, SettingsError, WorkerSettings
 
 MODEL = str(Path(__file__).parents[3] / "models" / "sluice-tiny")
 
 
-def model(**more: str) -> Model:
+def model(**more: object) -> Model:
     return Model.model_validate({"name": "m", "path": MODEL, "pool": "p", "context_window": 4_096, **more})
 
 
@@ -27,6 +27,20 @@ def test_parsers_by_vllms_names_are_the_simulated_engines_where_it_has_their_for
         make_engine(pool, model(tool_parser="mistral"))
     with pytest.raises(SettingsError, match=r"models.m.reasoning_parser"):
         make_engine(pool, model(reasoning_parser="mistral"))
+
+
+def test_a_worker_serves_the_model_that_names_its_pool_also_as_an_alternate() -> None:
+    pools = [Pool(name=name, engine="simulated") for name in ("p", "long", "other")]
+    models = [model(alternates=["long"]), model(name="n", pool="other")]
+
+    def served(pool: str) -> str:
+        settings = Settings(models=models, pools=pools, worker=WorkerSettings(pool=pool))
+        return pool_and_model(settings)[1].name
+
+    assert [served(pool.name) for pool in pools] == ["m", "m", "n"]
+    models[1] = model(name="n", pool="other", alternates=["long"])
+    with pytest.raises(SettingsError, match=r"pools.long: serves 2 models, a worker needs exactly one"):
+        served("long")
 
 
 def test_vllm_is_left_to_know_its_parsers() -> None:

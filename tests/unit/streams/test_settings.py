@@ -19,6 +19,7 @@ path = "models/tiny"
 pool = "default"
 context_window = 4096
 """
+OTHER = "[[models]]\nname='m'\npath='p'\npool='default'\ncontext_window=64\n"
 
 
 @pytest.fixture
@@ -47,6 +48,11 @@ def test_the_environment_beats_the_file_beats_the_defaults(config: Path, monkeyp
         ("[[pools]]\nname = 'default'\nengine = 'vllm'", "pools"),
         ("[[models]]\nname='m'\npath='p'\npool='nowhere'\ncontext_window=64", "models.m.pool"),
         ("[[models]]\nname='m'\npath='p'\npool='default'\ncontext_window=1", "models.1.context_window"),
+        (f"{OTHER}alternates=['nowhere']", "models.m.alternates: no pool 'nowhere'"),
+        (f"{OTHER}alternates=['default']", "models.m.alternates: a pool is named twice"),
+        (f"{OTHER}fallback='nobody'", "models.m.fallback: no other model 'nobody'"),
+        (f"{OTHER}fallback='m'", "models.m.fallback: no other model 'm'"),
+        (f"{OTHER}fallback='tiny'\nembedding={{dimensions=64}}", "models.m.fallback: vectors"),
         ("not toml", "sluice.toml"),
     ],
 )

@@ -107,7 +107,9 @@ async def test_nobody_is_refused_for_what_others_only_ask_for() -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """A delivery of request `number`, whose log fails after so many records, after so much time and such events."""
+    """A delivery of request `number`, whose log fails after so many records, after so much time and such events. The
+    model of each second one has another, smaller one that may answer.
+    """
 
     number: int
     writes: int | None
@@ -116,13 +118,15 @@ class Step:
     queued_tokens: int
     denies: bool
     waiting: int
+    is_free: bool
+    is_big_away: bool
 
 
 STEPS = st.lists(
     st.builds(
         Step, st.integers(0, 7), st.sampled_from([None, None, 0, 1]), st.sampled_from([0, 0, 300, 5_000, 90_000]),
         st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 0, 180, 10**6]), st.booleans(),
-        st.sampled_from([0, 3]),
+        st.sampled_from([0, 3]), st.booleans(), st.booleans(),
     ),
     max_size=25,
 )  # fmt: skip
@@ -136,7 +140,9 @@ async def lived(stages: Sequence[Stage], steps: Sequence[Step], response_ids: Se
         world.now_ms += step.passed_ms
         world.quota.now_ms = world.now_ms
         policy = SafetyPolicy(prompt_deny=["open the vault"] if step.denies else [])
-        world.change(limits=limits, policy=policy)
+        world.change(limits=limits, policy=policy, tier="free" if step.is_free else "paid")
+        if not step.is_big_away:
+            world.beat("worker-3", pool="other", model="big", home_partitions=[7], queued_tokens=step.queued_tokens)
         for worker, partition in (("worker-1", 2), ("worker-2", 3)):
             lanes = {lane: [partition] for lane in LANES}
             queued = step.queued_tokens if worker == "worker-1" else 0
@@ -149,7 +155,8 @@ async def lived(stages: Sequence[Stage], steps: Sequence[Step], response_ids: Se
         if step.number not in requests:
             text = DENIED if step.number % 3 == 2 else "tell me"
             request = world.request(
-                text, response_id=response_ids[step.number], sampling=Sampling(max_tokens=10 + step.number),
+                text, model="big" if step.number % 2 else "tiny", response_id=response_ids[step.number],
+                sampling=Sampling(max_tokens=10 + step.number),
                 accepted_at_ms=world.now_ms, deadline_ms=world.now_ms + 60_000,
             )  # fmt: skip
             requests[step.number] = world.record(request)

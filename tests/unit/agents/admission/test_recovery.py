@@ -23,10 +23,11 @@ from agents.admission.recovery import (
 from agents.admission.routing import WorkersView
 from agents.admission.workers_reader import WorkersReader
 from agents.quota.store import OUTCOME_KEEP_MS, EpochLost, Finished, QuotaUnavailable, RedisQuota, Refusal, Restored
+from schemas.admission import StandIn
 from schemas.base import Scope
 from schemas.brownout import PoolLevel
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.generated import Ending, Fallback, Fence, Frame, Opened
 from schemas.request import Lane, ReplyTo
 from schemas.worker import WorkerState
 from streams.directory import Limits
@@ -82,6 +83,16 @@ def test_an_open_response_keeps_its_route_and_its_reservation() -> None:
     assert (reservation.decision.lane, reservation.decision.lane_partition) == (Lane.BATCH, 4)
     assert reservation.decision.generated_partition == 6
     assert (reservation.ended, reservation.tokens, reservation.deadline_ms) == (False, 8, NOW + 9)
+
+
+def test_what_a_smaller_model_answers_is_answered_by_it_still() -> None:
+    fallback = Fallback(asked="big", reason="overloaded")
+    [reservation] = rebuilt(opened("r").model_copy(update={"fallback": fallback})).values()
+    assert reservation.decision is not None
+    assert reservation.decision.stand_in == StandIn(model="m", max_tokens=5, reason="overloaded")
+    [as_asked] = rebuilt(opened("r")).values()
+    assert as_asked.decision is not None
+    assert as_asked.decision.stand_in is None
 
 
 def test_a_response_that_finished_holds_nothing() -> None:

@@ -96,8 +96,9 @@ class Directory:
 
 
 class Catalog:
-    def __init__(self, *models: Model) -> None:
+    def __init__(self, *models: Model, pools: Sequence[str]) -> None:
         self._models = models
+        self._pools = {name: Pool(name=name, engine="simulated") for name in pools}
 
     def model(self, name_or_alias: str) -> Model | None:
         return next((m for m in self._models if name_or_alias in (m.name, *m.aliases)), None)
@@ -106,10 +107,19 @@ class Catalog:
         return list(self._models)
 
     def pool(self, name: str) -> Pool:
-        raise NotImplementedError
+        return self._pools[name]
 
     def pools(self) -> list[Pool]:
-        raise NotImplementedError
+        return list(self._pools.values())
+
+    def change_model(self, name: str, **fields: object) -> None:
+        self._models = tuple(m.model_copy(update=fields) if m.name == name else m for m in self._models)
+
+    def drop_model(self, name: str) -> None:
+        self._models = tuple(m for m in self._models if m.name != name)
+
+    def change_pool(self, name: str, **fields: object) -> None:
+        self._pools[name] = self._pools[name].model_copy(update=fields)
 
 
 @dataclass
@@ -167,13 +177,14 @@ class World:
             Tenant(
                 tenant_id="acme", tier="paid", limits=Limits(max_output_tokens=50, tokens_per_minute=500),
                 policy=SafetyPolicy(version=7, prompt_deny=["open the vault"]),
-                models=["tiny", "elsewhere", "embed", "fixed"],
+                models=["tiny", "big", "elsewhere", "embed", "fixed"],
                 producer_keys=[ProducerKey(key_id="p1", public_key=PUBLIC_KEY)],
             ),
             Tenant(tenant_id="gold", tier="premium", limits=Limits(max_output_tokens=2_000)),
         )  # fmt: skip
         self.catalog = Catalog(
             Model(name="tiny", aliases=["default"], path="unused", pool="default", context_window=100),
+            Model(name="big", aliases=["best"], path="unused", pool="other", context_window=100, fallback="tiny"),
             Model(name="secret", path="unused", pool="default", context_window=100),
             Model(name="elsewhere", path="unused", pool="other", context_window=100),
             Model(
@@ -183,6 +194,7 @@ class World:
             Model(
                 name="fixed", path="unused", pool="other", context_window=100_000, embedding=Embedding(dimensions=1_024)
             ),
+            pools=self.topics.pools,
         )  # fmt: skip
         self.quota = ModelQuota(NOW)
         self.workers = WorkersView()
@@ -191,8 +203,8 @@ class World:
         self.services = Services(
             topics=self.topics, request_secrets=[SECRET], pseudonym_secret=SECRET, ids=IDS,
             directory=self.directory, catalog=self.catalog,
-            tokenizers={name: Words() for name in ("tiny", "secret", "elsewhere", "embed", "fixed")}, quota=self.quota,
-            workers=self.workers,
+            tokenizers={name: Words() for name in ("tiny", "big", "secret", "elsewhere", "embed", "fixed")},
+            quota=self.quota, workers=self.workers,
             queue_bound=queue_bound, phrases=PromptPolicies(), trust_window_ms=300_000,
             clock_ms=lambda: self.now_ms - self.set_back_ms, prefix_load_excess=prefix_load_excess,
         )  # fmt: skip

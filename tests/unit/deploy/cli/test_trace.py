@@ -13,7 +13,7 @@ from deploy.cli.log_search import LogSearch
 from deploy.cli.timeline import Step, Timeline
 from schemas.base import Record, Scope
 from schemas.endings import EndingCode
-from schemas.generated import Ending, Fence, Frame, Opened
+from schemas.generated import Ending, Fallback, Fence, Frame, Opened
 from schemas.request import AdmittedRequest, Lane, Message, ReplyTo, Request, Sampling, TextPart
 from schemas.responses import Release, Started, Terminal
 from schemas.usage import ComputeRecord, DeliveredCount, UsageEvent
@@ -38,6 +38,7 @@ class Story:
         self.neighbour_id = IDS.mint(PARTITION)
         self.accepted_ms = parse_response_id(self.response_id).minted_at_ms or 0
         self.now_ms = self.accepted_ms
+        self.fallback: Fallback | None = None
         self.log = MemoryLog(lambda: self.now_ms)
         for topic in self.topics.all([]):
             self.log.create_topic(topic.name, topic.partitions)
@@ -60,7 +61,7 @@ class Story:
             response_id=self.response_id, scope=SCOPE, model="sluice-tiny", requested_model="default", pool="default",
             lane=Lane.STANDARD, lane_partition=LANE_PARTITION, prompt_tokens=3, max_tokens=64, reserved_tokens=67,
             reply_to=ReplyTo(partition=PARTITION), accepted_at_ms=self.accepted_ms,
-            admitted_at_ms=self.accepted_ms + 9, deadline_ms=self.accepted_ms + 60_000,
+            admitted_at_ms=self.accepted_ms + 9, deadline_ms=self.accepted_ms + 60_000, fallback=self.fallback,
             stage_ms={stage: self.accepted_ms + ms for stage, ms in stages.items()},
         )  # fmt: skip
 
@@ -178,6 +179,14 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
 @pytest.fixture
 def story(settings: Settings) -> Story:
     return Story(settings)
+
+
+def test_that_a_smaller_model_answers_is_told(story: Story) -> None:
+    story.fallback = Fallback(asked="sluice-small", reason="overloaded")
+    story.is_admitted()
+    told, _ = story.told()
+    admitted = "admitted for sluice-tiny, in the place of sluice-small (overloaded)"
+    assert (9, admitted, "admission", "") in story.shown(told.steps())
 
 
 def test_every_step_of_an_answer_is_told_with_its_place_in_the_log(story: Story) -> None:

@@ -13,7 +13,17 @@ import pytest
 from deploy.local.data_folder import DataFolder, Keys
 from deploy.local.first_run import provision_keys
 from deploy.local.gpus import visible_gpus
-from deploy.local.plan import LOCAL_CONFIG, Options, PlanError, Stage, make_plan, settings_with, tenants_file_of
+from deploy.local.plan import (
+    EMBEDDINGS,
+    LOCAL_CONFIG,
+    SMALL,
+    Options,
+    PlanError,
+    Stage,
+    make_plan,
+    settings_with,
+    tenants_file_of,
+)
 from deploy.local.ports import FIRST_PORT, LAST_PORT, free_ports, is_free
 
 KEYS = Keys(deployment_secret="s" * 40)
@@ -306,7 +316,7 @@ def test_a_tenants_file_of_the_operators_own_is_the_one_that_counts(
 
 def test_a_model_that_embeds_comes_with_a_pool_and_a_worker_of_its_own_where_it_is_asked_for(data: DataFolder) -> None:
     chats = {"ttft_ms": 5.0}
-    options = Options(engine="simulated", engine_args=chats, embeddings=True, free_ports=True)
+    options = Options(engine="simulated", engine_args=chats, added=(EMBEDDINGS,), free_ports=True)
     plan = make_plan(data, KEYS, options, random.Random(1))
     [chat, embeds] = plan.settings.pools
     assert (chat.engine_args, embeds.engine_args) == (chats, {}), "arguments are those of the engine that chats"
@@ -316,7 +326,27 @@ def test_a_model_that_embeds_comes_with_a_pool_and_a_worker_of_its_own_where_it_
     [_, model] = plan.settings.models
     assert model.embedding is not None
     assert (model.pool, model.embedding.offered) == ("embeddings", [32, 64, 128])
-    real = make_plan(data, KEYS, Options(embeddings=True, free_ports=True), random.Random(1)).settings.pools[1]
+    real = make_plan(data, KEYS, Options(added=(EMBEDDINGS,), free_ports=True), random.Random(1)).settings.pools[1]
     assert (real.engine, real.engine_args["max_model_len"]) == ("vllm", model.context_window)
     without = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
     assert [each.name for each in without.settings.models] == ["sluice-tiny"]
+
+
+def test_several_pools_run_at_once_and_what_is_chosen_of_engines_is_of_all_that_chat(data: DataFolder) -> None:
+    chats, added = {"ttft_ms": 5.0}, (EMBEDDINGS, SMALL)
+    options = Options(engine="simulated", engine_args=chats, max_running=2, added=added, free_ports=True)
+    plan = make_plan(data, KEYS, options, random.Random(1))
+    pools = {pool.name: (pool.engine_args, pool.max_running) for pool in plan.settings.pools}
+    assert pools == {"default": (chats, 2), "embeddings": ({}, 64), "small": (chats, 2)}
+    workers = [spec.environment["SLUICE_WORKER__POOL"] for spec in plan.processes if spec.stage is Stage.WORKERS]
+    assert workers == ["default", "embeddings", "small"]
+    [small] = [model for model in plan.settings.models if model.pool == "small"]
+    assert (small.name, small.fallback) == ("sluice-small", "sluice-tiny")
+
+
+def test_of_the_catalogue_no_more_is_written_than_was_said(data: DataFolder) -> None:
+    """A process of another release reads it too, and knows no field that it does not have."""
+    plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
+    [pool], [model] = (json.loads(plan.environment[f"SLUICE_{name}"]) for name in ("POOLS", "MODELS"))
+    assert {*pool} == {"name", "engine", "engine_args"}
+    assert not {*model} & {"alternates", "fallback", "embedding", "reasoning_parser"}

@@ -1,0 +1,114 @@
+"""Which pool of which model answers: a list is gone through, and the first of it that has room is taken.
+
+First the pools of the model that was asked for, in their order, then those of the smaller one, where somebody may be
+answered by it (`agents.admission.fallback` says who). Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from agents.admission.routing import Load, QueueBound, drain_ms, overloaded
+from schemas.generated import FallbackReason
+from schemas.request import Lane
+from streams.directory import Model, Pool, Tier
+
+Standing = Literal["room", "overloaded", "no_worker"]
+"""Of the pools of one model, for one request. Where no worker lives nobody knows their queues: it may wait there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What decides which pools a request is for. `context`: its prompt and one answer; `output`: that answer's bound.
+
+    Of what is embedded the longest input is its context, and there is no output.
+    """
+
+    tenant_id: str
+    tier: Tier
+    lane: Lane
+    context: int
+    output: int
+
+
+class Looked(NamedTuple):
+    """A pool, and its live workers as they stand for the request's tenant."""
+
+    pool: Pool
+    loads: Sequence[Load]
+
+
+class Option(NamedTuple):
+    """A model's pools, in the order in which they are asked, and what the request comes to with that model."""
+
+    pools: Sequence[Looked]
+    ask: Ask
+
+
+class Plan(NamedTuple):
+    """Where it goes. `fallback`: why the smaller model answers; None: the one that was asked for does.
+
+    `retry_after_ms` is of one that is overloaded: when the first of its pools may have room.
+    """
+
+    pool: str
+    loads: Sequence[Load]
+    standing: Standing
+    fallback: FallbackReason | None = None
+    retry_after_ms: int | None = None
+
+
+def plan(asked: Option, smaller: Option | None, bound: QueueBound, *, prefer_fallback: bool = False) -> Plan:
+    """The first pool with a live worker and room. The smaller model's are asked where the other has none, or before it
+    where they are preferred; they are never waited for.
+    """
+    first = _of_model(asked, bound)
+    if smaller is None or (first.standing == "room" and not prefer_fallback):
+        return first
+    second = _of_model(smaller, bound)
+    if second.standing != "room":
+        return first
+    return second._replace(fallback="preferred" if first.standing == "room" else first.standing)
+
+
+def _of_model(option: Option, bound: QueueBound) -> Plan:
+    """Its settings may have changed since it was admitted: then no pool takes it, and the first has to."""
+    fit = [looked for looked in option.pools if takes(looked.pool, option.ask)] or option.pools[:1]
+    live = [looked for looked in fit if looked.loads]
+    for pool, loads in live:
+        if not overloaded(loads, option.ask.lane, bound) and _lets_in(pool, loads, option.ask.tier):
+            return Plan(pool.name, loads, "room")
+    if live:
+        (pool, loads), wait_ms = live[0], min(drain_ms(each.loads) for each in live)
+        return Plan(pool.name, loads, "overloaded", retry_after_ms=wait_ms)
+    return Plan(fit[0].pool.name, (), "no_worker")
+
+
+def _lets_in(pool: Pool, loads: Sequence[Load], tier: Tier) -> bool:
+    return tier in pool.queues_for or any(
+        load.state.running + load.queued_answers < load.state.max_running for load in loads
+    )
+
+
+def takes(pool: Pool, ask: Ask) -> bool:
+    """Whether the pool is for such requests, however full it is."""
+    return (
+        pool.is_open_to(ask.tenant_id)
+        and (pool.max_context is None or ask.context <= pool.max_context)
+        and (pool.max_output is None or ask.output <= pool.max_output)
+    )
+
+
+def longest_context(model: Model, pools: Iterable[Pool]) -> int:
+    """That any of these pools takes."""
+    return max(_context_of(pool, model) for pool in pools)
+
+
+def longest_output(model: Model, pools: Iterable[Pool], prompt_tokens: int) -> int:
+    """That any of these pools gives behind such a prompt; below 1: none has room for it."""
+    rooms = ((_context_of(pool, model) - prompt_tokens, pool.max_output) for pool in pools)
+    return max(room if most is None else min(room, most) for room, most in rooms)
+
+
+def _context_of(pool: Pool, model: Model) -> int:
+    return model.context_window if pool.max_context is None else min(pool.max_context, model.context_window)

@@ -1,0 +1,76 @@
+"""Whom a smaller model answers is told so in every format, and who forbids it is passed on as such."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from schemas.endings import EndingCode
+from schemas.generated import Fallback
+from tests.unit.streams.gateway.gateway_stack import Stack
+from tests.unit.streams.gateway.http_clients import HELLO, client
+from tests.unit.streams.gateway.socket_clients import dial, hear_until_terminal, say
+
+ANSWERED = Fallback(asked="large", reason="overloaded")
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": HELLO,
+    "completions": {"model": "small", "prompt": "Once"},
+    "messages": {**HELLO, "max_tokens": 9},
+    "responses": {"model": "small", "input": "Hello"},
+}
+
+
+async def answer(stack: Stack) -> None:
+    request = await stack.pipeline.next_request()
+    stack.pipeline.start(request, fallback=ANSWERED)
+    stack.pipeline.release(request, 1, ["Hi"])
+    stack.pipeline.end(request, 2, EndingCode.COMPLETED, fallback=ANSWERED)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", BODIES)
+async def test_each_format_names_the_model_that_answers_and_the_headers_the_one_that_was_asked(
+    stack: Stack, path: str, stream: bool
+) -> None:
+    async with client(stack) as http:
+        asked = http.post(f"/v1/{path}", json={**BODIES[path], "stream": stream})
+        told, _ = await asyncio.gather(asked, answer(stack))
+    assert told.headers["x-sluice-fallback-from"] == "large"
+    assert told.headers["x-sluice-fallback-reason"] == "overloaded"
+    assert '"model":"tiny"' in told.text.replace(" ", "")
+    assert '"model":"small"' not in told.text.replace(" ", "")
+
+
+async def test_who_has_what_was_asked_for_hears_nothing_of_it(stack: Stack) -> None:
+    async with client(stack) as http:
+        told, _ = await asyncio.gather(http.post("/v1/chat/completions", json=HELLO), stack.pipeline.answer(["Hi"]))
+    assert not [header for header in told.headers if header.startswith("x-sluice-fallback")]
+
+
+async def test_a_socket_says_it_where_it_begins_and_where_it_ends(stack: Stack) -> None:
+    async with dial(stack) as socket:
+        await say(socket, type="request", request_id="r1", body=HELLO)
+        await answer(stack)
+        messages, _ = await hear_until_terminal(socket)
+        [started] = [message for message in messages if message.type == "started"]
+        assert (started.model, started.fallback) == ("tiny", ANSWERED)
+        assert (messages[-1].model, messages[-1].fallback) == ("tiny", ANSWERED)
+        await say(socket, type="request", request_id="r2", body=HELLO)
+        await stack.pipeline.answer(["Hi"])
+        async with asyncio.timeout(20):
+            while (message := json.loads(await socket.recv()))["type"] != "terminal":
+                assert "fallback" not in message
+        assert "fallback" not in message
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_may_forbid_it(stack: Stack, path: str) -> None:
+    async with client(stack) as http:
+        for field, allowed in (({}, True), ({"fallback": True}, True), ({"fallback": False}, False)):
+            asked = http.post(f"/v1/{path}", json={**BODIES[path], **field})
+            _, request = await asyncio.gather(asked, stack.pipeline.answer(["Hi"]))
+            assert request.fallback is allowed
+        refused = await http.post(f"/v1/{path}", json={**BODIES[path], "fallback": "never"})
+    assert refused.status_code == 400
+    assert "fallback" in refused.json()["error"]["message"]
