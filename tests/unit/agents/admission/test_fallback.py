@@ -1,18 +1,22 @@
 """Where the model that was asked for has no room a smaller one answers: whom it may, what it says, what that costs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from agents.admission.brownout import Brownouts
 from agents.admission.routing import QueueBound
 from agents.admission.stages import FUSED, STAGES, Stage
 from agents.quota.store import Decided
 from billing_jobs.pricing import PICO_PER_TOKEN_OF_PRICE, PriceBook, charge, prices_to_append
+from schemas.brownout import Brownout, PoolLevel
 from schemas.endings import EndingCode
 from schemas.generated import Fallback, Opened
 from schemas.request import AdmittedRequest, Message, Sampling, Tool
+from streams.brownout import BrownoutPolicy
 from streams.directory import Limits, Price
 from tests.unit.agents.admission.world import IDS, RESPONSE, Words, World
 from tests.unit.billing_jobs.events import usage_event
@@ -176,6 +180,65 @@ async def test_where_the_smaller_one_is_gone_by_then_its_ending_stands_beside_wh
     [ending] = crowded.log.endings
     assert ending.code is EndingCode.UNAVAILABLE
     assert {place.partition for place in crowded.log.records if place.topic == "local.generated"} == {5}
+
+
+@pytest.fixture
+def degraded(crowded: World) -> World:
+    """Both pools have room, and that of `big` is degraded so far that free tenants have the smaller model first."""
+    crowded.beat("worker-2", pool="other", model="big", home_partitions=[6], max_running=4)
+    return at_level(crowded, 2)
+
+
+def at_level(world: World, level: int) -> World:
+    levels = Brownouts(BrownoutPolicy(free_max_tokens=8))
+    levels.take(PoolLevel(pool="other", level=level, since_ms=world.now_ms))
+    world.services = replace(world.services, brownout=levels)
+    world.pipeline = replace(world.pipeline, services=world.services)
+    return world
+
+
+@PLACEMENTS
+async def test_from_the_second_level_on_a_free_tenant_has_the_smaller_one_first(
+    degraded: World, stages: Sequence[Stage]
+) -> None:
+    await asked(degraded, stages=stages)
+    record = opened(degraded)
+    assert (record.model, record.max_tokens, record.brownout) == ("tiny", 8, Brownout(level=2, max_tokens=8))
+    assert record.fallback == Fallback(asked="big", reason="preferred")
+
+
+@pytest.mark.parametrize(
+    ("level", "tenant", "request_"),
+    [(1, {}, {}), (2, {"tier": "paid", "fallback": True}, {}), (2, {}, {"fallback": False})],
+    ids=["level 1", "paid", "forbidden"],
+)
+async def test_who_is_not_degraded_so_far_has_what_was_asked_for(
+    degraded: World, level: int, tenant: dict[str, Any], request_: dict[str, Any]
+) -> None:
+    at_level(degraded, level).change(**tenant)
+    await asked(degraded, **request_)
+    assert (opened(degraded).model, opened(degraded).fallback) == ("big", None)
+
+
+async def test_where_the_smaller_one_has_no_room_what_was_asked_for_answers_on_every_level(degraded: World) -> None:
+    degraded.beat(**BUSY)
+    await asked(degraded)
+    assert (opened(degraded).model, opened(degraded).brownout) == ("big", Brownout(level=2, max_tokens=8))
+
+
+@PLACEMENTS
+@pytest.mark.parametrize("writes", [0, 1, 2])
+async def test_delivered_again_at_another_level_it_is_what_was_decided(
+    degraded: World, stages: Sequence[Stage], writes: int
+) -> None:
+    record = degraded.record(degraded.request(model="best"))
+    await degraded.crash_after(record, writes)
+    at_level(degraded, 0)
+    await degraded.pipeline.handle_request(record, stages)
+    records = [entry for _, entry in degraded.log.of(Opened, "local.generated")]
+    cut = Brownout(level=2, max_tokens=8)
+    assert {(each.model, each.max_tokens, each.brownout) for each in records} == {("tiny", 8, cut)}
+    assert {each.fallback for each in records} == {Fallback(asked="big", reason="preferred")}
 
 
 class Syllables(Words):
