@@ -164,14 +164,22 @@ def stored_after_ms(stack: Stack, response_id: str) -> int:
     """From the end of an answer until its row was in the tables, by their own times."""
     condition = f"response_id = '{response_id}'"
     until(lambda: bool(usage_rows(stack, condition)), "it is in the tables", TIMEOUT_S, every_s=0.2)
-    [[after_ms]] = query(
-        stack.plan.settings,
-        "SELECT dateDiff('millisecond', event.ended_at, batch.inserted_at)"
-        f" FROM (SELECT ended_at, log_partition, log_offset FROM usage_events FINAL WHERE {condition}) AS event"
-        " INNER JOIN billing_batches AS batch ON batch.partition = event.log_partition"
-        " WHERE event.log_offset BETWEEN batch.first_offset AND batch.last_offset",
-    )["rows"]
-    return int(after_ms)
+    after_ms: list[int] = []
+
+    def is_noted() -> bool:
+        """What was inserted is noted once it is."""
+        found = query(
+            stack.plan.settings,
+            "SELECT dateDiff('millisecond', event.ended_at, batch.inserted_at)"
+            f" FROM (SELECT ended_at, log_partition, log_offset FROM usage_events FINAL WHERE {condition}) AS event"
+            " INNER JOIN billing_batches AS batch ON batch.partition = event.log_partition"
+            " WHERE event.log_offset BETWEEN batch.first_offset AND batch.last_offset",
+        )["rows"]
+        after_ms.extend(int(each) for [each] in found)
+        return bool(found)
+
+    until(is_noted, "when it was inserted is noted", TIMEOUT_S, every_s=0.2)
+    return after_ms[0]
 
 
 def test_an_answers_row_is_in_the_tables_before_a_batch_would_gather(stack: Stack) -> None:

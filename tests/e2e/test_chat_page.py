@@ -90,7 +90,7 @@ def test_a_question_is_answered_token_by_token_and_the_ending_says_what_it_used(
     page.picture("answering")
     assert "tokens in" in page.until_ended()
     assert "400 out" in page.notes[-1]
-    assert "$0.0000" in page.notes[-1], "and what it costs"
+    assert "$0.000" in page.notes[-1], "and what it costs"
     assert "tokens" in page["total"].text
     assert is_scripted(page.answer)
     assert page.turns("user") == ["What is the capital of France?"]

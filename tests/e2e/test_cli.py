@@ -24,10 +24,10 @@ PROCESSES = {
 
 STORED = {
     "request stored", "opened", "put into its lane", "its client may know that it was admitted", "fence stored",
-    "first token stored", "last token stored", "first text released", "newest text released", "terminal stored",
-    "bill stored", "attempt accounted", "delivered tokens counted",
+    "first token stored", "first text released", "terminal stored", "bill stored", "attempt accounted",
+    "delivered tokens counted",
 }  # fmt: skip
-"""Of a response that has ended, as `sluice trace` names it."""
+"""Of a response that has ended, as `sluice trace` names it, also where all of its tokens came at once."""
 
 
 def sluice(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
@@ -87,7 +87,7 @@ def test_what_has_been_answered_is_committed_by_every_group(stack: Stack) -> Non
 
     def behind() -> dict[str, int]:
         status = shown(stack, "status")
-        assert status["brownout"] == {"default": 0}
+        assert set(status["brownout"].items()) >= {("default", 0)}
         lag = status["lag"]
         # A producer that has left reads on where it was when it comes back.
         ours = [group for group in lag if group.startswith("local.") and not group.startswith("local.producers.")]
