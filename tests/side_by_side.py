@@ -11,7 +11,7 @@ import tempfile
 
 _STACKS = ("tests/processes", "tests/faults", "tests/e2e")
 _CONTRACTS = ("tests/contract", "tests/versions")
-_EVEN = ("tests/unit/benchmarks", "tests/unit/billing_jobs", "tests/unit/deploy", "tests/unit/models")
+_EVEN = ("tests/unit/deploy", "tests/unit/models")
 """So that both end at about the same time."""
 HALVES = {
     "not long": (("tests/unit", *(f"--ignore={each}" for each in _EVEN)), (*_EVEN, *_CONTRACTS, *_STACKS)),
