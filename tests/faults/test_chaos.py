@@ -1,7 +1,7 @@
 """Thirty kills, stops and freezes of real processes under traffic, one of each that `tests/chaos/schedule.py` knows:
 nothing accepted is lost, nothing is shown or billed twice, and no worker that was overtaken is heard.
 
-`SEED=7` for another order. `make chaos N=500 SEED=7` strikes more often.
+`make faults` runs it, `SEED=7` in another order. `make chaos N=500 SEED=7` strikes more often.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.run import Run, run
 from tests.chaos.schedule import DECK
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos, pytest.mark.timeout(1_800)]
 
 SEED = int(os.environ.get("SEED", "1"))
 
