@@ -31,6 +31,7 @@ EMBEDDINGS, SMALL = "embeddings", "small"
 LAST_OF_ALL = 65_535
 """Of TCP's ports."""
 PROBE_TIMEOUT_S = 1.0
+INFRASTRUCTURE_TIMEOUT_S = 180.0
 PYTHON = (sys.executable, "-P", "-m")
 """Before a module's name. A folder of the same name where it is started is not taken for ours."""
 
@@ -115,7 +116,7 @@ class Plan:
     @property
     def start_timeout_s(self) -> float:
         """Until all are ready, counted from a ready infrastructure."""
-        return max(spec.start_timeout_s for spec in self.processes)
+        return max(spec.start_timeout_s for spec in self.processes if spec.stage is not Stage.INFRASTRUCTURE)
 
 
 def settings_with(environment: Mapping[str, str]) -> Settings:
@@ -307,7 +308,12 @@ def _infrastructure(
     specs: list[ProcessSpec] = []
     if kafka is not None:
         probe = tcp_probe(kafka.host, kafka.port)
-        specs.append(ProcessSpec("kafka", Stage.INFRASTRUCTURE, tuple(run_command(kafka)), probe, stop_timeout_s=20))
+        # On a machine that has much else to do it takes over a minute, and would take as long each time.
+        kafka_spec = ProcessSpec(
+            "kafka", Stage.INFRASTRUCTURE, tuple(run_command(kafka)), probe,
+            start_timeout_s=INFRASTRUCTURE_TIMEOUT_S, stop_timeout_s=20,
+        )  # fmt: skip
+        specs.append(kafka_spec)
     if redis_port is not None:
         command = redis_command(data.redis, redis_port)
         specs.append(ProcessSpec("redis", Stage.INFRASTRUCTURE, command, redis_probe(settings.redis.url)))

@@ -21,14 +21,13 @@ from deploy.local.first_run import provision_keys
 from deploy.local.folders import make_empty
 from deploy.local.kafka_broker import format_command, is_formatted, write_properties
 from deploy.local.notifier import OnChange
-from deploy.local.plan import Options, Plan, make_plan, tenants_file_of
+from deploy.local.plan import INFRASTRUCTURE_TIMEOUT_S, Options, Plan, make_plan, tenants_file_of
 from deploy.local.supervision import RestartPolicy
 from deploy.local.supervisor import Supervisor, SupervisorError, stop_timeout_s
 from streams.metadata.schema import migrate
 from streams.provisioning import provision, wait_for_broker
 from streams.toml_directory import read_tenants
 
-INFRASTRUCTURE_TIMEOUT_S = 60.0
 FORMAT_TIMEOUT_S = 60.0
 BROKER_LOOK_S = 1.0
 KILL_NOTICED_TIMEOUT_S = 10.0

@@ -42,7 +42,7 @@ def test_a_killed_process_loses_nothing_and_bills_nothing_twice(stack: Stack, pr
     traffic.start()
     traffic.until_answered(12, 120)
     stack.kill(process)
-    stack.wait_ready(180)
+    stack.wait_ready(300)
     traffic.until_answered(12, 120, "completed", "safety_halted")
     seen = traffic.finish(240)
     endings = judge(stack, seen)

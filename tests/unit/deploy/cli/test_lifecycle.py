@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from deploy.local.data_folder import DataFolder
-from deploy.local.runner import INFRASTRUCTURE_TIMEOUT_S
+from deploy.local.plan import INFRASTRUCTURE_TIMEOUT_S
 from tests.servers import hear_interrupts, until
 
 ROOT = Path(__file__).resolve().parents[4]
 DEADLINE_S = 60.0
-AT_ONCE_S = INFRASTRUCTURE_TIMEOUT_S / 2
+AT_ONCE_S = INFRASTRUCTURE_TIMEOUT_S / 3
 """Less than a start waits for its infrastructure, and far more than a stop takes."""
 JAVA = """#!/bin/sh
 for word; do case "$word" in *StorageTool) exit 0;; esac; done
