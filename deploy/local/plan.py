@@ -14,6 +14,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 import redis
+from pydantic import BaseModel
 
 from deploy.install.kafka_jars import kafka_libs
 from deploy.local.data_folder import DataFolder, Keys
@@ -220,9 +221,13 @@ def _catalogue(settings: Settings, options: Options) -> dict[str, str]:
     pools = [*settings.pools, *(Pool.model_validate(pool) for each in added for pool in each["pools"])]
     embedding = {name for model in models if model.embedding is not None for name in model.pools}
     chosen = [_as_chosen(pool, options, embeds=pool.name in embedding) for pool in pools]
+    # What the settings say of models stands there, also for a release that reads its own.
+    changed: dict[str, Sequence[BaseModel]] = {"POOLS": chosen}
+    if added:
+        changed["MODELS"] = models
     return {
         f"SLUICE_{name}": json.dumps([each.model_dump(mode="json", exclude_defaults=True) for each in listed])
-        for name, listed in (("POOLS", chosen), ("MODELS", models))
+        for name, listed in changed.items()
     }
 
 

@@ -347,6 +347,9 @@ def test_several_pools_run_at_once_and_what_is_chosen_of_engines_is_of_all_that_
 def test_of_the_catalogue_no_more_is_written_than_was_said(data: DataFolder) -> None:
     """A process of another release reads it too, and knows no field that it does not have."""
     plan = make_plan(data, KEYS, Options(free_ports=True), random.Random(1))
-    [pool], [model] = (json.loads(plan.environment[f"SLUICE_{name}"]) for name in ("POOLS", "MODELS"))
+    [pool] = json.loads(plan.environment["SLUICE_POOLS"])
     assert {*pool} == {"name", "engine", "engine_args"}
-    assert not {*model} & {"alternates", "fallback", "embedding", "reasoning_parser"}
+    assert "SLUICE_MODELS" not in plan.environment, "it has those of its own settings"
+    added = make_plan(data, KEYS, Options(free_ports=True, added=(EMBEDDINGS,)), random.Random(1))
+    for model in json.loads(added.environment["SLUICE_MODELS"]):
+        assert not {*model} & {"alternates", "fallback", "reasoning_parser"}
