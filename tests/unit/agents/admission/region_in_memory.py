@@ -132,14 +132,18 @@ class Region:
         return [Opened.model_validate_json(r.value or b"") for r in records if b'"type":"opened"' in (r.value or b"")]
 
     async def finish_all(self, count: int) -> None:
-        """A worker ends whatever comes into the batch lane, and says that nothing waits, until so much has ended."""
+        """A worker ends whatever comes into the batch lane, and says that nothing waits, until so much has ended.
+
+        It may take as long as it gets on: a busy machine is slow at thousands.
+        """
         seen: dict[TopicPartition, int] = {}
         done = 0
         deadline_s = time.monotonic() + DEADLINE_S
         while done < count:
             assert not self.errors, self.errors
             assert time.monotonic() < deadline_s, f"{done} of {count} have ended: {self._state()}"
-            done += await self._finish(seen)
+            if ended := await self._finish(seen):
+                done, deadline_s = done + ended, time.monotonic() + DEADLINE_S
             self.beat()
             await asyncio.sleep(0.02)
 

@@ -17,6 +17,7 @@ from tests.unit.agents.admission.world import IDS, NOW, World
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("placement", ["fused", "split"])
 async def test_five_thousand_jobs_pass_the_limits_that_everybody_has(redis_url: str, placement: str) -> None:
     async with region(redis_url, placement, producer=Limits()) as r:
