@@ -24,7 +24,7 @@ OPERATORS_PATHS = frozenset(("/health", "/healthz", "/readyz"))
 EXPOSED_HEADERS = (
     "x-request-id", "request-id", "traceparent", "retry-after", "retry-after-ms", "x-should-retry",
     "x-queue-before", "x-queue-wait-ms", "x-brownout-level", "x-brownout-max-tokens",
-    "x-queue-before", "x-queue-wait-ms", "x-sluice-fallback-from", "x-sluice-fallback-reason",
+    "x-sluice-fallback-from", "x-sluice-fallback-reason",
     *(
         header
         for what in ("limit", "remaining", "reset")
